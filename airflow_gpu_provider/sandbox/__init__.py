@@ -1,0 +1,24 @@
+"""A whole GPU cloud on one machine: a real Kubernetes control plane, AWS by moto, nodes that are processes.
+
+Names are resolved on first use, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.faults import Faults, Stockout
+    from airflow_gpu_provider.sandbox.sandbox import Sandbox
+
+__all__ = ["Faults", "Sandbox", "Stockout"]
+
+_HOME = {"Faults": "faults", "Sandbox": "sandbox", "Stockout": "faults"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
