@@ -1,0 +1,48 @@
+"""GPU pools for Airflow: scale up from zero, run the CUDA training pod, scale back to zero.
+
+The public names, each imported when it is first used: a DAG file that imports a spec does not load a cloud SDK.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.gpu_nodes import gpu_nodes
+    from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+    from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+    from airflow_gpu_provider.pools.eks import EksGpuPool
+    from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+
+__version__ = "0.1.0"
+
+_NAMES = {
+    "EksGpuPool": "pools.eks",
+    "EnsureGpuPoolOperator": "operators.ensure",
+    "GpuPodOperator": "operators.gpu_pod",
+    "InstallDevicePluginOperator": "operators.device_plugin",
+    "ScaleDownSensor": "sensors.scale_down",
+    "gpu_nodes": "gpu_nodes",
+}
+
+__all__ = [
+    "EksGpuPool",
+    "EnsureGpuPoolOperator",
+    "GpuPodOperator",
+    "InstallDevicePluginOperator",
+    "ScaleDownSensor",
+    "gpu_nodes",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _NAMES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_NAMES])

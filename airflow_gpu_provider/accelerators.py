@@ -1,0 +1,134 @@
+"""The GPU catalogue: which machine types carry which GPUs. Data and look-ups, no I/O.
+
+Sources: Amazon EC2's instance type pages (accelerated computing) and DescribeInstanceTypes for vCPUs, memory
+and GPUs; Google's "GPU platforms" page for the values of the label cloud.google.com/gke-accelerator.
+A machine type that is not listed here still works: what depends on the catalogue is left to the cloud to check.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU model.
+
+    Attributes:
+        name: What people call it, as in `g6` machines' "L4".
+        product: The value NVIDIA's feature discovery gives `nvidia.com/gpu.product`.
+        accelerator: The value for the labels cloud.google.com/gke-accelerator and k8s.amazonaws.com/accelerator.
+        memory_gib: Memory of one GPU, in GiB.
+    """
+
+    name: str
+    product: str
+    accelerator: str
+    memory_gib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceType:
+    """A machine type with GPUs: `gpus` of model `gpu`, `vcpus`, and `memory_gib` of main memory."""
+
+    name: str
+    gpu: Gpu
+    gpus: int
+    vcpus: int
+    memory_gib: float
+    arch: str = "amd64"
+
+
+GPUS: dict[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu(name="K80", product="Tesla-K80", accelerator="nvidia-tesla-k80", memory_gib=12),
+        Gpu(name="P4", product="Tesla-P4", accelerator="nvidia-tesla-p4", memory_gib=8),
+        Gpu(name="P100", product="Tesla-P100-PCIE-16GB", accelerator="nvidia-tesla-p100", memory_gib=16),
+        Gpu(name="V100", product="Tesla-V100-SXM2-16GB", accelerator="nvidia-tesla-v100", memory_gib=16),
+        Gpu(name="V100-32GB", product="Tesla-V100-SXM2-32GB", accelerator="nvidia-tesla-v100", memory_gib=32),
+        Gpu(name="T4", product="Tesla-T4", accelerator="nvidia-tesla-t4", memory_gib=16),
+        Gpu(name="T4G", product="NVIDIA-T4G", accelerator="nvidia-t4g", memory_gib=16),
+        Gpu(name="A10G", product="NVIDIA-A10G", accelerator="nvidia-a10g", memory_gib=24),
+        Gpu(name="A100", product="NVIDIA-A100-SXM4-40GB", accelerator="nvidia-tesla-a100", memory_gib=40),
+        Gpu(name="A100-80GB", product="NVIDIA-A100-SXM4-80GB", accelerator="nvidia-a100-80gb", memory_gib=80),
+        Gpu(name="L4", product="NVIDIA-L4", accelerator="nvidia-l4", memory_gib=24),
+        Gpu(name="L40S", product="NVIDIA-L40S", accelerator="nvidia-l40s", memory_gib=48),
+        Gpu(name="H100", product="NVIDIA-H100-80GB-HBM3", accelerator="nvidia-h100-80gb", memory_gib=80),
+        Gpu(name="H200", product="NVIDIA-H200", accelerator="nvidia-h200-141gb", memory_gib=141),
+        Gpu(name="B200", product="NVIDIA-B200", accelerator="nvidia-b200", memory_gib=180),
+    )
+}
+
+# EC2 type: (GPU, GPUs, vCPUs, memory GiB)
+_EC2: dict[str, tuple[str, int, int, float]] = {
+    "p2.xlarge": ("K80", 1, 4, 61),
+    "p2.8xlarge": ("K80", 8, 32, 488),
+    "p2.16xlarge": ("K80", 16, 64, 732),
+    "p3.2xlarge": ("V100", 1, 8, 61),
+    "p3.8xlarge": ("V100", 4, 32, 244),
+    "p3.16xlarge": ("V100", 8, 64, 488),
+    "p3dn.24xlarge": ("V100-32GB", 8, 96, 768),
+    "p4d.24xlarge": ("A100", 8, 96, 1152),
+    "p4de.24xlarge": ("A100-80GB", 8, 96, 1152),
+    "p5.4xlarge": ("H100", 1, 16, 256),
+    "p5.48xlarge": ("H100", 8, 192, 2048),
+    "p5e.48xlarge": ("H200", 8, 192, 2048),
+    "p5en.48xlarge": ("H200", 8, 192, 2048),
+    "p6-b200.48xlarge": ("B200", 8, 192, 2048),
+    "g4dn.xlarge": ("T4", 1, 4, 16),
+    "g4dn.2xlarge": ("T4", 1, 8, 32),
+    "g4dn.4xlarge": ("T4", 1, 16, 64),
+    "g4dn.8xlarge": ("T4", 1, 32, 128),
+    "g4dn.12xlarge": ("T4", 4, 48, 192),
+    "g4dn.16xlarge": ("T4", 1, 64, 256),
+    "g4dn.metal": ("T4", 8, 96, 384),
+    "g5.xlarge": ("A10G", 1, 4, 16),
+    "g5.2xlarge": ("A10G", 1, 8, 32),
+    "g5.4xlarge": ("A10G", 1, 16, 64),
+    "g5.8xlarge": ("A10G", 1, 32, 128),
+    "g5.12xlarge": ("A10G", 4, 48, 192),
+    "g5.16xlarge": ("A10G", 1, 64, 256),
+    "g5.24xlarge": ("A10G", 4, 96, 384),
+    "g5.48xlarge": ("A10G", 8, 192, 768),
+    "g5g.xlarge": ("T4G", 1, 4, 8),
+    "g5g.2xlarge": ("T4G", 1, 8, 16),
+    "g5g.4xlarge": ("T4G", 1, 16, 32),
+    "g5g.8xlarge": ("T4G", 1, 32, 64),
+    "g5g.16xlarge": ("T4G", 2, 64, 128),
+    "g6.xlarge": ("L4", 1, 4, 16),
+    "g6.2xlarge": ("L4", 1, 8, 32),
+    "g6.4xlarge": ("L4", 1, 16, 64),
+    "g6.8xlarge": ("L4", 1, 32, 128),
+    "g6.12xlarge": ("L4", 4, 48, 192),
+    "g6.16xlarge": ("L4", 1, 64, 256),
+    "g6.24xlarge": ("L4", 4, 96, 384),
+    "g6.48xlarge": ("L4", 8, 192, 768),
+    "gr6.4xlarge": ("L4", 1, 16, 128),
+    "gr6.8xlarge": ("L4", 1, 32, 256),
+    "g6e.xlarge": ("L40S", 1, 4, 32),
+    "g6e.2xlarge": ("L40S", 1, 8, 64),
+    "g6e.4xlarge": ("L40S", 1, 16, 128),
+    "g6e.8xlarge": ("L40S", 1, 32, 256),
+    "g6e.12xlarge": ("L40S", 4, 48, 384),
+    "g6e.16xlarge": ("L40S", 1, 64, 512),
+    "g6e.24xlarge": ("L40S", 4, 96, 768),
+    "g6e.48xlarge": ("L40S", 8, 192, 1536),
+}
+
+
+@cache
+def instance_type(name: str) -> InstanceType | None:
+    """Return what EC2 type `name` carries, or None where the catalogue does not know it."""
+    row = _EC2.get(name)
+    if row is None:
+        return None
+    gpu, gpus, vcpus, memory = row
+    arch = "arm64" if name.startswith("g5g.") else "amd64"
+    return InstanceType(name=name, gpu=GPUS[gpu], gpus=gpus, vcpus=vcpus, memory_gib=memory, arch=arch)
+
+
+def instance_types() -> tuple[str, ...]:
+    """Return the names of all EC2 types in the catalogue."""
+    return tuple(_EC2)

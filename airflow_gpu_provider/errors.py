@@ -1,0 +1,189 @@
+"""Every failure a user of this package can meet: one class each, with the way out in the message.
+
+A message is two sentences: what happened, with the names involved, and what to do. Whether another try can
+help is part of the type (`retryable`). All derive from AirflowException, so `retry_policy` sees them; none
+derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
+
+    GpuError
+      PoolSpecError                the DAG's author can fix it, at parse time where that is possible
+      ClusterNotFound  ClusterUnreachable  CredentialsError  PermissionDenied  CloudError
+      PoolDrift  GroupFailed  GroupNotFound
+      QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
+      NodesNotReady  GpusNotAllocatable
+      DemandLockLost  DemandLockBusy
+      PoolNotReleased              scale-down did not end in time
+      DevicePluginConflict
+      PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
+      TaskKilled                   the task's process was told to stop
+
+Triggers never raise: they yield `to_record()`, and the operator raises `from_record()` again with the same type.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from airflow.sdk.exceptions import AirflowException
+
+
+class GpuError(AirflowException):
+    """Base of all errors of this package.
+
+    Args:
+        what: One sentence on what happened, with the pool, group, zone or quota code involved.
+        fix: One sentence on what to do.
+        details: Further facts as JSON values, for logs and for `retry_policy` rules.
+    """
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, what: str, fix: str = "", **details: Any) -> None:
+        super().__init__(f"{what} {fix}".strip())
+        self.what = what
+        self.fix = fix
+        self.details = details
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.what, self.fix, self.details)
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the error as JSON values, for a trigger's event."""
+        return {"type": type(self).__name__, "what": self.what, "fix": self.fix, "details": self.details}
+
+    @staticmethod
+    def from_record(record: dict[str, Any]) -> GpuError:
+        """Return the error that `to_record` described; an unknown type (a newer release's) becomes a GpuError."""
+        cls = _classes().get(record["type"], GpuError)
+        return cls(record["what"], record.get("fix", ""), **record.get("details", {}))
+
+
+def _rebuild(cls: type[GpuError], what: str, fix: str, details: dict[str, Any]) -> GpuError:
+    return cls(what, fix, **details)
+
+
+def _classes() -> dict[str, type[GpuError]]:
+    found: dict[str, type[GpuError]] = {"GpuError": GpuError}
+    pending = [GpuError]
+    while pending:
+        for cls in pending.pop().__subclasses__():
+            found[cls.__name__] = cls
+            pending.append(cls)
+    return found
+
+
+class PoolSpecError(GpuError, ValueError):
+    """A pool spec, or an argument next to it, cannot work as written."""
+
+    retryable = False
+
+
+class ClusterNotFound(GpuError):
+    """The cluster that the pool names does not exist in that region or location."""
+
+    retryable = False
+
+
+class ClusterUnreachable(GpuError):
+    """The Kubernetes API server did not answer."""
+
+
+class CredentialsError(GpuError):
+    """The Airflow connection holds no credentials that the cloud or the cluster accepts."""
+
+    retryable = False
+
+
+class PermissionDenied(GpuError):
+    """The cloud or the cluster refused a call; the message names the permission that is missing."""
+
+    retryable = False
+
+
+class CloudError(GpuError):
+    """The cloud's API failed in a way that has no type of its own; the cloud's own words are in the message."""
+
+
+class PoolDrift(GpuError):
+    """Somebody else writes the same node group with another spec; nothing was changed."""
+
+    retryable = False
+
+
+class GroupFailed(GpuError):
+    """The cloud could not create or update a node group; the message carries its health issues."""
+
+
+class GroupNotFound(GpuError):
+    """A node group that the pool should not create (`manage="scale"`) does not exist."""
+
+    retryable = False
+
+
+class QuotaExceeded(GpuError):
+    """The account's quota is too small; the message names the quota, its limit, what is used and what is needed."""
+
+    retryable = False
+
+
+class OutOfStock(GpuError):
+    """No zone, instance type and capacity type of the pool had capacity in time."""
+
+
+class NodesNotReady(GpuError):
+    """Machines run, but their nodes did not join the cluster, or did not become Ready, in time."""
+
+
+class GpusNotAllocatable(GpuError):
+    """Nodes are Ready, but nvidia.com/gpu did not become allocatable in time."""
+
+
+class DemandLockBusy(GpuError):
+    """Another task held the pool's lock for longer than a decision takes."""
+
+
+class DemandLockLost(GpuError):
+    """This task was stalled for so long that another one took the pool's lock; it wrote nothing after that."""
+
+
+class PoolNotReleased(GpuError):
+    """Machines that nobody wants did not go in time; the message names them and what holds them."""
+
+
+class DevicePluginConflict(GpuError):
+    """Another device plugin or DRA driver serves the pool's nodes; a second one would hand out GPUs twice."""
+
+    retryable = False
+
+
+class PodFailed(GpuError):
+    """The training container ended with an error of its own; the message has its exit code and last words."""
+
+
+class PodUnschedulable(PodFailed):
+    """No node of the pool can ever take the pod."""
+
+    retryable = False
+
+
+class PodImageError(PodFailed):
+    """The pod's image cannot be pulled."""
+
+    retryable = False
+
+
+class PodOutOfMemory(PodFailed):
+    """The container was killed for going over its memory limit."""
+
+    retryable = False
+
+
+class PodPreempted(PodFailed):
+    """The pod's node was taken away (spot interruption, rebalancing, node failure) before it had finished."""
+
+
+class PodDeadline(PodFailed):
+    """The pod did not start, or did not finish, in its time."""
+
+
+class TaskKilled(GpuError):
+    """The task's process was told to stop (SIGTERM); what it had started was removed."""

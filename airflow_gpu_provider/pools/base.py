@@ -1,0 +1,340 @@
+"""GpuPool: what every pool spec has in common - fields, validation, templating and its form as JSON.
+
+A spec is data: frozen, made of plain values, equal when its fields are. It is validated when it is constructed;
+fields that hold a Jinja expression are validated after rendering, when `resolve` builds the rendered spec.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from importlib import import_module
+from typing import Any, ClassVar, Literal, Self, cast
+
+from airflow_gpu_provider.errors import PoolSpecError
+
+POOL_LABEL = "airflow-gpu-provider/pool"
+"""The node label that says which pool a node belongs to; every pod placed by this package selects it."""
+
+Market = Literal["ON_DEMAND", "SPOT"]
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
+_KINDS = {"eks": "airflow_gpu_provider.pools.eks:EksGpuPool"}
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taint:
+    """A node taint; `str()` is kubectl's notation `key=value:Effect`."""
+
+    key: str
+    value: str
+    effect: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `key=value:Effect` or `key:Effect`; raises PoolSpecError."""
+        head, colon, effect = text.rpartition(":")
+        key, _, value = head.partition("=")
+        if not colon or effect not in _EFFECTS or not key:
+            raise PoolSpecError(
+                f"{text!r} is not a taint.", f"Write it as key=value:Effect, the effect one of {_EFFECTS}."
+            )
+        return cls(key=key, value=value, effect=effect)
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One place where a pool can get machines: a node group in one zone, of one type, on one market."""
+
+    group: str
+    zone: str
+    instance_type: str
+    market: Market
+
+    def __str__(self) -> str:
+        market = "spot" if self.market == "SPOT" else "on-demand"
+        return f"{self.instance_type} {market} in {self.zone}"
+
+
+def is_template(value: Any) -> bool:
+    """Say whether `value` holds a Jinja expression that is still to be rendered."""
+    if isinstance(value, str):
+        return "{{" in value or "{%" in value
+    if isinstance(value, Mapping):
+        return any(is_template(v) for pair in value.items() for v in pair)
+    if isinstance(value, list | tuple):
+        return any(is_template(v) for v in value)
+    return False
+
+
+@dataclass(frozen=True, kw_only=True, eq=True)
+class GpuPool(ABC):
+    """A pool of GPU nodes that grows from zero and goes back to it.
+
+    Args:
+        name: Name of the pool, unique in its cluster; a DNS label. Part of its node groups' names.
+        max_nodes: The most nodes that all runs together may have.
+        min_nodes: Nodes that stay when nobody wants any. Default 0.
+        max_runtime: How long one run may want nodes, counted from its EnsureGpuPoolOperator. After that its
+            machines go, pods on them or not. Default 24 hours.
+        node_labels: Labels for the pool's nodes, next to the package's own.
+        taints: Taints for the pool's nodes, as kubectl writes them.
+        price_per_hour: What one node costs an hour, for reports: a number, or one for each capacity type.
+        manage: "full": this package creates and owns the node groups.
+        scaling: "direct": this package sets the groups' size.
+
+    Raises:
+        PoolSpecError: A value cannot work; the message says which and why.
+    """
+
+    kind: ClassVar[str]
+
+    name: str
+    max_nodes: int
+    min_nodes: int = 0
+    max_runtime: timedelta = timedelta(hours=24)
+    node_labels: dict[str, str] = field(default_factory=dict)
+    taints: tuple[str, ...] = ("nvidia.com/gpu=true:NoSchedule",)
+    price_per_hour: float | dict[str, float] | None = None
+    manage: str = "full"
+    scaling: str = "direct"
+
+    def __post_init__(self) -> None:
+        self._coerce()
+        for spec_field in fields(self):
+            self._check_plain(spec_field.name, getattr(self, spec_field.name))
+        self._validate()
+
+    # -- JSON ------------------------------------------------------------------------------------------------
+
+    def serialize(self) -> dict[str, Any]:
+        """Return the spec as JSON values; `deserialize_pool` reads it back."""
+        values = {f.name: _to_json(getattr(self, f.name)) for f in fields(self)}
+        return {"kind": self.kind, "version": _VERSION, **values}
+
+    @classmethod
+    def deserialize(cls, data: Mapping[str, Any]) -> Self:
+        """Build a spec from what `serialize` returned; unknown fields (a newer release's) are left out."""
+        known = {f.name for f in fields(cls)}
+        return cls(**{key: value for key, value in data.items() if key in known})
+
+    # -- templating ------------------------------------------------------------------------------------------
+
+    def resolve(self, context: Any) -> Self:
+        """Return the spec with its Jinja expressions rendered; Airflow calls it, mapped tasks included."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        templated = {name: value for name, value in values.items() if is_template(value)}
+        if not templated:
+            return self
+        rendered = context["task"].render_template(templated, context)
+        return type(self)(**{**values, **rendered})
+
+    @property
+    def is_rendered(self) -> bool:
+        """Whether no field holds a Jinja expression any more."""
+        return not any(is_template(getattr(self, f.name)) for f in fields(self))
+
+    # -- what others ask -------------------------------------------------------------------------------------
+
+    @property
+    def node_selector(self) -> dict[str, str]:
+        """The labels that a pod selects to run on this pool."""
+        return {POOL_LABEL: self.name}
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """All labels that the pool's nodes carry by this spec."""
+        return {**self.node_labels, **self.node_selector}
+
+    @property
+    def parsed_taints(self) -> tuple[Taint, ...]:
+        """The taints, as Kubernetes' parts."""
+        return tuple(Taint.parse(text) for text in self.taints)
+
+    def price(self, market: str) -> float | None:
+        """Return what a node on `market` costs an hour, or None where the spec does not say."""
+        if isinstance(self.price_per_hour, dict):
+            return self.price_per_hour.get(market)
+        return self.price_per_hour
+
+    @property
+    @abstractmethod
+    def gpus_per_node(self) -> int | None:
+        """GPUs that each node is sure to have, or None where the catalogue does not know."""
+
+    @property
+    @abstractmethod
+    def gpu_products(self) -> tuple[str, ...]:
+        """The GPU models that nodes of this pool can have, as people call them."""
+
+    def nodes_for(self, *, gpus: int | None, nodes: int | None) -> int:
+        """Return how many nodes give `gpus` GPUs, or check `nodes`; one of the two is given.
+
+        Raises:
+            PoolSpecError: Both or none are given, or the pool cannot have that many.
+        """
+        if (gpus is None) == (nodes is None):
+            raise PoolSpecError(
+                f"Pool {self.name}: gpus={gpus}, nodes={nodes}.", "Give one of gpus and nodes."
+            )
+        if nodes is None:
+            if self.gpus_per_node is None:
+                raise PoolSpecError(
+                    f"Pool {self.name}: how many GPUs its machines have is not in the catalogue.",
+                    "Give nodes= instead of gpus=.",
+                )
+            nodes = math.ceil(cast("int", gpus) / self.gpus_per_node)
+        if nodes < 1:
+            raise PoolSpecError(f"Pool {self.name}: {nodes} nodes are wanted.", "Want at least one.")
+        if nodes > self.max_nodes:
+            raise PoolSpecError(
+                f"Pool {self.name}: {nodes} nodes are wanted, but max_nodes is {self.max_nodes}.",
+                "Raise max_nodes, or want fewer GPUs.",
+            )
+        return nodes
+
+    @property
+    def spec_hash(self) -> str:
+        """A short hash of what shapes the node groups; groups carry it as a tag."""
+        text = json.dumps(self._group_fields(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _group_fields(self) -> dict[str, Any]:
+        not_in_groups = {"max_runtime", "price_per_hour", "min_nodes"}
+        return {key: value for key, value in self.serialize().items() if key not in not_in_groups}
+
+    def __hash__(self) -> int:
+        return hash(json.dumps(self.serialize(), sort_keys=True))
+
+    # -- validation ------------------------------------------------------------------------------------------
+
+    def _coerce(self) -> None:
+        self._set("taints", _as_tuple(self.taints))
+        for name in ("max_nodes", "min_nodes"):
+            self._set(name, self._as_int(name, getattr(self, name)))
+        self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))
+        if isinstance(self.price_per_hour, str) and not is_template(self.price_per_hour):
+            self._set("price_per_hour", float(self.price_per_hour))
+
+    def _validate(self) -> None:
+        self._check(
+            "name", _is_name, "a DNS label: lower-case letters, digits and '-', at most 40 characters"
+        )
+        self._check("max_nodes", lambda n: n >= 1, "at least 1")
+        self._check("min_nodes", lambda n: n >= 0, "at least 0")
+        self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
+        if self.is_rendered and self.min_nodes > self.max_nodes:
+            raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
+        self._check("node_labels", _are_labels, "valid Kubernetes labels")
+        if POOL_LABEL in self.node_labels:
+            raise self._error(f"node_labels may not set {POOL_LABEL}: the package sets it")
+        if not is_template(self.taints):
+            _ = self.parsed_taints
+
+    def _check(self, name: str, is_valid: Any, wanted: str) -> None:
+        value = getattr(self, name)
+        if not is_template(value) and not is_valid(value):
+            raise self._error(f"{name}={value!r} must be {wanted}")
+
+    def _error(self, text: str, fix: str = "Correct the pool's spec.") -> PoolSpecError:
+        return PoolSpecError(f"Pool {self.name!r}: {text}.", fix, pool=str(self.name))
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    def _as_int(self, name: str, value: Any) -> Any:
+        if is_template(value):
+            return value
+        try:
+            if isinstance(value, bool) or int(value) != float(value):
+                raise ValueError(value)
+            return int(value)
+        except (TypeError, ValueError) as error:
+            raise self._error(f"{name}={value!r} is not a whole number") from error
+
+    def _as_timedelta(self, name: str, value: Any) -> Any:
+        if isinstance(value, timedelta) or is_template(value):
+            return value
+        try:
+            return timedelta(seconds=float(value))
+        except (TypeError, ValueError) as error:
+            raise self._error(f"{name}={value!r} is neither a timedelta nor seconds") from error
+
+    def _check_plain(self, name: str, value: Any) -> None:
+        """Refuse what is not data: an XComArg, say, would make every task with this spec depend on another."""
+        if value is None or isinstance(value, str | int | float | bool | timedelta):
+            return
+        if isinstance(value, tuple):
+            for item in value:
+                self._check_plain(name, item)
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                self._check_plain(name, key)
+                self._check_plain(name, item)
+        else:
+            raise self._error(
+                f"{name} holds a {type(value).__name__}",
+                "Use plain values; for a value that is known at run time only, use a Jinja expression.",
+            )
+
+
+def deserialize_pool(data: Mapping[str, Any]) -> GpuPool:
+    """Build the spec that `GpuPool.serialize` wrote, whatever its kind.
+
+    Raises:
+        PoolSpecError: The kind is unknown: the record is from a newer release.
+    """
+    path = _KINDS.get(data.get("kind", ""))
+    if path is None:
+        raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Known are {sorted(_KINDS)}.")
+    module, name = path.split(":")
+    cls = cast("type[GpuPool]", getattr(import_module(module), name))
+    return cls.deserialize(data)
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    if isinstance(value, tuple):
+        return [_to_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key: _to_json(item) for key, item in value.items()}
+    return value
+
+
+def _as_tuple(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if is_template(value) else (value,)
+    return tuple(value) if isinstance(value, Sequence) else value
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= 40 and _DNS_LABEL.fullmatch(value) is not None
+
+
+def _are_labels(labels: Any) -> bool:
+    return isinstance(labels, dict) and all(_is_label(key, value) for key, value in labels.items())
+
+
+def _is_label(key: Any, value: Any) -> bool:
+    if not isinstance(key, str) or not isinstance(value, str):
+        return False
+    prefix, slash, name = key.rpartition("/")
+    if slash and (len(prefix) > 253 or not _LABEL_PREFIX.fullmatch(prefix)):
+        return False
+    return _LABEL_NAME.fullmatch(name) is not None and (
+        value == "" or _LABEL_NAME.fullmatch(value) is not None
+    )

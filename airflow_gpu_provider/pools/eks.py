@@ -1,0 +1,163 @@
+"""EksGpuPool: GPU nodes of an Amazon EKS cluster, in managed node groups."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, cast
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, _as_tuple, is_template
+
+_REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
+_TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+_MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
+_GPU_AMI_TYPES = (
+    "AL2023_x86_64_NVIDIA",
+    "AL2023_ARM_64_NVIDIA",
+    "BOTTLEROCKET_x86_64_NVIDIA",
+    "BOTTLEROCKET_ARM_64_NVIDIA",
+    "AL2_x86_64_GPU",
+    "CUSTOM",
+)
+
+
+@dataclass(frozen=True, kw_only=True, eq=True)
+class EksGpuPool(GpuPool):
+    """GPU nodes of an Amazon EKS cluster.
+
+    There is one managed node group for each zone, instance type and capacity type: a group over several zones
+    is rebalanced by AWS under running jobs (aws/containers-roadmap#1453), and spot groups choose by price and
+    capacity, not by order. Candidates are tried in order: every zone for the first instance type on the first
+    capacity type, then the next instance type, then the next capacity type.
+
+    Args:
+        cluster_name: The EKS cluster.
+        region: AWS region, like "us-west-2".
+        instance_types: EC2 types with NVIDIA GPUs, in order of preference.
+        capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only.
+        zones: Availability zones, in order of preference. Default: those of the cluster's subnets.
+        subnets: Subnet ids. Default: the cluster's own, private ones before public ones.
+        disk_size: Root volume in GiB. Default 100; not with launch_template.
+        ami_type: EKS AMI type. Default AL2023_x86_64_NVIDIA: driver and container toolkit, no device plugin.
+        node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other node groups.
+        launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default.
+        tags: AWS tags for the node groups.
+        aws_conn_id: Airflow connection. Default aws_default.
+
+    The other arguments are GpuPool's.
+    """
+
+    kind: ClassVar[str] = "eks"
+
+    cluster_name: str
+    region: str
+    instance_types: tuple[str, ...]
+    capacity_types: tuple[Market, ...] = ("ON_DEMAND",)
+    zones: tuple[str, ...] = ()
+    subnets: tuple[str, ...] = ()
+    disk_size: int | None = None
+    ami_type: str = "AL2023_x86_64_NVIDIA"
+    node_role: str | None = None
+    launch_template: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+    aws_conn_id: str | None = "aws_default"
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        known = [accelerators.instance_type(name) for name in self.instance_types]
+        return None if None in known else min(cast("Any", machine).gpus for machine in known)
+
+    @property
+    def gpu_products(self) -> tuple[str, ...]:
+        known = (accelerators.instance_type(name) for name in self.instance_types)
+        return tuple(dict.fromkeys(machine.gpu.name for machine in known if machine))
+
+    def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
+        """Return the pool's candidates over `zones`, the most wanted first."""
+        zones = tuple(zones)
+        return tuple(
+            Candidate(
+                group=self._group_name(zone, instance_type, market),
+                zone=zone,
+                instance_type=instance_type,
+                market=market,
+            )
+            for market in self.capacity_types
+            for instance_type in self.instance_types
+            for zone in zones
+        )
+
+    def _group_name(self, zone: str, instance_type: str, market: Market) -> str:
+        zone_suffix = zone.removeprefix(self.region).strip("-")
+        spot = "-spot" if market == "SPOT" else ""
+        return f"{self.name}-{zone_suffix}-{instance_type.replace('.', '-')}{spot}"
+
+    def _coerce(self) -> None:
+        super()._coerce()
+        for name in ("instance_types", "zones", "subnets"):
+            self._set(name, _as_tuple(getattr(self, name)))
+        markets = _as_tuple(self.capacity_types)
+        if not is_template(markets):
+            markets = tuple(str(market).upper().replace("-", "_") for market in markets)
+        self._set("capacity_types", markets)
+        if self.disk_size is not None:
+            self._set("disk_size", self._as_int("disk_size", self.disk_size))
+        if isinstance(self.price_per_hour, dict):
+            prices = {str(k).upper().replace("-", "_"): float(v) for k, v in self.price_per_hour.items()}
+            self._set("price_per_hour", prices)
+
+    def _validate(self) -> None:
+        super()._validate()
+        self._check("cluster_name", bool, "the name of an EKS cluster")
+        self._check("region", _REGION.fullmatch, "an AWS region, like us-west-2")
+        self._check("instance_types", len, "at least one EC2 instance type")
+        self._check("capacity_types", _are_markets, "ON_DEMAND, SPOT, or both in order")
+        self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
+        self._check("manage", lambda value: value == "full", '"full"')
+        self._check("scaling", lambda value: value == "direct", '"direct"')
+        self._check_instance_types()
+        self._check_zones()
+        if self.launch_template and self.disk_size is not None:
+            raise self._error("disk_size and launch_template exclude each other: the template has the disk")
+        if self.ami_type == "CUSTOM" and not self.launch_template:
+            raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
+
+    def _check_instance_types(self) -> None:
+        if is_template(self.instance_types):
+            return
+        if len(set(self.instance_types)) < len(self.instance_types):
+            raise self._error(f"instance_types names one twice: {', '.join(self.instance_types)}")
+        for name in self.instance_types:
+            self._check_instance_type(name)
+
+    def _check_instance_type(self, name: str) -> None:
+        if accelerators.instance_type(name):
+            return
+        families = {known.split(".")[0] for known in accelerators.instance_types()}
+        family = name.split(".")[0]
+        if _TYPE.fullmatch(name) and family not in families and re.match(r"(g|p)\d", family):
+            return  # a GPU family that is newer than the catalogue: EKS will check it
+        close = difflib.get_close_matches(name, accelerators.instance_types(), n=1)
+        hint = f"Did you mean {close[0]}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."
+        raise self._error(f"{name!r} is not an EC2 instance type with GPUs", hint)
+
+    def _check_zones(self) -> None:
+        if is_template(self.zones) or is_template(self.region):
+            return
+        for zone in self.zones:
+            if not zone.startswith(self.region) or zone == self.region:
+                raise self._error(f"zone {zone!r} is not in region {self.region}")
+        for candidate in self.candidates(self.zones or (f"{self.region}a",)):
+            if not is_template(candidate.group) and len(candidate.group) > _MAX_GROUP_NAME:
+                raise PoolSpecError(
+                    f"Pool {self.name}: the node group's name {candidate.group} is longer than EKS allows.",
+                    "Shorten the pool's name.",
+                )
+
+
+def _are_markets(markets: tuple[str, ...]) -> bool:
+    return bool(markets) and len(set(markets)) == len(markets) and set(markets) <= {"ON_DEMAND", "SPOT"}
