@@ -1,0 +1,273 @@
+"""A small client for the part of Airflow's REST API that the demonstration and the tests need.
+
+Every call raises AirflowApiError, with the server's words, when the answer is not a success.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+from urllib.parse import quote
+
+import httpx
+
+RUN_ENDED = frozenset({"success", "failed"})
+TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+
+RunState = Literal["queued", "success", "failed"]
+
+
+class AirflowApiError(Exception):
+    """Airflow's API said no, or did not get there in time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskState:
+    """One task instance as the API shows it; times are None until they have come."""
+
+    task_id: str
+    state: str | None  # None: not scheduled yet
+    map_index: int
+    try_number: int
+    queued_at: datetime | None
+    start_date: datetime | None
+    end_date: datetime | None
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> TaskState:
+        return cls(
+            task_id=body["task_id"],
+            state=body["state"],
+            map_index=body["map_index"],
+            try_number=body["try_number"],
+            queued_at=_time(body["queued_when"]),
+            start_date=_time(body["start_date"]),
+            end_date=_time(body["end_date"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """One DAG run as the API shows it."""
+
+    dag_id: str
+    run_id: str
+    state: str
+    queued_at: datetime | None
+    start_date: datetime | None
+    end_date: datetime | None
+
+    @property
+    def ended(self) -> bool:
+        return self.state in RUN_ENDED
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> RunStatus:
+        return cls(
+            dag_id=body["dag_id"],
+            run_id=body["dag_run_id"],
+            state=body["state"],
+            queued_at=_time(body["queued_at"]),
+            start_date=_time(body["start_date"]),
+            end_date=_time(body["end_date"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogLine:
+    """One line of a task's log; groups and lines of plain text have no time."""
+
+    at: datetime | None
+    level: str
+    event: str
+
+
+class AirflowApi:
+    """Talks to one Airflow API server that runs the simple auth manager with everybody an admin."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def health(self) -> dict[str, str | None]:
+        """The status of each component by its name ("healthy", "unhealthy"; None: never seen)."""
+        return {name: part["status"] for name, part in self._call("GET", "/monitor/health").items() if part}
+
+    def import_errors(self) -> dict[str, str]:
+        """The DAG files that could not be read, with what Python said."""
+        errors = self._call("GET", "/importErrors")["import_errors"]
+        return {each["filename"]: each["stack_trace"] for each in errors}
+
+    def has_dag(self, dag_id: str) -> bool:
+        try:
+            self._call("GET", f"/dags/{quote(dag_id)}")
+        except AirflowApiError as error:
+            if error.args[-1] == httpx.codes.NOT_FOUND:
+                return False
+            raise
+        return True
+
+    def wait_for_dag(self, dag_id: str, *, timeout: float = 60) -> None:
+        """Return as soon as the DAG can be triggered; raises with the import error where there is one."""
+
+        def there() -> bool:
+            if self.has_dag(dag_id):
+                return True
+            if broken := self.import_errors():
+                raise AirflowApiError("\n".join(f"{file}:\n{text}" for file, text in broken.items()))
+            return False
+
+        wait_until(there, timeout=timeout, what=f"the DAG {dag_id} to be parsed")
+
+    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None) -> RunStatus:
+        """Start a DAG run now, with `conf` as its configuration."""
+        body = {"logical_date": None, "conf": dict(conf or {})}
+        return RunStatus.from_json(self._call("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body))
+
+    def run(self, dag_id: str, run_id: str) -> RunStatus:
+        return RunStatus.from_json(self._call("GET", _run_path(dag_id, run_id)))
+
+    def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float) -> RunStatus:
+        """Wait until the run has ended, however it ends; `timeout` in seconds."""
+        wait_until(
+            lambda: self.run(dag_id, run_id).ended,
+            timeout=timeout,
+            what=f"the run {run_id} of {dag_id} to end",
+        )
+        return self.run(dag_id, run_id)
+
+    def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
+        """The run's task instances, in the order in which they came to be queued."""
+        body = self._call("GET", f"{_run_path(dag_id, run_id)}/taskInstances", params={"limit": 100})
+        tasks = [TaskState.from_json(each) for each in body["task_instances"]]
+        return sorted(tasks, key=lambda task: (task.queued_at is None, task.queued_at or datetime.min))
+
+    def task(self, dag_id: str, run_id: str, task_id: str, *, map_index: int = -1) -> TaskState:
+        return TaskState.from_json(self._call("GET", _task_path(dag_id, run_id, task_id, map_index)))
+
+    def wait_for_task(
+        self, dag_id: str, run_id: str, task_id: str, *, states: frozenset[str] = TASK_ENDED, timeout: float
+    ) -> TaskState:
+        """Wait until the task is in one of `states` (default: any final one); `timeout` in seconds."""
+        wait_until(
+            lambda: self.task(dag_id, run_id, task_id).state in states,
+            timeout=timeout,
+            what=f"the task {task_id} to be {' or '.join(sorted(states))}",
+        )
+        return self.task(dag_id, run_id, task_id)
+
+    def log(
+        self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1, map_index: int = -1
+    ) -> list[LogLine]:
+        """All that the task's try has logged so far, its trigger's lines too."""
+        body = self._call(
+            "GET",
+            f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id)}/logs/{try_number}",
+            params={"map_index": map_index, "full_content": True},
+            headers={"Accept": "application/json"},
+        )
+        return [_log_line(each) for each in body["content"]]
+
+    def xcom(
+        self, dag_id: str, run_id: str, task_id: str, *, key: str = "return_value", map_index: int = -1
+    ) -> Any:
+        """The value that the task left under `key`; AirflowApiError where there is none."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id)}/xcomEntries/{quote(key)}"
+        return self._call("GET", path, params={"map_index": map_index, "deserialize": True})["value"]
+
+    def links(self, dag_id: str, run_id: str, task_id: str) -> dict[str, str | None]:
+        """The operator's extra links by name."""
+        path = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id)}/links"
+        links: dict[str, str | None] = self._call("GET", path)["extra_links"]
+        return links
+
+    def mark_run(self, dag_id: str, run_id: str, state: RunState) -> None:
+        """What the UI's "Mark run as ..." does."""
+        self._call("PATCH", _run_path(dag_id, run_id), json={"state": state})
+
+    def mark_task(
+        self, dag_id: str, run_id: str, task_id: str, state: Literal["success", "failed", "skipped"]
+    ) -> None:
+        """What the UI's "Mark task as ..." does."""
+        self._call("PATCH", _task_path(dag_id, run_id, task_id, -1), json={"new_state": state})
+
+    def clear_task(
+        self, dag_id: str, run_id: str, task_id: str, *, downstream: bool = True, only_failed: bool = False
+    ) -> None:
+        """What the UI's "Clear task" does: the task, and by default all below it, run again."""
+        body = {
+            "dry_run": False,
+            "dag_run_id": run_id,
+            "task_ids": [task_id],
+            "include_downstream": downstream,
+            "only_failed": only_failed,
+            "reset_dag_runs": True,
+        }
+        self._call("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", json=body)
+
+    def set_variable(self, key: str, value: str) -> None:
+        self._call("POST", "/variables", json={"key": key, "value": value})
+
+    def _call(self, method: str, path: str, **arguments: Any) -> Any:
+        if "Authorization" not in self._http.headers and path != "/monitor/health":
+            self._http.headers["Authorization"] = f"Bearer {self._token()}"
+        return self._send(method, f"/api/v2{path}", **arguments)
+
+    def _token(self) -> str:
+        token: str = self._send("GET", "/auth/token")["access_token"]
+        return token
+
+    def _send(self, method: str, path: str, **arguments: Any) -> Any:
+        try:
+            response = self._http.request(method, path, **arguments)
+        except httpx.TransportError as error:
+            raise AirflowApiError(f"{method} {path}: {error!r}") from error
+        if response.is_error:
+            raise AirflowApiError(f"{method} {path}: {response.text}", response.status_code)
+        return response.json() if response.content else None
+
+
+def wait_until(condition: Callable[[], bool], *, timeout: float, what: str, every: float = 0.3) -> None:
+    """Ask again every `every` seconds until `condition` holds; AirflowApiError after `timeout` seconds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > deadline:
+            raise AirflowApiError(f"waited {timeout:g} s in vain for {what}")
+        time.sleep(every)
+
+
+def _run_path(dag_id: str, run_id: str) -> str:
+    return f"/dags/{quote(dag_id)}/dagRuns/{quote(run_id, safe='')}"
+
+
+def _task_path(dag_id: str, run_id: str, task_id: str, map_index: int) -> str:
+    path = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id)}"
+    return path if map_index < 0 else f"{path}/{map_index}"
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def _log_line(line: str | Mapping[str, Any]) -> LogLine:
+    if isinstance(line, str):
+        return LogLine(at=None, level="info", event=line)
+    return LogLine(
+        at=_time(line.get("timestamp")), level=str(line.get("level", "info")), event=_event_text(line)
+    )
+
+
+def _event_text(line: Mapping[str, Any]) -> str:
+    """The message, and below it the exceptions that the log carries in fields of their own."""
+    errors = [
+        f"{each.get('exc_type')}: {each.get('exc_value')}"
+        for each in line.get("error_detail") or []
+        if isinstance(each, Mapping)
+    ]
+    return "\n".join([str(line["event"]), *errors])
