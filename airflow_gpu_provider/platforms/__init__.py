@@ -1,0 +1,4 @@
+"""How a platform provides a pool: one module per cloud API, behind the questions in `base`.
+
+Nothing here knows of operators, sensors or triggers. Cloud SDKs are imported where they are used.
+"""

@@ -1,0 +1,175 @@
+"""Platform: the questions that every cloud answers about a pool, and the plain data that they answer with."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from importlib import import_module
+from typing import TYPE_CHECKING, Literal, cast
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.pools import Candidate, GpuPool
+
+Say = Callable[[str], None]
+"""Takes one line for the task's log."""
+
+MachineState = Literal["pending", "running", "terminating"]
+GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "deleting"]
+
+_PLATFORMS = {"eks": "airflow_gpu_provider.platforms.eks:EksPlatform"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """One machine of a group, whether or not its node has joined the cluster.
+
+    `id` is the last part of its node's providerID (an EC2 instance id, a Compute Engine instance name).
+    """
+
+    id: str
+    group: str
+    state: MachineState
+    launched_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchFailure:
+    """The newest failed launch of a group: when, in the cloud's words, and whether capacity was the reason."""
+
+    at: datetime
+    message: str
+    out_of_stock: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """What the cloud says of one node group, now.
+
+    Attributes:
+        candidate: Where its machines come from.
+        desired: The size that the cloud works towards.
+        machines: Those that exist, terminating ones too.
+        switch_at: When the cloud sets the group to zero by itself; None where no switch is set.
+        launch_failure: The newest launch, if it failed; None once a later one worked.
+        launching: A launch is under way that has no machine to show yet.
+        issues: The cloud's health issues, in its words.
+    """
+
+    name: str
+    candidate: Candidate
+    status: GroupStatus
+    desired: int
+    max_size: int
+    machines: tuple[Machine, ...] = ()
+    switch_at: datetime | None = None
+    launch_failure: LaunchFailure | None = None
+    launching: bool = False
+    issues: tuple[str, ...] = ()
+
+    @property
+    def live(self) -> tuple[Machine, ...]:
+        """The machines that exist and are not on their way out."""
+        return tuple(machine for machine in self.machines if machine.state != "terminating")
+
+    @property
+    def unfilled(self) -> int:
+        """Machines that are asked for and do not exist."""
+        return max(0, self.desired - len(self.live))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One thing that `apply` would do to a group: `action` is create or update, `detail` is for people."""
+
+    action: Literal["create", "update"]
+    group: str
+    detail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What would change, the cloud's side only; sizes are decided later, under the pool's lock.
+
+    `grow` says how many nodes would be added and where, for people; it is no promise.
+    """
+
+    pool: str
+    changes: tuple[Change, ...] = ()
+    grow: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether a second run would change nothing."""
+        return not self.changes and not self.grow
+
+    def lines(self) -> list[str]:
+        """Return the plan as people read it, a line each."""
+        if self.is_empty:
+            return [f"Plan for {self.pool}: no changes."]
+        rows = [f"  {'+' if c.action == 'create' else '~'} {c.group}: {c.detail}" for c in self.changes]
+        return [f"Plan for {self.pool}:", *rows, *(f"  ^ {line}" for line in self.grow)]
+
+
+class Platform(ABC):
+    """One pool on one cloud.
+
+    Every method makes fresh calls; nothing is cached between them but clients and what cannot change (subnets,
+    the cluster's endpoint). All raise errors of `airflow_gpu_provider.errors`, never a cloud SDK's own.
+    """
+
+    @abstractmethod
+    def cluster_access(self) -> ClusterAccess:
+        """Return how to reach the cluster's API server, with tokens that are renewed in-process."""
+
+    @abstractmethod
+    def plan(self, nodes: int) -> Plan:
+        """Say what `apply` would change so that the pool can have `nodes` nodes. No side effect.
+
+        Raises:
+            PoolDrift: Another writer's spec is on a group.
+        """
+
+    @abstractmethod
+    def apply(self, plan: Plan, say: Say) -> None:
+        """Start what the plan says: groups are created at size 0. Returns before the cloud is done; see `observe`."""
+
+    @abstractmethod
+    def observe(self) -> tuple[Group, ...]:
+        """Return the pool's groups that exist, in candidate order."""
+
+    @abstractmethod
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        """Make the cloud set these groups to zero at `at` by itself, in place of an earlier time for it."""
+
+    @abstractmethod
+    def clear_switch(self, groups: Collection[str]) -> None:
+        """Take the switch off; fine where there is none."""
+
+    @abstractmethod
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        """Set these groups to these absolute sizes. The caller holds the pool's lock, and only ever grows."""
+
+    @abstractmethod
+    def release(self, machines: Sequence[Machine]) -> None:
+        """Remove exactly these machines, those that never joined the cluster too, each shrinking its group by one."""
+
+    @abstractmethod
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        """Set these groups to the machines that exist, so that the cloud stops trying for more.
+
+        A group with a launch under way is left as it is, for no machine that exists may be taken for it.
+        Returns the new sizes of the groups that were changed.
+        """
+
+    @abstractmethod
+    def delete(self, say: Say) -> None:
+        """Delete the groups that this package created."""
+
+
+def platform_for(pool: GpuPool) -> Platform:
+    """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
+    module, name = _PLATFORMS[pool.kind].split(":")
+    return cast("Platform", getattr(import_module(module), name)(pool))

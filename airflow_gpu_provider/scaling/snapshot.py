@@ -1,0 +1,31 @@
+"""PoolSnapshot: everything a decision about a pool looks at, as plain data taken at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.pools import GpuPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolSnapshot:
+    """A pool as it is at `now`.
+
+    Attributes:
+        leases: Demand for this pool, expired leases too, oldest first.
+        nodes: Nodes with the pool's label.
+        pods: Pods on those nodes, and unbound pods that select the pool.
+        groups: The cloud's groups, in candidate order.
+    """
+
+    now: datetime
+    pool: GpuPool
+    leases: tuple[DemandLease, ...]
+    nodes: tuple[Node, ...]
+    pods: tuple[Pod, ...]
+    groups: tuple[Group, ...]
