@@ -1,0 +1,31 @@
+"""What can go wrong with the sandbox itself. The failures that it plays to its clients are not here."""
+
+from __future__ import annotations
+
+
+class SandboxError(Exception):
+    """Base of all errors of the sandbox's own."""
+
+
+class GoMissing(SandboxError):
+    """There is nothing to compile the control plane with."""
+
+
+class BuildFailed(SandboxError):
+    """The control plane did not compile."""
+
+
+class ComponentFailed(SandboxError):
+    """A process of the sandbox ended, or did not become ready in time; the end of its log is in the message."""
+
+
+class SandboxNotRunning(SandboxError):
+    """No sandbox of that name runs for this user."""
+
+
+class SandboxAlreadyRunning(SandboxError):
+    """A sandbox of that name runs already."""
+
+
+class ControlApiError(SandboxError):
+    """The running sandbox refused a request; its reason is the message."""
