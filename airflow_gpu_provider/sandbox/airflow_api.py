@@ -162,9 +162,7 @@ class AirflowApi:
         )
         return self.task(dag_id, run_id, task_id)
 
-    def log(
-        self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1, map_index: int = -1
-    ) -> list[LogLine]:
+    def log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1, map_index: int = -1) -> list[LogLine]:
         """All that the task's try has logged so far, its trigger's lines too."""
         body = self._call(
             "GET",
@@ -174,9 +172,7 @@ class AirflowApi:
         )
         return [_log_line(each) for each in body["content"]]
 
-    def xcom(
-        self, dag_id: str, run_id: str, task_id: str, *, key: str = "return_value", map_index: int = -1
-    ) -> Any:
+    def xcom(self, dag_id: str, run_id: str, task_id: str, *, key: str = "return_value", map_index: int = -1) -> Any:
         """The value that the task left under `key`; AirflowApiError where there is none."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id)}/xcomEntries/{quote(key)}"
         return self._call("GET", path, params={"map_index": map_index, "deserialize": True})["value"]
@@ -191,9 +187,7 @@ class AirflowApi:
         """What the UI's "Mark run as ..." does."""
         self._call("PATCH", _run_path(dag_id, run_id), json={"state": state})
 
-    def mark_task(
-        self, dag_id: str, run_id: str, task_id: str, state: Literal["success", "failed", "skipped"]
-    ) -> None:
+    def mark_task(self, dag_id: str, run_id: str, task_id: str, state: Literal["success", "failed", "skipped"]) -> None:
         """What the UI's "Mark task as ..." does."""
         self._call("PATCH", _task_path(dag_id, run_id, task_id, -1), json={"new_state": state})
 
@@ -258,9 +252,7 @@ def _time(text: str | None) -> datetime | None:
 def _log_line(line: str | Mapping[str, Any]) -> LogLine:
     if isinstance(line, str):
         return LogLine(at=None, level="info", event=line)
-    return LogLine(
-        at=_time(line.get("timestamp")), level=str(line.get("level", "info")), event=_event_text(line)
-    )
+    return LogLine(at=_time(line.get("timestamp")), level=str(line.get("level", "info")), event=_event_text(line))
 
 
 def _event_text(line: Mapping[str, Any]) -> str:

@@ -84,13 +84,17 @@ class AirflowHome:
 
     def start(self, *, timeout: float = 120) -> None:
         """Create the database, start every component and wait until all are healthy (`timeout` seconds)."""
+        self.begin()
+        self.wait_until_healthy(timeout=timeout)
+
+    def begin(self) -> None:
+        """start() without the waiting, for a caller who has something else to start meanwhile."""
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
         self._start_guard()
         if not (self.home / "airflow.db").exists():
             shutil.copyfile(database_template(), self.home / "airflow.db")
         for component in COMMANDS:
             self._launch(component)
-        self.wait_until_healthy(timeout=timeout)
 
     def stop(self) -> None:
         """End every process of this home, tasks included; raises if one survives."""
@@ -111,13 +115,19 @@ class AirflowHome:
         """Wait until the API calls every component healthy; raises as soon as one has ended instead."""
         deadline = time.monotonic() + timeout
         while not self._healthy():
-            for component, process in self._processes.items():
-                if process.poll() is not None:
-                    raise AirflowNotHealthy(self._account(component, f"ended with {process.returncode}"))
+            self.check()
             if time.monotonic() > deadline:
                 logs = "\n".join(self._account(component, "still starts") for component in self._processes)
                 raise AirflowNotHealthy(f"Airflow is not healthy after {timeout:g} s\n{logs}")
             time.sleep(0.2)
+
+    def check(self) -> None:
+        """Raise AirflowNotHealthy if a component has ended."""
+        for component in COMMANDS:
+            process = self._processes.get(component)
+            if process is None or process.poll() is not None:
+                how = "was ended" if process is None else f"ended with {process.returncode}"
+                raise AirflowNotHealthy(self._account(component, how))
 
     def kill(self, component: Component, signal_number: signal.Signals = signal.SIGKILL) -> None:
         """Send a signal to a component's own process. SIGKILL and SIGTERM: return when it has ended.
@@ -176,9 +186,7 @@ class AirflowHome:
         return "\n".join([f"{component} {what}; the end of {log}:", *(f"    {line}" for line in end)])
 
     def _environment(self, extra: Mapping[str, str], *, schedules: bool, parallelism: int) -> dict[str, str]:
-        inherited = {
-            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))
-        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}
         settings: dict[str, dict[str, object]] = {
             "core": {
                 "dags_folder": self.dags_folder,

@@ -17,7 +17,7 @@ import sys
 import time
 from pathlib import Path
 
-KILL_AFTER = 4.0
+KILL_AFTER = 2.0
 
 
 def processes_of(home: Path) -> list[int]:

@@ -1,0 +1,116 @@
+"""Run DAGs under a real scheduler, triggerer and API server, and keep what a failing test should show.
+
+`Airflow` is what the session-wide fixture `airflow` gives to tests:
+
+    def test_something(airflow):
+        run = airflow.run_dag("my_dag", conf={"gpus": 2})
+        assert run.state == "success"
+        assert run.task("train").state == "success"
+        assert airflow.xcom(run, "train") == {...}
+
+The DAG files lie in tests/airflow/dags/; a DAG is triggered by its id once its file is parsed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus, TaskState
+from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+
+LOST_BY_AIRFLOW = "reported that the task instance"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedRun:
+    """A DAG run that has ended, with its tasks' last states."""
+
+    status: RunStatus
+    tasks: tuple[TaskState, ...]
+
+    @property
+    def state(self) -> str:
+        return self.status.state
+
+    @property
+    def states(self) -> dict[str, str | None]:
+        """Task ids with their states; of a mapped task the last instance's."""
+        return {task.task_id: task.state for task in self.tasks}
+
+    def task(self, task_id: str) -> TaskState:
+        (found,) = (task for task in self.tasks if task.task_id == task_id)
+        return found
+
+
+class Airflow:
+    """An AirflowHome with the verbs of a test. `home` starts, kills and restarts the components."""
+
+    def __init__(self, home: AirflowHome) -> None:
+        self.home = home
+        self._started: list[RunStatus] = []
+
+    @property
+    def api(self) -> AirflowApi:
+        return self.home.api
+
+    def begin_test(self) -> None:
+        """Forget the runs that earlier tests started."""
+        self._started.clear()
+
+    def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> RunStatus:
+        """Start a run, once the DAG's file has been parsed, and return at once."""
+        self.api.wait_for_dag(dag_id, timeout=60)
+        run = self.api.trigger(dag_id, conf=conf)
+        self._started.append(run)
+        return run
+
+    def finish(self, run: RunStatus, *, timeout: float = 180) -> FinishedRun:
+        """Wait until the run has ended; `timeout` in seconds."""
+        status = self.api.wait_for_run(run.dag_id, run.run_id, timeout=timeout)
+        return FinishedRun(status=status, tasks=tuple(self.api.tasks(run.dag_id, run.run_id)))
+
+    def run_dag(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, timeout: float = 180) -> FinishedRun:
+        """Start a run and wait until it has ended."""
+        return self.finish(self.trigger(dag_id, conf), timeout=timeout)
+
+    def log(self, run: FinishedRun | RunStatus, task_id: str, *, try_number: int = 1) -> str:
+        """What the task's try logged, one line per message."""
+        status = run.status if isinstance(run, FinishedRun) else run
+        lines = self.api.log(status.dag_id, status.run_id, task_id, try_number=try_number)
+        return "\n".join(line.event for line in lines)
+
+    def xcom(self, run: FinishedRun, task_id: str, *, key: str = "return_value") -> Any:
+        return self.api.xcom(run.status.dag_id, run.status.run_id, task_id, key=key)
+
+    def lost_by_airflow(self, run: FinishedRun | RunStatus, task_id: str) -> bool:
+        """Whether Airflow 3.3 failed a try of this task by mistake (apache/airflow#72716, #71580).
+
+        It happens to tasks that come back within seconds of deferring. The task's retries cover it;
+        a test of a task without any has to tell it from a failure of its own.
+        """
+        run_id = run.status.run_id if isinstance(run, FinishedRun) else run.run_id
+        lines = self.home.log_file("scheduler").read_text(errors="replace").splitlines()
+        return any(LOST_BY_AIRFLOW in line and run_id in line and f".{task_id} " in line for line in lines)
+
+    def account(self) -> str:
+        """Every task's state and log, in the runs started since the test began: what a failing test shows."""
+        parts: list[str] = []
+        for run in self._started:
+            try:
+                parts += self._account_of(run)
+            except AirflowApiError as error:
+                parts.append(f"{run.dag_id} {run.run_id}: {error}")
+        return "\n".join(parts)
+
+    def _account_of(self, run: RunStatus) -> list[str]:
+        parts = [f"=== {run.dag_id} {run.run_id}: {self.api.run(run.dag_id, run.run_id).state}"]
+        for task in self.api.tasks(run.dag_id, run.run_id):
+            for try_number in range(1, task.try_number + 1):
+                parts.append(f"--- {task.task_id} (try {try_number} of {task.try_number}): {task.state}")
+                lines = self.api.log(
+                    run.dag_id, run.run_id, task.task_id, try_number=try_number, map_index=task.map_index
+                )
+                parts += [f"{line.at:%H:%M:%S.%f} {line.event}" for line in lines if line.at]
+        return parts

@@ -1,0 +1,92 @@
+"""Airflow itself, as the other tests here find it: DAGs run for real, and nothing is left when it stops."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from airflow_gpu_provider.sandbox import airflow_processes
+from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
+from airflow_gpu_provider.sandbox.airflow_home import COMMANDS, AirflowHome, AirflowNotHealthy
+from tests.airflow.harness import Airflow
+
+
+def test_a_trivial_dag_runs(airflow: Airflow) -> None:
+    run = airflow.run_dag("harness_trivial", {"word": "hello"})
+    assert run.state == "success"
+    assert run.states == {"echo": "success", "second_try_lucky": "success"}
+    assert airflow.xcom(run, "echo") == "hello"
+    assert airflow.xcom(run, "second_try_lucky") == 2
+    assert "the first try always fails" in airflow.log(run, "second_try_lucky", try_number=1)
+
+
+def test_a_deferred_task_comes_back(airflow: Airflow) -> None:
+    run = airflow.trigger("harness_deferred")
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "defers", states=frozenset({"deferred"}), timeout=30)
+    finished = airflow.finish(run)
+    if airflow.lost_by_airflow(finished, "defers"):
+        pytest.skip("Airflow lost the task (apache/airflow#72716)")
+    assert finished.state == "success"
+    assert airflow.xcom(finished, "defers") == "resumed"
+
+
+def test_a_running_task_marked_failed_ends(airflow: Airflow) -> None:
+    run = airflow.trigger("harness_long")
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "sleeps", states=frozenset({"running"}), timeout=30)
+    airflow.api.mark_task(run.dag_id, run.run_id, "sleeps", "failed")
+    assert airflow.finish(run).state == "failed"
+
+
+def test_a_killed_component_is_missed_and_comes_back(airflow: Airflow) -> None:
+    airflow.home.kill("triggerer")
+    with pytest.raises(AirflowNotHealthy, match="triggerer"):
+        airflow.home.check()
+    airflow.home.restart("triggerer")
+    run = airflow.run_dag("harness_deferred")
+    if airflow.lost_by_airflow(run, "defers"):
+        pytest.skip("Airflow lost the task (apache/airflow#72716)")
+    assert run.state == "success"
+
+
+def test_a_failing_test_shows_the_logs(airflow: Airflow) -> None:
+    airflow.run_dag("harness_trivial", {"word": "look here"})
+    account = airflow.account()
+    assert "second_try_lucky (try 1 of 2)" in account
+    assert "the first try always fails" in account
+
+
+def test_an_unknown_dag_is_an_error(airflow: Airflow) -> None:
+    with pytest.raises(AirflowApiError, match="waited 1 s in vain for the DAG nowhere"):
+        airflow.api.wait_for_dag("nowhere", timeout=1)
+
+
+def test_a_home_whose_component_fails_says_why_and_leaves_nothing(tmp_path: Path) -> None:
+    home = AirflowHome(tmp_path, tmp_path, {"AIRFLOW__CORE__EXECUTOR": "NoSuchExecutor"})
+    with pytest.raises(AirflowNotHealthy, match="NoSuchExecutor"), home:
+        pass
+    assert airflow_processes.processes_of(home.home) == []
+
+
+def test_nothing_survives_the_process_that_started_it(tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+home = AirflowHome(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), {{}})
+home.begin()
+print("begun", flush=True)
+import signal; signal.pause()
+"""
+    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    assert owner.stdout.readline() == "begun\n"
+    assert len(airflow_processes.processes_of(tmp_path)) >= len(COMMANDS)
+    owner.kill()
+    owner.wait()
+    deadline = time.monotonic() + 10
+    while airflow_processes.processes_of(tmp_path):
+        assert time.monotonic() < deadline, "processes survived"
+        time.sleep(0.1)
