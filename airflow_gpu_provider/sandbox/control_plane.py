@@ -24,6 +24,7 @@ from airflow_gpu_provider.sandbox.processes import ComponentProcess, stop_togeth
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 5.0
+_APISERVER_GRACE = 0.5
 
 # EKS's own default range; the first address is the API server's inside the cluster.
 _SERVICE_RANGE = "10.100.0.0/16"
@@ -69,6 +70,8 @@ class ControlPlane:
         self.ca_data = base64.b64encode(self._pki.certificate).decode()
         self._signing_key = SigningKey.create(data_dir / "pki")
         self._admin = self._pki.client("admin", user="kubernetes-admin", groups=["system:masters"])
+        self._tls = ssl.create_default_context(cadata=self._pki.certificate.decode())
+        self._tls.load_cert_chain(self._admin.certificate_file, self._admin.key_file)
         self.kubeconfig = self._write_kubeconfig("kubeconfig", self._admin)
         self.version = ""
         self._components: dict[str, ComponentProcess] = {}
@@ -91,7 +94,7 @@ class ControlPlane:
         except BaseException:
             self.stop()
             raise
-        self.version = str(json.loads(self.get("/version")[1])["gitVersion"])
+        self.version = str(self.request("GET", "/version")[1]["gitVersion"])
 
     def stop(self) -> None:
         """End all components; safe to call twice. The files are left to the owner of `data_dir`."""
@@ -111,7 +114,8 @@ class ControlPlane:
             apiserver = self._components.get("kube-apiserver")
             if apiserver is None:
                 raise ComponentFailed("the API server is not running, so it cannot be restarted")
-            stop_together([apiserver], kill_after=STOP_TIMEOUT)
+            # Its graceful end waits a minute for the watches of all clients.
+            stop_together([apiserver], kill_after=_APISERVER_GRACE)
             if self._stopping.wait(down_seconds):
                 return
             apiserver.start()
@@ -124,15 +128,22 @@ class ControlPlane:
     def pids(self) -> dict[str, int]:
         return {name: one.pid for name, one in list(self._components.items()) if one.pid and one.running}
 
-    def get(self, path: str) -> tuple[int, bytes]:
-        """One GET as the administrator: status and body. OSError while the API server is away."""
-        connection = http.client.HTTPSConnection(LOOPBACK, self._port, timeout=5, context=self._tls())
+    def request(
+        self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
+    ) -> tuple[int, Any]:
+        """One call as the administrator: HTTP status and decoded body. OSError while the API server is away."""
+        connection = http.client.HTTPSConnection(LOOPBACK, self._port, timeout=10, context=self._tls)
         try:
-            connection.request("GET", path)
+            content = None if body is None else json.dumps(body)
+            connection.request(method, path, content, {"Content-Type": content_type})
             response = connection.getresponse()
-            return response.status, response.read()
+            payload = response.read()
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"the API server hung up on {method} {path}: {error!r}") from error
         finally:
             connection.close()
+        is_json = response.headers.get_content_type() == "application/json"
+        return response.status, json.loads(payload) if is_json else payload.decode(errors="replace")
 
     # Waiting
 
@@ -151,20 +162,15 @@ class ControlPlane:
             for component in list(self._components.values()):
                 component.check()
             try:
-                status, body = self.get(path)
-            except (OSError, http.client.HTTPException) as error:
+                status, body = self.request("GET", path)
+            except OSError as error:
                 seen = repr(error)
             else:
                 if status == 200:
                     return
-                seen = f"{status} {body[:2000].decode(errors='replace')}"
+                seen = f"{status} {str(body)[:2000]}"
             self._stopping.wait(0.05)
         raise ComponentFailed(f"the API server did not answer {path} with 200 in time; last: {seen}")
-
-    def _tls(self) -> ssl.SSLContext:
-        context = ssl.create_default_context(cadata=self._pki.certificate.decode())
-        context.load_cert_chain(self._admin.certificate_file, self._admin.key_file)
-        return context
 
     # The components' command lines
 
@@ -262,6 +268,9 @@ class ControlPlane:
             "kube-controller-manager",
             f"--kubeconfig={self._component_kubeconfig('kube-controller-manager')}",
             "--use-service-account-credentials",
+            # Each controller makes its own account and token first; at the default of 20 calls/s that takes 5 s.
+            "--kube-api-qps=500",
+            "--kube-api-burst=500",
             f"--service-account-private-key-file={self._signing_key.key_file}",
             f"--root-ca-file={self._pki.certificate_file}",
             "--leader-elect=false",

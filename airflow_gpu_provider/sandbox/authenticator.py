@@ -1,0 +1,94 @@
+"""EKS's login: the API server asks here (TokenReview) who the bearer of a `k8s-aws-v1.` token is.
+
+Which AWS identity a token proves is AWS's to say; which Kubernetes groups that identity has is said by access
+entries, as in EKS. The account's own identity created the cluster, so it is an administrator.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from airflow_gpu_provider.sandbox.loopback import LoopbackServer, Reply, Request
+
+ADMINISTRATORS = ("system:masters",)
+
+_log = logging.getLogger(__name__)
+
+
+class Identity(Protocol):
+    """Who AWS says it is."""
+
+    @property
+    def arn(self) -> str: ...
+    @property
+    def account_id(self) -> str: ...
+    @property
+    def user_id(self) -> str: ...
+
+
+class Authenticator:
+    """Serves TokenReview v1 at `url`, which nobody can guess.
+
+    `identify` returns None for a token that proves nothing: malformed, expired, for another cluster, signed by
+    nobody known. `access_entries` maps an ARN to its Kubernetes groups and may be changed at any time (the API
+    server keeps answers for its cache's time); an ARN without an entry gets `default_groups`.
+    """
+
+    def __init__(
+        self,
+        identify: Callable[[str], Identity | None],
+        *,
+        access_entries: dict[str, Sequence[str]] | None = None,
+        default_groups: Sequence[str] = ADMINISTRATORS,
+    ) -> None:
+        self.access_entries: dict[str, Sequence[str]] = dict(access_entries or {})
+        self._identify = identify
+        self._default_groups = default_groups
+        self._path = f"/{secrets.token_urlsafe(16)}"
+        self._server = LoopbackServer(self._answer, name="sandbox-authenticator")
+        self.url = self._server.url + self._path
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def _answer(self, request: Request) -> Reply:
+        if request.path != self._path or request.method != "POST":
+            return Reply(status=HTTPStatus.NOT_FOUND)
+        review = request.body
+        try:
+            token = str(review["spec"]["token"])
+        except (KeyError, TypeError):
+            return Reply(status=HTTPStatus.BAD_REQUEST, body={"error": "not a TokenReview with a token"})
+        return Reply(
+            body={
+                "apiVersion": review.get("apiVersion", "authentication.k8s.io/v1"),
+                "kind": "TokenReview",
+                "status": self._review(token),
+            }
+        )
+
+    def _review(self, token: str) -> dict[str, Any]:
+        try:
+            identity = self._identify(token)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the API server must get an answer
+            _log.exception("A token could not be checked")
+            # With `error` the API server does not keep the answer, so the next call asks again.
+            return {"authenticated": False, "error": repr(error)}
+        if identity is None:
+            return {"authenticated": False}
+        return {
+            "authenticated": True,
+            "user": {
+                "username": identity.arn,
+                "uid": f"aws-iam-authenticator:{identity.account_id}:{identity.user_id}",
+                "groups": list(self.access_entries.get(identity.arn, self._default_groups)),
+                "extra": {"arn": [identity.arn], "canonicalArn": [identity.arn]},
+            },
+        }

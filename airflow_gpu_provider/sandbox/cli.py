@@ -1,0 +1,239 @@
+"""`gpu-sandbox`: a GPU cloud on this machine, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.sandbox.errors import SandboxError
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.nodes import Image
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (1 for an error of the sandbox's, which is printed)."""
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], None] = arguments.run
+    try:
+        run(arguments)
+    except SandboxError as error:
+        print(f"gpu-sandbox: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    from airflow_gpu_provider.sandbox import supervisor
+
+    if arguments.detach:
+        supervisor.start_detached(arguments.name, _up_arguments(arguments), progress=_say)
+        return
+    from airflow_gpu_provider.sandbox.sandbox import Sandbox
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sandbox = Sandbox(
+        cluster_name=arguments.cluster_name,
+        boot_seconds=arguments.boot_seconds,
+        images=[_image(given) for given in arguments.image],
+        data_dir=arguments.data_dir,
+        progress=_say,
+    )
+    supervisor.supervise(arguments.name, sandbox, ready=lambda: _say_ready(arguments.name))
+
+
+def _up_arguments(arguments: argparse.Namespace) -> list[str]:
+    given = [
+        f"--name={arguments.name}",
+        f"--cluster-name={arguments.cluster_name}",
+        f"--boot-seconds={arguments.boot_seconds}",
+        *(f"--image={image}" for image in arguments.image),
+    ]
+    if arguments.data_dir:
+        given.append(f"--data-dir={arguments.data_dir}")
+    return given
+
+
+def _say_ready(name: str) -> None:
+    option = "" if name == "default" else f" --name {name}"
+    _say(f'ready. In another shell: eval "$(gpu-sandbox env{option})"; the end: gpu-sandbox down{option}')
+
+
+def _env(arguments: argparse.Namespace) -> None:
+    for name, value in _call(arguments, "GET", "/env").items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    status = _call(arguments, "GET", "/status")
+    print(json.dumps(status, indent=2) if arguments.output == "json" else _status_text(status))
+
+
+def _status_text(status: dict[str, Any]) -> str:
+    down = [name for name, runs in status["components"].items() if not runs]
+    lines = [
+        f"cluster {status['cluster']} in {status['region']}, Kubernetes {status['kubernetes_version']}"
+        + (f"; not running: {', '.join(down)}" if down else "")
+    ]
+    for node in status["nodes"]:
+        state = "Ready" if node["ready"] else "NotReady"
+        cordoned = ", cordoned" if node["cordoned"] else ""
+        lines.append(
+            f"node  {node['name']}  {node['instance_type']} {node['market']} {node['zone']}  {state}{cordoned}  "
+            f"{node['gpus_used']}/{node['gpus']} GPUs  {node['pods']} pods"
+        )
+    lines += [f"boot  {m['name']}  {m['instance_id']} {m['zone']}" for m in status["booting"]]
+    lines += [
+        f"group {group['name']}  desired {group['desired']}  instances {len(group['instances'])}"
+        for group in status["groups"]
+    ]
+    lines += [f"pod   {p['namespace']}/{p['name']}  {p['phase']}  {p['node'] or '-'}" for p in status["pods"]]
+    lines += [
+        f"fault {name}: {value}" for name, value in status["faults"].items() if value not in (None, False, [], {})
+    ]
+    return "\n".join(lines)
+
+
+def _down(arguments: argparse.Namespace) -> None:
+    from airflow_gpu_provider.sandbox import supervisor
+
+    supervisor.end(arguments.name)
+
+
+def _fault_stockout(arguments: argparse.Namespace) -> None:
+    stockout = {"zone": arguments.zone, "instance_type": arguments.instance_type, "market": arguments.market}
+    _change_faults(arguments, {"stockouts": [stockout]})
+
+
+def _fault_boot_seconds(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"boot_seconds": arguments.seconds})
+
+
+def _fault_device_plugin(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"device_plugin_never_ready": True})
+
+
+def _fault_throttle(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"throttle_rates": {arguments.service: arguments.rate}})
+
+
+def _fault_errors(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"error_rates": {arguments.service: arguments.rate}})
+
+
+def _fault_restart_apiserver(arguments: argparse.Namespace) -> None:
+    _call(arguments, "POST", "/restart-apiserver", {"down_seconds": arguments.down_seconds})
+
+
+def _fault_clear(arguments: argparse.Namespace) -> None:
+    _call(arguments, "DELETE", "/faults")
+
+
+def _change_faults(arguments: argparse.Namespace, changes: dict[str, Any]) -> None:
+    print(json.dumps(_call(arguments, "POST", "/faults", changes), indent=2))
+
+
+def _call(arguments: argparse.Namespace, method: str, path: str, body: Any = None) -> Any:
+    from airflow_gpu_provider.sandbox import supervisor
+
+    return supervisor.find(arguments.name).api.call(method, path, body)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# What is typed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu-sandbox", description=__doc__)
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument("--name", default="default", help="which sandbox, where several run (default: %(default)s)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_up(commands.add_parser("up", parents=[named], help="start a sandbox"))
+    env = commands.add_parser("env", parents=[named], help="print the variables that clients need, for eval")
+    env.set_defaults(run=_env)
+    status = commands.add_parser("status", parents=[named], help="show nodes, groups, pods and faults")
+    status.add_argument("--output", choices=["text", "json"], default="text")
+    status.set_defaults(run=_status)
+    fault = commands.add_parser("fault", help="make something fail")
+    _add_faults(fault.add_subparsers(required=True, metavar="FAULT"), named)
+    down = commands.add_parser("down", parents=[named], help="end a sandbox; leaves no process")
+    down.set_defaults(run=_down)
+    return parser
+
+
+def _add_up(up: argparse.ArgumentParser) -> None:
+    up.add_argument("--detach", action="store_true", help="return when it is ready; it runs on until `down`")
+    up.add_argument("--cluster-name", default="k8s-ml", help="the EKS cluster's name (default: %(default)s)")
+    up.add_argument(
+        "--boot-seconds", type=float, default=3.0, help="from an instance's launch to its Node (default: %(default)s)"
+    )
+    up.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        type=_checked_image,
+        metavar="PATTERN=FOLDER",
+        help="run images that match PATTERN with this Python, FOLDER mounted at /app; may be repeated",
+    )
+    up.add_argument(
+        "--data-dir",
+        type=lambda given: Path(given).absolute(),
+        help="keep logs and data here (default: a temporary folder, removed at the end)",
+    )
+    up.set_defaults(run=_up)
+
+
+def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], named: argparse.ArgumentParser) -> None:
+    def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        fault = faults.add_parser(name, parents=[named], help=text, description=text)
+        fault.set_defaults(run=run)
+        return fault
+
+    stockout = add("stockout", _fault_stockout, "no capacity; what is not named stands for any")
+    stockout.add_argument("--zone")
+    stockout.add_argument("--instance-type")
+    stockout.add_argument("--market", choices=["on-demand", "spot"])
+    boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
+    boot.add_argument("seconds", type=float)
+    add("device-plugin-never-ready", _fault_device_plugin, "GPUs never become allocatable")
+    rates: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
+        ("throttle", _fault_throttle, "throttle a share of the AWS calls"),
+        ("errors", _fault_errors, "fail a share of the AWS calls with a 5xx"),
+    ]
+    for name, run, text in rates:
+        rate = add(name, run, text)
+        rate.add_argument("--service", default="*", help="eks, autoscaling, ec2, ... (default: all)")
+        rate.add_argument("--rate", type=float, required=True, help="0 to 1")
+    restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
+    restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
+    add("clear", _fault_clear, "end all faults")
+
+
+def _checked_image(given: str) -> str:
+    """PATTERN=FOLDER with the folder's absolute path, as the supervisor may work in another folder."""
+    pattern, separator, folder = given.partition("=")
+    if not pattern or not separator or not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(f"PATTERN=FOLDER with an existing folder; not {given!r}")
+    return f"{pattern}={Path(folder).absolute()}"
+
+
+def _image(given: str) -> Image:
+    from airflow_gpu_provider.sandbox.sandbox import python_image
+
+    pattern, _, folder = given.partition("=")
+    return python_image(pattern, folder=Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""The running sandbox's control API, for the CLI and for other processes: JSON over HTTP on loopback, with a token.
+
+GET  /status              what `Sandbox.describe` says
+GET  /env                 what `Sandbox.env` says
+GET  /faults              what `Faults.describe` says
+POST /faults              changes, in the same form; what is left out stays
+DELETE /faults            end all faults
+POST /restart-apiserver   {"down_seconds": 0}; answers when the API server is ready again
+POST /down                ask for the end; answers at once
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import secrets
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+from airflow_gpu_provider.sandbox.errors import ControlApiError, SandboxError
+from airflow_gpu_provider.sandbox.faults import Faults
+from airflow_gpu_provider.sandbox.loopback import LoopbackServer, Reply, Request
+
+_log = logging.getLogger(__name__)
+
+
+class Controlled(Protocol):
+    """What the API needs of a sandbox."""
+
+    @property
+    def faults(self) -> Faults: ...
+    def describe(self) -> dict[str, Any]: ...
+    def env(self) -> dict[str, str]: ...
+    def restart_apiserver(self, down_seconds: float) -> None: ...
+
+
+class ControlApi:
+    """Serves one sandbox. `down_requested` is set once somebody asked for its end; the owner waits for it."""
+
+    def __init__(self, sandbox: Controlled) -> None:
+        self.token = secrets.token_urlsafe(32)
+        self.down_requested = threading.Event()
+        self._sandbox = sandbox
+        self._routes: dict[tuple[str, str], Callable[[Any], Any]] = {
+            ("GET", "/status"): lambda body: sandbox.describe(),
+            ("GET", "/env"): lambda body: sandbox.env(),
+            ("GET", "/faults"): lambda body: sandbox.faults.describe(),
+            ("POST", "/faults"): self._apply_faults,
+            ("DELETE", "/faults"): self._clear_faults,
+            ("POST", "/restart-apiserver"): self._restart_apiserver,
+            ("POST", "/down"): self._down,
+        }
+        self._server = LoopbackServer(self._answer, name="sandbox-control-api")
+        self.url = self._server.url
+
+    def start(self) -> None:
+        self._server.start()
+
+    def stop(self) -> None:
+        self._server.stop()
+
+    def _answer(self, request: Request) -> Reply:
+        if not hmac.compare_digest(request.bearer_token.encode(), self.token.encode()):
+            return Reply(status=HTTPStatus.UNAUTHORIZED, body={"error": "wrong or missing bearer token"})
+        route = self._routes.get((request.method, request.path))
+        if route is None:
+            return Reply(status=HTTPStatus.NOT_FOUND, body={"error": f"no {request.method} {request.path}"})
+        try:
+            return Reply(body=route(request.body))
+        except (ValueError, TypeError) as error:
+            return Reply(status=HTTPStatus.BAD_REQUEST, body={"error": str(error)})
+        except SandboxError as error:
+            return Reply(status=HTTPStatus.CONFLICT, body={"error": str(error)})
+        except Exception as error:  # noqa: BLE001 - the caller must get an answer, whatever it is
+            _log.exception("%s %s failed", request.method, request.path)
+            return Reply(status=HTTPStatus.INTERNAL_SERVER_ERROR, body={"error": repr(error)})
+
+    def _apply_faults(self, changes: Any) -> dict[str, Any]:
+        if not isinstance(changes, Mapping):
+            raise ValueError("faults are changed by an object, as GET /faults shows it")
+        self._sandbox.faults.apply(changes)
+        return self._sandbox.faults.describe()
+
+    def _clear_faults(self, body: Any) -> dict[str, Any]:
+        self._sandbox.faults.clear()
+        return self._sandbox.faults.describe()
+
+    def _restart_apiserver(self, body: Any) -> dict[str, Any]:
+        down_seconds = float((body or {}).get("down_seconds", 0.0))
+        if not 0 <= down_seconds < float("inf"):
+            raise ValueError(f"down_seconds is a number of seconds, at least 0; not {down_seconds!r}")
+        self._sandbox.restart_apiserver(down_seconds)
+        return {}
+
+    def _down(self, body: Any) -> dict[str, Any]:
+        self.down_requested.set()
+        return {}
+
+
+class ControlApiClient:
+    """Calls a running sandbox, from any process."""
+
+    def __init__(self, *, url: str, token: str) -> None:
+        self._url = url
+        self._token = token
+        # Never through a proxy: it is this machine.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The decoded reply. ControlApiError if it was refused, or if nobody answers."""
+        request = urllib.request.Request(
+            self._url + path,
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
+        )
+        try:
+            with self._opener.open(request) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            with error:
+                reason = json.load(error).get("error", error.reason)
+            raise ControlApiError(str(reason)) from error
+        except OSError as error:
+            raise ControlApiError(f"the sandbox at {self._url} does not answer: {error}") from error

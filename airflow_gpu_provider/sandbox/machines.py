@@ -1,0 +1,283 @@
+"""The life of each EC2 instance as the cluster sees it: boot, Node, drain, gone.
+
+AWS tells what happened to instances (`CloudEvents`); this turns it into Nodes of the node agent, and into what
+EKS itself does to Nodes: cordon and evict before a managed group's instance ends, delete the Node after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Any
+
+from airflow_gpu_provider.accelerators import instance_type as gpu_instance_type
+from airflow_gpu_provider.sandbox.aws import Instance
+from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+from airflow_gpu_provider.sandbox.faults import Faults
+from airflow_gpu_provider.sandbox.nodes import NodeAgent, NodeSpec
+
+_TICK_SECONDS = 0.1
+_RETRY_SECONDS = 0.2
+_DRAINS_AT_ONCE = 32
+_GIB = 2**30
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class _Machine:
+    instance: Instance
+    launched_at: float
+    state: str = "booting"  # booting -> joined -> draining; booting -> ending where it was drained before it joined
+
+    @property
+    def node_name(self) -> str:
+        return self.instance.private_dns_name
+
+
+class Machines:
+    """Keeps the cluster's Nodes in step with AWS's instances. Implements `CloudEvents`.
+
+    An instance becomes a Node `faults.boot_seconds` (else `boot_seconds`) after its launch; the fault is looked
+    at anew until then, so that ending a slow boot lets those that wait join at once.
+    """
+
+    def __init__(
+        self,
+        *,
+        control_plane: ControlPlane,
+        agent: NodeAgent,
+        faults: Faults,
+        boot_seconds: float,
+        complete_drain: Callable[[str], None],
+    ) -> None:
+        self._control_plane = control_plane
+        self._agent = agent
+        self._faults = faults
+        self._boot_seconds = boot_seconds
+        self._complete_drain = complete_drain
+        self._machines: dict[str, _Machine] = {}
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._plugin_was_ready = True
+        self._workers = ThreadPoolExecutor(_DRAINS_AT_ONCE, thread_name_prefix="sandbox-machine")
+        self._thread = threading.Thread(target=self._run, name="sandbox-machines", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._workers.shutdown(wait=True, cancel_futures=True)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def booting(self) -> list[dict[str, str]]:
+        """The instances that have no Node yet."""
+        with self._lock:
+            machines = [m for m in self._machines.values() if m.state == "booting"]
+        return [{"instance_id": m.instance.instance_id, "name": m.node_name, "zone": m.instance.zone} for m in machines]
+
+    # What AWS tells
+
+    def instance_launched(self, instance: Instance) -> None:
+        with self._lock:
+            self._machines[instance.instance_id] = _Machine(instance, time.monotonic())
+
+    def drain_requested(self, instance: Instance) -> None:
+        self._submit(self._drain, instance)
+
+    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
+        self._submit(self._record_spot_notice, instance, at)
+
+    def instance_terminated(self, instance: Instance) -> None:
+        with self._lock:
+            machine = self._machines.pop(instance.instance_id, None)
+        if machine and machine.state in ("joined", "draining"):
+            self._submit(self._remove, machine)
+
+    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
+        if self._stopping.is_set():
+            return
+        self._workers.submit(_logged, work, *arguments)
+
+    # Booting
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_TICK_SECONDS):
+            self._tell_agent_of_faults()
+            for machine in self._booted():
+                _logged(self._join, machine)
+
+    def _tell_agent_of_faults(self) -> None:
+        ready = not self._faults.device_plugin_never_ready
+        if ready != self._plugin_was_ready:
+            _logged(self._agent.set_device_plugin_ready, ready)
+            self._plugin_was_ready = ready
+
+    def _booted(self) -> list[_Machine]:
+        fault = self._faults.boot_seconds
+        launched_before = time.monotonic() - (self._boot_seconds if fault is None else fault)
+        with self._lock:
+            booted = [
+                machine
+                for machine in self._machines.values()
+                if machine.state == "booting" and machine.launched_at <= launched_before
+            ]
+            for machine in booted:
+                machine.state = "joined"
+        return booted
+
+    def _join(self, machine: _Machine) -> None:
+        self._agent.add_node(node_spec(machine.instance, version=self._control_plane.version))
+        with self._lock:
+            ended_meanwhile = machine.instance.instance_id not in self._machines
+        if ended_meanwhile:
+            self._remove(machine)
+
+    # Ending
+
+    def _drain(self, instance: Instance) -> None:
+        """What EKS does when a managed group's instance is about to end: cordon, evict, then let it go."""
+        with self._lock:
+            machine = self._machines.get(instance.instance_id)
+            if machine is None:
+                return
+            joined = machine.state == "joined"
+            machine.state = "draining" if joined else "ending"
+        if joined:
+            self._cordon(machine.node_name)
+            while self._lives(machine) and (pods := self._pods_to_evict(machine.node_name)):
+                for pod in pods:
+                    self._evict(pod)
+                self._stopping.wait(_RETRY_SECONDS)
+        if self._lives(machine):
+            self._complete_drain(instance.instance_id)
+
+    def _lives(self, machine: _Machine) -> bool:
+        with self._lock:
+            return machine.instance.instance_id in self._machines and not self._stopping.is_set()
+
+    def _cordon(self, node_name: str) -> None:
+        self._call(
+            "PATCH",
+            f"/api/v1/nodes/{node_name}",
+            {"spec": {"unschedulable": True}},
+            content_type="application/strategic-merge-patch+json",
+        )
+
+    def _pods_to_evict(self, node_name: str) -> list[dict[str, Any]]:
+        """Those that `kubectl drain --ignore-daemonsets` would evict and that still run."""
+        _, pods = self._call("GET", f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node_name}")
+        return [pod for pod in pods.get("items", []) if _is_evicted_by_drain(pod)]
+
+    def _evict(self, pod: dict[str, Any]) -> None:
+        """Ask for it once more on each round: a PodDisruptionBudget may refuse (429) for a while."""
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        self._call(
+            "POST",
+            f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
+            {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": name, "namespace": namespace},
+                "deleteOptions": {"preconditions": {"uid": pod["metadata"]["uid"]}},
+            },
+        )
+
+    def _remove(self, machine: _Machine) -> None:
+        """The machine is gone, and its processes with it; then the Node, as EKS's node controller does."""
+        self._agent.remove_node(machine.node_name, delete_object=False)
+        self._call("DELETE", f"/api/v1/nodes/{machine.node_name}")
+
+    def _record_spot_notice(self, instance: Instance, at: datetime) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        node = instance.private_dns_name
+        self._call(
+            "POST",
+            "/api/v1/namespaces/default/events",
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"generateName": f"{node}."},
+                "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
+                "type": "Warning",
+                "reason": "SpotInterruption",
+                "message": f"EC2 takes spot instance {instance.instance_id} back at {at.isoformat()}",
+                "source": {"component": "ec2"},
+                "firstTimestamp": now,
+                "lastTimestamp": now,
+                "count": 1,
+            },
+        )
+
+    def _call(
+        self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
+    ) -> tuple[int, Any]:
+        """One call, repeated while the API server is away: AWS does not wait for it, and nothing may be forgotten."""
+        while True:
+            try:
+                status, reply = self._control_plane.request(method, path, body, content_type=content_type)
+            except OSError:
+                status, reply = HTTPStatus.SERVICE_UNAVAILABLE, {}
+            if status < HTTPStatus.INTERNAL_SERVER_ERROR or self._stopping.wait(_RETRY_SECONDS):
+                return status, reply
+
+
+def node_spec(instance: Instance, *, version: str) -> NodeSpec:
+    """What the instance's kubelet would register."""
+    known = gpu_instance_type(instance.instance_type)
+    hardware = {} if known else _hardware_in_motos_table(instance.instance_type)
+    if known:
+        hardware = {
+            "cpus": known.vcpus,
+            "memory_bytes": int(known.memory_gib * _GIB),
+            "gpus": known.gpus,
+            "gpu_product": known.gpu.product,
+            "gpu_memory_mib": known.gpu.memory_gib * 1024,
+        }
+    return NodeSpec(
+        name=instance.private_dns_name,
+        labels=instance.labels,
+        taints=instance.taints,
+        provider_id=f"aws:///{instance.zone}/{instance.instance_id}",
+        kubernetes_version=version,
+        **hardware,
+    )
+
+
+def _hardware_in_motos_table(instance_type: str) -> dict[str, Any]:
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    described = INSTANCE_TYPES[instance_type]
+    hardware: dict[str, Any] = {
+        "cpus": described["VCpuInfo"]["DefaultVCpus"],
+        "memory_bytes": described["MemoryInfo"]["SizeInMiB"] * 2**20,
+    }
+    for gpu in described.get("GpuInfo", {}).get("Gpus", []):
+        if gpu["Manufacturer"] == "NVIDIA":
+            hardware["gpus"] = gpu["Count"]
+            hardware["gpu_product"] = f"NVIDIA-{gpu['Name']}"
+            hardware["gpu_memory_mib"] = gpu["MemoryInfo"]["SizeInMiB"]
+    return hardware
+
+
+def _is_evicted_by_drain(pod: dict[str, Any]) -> bool:
+    owners = pod["metadata"].get("ownerReferences", [])
+    return pod["status"].get("phase") not in ("Succeeded", "Failed") and not any(
+        owner["kind"] in ("DaemonSet", "Node") for owner in owners
+    )
+
+
+def _logged(work: Callable[..., None], *arguments: Any) -> None:
+    """Run in a thread whose end nobody waits for: an error goes to the log, as it would be lost otherwise."""
+    try:
+        work(*arguments)
+    except Exception:  # noqa: BLE001
+        _log.exception("%s%r failed", getattr(work, "__name__", work), arguments)

@@ -1,0 +1,49 @@
+"""pytest fixtures for tests of DAGs: `gpu_sandbox`, `gpu_sandbox_env`, `gpu_sandbox_factory`.
+
+Nothing heavy is imported until a test asks for a sandbox, as pytest loads this file in every run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.sandbox import Sandbox
+
+
+@pytest.fixture(scope="session")
+def gpu_sandbox_settings() -> dict[str, Any]:
+    """The arguments of `Sandbox` for `gpu_sandbox`: override it in a conftest.py."""
+    return {}
+
+
+@pytest.fixture(scope="session")
+def gpu_sandbox_factory() -> Iterator[Callable[..., Sandbox]]:
+    """Starts one more sandbox at each call, with the arguments of `Sandbox`; all end with the session."""
+    from airflow_gpu_provider.sandbox.sandbox import Sandbox
+
+    with contextlib.ExitStack() as started:
+
+        def start(**settings: Any) -> Sandbox:
+            return started.enter_context(Sandbox(**settings))
+
+        yield start
+
+
+@pytest.fixture(scope="session")
+def gpu_sandbox(gpu_sandbox_factory: Callable[..., Sandbox], gpu_sandbox_settings: dict[str, Any]) -> Sandbox:
+    """One running sandbox per pytest process. Tests share it, so each ends the faults that it declares."""
+    return gpu_sandbox_factory(**gpu_sandbox_settings)
+
+
+@pytest.fixture
+def gpu_sandbox_env(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Points this test's boto3, Kubernetes and Airflow clients at the sandbox; returns the variables."""
+    env = gpu_sandbox.env()
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    return env
