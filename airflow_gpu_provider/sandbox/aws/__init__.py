@@ -1,0 +1,25 @@
+"""AWS on one machine: moto in process, with the life cycles of EKS node groups and Auto Scaling completed."""
+
+from __future__ import annotations
+
+from airflow_gpu_provider.sandbox.aws.cloud import AwsCloud
+from airflow_gpu_provider.sandbox.aws.interface import (
+    AccessKey,
+    AwsTimings,
+    CloudEvents,
+    ClusterNetwork,
+    Identity,
+    Instance,
+    Taint,
+)
+
+__all__ = [
+    "AccessKey",
+    "AwsCloud",
+    "AwsTimings",
+    "CloudEvents",
+    "ClusterNetwork",
+    "Identity",
+    "Instance",
+    "Taint",
+]

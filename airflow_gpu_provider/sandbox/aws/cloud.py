@@ -1,0 +1,270 @@
+"""AWS for one sandbox: moto's services, completed, behind one endpoint, with a clock that moves them on."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Network
+from typing import Any
+
+from moto.autoscaling.models import autoscaling_backends
+from moto.core.base_backend import BackendDict
+from moto.core.responses import BaseResponse
+from moto.ec2.models import ec2_backends
+from moto.eks.models import eks_backends
+
+from airflow_gpu_provider.sandbox.aws.activities import ActivityLog
+from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, AutoScalingApi, utc_now
+from airflow_gpu_provider.sandbox.aws.clock import Clock
+from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
+from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Surroundings
+from airflow_gpu_provider.sandbox.aws.identities import Identities, StsApi, identify
+from airflow_gpu_provider.sandbox.aws.instance_types import InstanceTypeCatalogue
+from airflow_gpu_provider.sandbox.aws.interface import (
+    AccessKey,
+    AwsTimings,
+    CloudEvents,
+    ClusterNetwork,
+    Identity,
+)
+from airflow_gpu_provider.sandbox.aws.launches import Ec2Capacity
+from airflow_gpu_provider.sandbox.aws.node_groups import Eks, EksApi
+from airflow_gpu_provider.sandbox.aws.outbox import Outbox, deliver
+from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
+from airflow_gpu_provider.sandbox.aws.server import AwsApi, AwsServer
+from airflow_gpu_provider.sandbox.aws.spot import SpotInterruptions
+from airflow_gpu_provider.sandbox.faults import Faults
+
+_VPC_CIDR = "10.64.0.0/16"
+_SUBNET_PREFIX = 20
+
+
+class AwsCloud:
+    """One account in one region. moto's state is the process's: only one may run in it at a time.
+
+    `start` begins with an empty account, `stop` leaves moto empty.
+    """
+
+    def __init__(
+        self,
+        *,
+        region: str = "us-west-2",
+        account_id: str = "123456789012",
+        faults: Faults,
+        timings: AwsTimings | None = None,
+        events: CloudEvents,
+    ) -> None:
+        self.region = region
+        self.account_id = account_id
+        self.timings = timings or AwsTimings()
+        self._faults = faults
+        self._outbox = Outbox(events)
+        self._lock = threading.RLock()
+        self._running = False
+
+    # Life
+
+    def start(self) -> None:
+        """Ready when it returns. RuntimeError if this or another AwsCloud runs in the process."""
+        if not _only_one.acquire(blocking=False):
+            raise RuntimeError("another AwsCloud runs in this process, and moto's state is the process's")
+        BackendDict.reset()
+        self.catalogue = InstanceTypeCatalogue(self.region)
+        self.quotas = VcpuQuotas(region=self.region, account_id=self.account_id)
+        self._identities = Identities(account_id=self.account_id, region=self.region)
+        self._build_services()
+        self.access_key = self._identities.add("sandbox-admin")
+        self._api = AwsApi(
+            services=self._services(),
+            region=self.region,
+            lock=self._lock,
+            faults=self._faults,
+            identities=self._identities,
+            after_call=lambda: self._clock.wake(),
+        )
+        self._server = AwsServer(self._api)
+        self._clock = Clock(self._step, poll=self.timings.poll)
+        self._running = True
+        self._server.start()
+        self._clock.start()
+
+    def stop(self) -> None:
+        """Ends the endpoint and the clock; does nothing if it does not run."""
+        if not self._running:
+            return
+        self._running = False
+        self._server.stop()
+        self._clock.stop()
+        BackendDict.reset()
+        _only_one.release()
+
+    def _build_services(self) -> None:
+        """Put the completed backends where moto's own code looks for its backends."""
+        account, region = self.account_id, self.region
+        ec2 = Ec2Backend(region, account, catalogue=self.catalogue)
+        ec2_backends[account][region] = ec2
+        self._ec2 = ec2
+        around = Surroundings(
+            region=region,
+            timings=self.timings,
+            ec2=ec2,
+            capacity=Ec2Capacity(ec2=ec2, quotas=self.quotas, faults=self._faults),
+            activities=ActivityLog(),
+            outbox=self._outbox,
+        )
+        self._auto_scaling = AutoScaling(region, account, surroundings=around)
+        autoscaling_backends[account][region] = self._auto_scaling
+        self._eks = Eks(region, account, auto_scaling=self._auto_scaling, surroundings=around)
+        eks_backends[account][region] = self._eks
+        self._spot = SpotInterruptions(
+            auto_scaling=self._auto_scaling, outbox=self._outbox, notice=self.timings.spot_notice
+        )
+
+    def _services(self) -> dict[str, Callable[[], BaseResponse]]:
+        return {
+            "eks": EksApi,
+            "autoscaling": AutoScalingApi,
+            "ec2": Ec2Response,
+            "service-quotas": lambda: ServiceQuotasResponse(self.quotas),
+            "sts": lambda: StsApi(self._identities),
+        }
+
+    def _step(self) -> None:
+        with self._lock:
+            now = utc_now()
+            self._spot.advance(now)
+            self._auto_scaling.advance(now)
+            self._eks.advance(now)
+            events = self._outbox.take()
+        deliver(events)
+
+    # What the sandbox asks
+
+    @property
+    def endpoint_url(self) -> str:
+        return self._server.endpoint_url
+
+    @property
+    def calls(self) -> Counter[str]:
+        """API calls so far by operation, `eks:DescribeNodegroup`."""
+        with self._lock:
+            return self._api.calls.copy()
+
+    def env(self, access_key: AccessKey | None = None) -> dict[str, str]:
+        """What an AWS client needs in its environment, as the admin or as another user."""
+        key = access_key or self.access_key
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint_url,
+            "AWS_ACCESS_KEY_ID": key.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": key.secret_access_key,
+            "AWS_DEFAULT_REGION": self.region,
+        }
+
+    def create_cluster(
+        self,
+        name: str,
+        *,
+        endpoint: str,
+        certificate_authority: str,
+        version: str = "1.36",
+        zones: Sequence[str] | None = None,
+    ) -> ClusterNetwork:
+        """An ACTIVE cluster in a VPC of its own, one subnet in each zone (default: the region's first three).
+
+        `certificate_authority` is base64 of the PEM, as EKS gives it.
+        """
+        with self._lock:
+            every_zone = [zone.name for zone in self._ec2.describe_availability_zones()]
+            vpc = self._ec2.create_vpc(_VPC_CIDR)
+            blocks = IPv4Network(_VPC_CIDR).subnets(new_prefix=_SUBNET_PREFIX)
+            subnets = {
+                zone: self._ec2.create_subnet(vpc.id, str(block), availability_zone=zone).id
+                for zone, block in zip(zones or every_zone[:3], blocks, strict=False)
+            }
+            node_role = self._identities.create_role(f"{name}-node", service="ec2.amazonaws.com")
+            cluster_role = self._identities.create_role(f"{name}-cluster", service="eks.amazonaws.com")
+            cluster = self._eks.create_cluster(
+                name,
+                cluster_role,
+                {"subnetIds": list(subnets.values()), "vpcId": vpc.id, "endpointPublicAccess": True},
+                version=version,
+            )
+            cluster.endpoint = endpoint
+            cluster.certificate_authority = {"data": certificate_authority}
+            return ClusterNetwork(vpc_id=vpc.id, subnets=subnets, node_role_arn=node_role)
+
+    def describe_groups(self) -> list[dict[str, Any]]:
+        """Every Auto Scaling group with its instances, as plain data for a live view."""
+        with self._lock:
+            return [self._describe_group(group) for group in self._auto_scaling.groups()]
+
+    def _describe_group(self, group: AutoScalingGroup) -> dict[str, Any]:
+        managed = {node_group.asg_name: node_group for node_group in self._eks.node_groups()}.get(group.name)
+        return {
+            "asg": group.name,
+            "nodegroup": managed.nodegroup_name if managed else None,
+            "status": managed.status if managed else None,
+            "issues": [issue["message"] for issue in managed.health["issues"]] if managed else [],
+            "min": group.min_size,
+            "max": group.max_size,
+            "desired": group.size,
+            "instances": [
+                {
+                    "id": member.instance.id,
+                    "type": member.instance.instance_type,
+                    "zone": member.availability_zone,
+                    "market": market_of(member.instance),
+                    "state": member.lifecycle_state,
+                }
+                for member in group.members
+            ],
+        }
+
+    def identify(self, token: str) -> Identity | None:
+        """Who made this `k8s-aws-v1.` token for one of the clusters; None if it is not valid now."""
+        with self._lock:
+            return identify(
+                token,
+                identities=self._identities,
+                cluster_names=list(self._eks.clusters),
+                hosts={
+                    self.endpoint_url.removeprefix("http://"),
+                    f"sts.{self.region}.amazonaws.com",
+                    "sts.amazonaws.com",
+                },
+                now=utc_now(),
+            )
+
+    def add_identity(self, name: str) -> AccessKey:
+        """A new IAM user. EntityAlreadyExists if the name is taken."""
+        with self._lock:
+            return self._identities.add(name)
+
+    def complete_drain(self, instance_id: str) -> None:
+        """The instance's pods are gone: end it. Does nothing if it waits for no drain."""
+        with self._lock:
+            found = self._auto_scaling.find_member(instance_id)
+            if found is not None:
+                group, member = found
+                group.complete_terminating(member, utc_now())
+        self._clock.wake()
+
+    def interrupt_spot(self, instance_id: str) -> None:
+        """Give a spot instance its notice now. ValueError if it is no running spot instance."""
+        with self._lock:
+            self._spot.interrupt(instance_id, utc_now())
+        self._clock.wake()
+
+    def set_quota(self, quota_code: str, vcpus: float) -> None:
+        """Set one of EC2's quotas, in vCPUs. ValueError if the code is none of them."""
+        with self._lock:
+            self.quotas.set(quota_code, vcpus)
+
+    def set_offered(self, instance_type: str, zone: str, *, offered: bool) -> None:
+        """Say whether a zone has a type at all. ValueError if the type is unknown."""
+        with self._lock:
+            self.catalogue.set_offered(instance_type, zone, offered)
+
+
+_only_one = threading.Lock()

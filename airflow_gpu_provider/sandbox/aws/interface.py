@@ -1,0 +1,101 @@
+"""What the rest of the sandbox sees of AWS: instances, timings, and the events that AWS tells it of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+Market = Literal["on-demand", "spot"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taint:
+    """A taint in Kubernetes' spelling (`NoSchedule`, not EKS's `NO_SCHEDULE`)."""
+
+    key: str
+    value: str = ""
+    effect: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """All that a node needs to register as EKS's AMI would."""
+
+    instance_id: str
+    private_ip: str
+    private_dns_name: str
+    zone: str
+    region: str
+    instance_type: str
+    market: Market
+    asg_name: str
+    nodegroup: str | None
+    """The managed node group; None for an instance of a self-managed Auto Scaling group."""
+    cluster_name: str | None
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AwsTimings:
+    """How long AWS takes, in seconds. The defaults are far quicker than AWS, in the same order."""
+
+    nodegroup_create: float = 2.0
+    nodegroup_create_timeout: float = 20.0
+    """A group whose instances cannot be launched for so long becomes CREATE_FAILED."""
+    nodegroup_update: float = 1.0
+    nodegroup_delete: float = 1.0
+    asg_launch: float = 0.2
+    asg_retry: float = 5.0
+    drain_timeout: float = 15.0
+    """A managed group's instance that nobody reports as drained ends after so long."""
+    terminate: float = 0.5
+    spot_notice: float = 120.0
+    poll: float = 0.1
+    """The step of the clock that moves life cycles on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Who signed a token, in GetCallerIdentity's words."""
+
+    arn: str
+    account_id: str
+    user_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AccessKey:
+    """Credentials of one IAM user."""
+
+    access_key_id: str
+    secret_access_key: str
+    arn: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterNetwork:
+    """Where a cluster's node groups may be put."""
+
+    vpc_id: str
+    subnets: Mapping[str, str]
+    """Subnet id by availability zone."""
+    node_role_arn: str
+
+
+class CloudEvents(Protocol):
+    """What AWS tells the sandbox. Called one after another from AWS's clock thread, so each must return fast."""
+
+    def instance_launched(self, instance: Instance) -> None:
+        """The instance is running; its Node may join once it has booted."""
+
+    def drain_requested(self, instance: Instance) -> None:
+        """A managed group's lifecycle hook: cordon and evict, then call `AwsCloud.complete_drain`."""
+
+    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
+        """The instance will be taken at this moment (UTC)."""
+
+    def instance_terminated(self, instance: Instance) -> None:
+        """The instance is gone. Comes once for each `instance_launched`."""

@@ -1,0 +1,157 @@
+"""Where an Auto Scaling group's next instance is launched, and why EC2 refuses."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend
+from airflow_gpu_provider.sandbox.aws.interface import Market
+from airflow_gpu_provider.sandbox.aws.quotas import VcpuQuotas
+from airflow_gpu_provider.sandbox.faults import Faults
+
+_MARKET_WORDS: dict[Market, str] = {"on-demand": "On-Demand", "spot": "Spot"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityPool:
+    """What one launch asks EC2 for."""
+
+    subnet_id: str
+    zone: str
+    instance_type: str
+    market: Market
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchPlan:
+    """What a group may launch: its subnets, its types in order, and its split over the markets."""
+
+    subnets: Sequence[tuple[str, str]]
+    """(subnet id, zone)"""
+    instance_types: Sequence[str]
+    on_demand_base: int = 0
+    on_demand_percentage: int = 100
+    fleet: bool = True
+    """Whether the group has a mixed instances policy, which shows in EC2's messages."""
+
+    def market(self, desired: int, present: Iterable[Market]) -> Market:
+        """The market of the next instance."""
+        above_base = max(desired - self.on_demand_base, 0)
+        on_demand = min(desired, self.on_demand_base) + math.ceil(above_base * self.on_demand_percentage / 100)
+        return "on-demand" if Counter(present)["on-demand"] < on_demand else "spot"
+
+    def by_zone(self, market: Market, zones_in_use: Iterable[str]) -> list[list[CapacityPool]]:
+        """The pools to try, one list for each subnet, the zone with the fewest instances first."""
+        in_use = Counter(zones_in_use)
+        ordered = sorted(self.subnets, key=lambda subnet: in_use[subnet[1]])
+        return [
+            [
+                CapacityPool(subnet_id=subnet_id, zone=zone, instance_type=instance_type, market=market)
+                for instance_type in self.instance_types
+            ]
+            for subnet_id, zone in ordered
+        ]
+
+
+def plan_of(
+    *,
+    subnets: Sequence[tuple[str, str]],
+    mixed_instances_policy: dict[str, Any] | None,
+    template_type: str,
+) -> LaunchPlan:
+    """The plan that a group's API fields describe."""
+    if not mixed_instances_policy:
+        return LaunchPlan(subnets=subnets, instance_types=(template_type,), fleet=False)
+    distribution = mixed_instances_policy.get("InstancesDistribution", {})
+    overrides = mixed_instances_policy.get("LaunchTemplate", {}).get("Overrides", [])
+    return LaunchPlan(
+        subnets=subnets,
+        instance_types=tuple(o["InstanceType"] for o in overrides if "InstanceType" in o) or (template_type,),
+        on_demand_base=int(distribution.get("OnDemandBaseCapacity", 0)),
+        on_demand_percentage=int(distribution.get("OnDemandPercentageAboveBaseCapacity", 100)),
+    )
+
+
+@dataclass(kw_only=True)
+class Ec2Capacity:
+    """What EC2 has: stock, offerings and quotas, and the words in which it says no."""
+
+    ec2: Ec2Backend
+    quotas: VcpuQuotas
+    faults: Faults
+    random: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def choose(self, pools: Sequence[CapacityPool], *, fleet: bool) -> CapacityPool | str:
+        """The pool that EC2 grants, of one subnet's; or why it grants none.
+
+        On-demand follows the order of the types; spot is price-capacity-optimized, where the order means nothing.
+        """
+        refusals = [(pool, self._refusal(pool)) for pool in pools]
+        granted = [pool for pool, refusal in refusals if refusal is None]
+        if granted:
+            return granted[0] if granted[0].market == "on-demand" else self.random.choice(granted)
+        pool, refusal = refusals[0]
+        code, text = refusal or ("", "")
+        prefix = f"Could not launch {_MARKET_WORDS[pool.market]} Instances. {code} - " if fleet else ""
+        return f"{prefix}{text} Launching EC2 instance failed."
+
+    def _refusal(self, pool: CapacityPool) -> tuple[str, str] | None:
+        catalogue = self.ec2.catalogue
+        if not catalogue.offered(pool.instance_type, pool.zone):
+            return "Unsupported", (
+                f"Your requested instance type ({pool.instance_type}) is not supported in your requested "
+                f"Availability Zone ({pool.zone}). Please retry your request by not specifying an Availability "
+                f"Zone or choosing {self._elsewhere(pool)}."
+            )
+        if self._over_quota(pool):
+            return self._quota_refusal(pool)
+        if self.faults.out_of_stock(zone=pool.zone, instance_type=pool.instance_type, market=pool.market):
+            return self._stock_refusal(pool)
+        return None
+
+    def _stock_refusal(self, pool: CapacityPool) -> tuple[str, str]:
+        if pool.market == "spot":
+            return (
+                "UnfulfillableCapacity",
+                "There is no Spot capacity available that matches your request.",
+            )
+        return "InsufficientInstanceCapacity", (
+            f"We currently do not have sufficient {pool.instance_type} capacity in the Availability Zone you "
+            f"requested ({pool.zone}). Our system will be working on provisioning additional capacity. You can "
+            f"currently get {pool.instance_type} capacity by not specifying an Availability Zone in your "
+            f"request or choosing {self._elsewhere(pool)}."
+        )
+
+    def _quota_refusal(self, pool: CapacityPool) -> tuple[str, str]:
+        if pool.market == "spot":
+            return "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded."
+        code = self.quotas.code_for(pool.instance_type, pool.market) or ""
+        return "VcpuLimitExceeded", (
+            f"You have requested more vCPU capacity than your current vCPU limit of "
+            f"{self.quotas.value(code):g} allows for the instance bucket that the specified instance type belongs "
+            "to. Please visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this "
+            "limit."
+        )
+
+    def _over_quota(self, pool: CapacityPool) -> bool:
+        code = self.quotas.code_for(pool.instance_type, pool.market)
+        if code is None:
+            return False
+        in_use = self.ec2.vcpus_in_use(code, self.quotas.code_for)
+        return in_use + self.ec2.catalogue.vcpus(pool.instance_type) > self.quotas.value(code)
+
+    def _elsewhere(self, pool: CapacityPool) -> str:
+        zones = [zone.name for zone in self.ec2.describe_availability_zones()]
+        others = [
+            zone
+            for zone in zones
+            if zone != pool.zone
+            and self.ec2.catalogue.offered(pool.instance_type, zone)
+            and not self.faults.out_of_stock(zone=zone, instance_type=pool.instance_type, market=pool.market)
+        ]
+        return ", ".join(others)

@@ -1,0 +1,181 @@
+"""AWS's endpoint: one WSGI application on loopback that routes each signed call to its service."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+from urllib.parse import parse_qs
+
+from moto.core.request import Request
+from moto.core.responses import BaseResponse
+from moto.core.routing import get_service_router
+from moto.moto_server.werkzeug_app import (
+    DomainDispatcherApplication,
+    MotoRequestHandler,
+    create_backend_app,
+)
+from werkzeug.exceptions import NotFound
+from werkzeug.serving import BaseWSGIServer, make_server
+
+from airflow_gpu_provider.sandbox.aws import request_faults
+from airflow_gpu_provider.sandbox.aws.identities import Identities
+from airflow_gpu_provider.sandbox.aws.request_faults import Answer
+from airflow_gpu_provider.sandbox.faults import Faults
+
+log = logging.getLogger(__name__)
+Environ = dict[str, Any]
+StartResponse = Callable[[str, list[tuple[str, str]]], Any]
+# Signing names that are not the names of botocore's models
+_SERVICES = {"servicequotas": "service-quotas"}
+
+
+class _Request(Request):
+    from_wsgi_server = True
+
+
+class _QuietHandler(MotoRequestHandler):
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """A line per call would drown the sandbox's own output."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signed:
+    """What a request's signature says of it."""
+
+    service: str
+    region: str
+    access_key_id: str
+
+
+def signed_by(environ: Environ) -> Signed | None:
+    """The credential scope of the Authorization header, or of a presigned URL."""
+    header = environ.get("HTTP_AUTHORIZATION", "")
+    if header.startswith("AWS4-HMAC-SHA256 Credential="):
+        scope = header.removeprefix("AWS4-HMAC-SHA256 Credential=").split(",")[0]
+    else:
+        scope = parse_qs(environ.get("QUERY_STRING", "")).get("X-Amz-Credential", [""])[0]
+    match scope.split("/"):
+        case [key, _, region, service, "aws4_request"]:
+            return Signed(service=_SERVICES.get(service, service), region=region, access_key_id=key)
+    return None
+
+
+class AwsApi:
+    """The WSGI application. Calls are taken one at a time, under AWS's lock."""
+
+    def __init__(
+        self,
+        *,
+        services: Mapping[str, Callable[[], BaseResponse]],
+        region: str,
+        lock: threading.RLock,
+        faults: Faults,
+        identities: Identities,
+        after_call: Callable[[], None],
+    ) -> None:
+        """`services` makes a response for one call, by signing name; every other service is plain moto's."""
+        self.calls: Counter[str] = Counter()
+        """Calls by operation, `eks:DescribeNodegroup`; refused and failed ones too."""
+        self._services = services
+        self._region = region
+        self._lock = lock
+        self._faults = faults
+        self._identities = identities
+        self._after_call = after_call
+        self._rest_of_aws = DomainDispatcherApplication(create_backend_app)
+
+    def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
+        length = int(environ.get("CONTENT_LENGTH") or 0)
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
+        signed = signed_by(environ)
+        if signed is None:
+            unsigned = request_faults.AwsError(
+                status=403, code="MissingAuthenticationToken", message="Request is missing Authentication Token"
+            )
+            return _send(request_faults.answer(unsigned, "sts"), start_response)
+        with self._lock:
+            self.calls[f"{signed.service}:{_operation(environ, signed.service)}"] += 1
+            refusal = self._refusal(signed)
+            if refusal is not None:
+                return _send(request_faults.answer(refusal, signed.service), start_response)
+            make = self._services.get(signed.service) if signed.region == self._region else None
+            if make is None:
+                return cast(Iterable[bytes], self._rest_of_aws(environ, start_response))
+            answer = self._call(make(), _Request(environ))
+        self._after_call()
+        return _send(answer, start_response)
+
+    def _refusal(self, signed: Signed) -> request_faults.AwsError | None:
+        known = self._identities.find(signed.access_key_id)
+        if known is None:
+            return request_faults.rejected(signed.service)
+        if known.expires is not None and datetime.now(UTC) >= known.expires:
+            return request_faults.EXPIRED
+        return request_faults.drawn(self._faults, signed.service)
+
+    def _call(self, response: BaseResponse, request: _Request) -> Answer:
+        try:
+            status, headers, body = response._dispatch(request)
+        except Exception as error:
+            log.exception("the sandbox's AWS failed on %s %s", request.method, request.path)
+            return 500, {"Content-Type": "application/json"}, _failure(error)
+        sent = {key: str(value) for key, value in headers.items() if key.lower() != "status"}
+        return int(status), sent, body if isinstance(body, bytes) else str(body).encode()
+
+
+def _failure(error: Exception) -> bytes:
+    return json.dumps({"__type": "InternalFailure", "message": f"{type(error).__name__}: {error}"}).encode()
+
+
+def _operation(environ: Environ, service: str) -> str:
+    """The operation's name, by the service's protocol."""
+    if target := environ.get("HTTP_X_AMZ_TARGET"):
+        return str(target).rpartition(".")[2]
+    body = environ["wsgi.input"].getvalue()
+    for text in (environ.get("QUERY_STRING", ""), body.decode(errors="replace")):
+        if action := parse_qs(text).get("Action"):
+            return action[0]
+    try:
+        operation, _ = get_service_router(service).match(_Request(environ))
+    except (NotFound, NotImplementedError, LookupError):
+        return "?"
+    return operation.name
+
+
+_REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 409: "Conflict"}
+
+
+def _send(answer: Answer, start_response: StartResponse) -> Iterable[bytes]:
+    status, headers, body = answer
+    lower = {key.lower() for key in headers}
+    if "content-length" not in lower:
+        headers = headers | {"Content-Length": str(len(body))}
+    start_response(f"{status} {_REASONS.get(status, 'Status')}", list(headers.items()))
+    return [body]
+
+
+class AwsServer:
+    """The endpoint's thread, on a free port of 127.0.0.1."""
+
+    def __init__(self, api: AwsApi) -> None:
+        self._server: BaseWSGIServer = make_server("127.0.0.1", 0, api, threaded=True, request_handler=_QuietHandler)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="aws-endpoint", daemon=True)
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,47 @@
+"""Spot interruptions: a notice, and two minutes later the instance is taken."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.sandbox.aws.activities import at
+from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling
+from airflow_gpu_provider.sandbox.aws.ec2 import market_of
+from airflow_gpu_provider.sandbox.aws.outbox import Outbox
+
+_TAKEN = "Server.SpotInstanceTermination: Spot instance termination"
+
+
+class SpotInterruptions:
+    """The notices that run. Rebalancing, which acts before a notice, would be another step of `advance`."""
+
+    def __init__(self, *, auto_scaling: AutoScaling, outbox: Outbox, notice: float) -> None:
+        self._auto_scaling = auto_scaling
+        self._outbox = outbox
+        self._notice = timedelta(seconds=notice)
+        self._due: dict[str, datetime] = {}
+
+    def interrupt(self, instance_id: str, now: datetime) -> datetime:
+        """Give notice; returns the moment of the end. ValueError unless it is a spot instance in service.
+
+        A second interruption of the same instance changes nothing.
+        """
+        found = self._auto_scaling.find_member(instance_id)
+        if found is None:
+            raise ValueError(f"no Auto Scaling group has an instance {instance_id!r}")
+        _, member = found
+        if market_of(member.instance) != "spot" or member.announced is None:
+            raise ValueError(f"{instance_id} is no running spot instance")
+        if instance_id not in self._due:
+            self._due[instance_id] = now + self._notice
+            self._outbox.spot_notice(member.announced, at=self._due[instance_id])
+        return self._due[instance_id]
+
+    def advance(self, now: datetime) -> None:
+        for instance_id in [one for one, end in self._due.items() if now >= end]:
+            del self._due[instance_id]
+            self._auto_scaling.instance_ended_outside(
+                instance_id,
+                cause=f"{at(now)} in response to an EC2 Spot Instance interruption notice.",
+                reason=_TAKEN,
+            )
