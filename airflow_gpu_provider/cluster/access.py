@@ -1,0 +1,187 @@
+"""ClusterAccess: how to reach one cluster's API server, and the synchronous client for it.
+
+Tokens are made in-process by who hands out the access, and are asked for again before they run out; no exec plugin
+is ever run.
+"""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.errors import CredentialsError
+
+if TYPE_CHECKING:
+    import ssl
+
+    from kubernetes.client import ApiClient
+
+TOKEN_MAX_AGE = 600.0
+"""Seconds after which a token is made anew; EKS's live 900."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterAccess:
+    """Where the API server is, how to know it, and how to be known by it.
+
+    Attributes:
+        server: Its URL.
+        ca_data: The certificates that vouch for it: PEM in base64, as in a kubeconfig. Empty: the system's.
+        token: Makes a bearer token, when credentials are tokens.
+        client_certificate_data: The client's certificate, PEM in base64, when credentials are a certificate.
+        client_key_data: Its key, PEM in base64.
+    """
+
+    server: str
+    ca_data: str = ""
+    token: Callable[[], str] | None = field(default=None, repr=False)
+    client_certificate_data: str = ""
+    client_key_data: str = field(default="", repr=False)
+
+    @classmethod
+    def from_kubeconfig(cls, path: str | Path, context: str | None = None) -> ClusterAccess:
+        """Read a kubeconfig; `context` defaults to its current one.
+
+        Raises:
+            CredentialsError: The context is missing, or its user has neither a token nor a certificate.
+        """
+        return _from_kubeconfig(Path(path), context)
+
+    def ssl_context(self) -> ssl.SSLContext:
+        """Return TLS settings that verify the server and present the client's certificate."""
+        from urllib3.util.ssl_ import create_urllib3_context
+
+        context = create_urllib3_context()
+        if self.ca_data:
+            context.load_verify_locations(cadata=base64.b64decode(self.ca_data).decode())
+        else:
+            context.load_default_certs()
+        if self.client_certificate_data:
+            # Python reads certificates from files only; they are gone again before the first request.
+            with tempfile.TemporaryDirectory() as folder:
+                pem = Path(folder, "client.pem")
+                pem.touch(mode=0o600)
+                both = (self.client_certificate_data, self.client_key_data)
+                pem.write_bytes(b"\n".join(base64.b64decode(part) for part in both))
+                context.load_cert_chain(pem)
+        return context
+
+    def api_client(self) -> ApiClient:
+        """Return a new client: a few connections kept open, tokens renewed, a try again after a 401.
+
+        It can be used by several threads.
+        """
+        import urllib3
+        from kubernetes.client import Configuration
+        from kubernetes.client.rest import should_bypass_proxies
+
+        configuration = Configuration(host=self.server.rstrip("/"))
+        # A request that did not reach the server is sent again; one that may have, only if it reads.
+        retries = urllib3.Retry(total=3, backoff_factor=0.2, allowed_methods={"GET"})
+        options: dict[str, Any] = {"maxsize": 4, "retries": retries, "ssl_context": self.ssl_context()}
+        client = _client_class()(configuration, self.token)
+        bypass = should_bypass_proxies(configuration.host, no_proxy=configuration.no_proxy or "")
+        if configuration.proxy and not bypass:
+            client.rest_client.pool_manager = urllib3.ProxyManager(configuration.proxy, **options)
+        else:
+            client.rest_client.pool_manager = urllib3.PoolManager(**options)
+        return client
+
+
+class _Token:
+    """One bearer token, made again when it is old or was refused."""
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._value = ""
+        self._made_at = float("-inf")
+
+    def get(self) -> str:
+        with self._lock:
+            if time.monotonic() - self._made_at > TOKEN_MAX_AGE:
+                self._value, self._made_at = self._make(), time.monotonic()
+            return self._value
+
+    def refused(self, value: str) -> None:
+        with self._lock:
+            if value == self._value:
+                self._made_at = float("-inf")
+
+
+def _client_class() -> Any:
+    """Define the client class when a cluster is first talked to: importing the Kubernetes client is slow."""
+    from kubernetes.client import ApiClient
+    from kubernetes.client.exceptions import UnauthorizedException
+
+    from airflow_gpu_provider.cluster.rest import TIMEOUT
+
+    class Client(ApiClient):  # type: ignore[misc]
+        """ApiClient with a time limit on every request and one more try with a fresh token."""
+
+        def __init__(self, configuration: Any, make_token: Callable[[], str] | None) -> None:
+            self._token = _Token(make_token) if make_token else None
+            if self._token:
+                configuration.api_key_prefix["authorization"] = "Bearer"
+                configuration.refresh_api_key_hook = self._put_token
+                self._put_token(configuration)
+            super().__init__(configuration)
+
+        def _put_token(self, configuration: Any) -> None:
+            if self._token:
+                configuration.api_key["authorization"] = self._token.get()
+
+        def call_api(self, *args: Any, **kwargs: Any) -> Any:
+            kwargs["_request_timeout"] = kwargs.get("_request_timeout") or TIMEOUT
+            used = self.configuration.api_key.get("authorization", "")
+            try:
+                return super().call_api(*args, **kwargs)
+            except UnauthorizedException:
+                if self._token is None:
+                    raise
+                self._token.refused(used)
+                return super().call_api(*args, **kwargs)
+
+    return Client
+
+
+def _from_kubeconfig(path: Path, context: str | None) -> ClusterAccess:
+    import yaml
+
+    config = yaml.safe_load(path.read_text())
+    chosen = _named(config, "contexts", context or config.get("current-context", ""), path)["context"]
+    cluster = _named(config, "clusters", chosen["cluster"], path)["cluster"]
+    user = _named(config, "users", chosen["user"], path)["user"]
+
+    def data(section: dict[str, Any], name: str) -> str:
+        if f"{name}-data" in section or name not in section:
+            return str(section.get(f"{name}-data", ""))
+        return base64.b64encode((path.parent / section[name]).read_bytes()).decode()
+
+    token = user.get("token")
+    certificate = data(user, "client-certificate")
+    if not token and not certificate:
+        raise CredentialsError(
+            f"User {chosen['user']!r} in {path} has neither a token nor a client certificate.",
+            "Use an Airflow connection of the cloud's own type: exec plugins are not run.",
+        )
+    return ClusterAccess(
+        server=cluster["server"],
+        ca_data=data(cluster, "certificate-authority"),
+        token=(lambda: str(token)) if token else None,
+        client_certificate_data=certificate,
+        client_key_data=data(user, "client-key"),
+    )
+
+
+def _named(config: dict[str, Any], section: str, name: str, path: Path) -> dict[str, Any]:
+    for entry in config.get(section) or ():
+        if entry["name"] == name:
+            return dict(entry)
+    raise CredentialsError(f"{path} has no {section[:-1]} {name!r}.", "Name one that is in the file.")

@@ -1,0 +1,152 @@
+"""Demand for a pool, kept in the cluster: one Lease for each DAG run that wants nodes.
+
+A demand Lease is written and deleted by who holds the pool's lock (`lock.py`), and read by everybody.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+log = logging.getLogger(__name__)
+
+DEMAND_NAMESPACE = "airflow-gpu-provider"
+"""The namespace of all leases of this package."""
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases"
+
+_PREFIX = "airflow-gpu-provider/"
+_PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+_KIND = f"{_PREFIX}kind"  # the label that tells demand from locks
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandKey:
+    """Who wants nodes of which pool: one DAG run of one Airflow installation."""
+
+    installation: str
+    dag_id: str
+    run_id: str
+    pool: str
+
+    @property
+    def hash(self) -> str:
+        """A short name that is valid in labels and object names, as run ids are not."""
+        parts = json.dumps([self.installation, self.dag_id, self.run_id, self.pool])
+        return hashlib.sha256(parts.encode()).hexdigest()[:20]
+
+    @property
+    def lease_name(self) -> str:
+        """The name of the demand Lease."""
+        return f"demand-{self.hash}"
+
+    def __str__(self) -> str:
+        return f"{self.dag_id}/{self.run_id}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemandLease:
+    """`nodes` nodes are wanted for `key` until `until`; `created_at` is its place in the queue."""
+
+    key: DemandKey
+    nodes: int
+    until: datetime
+    created_at: datetime
+
+    def live(self, now: datetime) -> bool:
+        """Whether it still counts."""
+        return now < self.until
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """Read a Lease object; raises KeyError or ValueError where it is not one of ours."""
+        notes = raw["metadata"]["annotations"]
+        key = DemandKey(
+            installation=notes[f"{_PREFIX}installation"],
+            dag_id=notes[f"{_PREFIX}dag-id"],
+            run_id=notes[f"{_PREFIX}run-id"],
+            pool=raw["metadata"]["labels"][POOL_LABEL],
+        )
+        return cls(
+            key=key,
+            nodes=int(notes[f"{_PREFIX}nodes"]),
+            until=datetime.fromisoformat(notes[f"{_PREFIX}until"]),
+            created_at=datetime.fromisoformat(raw["spec"]["acquireTime"]),
+        )
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the Lease object; kubectl shows the run as its holder."""
+        notes = {
+            f"{_PREFIX}installation": self.key.installation,
+            f"{_PREFIX}dag-id": self.key.dag_id,
+            f"{_PREFIX}run-id": self.key.run_id,
+            f"{_PREFIX}nodes": str(self.nodes),
+            f"{_PREFIX}until": format_time(self.until),
+        }
+        labels = {**_PART_OF, _KIND: "demand", POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": self.key.lease_name, "labels": labels, "annotations": notes},
+            "spec": {"holderIdentity": str(self.key), "acquireTime": format_time(self.created_at)},
+        }
+
+
+def list_demand(api: ApiClient, pool_name: str) -> tuple[DemandLease, ...]:
+    """Return all demand for a pool, expired leases too, oldest first.
+
+    A Lease that somebody edited beyond recognition is left out, with a warning that names it.
+    """
+    selector = f"{_KIND}=demand,{POOL_LABEL}={pool_name}"
+    found = []
+    for raw in list_items(api, LEASES, resource="leases", labelSelector=selector):
+        try:
+            found.append(DemandLease.parse(raw))
+        except (KeyError, TypeError, ValueError):
+            name = raw["metadata"]["name"]
+            log.warning("Lease %s/%s is not readable as demand and is left out.", DEMAND_NAMESPACE, name)
+    return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.key.hash)))
+
+
+def write_demand(api: ApiClient, lease: DemandLease) -> None:
+    """Create the run's Lease, or replace what it says. The caller holds the pool's lock."""
+    manifest = lease.manifest()
+    path = f"{LEASES}/{lease.key.lease_name}"
+    try:
+        now = call(api, "get", path, resource="leases")
+    except ObjectNotFound:
+        create_lease(api, manifest)
+        return
+    manifest["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"]
+    call(api, "update", path, resource="leases", body=manifest)
+
+
+def give_up(api: ApiClient, key: DemandKey) -> bool:
+    """Delete the run's Lease; False where there is none. The caller holds the pool's lock."""
+    try:
+        call(api, "delete", f"{LEASES}/{key.lease_name}", resource="leases")
+    except ObjectNotFound:
+        return False
+    return True
+
+
+def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Create a Lease, and its namespace where that is missing; raises ObjectChanged if the Lease exists."""
+    try:
+        return call(api, "create", LEASES, resource="leases", body=manifest)
+    except ObjectNotFound:
+        namespace = {"metadata": {"name": DEMAND_NAMESPACE, "labels": _PART_OF}}
+        call(api, "create", "/api/v1/namespaces", resource="namespaces", body=namespace)
+    return call(api, "create", LEASES, resource="leases", body=manifest)

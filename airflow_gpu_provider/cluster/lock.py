@@ -1,0 +1,175 @@
+"""PoolLock: who may change a pool now. One Lease for each pool, taken by compare-and-swap for seconds at a time.
+
+A holder that stalls loses the lock: others take it when its record has not changed for `duration` on their own
+clock, so clocks need not agree. `check` writes the record again; it can only succeed for who still holds it.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from datetime import timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
+from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, LEASES, create_lease
+from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+log = logging.getLogger(__name__)
+
+_LABELS = {"app.kubernetes.io/managed-by": "airflow-gpu-provider", "airflow-gpu-provider/kind": "lock"}
+_POLL = (0.2, 0.8)  # seconds between two looks at a lock that is held; drawn, so that waiters do not march in step
+
+
+class PoolLock:
+    """Context manager: inside it, and until `check` says otherwise, nobody else changes the pool.
+
+    Args:
+        holder: Who takes it, for people: dag/run/task/try, host and pid.
+        duration: How long others let a record stand before they take the lock from its holder.
+        timeout: How long to wait for it; longer than `duration`, so that a dead holder does not fail the next.
+
+    Raises:
+        DemandLockBusy: It was held all the time, by others that were alive.
+    """
+
+    def __init__(
+        self,
+        api: ApiClient,
+        pool_name: str,
+        holder: str,
+        *,
+        duration: timedelta = timedelta(seconds=30),
+        timeout: timedelta = timedelta(seconds=60),
+        clock: Clock | None = None,
+    ) -> None:
+        self._api = api
+        self._pool_name = pool_name
+        self._holder = holder
+        self._duration = duration.total_seconds()
+        self._timeout = timeout.total_seconds()
+        self._clock = clock or SystemClock()
+        self._path = f"{LEASES}/{self.name}"
+        self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
+        self._written_at = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name of the lock's Lease."""
+        return f"lock-{self._pool_name}"
+
+    def __enter__(self) -> Self:
+        deadline = self._clock.monotonic() + self._timeout
+        seen = _Sighting()
+        while True:
+            found = self._read()
+            if found is None or seen.is_free(found, self._clock.monotonic()):
+                if self._take(found):
+                    return self
+                continue
+            if self._clock.monotonic() > deadline:
+                raise self._busy(found)
+            self._clock.sleep(random.uniform(*_POLL))
+
+    def check(self) -> None:
+        """Make sure, right before a write, that the lock is still ours; it is then ours for `duration` again.
+
+        Raises:
+            DemandLockLost: This process was stalled, and another one may have the lock.
+        """
+        if self._record is None or self._clock.monotonic() - self._written_at > self._duration:
+            raise self._lost()
+        spec = {**self._record["spec"], "renewTime": format_time(self._clock.now())}
+        try:
+            self._write(self._record, spec)
+        except (ObjectChanged, ObjectNotFound) as error:
+            raise self._lost() from error
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        record, self._record = self._record, None
+        if record is None:
+            return
+        spec = {key: value for key, value in record["spec"].items() if key != "holderIdentity"}
+        try:
+            self._write(record, spec)
+        except GpuError as failed:
+            # What was to be done under the lock is done, or has an error of its own; the record runs out by itself.
+            log.warning("The lock %s/%s could not be given back: %s", DEMAND_NAMESPACE, self.name, failed)
+        self._record = None
+
+    def _read(self) -> dict[str, Any] | None:
+        try:
+            return call(self._api, "get", self._path, resource="leases")
+        except ObjectNotFound:
+            return None
+
+    def _take(self, found: dict[str, Any] | None) -> bool:
+        now = format_time(self._clock.now())
+        spec = {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": int(self._duration),
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": found["spec"].get("leaseTransitions", 0) + 1 if found else 1,
+        }
+        try:
+            self._write(found, spec)
+        except (ObjectChanged, ObjectNotFound):
+            return False  # another one was faster
+        return True
+
+    def _write(self, before: dict[str, Any] | None, spec: dict[str, Any]) -> None:
+        """Write the record if it is still `before`; the time counts from when the request was sent."""
+        sent_at = self._clock.monotonic()
+        metadata = {"name": self.name, "labels": {**_LABELS, POOL_LABEL: self._pool_name}}
+        manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        if before is None:
+            self._record = create_lease(self._api, manifest)
+        else:
+            metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
+            self._record = call(self._api, "update", self._path, resource="leases", body=manifest)
+        self._written_at = sent_at
+
+    def _busy(self, found: dict[str, Any]) -> DemandLockBusy:
+        spec = found["spec"]
+        return DemandLockBusy(
+            f"Pool {self._pool_name} is being changed by {spec.get('holderIdentity')} since {spec.get('acquireTime')}.",
+            f"It will be free soon; who holds it: kubectl -n {DEMAND_NAMESPACE} get lease {self.name}.",
+            pool=self._pool_name,
+            holder=spec.get("holderIdentity"),
+        )
+
+    def _lost(self) -> DemandLockLost:
+        self._record = None
+        return DemandLockLost(
+            f"{self._holder} was stalled and lost the lock of pool {self._pool_name}; nothing was written after that.",
+            "The next try decides anew.",
+            pool=self._pool_name,
+        )
+
+
+class _Sighting:
+    """What a waiter has seen of a held lock: which record, and since when by its own clock."""
+
+    def __init__(self) -> None:
+        self._version = ""
+        self._since = 0.0
+
+    def is_free(self, found: dict[str, Any], now: float) -> bool:
+        """Whether nobody holds it, or its holder has let its time run out before our eyes."""
+        spec = found.get("spec") or {}
+        if not spec.get("holderIdentity"):
+            return True
+        version = found["metadata"]["resourceVersion"]
+        if version != self._version:
+            self._version, self._since = version, now
+        return now - self._since > float(spec.get("leaseDurationSeconds", 0))

@@ -1,0 +1,142 @@
+"""The pool's nodes as small records, and cordons: ours carry an annotation, and only such a cordon is undone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged
+from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+CORDONED_BY = "airflow-gpu-provider/cordoned-by"
+"""The annotation on a node that this package cordoned: who did it, and when."""
+
+GPU_RESOURCE = "nvidia.com/gpu"
+AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
+
+_NODES = "/api/v1/nodes"
+_TRIES = 5  # a node's status is written every few seconds while it boots, and each write is a conflict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node of a pool.
+
+    Attributes:
+        machine: The last part of its providerID: the cloud's name for the machine.
+        ready_changed_at: When its Ready condition last changed, or the node was created.
+        gpus: Allocatable nvidia.com/gpu.
+        cordoned: spec.unschedulable, whoever set it.
+        cordon_mark: It carries our annotation, cordoned or not.
+        autoscaler_deleting: cluster-autoscaler is about to remove it.
+        not_ready_reason: The Ready condition's own words; empty when it is ready.
+    """
+
+    name: str
+    uid: str = ""
+    machine: str
+    ready: bool
+    ready_changed_at: datetime | None = None
+    gpus: int = 0
+    cordoned: bool = False
+    cordon_mark: bool = False
+    autoscaler_deleting: bool = False
+    zone: str = ""
+    instance_type: str = ""
+    created_at: datetime
+    not_ready_reason: str = ""
+    resource_version: str = ""
+
+    @property
+    def cordoned_by_us(self) -> bool:
+        """Whether the cordon is this package's."""
+        return self.cordoned and self.cordon_mark
+
+    @property
+    def usable(self) -> bool:
+        """Whether new pods can run there. Its machine has to be looked at as well."""
+        return self.ready and not self.cordoned and not self.autoscaler_deleting
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """Read a node as the API server sends it."""
+        meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+        labels = meta.get("labels") or {}
+        created_at = datetime.fromisoformat(meta["creationTimestamp"])
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        ready = conditions.get("Ready", {})
+        is_ready = ready.get("status") == "True"
+        words = ready.get("message") or ready.get("reason") or "the kubelet has not reported yet"
+        return cls(
+            name=meta["name"],
+            uid=meta.get("uid", ""),
+            machine=(spec.get("providerID") or "").rpartition("/")[2],
+            ready=is_ready,
+            ready_changed_at=parse_time(ready.get("lastTransitionTime")) or created_at,
+            gpus=int((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
+            cordoned=bool(spec.get("unschedulable")),
+            cordon_mark=CORDONED_BY in (meta.get("annotations") or {}),
+            autoscaler_deleting=any(t["key"] == AUTOSCALER_TAINT for t in spec.get("taints") or ()),
+            zone=labels.get("topology.kubernetes.io/zone", ""),
+            instance_type=labels.get("node.kubernetes.io/instance-type", ""),
+            created_at=created_at,
+            not_ready_reason="" if is_ready else words,
+            resource_version=meta.get("resourceVersion", ""),
+        )
+
+
+def list_nodes(api: ApiClient, pool_name: str) -> tuple[Node, ...]:
+    """Return the nodes with the pool's label, by name."""
+    raw = list_items(api, _NODES, resource="nodes", labelSelector=f"{POOL_LABEL}={pool_name}")
+    return tuple(sorted((Node.parse(item) for item in raw), key=lambda node: node.name))
+
+
+def cordon(api: ApiClient, node: Node, *, by: str) -> bool:
+    """Take the node out of scheduling and sign it; False when somebody else cordoned it first.
+
+    Raises:
+        ObjectNotFound: The node is gone.
+    """
+    for _ in range(_TRIES):
+        now = _read(api, node)
+        if now.cordoned:
+            return now.cordoned_by_us
+        if _patch(api, now, unschedulable=True, mark=by):
+            return True
+    raise ObjectChanged(f"Node {node.name} changed each time that it was to be cordoned.")
+
+
+def uncordon(api: ApiClient, node: Node) -> bool:
+    """Undo our own cordon, and take our mark off; a cordon that is not ours stays, and False says so.
+
+    Raises:
+        ObjectNotFound: The node is gone.
+    """
+    for _ in range(_TRIES):
+        now = _read(api, node)
+        if not now.cordon_mark:
+            return not now.cordoned
+        if _patch(api, now, unschedulable=None, mark=None):
+            return True
+    raise ObjectChanged(f"Node {node.name} changed each time that it was to be uncordoned.")
+
+
+def _read(api: ApiClient, node: Node) -> Node:
+    return Node.parse(call(api, "get", f"{_NODES}/{node.name}", resource="nodes"))
+
+
+def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str | None) -> bool:
+    """Write both fields at once, unless the node has changed since it was read."""
+    metadata = {"uid": node.uid, "resourceVersion": node.resource_version, "annotations": {CORDONED_BY: mark}}
+    body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
+    try:
+        call(api, "patch", f"{_NODES}/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)
+    except ObjectChanged:
+        return False
+    return True

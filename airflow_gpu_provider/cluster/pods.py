@@ -1,0 +1,181 @@
+"""The pods that matter to a pool, as small records: which node they hold, whose they are, what GPUs they ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
+from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+RUN_LABEL = "airflow-gpu-provider/run"
+"""The label of a pod's run: the hash of its DemandKey, which is also in its lease's name."""
+
+UNCOLLECTED = "airflow-gpu-provider/uncollected"
+"""The annotation of a pod whose log and result are still to be read; taken off when they have been."""
+
+COLLECT_WITHIN = timedelta(minutes=10)
+"""How long after its end an uncollected pod holds its node."""
+
+STUCK_AFTER = timedelta(minutes=10)
+"""How long after its grace period ended a pod that does not go stops holding its node: its kubelet is dead."""
+
+_MIRROR = "kubernetes.io/config.mirror"
+_FINISHED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pod:
+    """A pod on a pool's node, or one that waits for the pool.
+
+    Attributes:
+        node: Where it is bound; None while it waits.
+        gpus: nvidia.com/gpu that it asks for.
+        daemon: A DaemonSet's or a static pod: it comes and goes with its node.
+        pool: The pool that its node selector names.
+        run: The value of its run label.
+        delete_at: When the grace period of its deletion ends; None when nobody deleted it.
+        uncollected: Its log and result are still to be read.
+        finished_at: When its last container ended, if it has finished.
+        reason: status.reason, in Kubernetes' words.
+    """
+
+    namespace: str
+    name: str
+    uid: str = ""
+    node: str | None
+    phase: str
+    gpus: int = 0
+    daemon: bool = False
+    pool: str | None = None
+    run: str | None = None
+    delete_at: datetime | None = None
+    uncollected: bool = False
+    finished_at: datetime | None = None
+    created_at: datetime
+    reason: str = ""
+    resource_version: str = ""
+
+    @property
+    def deleting(self) -> bool:
+        """Whether somebody deleted it; it may still run for its grace period."""
+        return self.delete_at is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether none of its containers will run again."""
+        return self.phase in _FINISHED
+
+    def awaits_collection(self, now: datetime) -> bool:
+        """Whether it has finished and somebody still has to read its result, in time."""
+        return self.finished and self.uncollected and now - (self.finished_at or self.created_at) < COLLECT_WITHIN
+
+    def holds_node(self, now: datetime) -> bool:
+        """Whether its node has to stay for it."""
+        if self.node is None or self.daemon:
+            return False
+        if self.finished:
+            return self.awaits_collection(now)
+        return self.delete_at is None or now - self.delete_at < STUCK_AFTER
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """Read a pod as the API server sends it."""
+        meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+        annotations = meta.get("annotations") or {}
+        created_at = datetime.fromisoformat(meta["creationTimestamp"])
+        phase = status.get("phase", "Pending")
+        return cls(
+            namespace=meta["namespace"],
+            name=meta["name"],
+            uid=meta.get("uid", ""),
+            node=spec.get("nodeName") or None,
+            phase=phase,
+            gpus=_gpus(spec),
+            daemon=_is_daemon(meta, annotations),
+            pool=(spec.get("nodeSelector") or {}).get(POOL_LABEL),
+            run=(meta.get("labels") or {}).get(RUN_LABEL),
+            delete_at=parse_time(meta.get("deletionTimestamp")),
+            uncollected=UNCOLLECTED in annotations,
+            finished_at=_finished_at(status) if phase in _FINISHED else None,
+            created_at=created_at,
+            reason=status.get("reason", ""),
+            resource_version=meta.get("resourceVersion", ""),
+        )
+
+
+def _gpus(spec: dict[str, Any]) -> int:
+    def limit(container: dict[str, Any]) -> int:
+        return int(((container.get("resources") or {}).get("limits") or {}).get(GPU_RESOURCE, 0))
+
+    first = spec.get("initContainers") or ()
+    sidecars = sum(limit(c) for c in first if c.get("restartPolicy") == "Always")
+    running = sidecars + sum(limit(c) for c in spec.get("containers") or ())
+    return max(running, *(limit(c) for c in first), 0) if first else running
+
+
+def _is_daemon(meta: dict[str, Any], annotations: dict[str, str]) -> bool:
+    return _MIRROR in annotations or any(o["kind"] == "DaemonSet" for o in meta.get("ownerReferences") or ())
+
+
+def _finished_at(status: dict[str, Any]) -> datetime | None:
+    ends = [
+        datetime.fromisoformat(ended["finishedAt"])
+        for container in status.get("containerStatuses") or ()
+        if (ended := (container.get("state") or {}).get("terminated")) and ended.get("finishedAt")
+    ]
+    if ends:
+        return max(ends)
+    # A pod that was evicted, or whose node went, has no container to ask.
+    times = (parse_time(c.get("lastTransitionTime")) for c in status.get("conditions") or ())
+    return max((at for at in times if at), default=None)
+
+
+def list_pool_pods(api: ApiClient, pool_name: str, nodes: Iterable[Node]) -> tuple[Pod, ...]:
+    """Return all pods on these nodes, and the unbound pods that select the pool.
+
+    The unbound ones are read first: a pod that is bound in between is then seen twice, not missed.
+    """
+    found = {pod.uid: pod for pod in _list(api, "spec.nodeName=,status.phase=Pending") if pod.pool == pool_name}
+    for node in nodes:
+        found |= {pod.uid: pod for pod in list_node_pods(api, node.name)}
+    return tuple(sorted(found.values(), key=lambda pod: (pod.created_at, pod.namespace, pod.name)))
+
+
+def list_node_pods(api: ApiClient, node_name: str) -> list[Pod]:
+    """Return the pods that are bound to a node, finished ones too."""
+    return _list(api, f"spec.nodeName={node_name}")
+
+
+def delete_run_pods(api: ApiClient, pool_name: str, run: str) -> list[str]:
+    """Delete the pods of a run on this pool, and return their names as namespace/name.
+
+    `run` is the hash of the run's DemandKey. A pod that is replaced by another of the same name is left alone.
+    """
+    raw = list_items(api, "/api/v1/pods", resource="pods", labelSelector=f"{RUN_LABEL}={run}")
+    pods = [pod for pod in map(Pod.parse, raw) if pod.pool == pool_name and not pod.deleting]
+    return [str(pod) for pod in pods if _delete(api, pod)]
+
+
+def _delete(api: ApiClient, pod: Pod) -> bool:
+    path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+    try:
+        call(api, "delete", path, resource="pods", body={"preconditions": {"uid": pod.uid}})
+    except (ObjectNotFound, ObjectChanged):
+        return False
+    return True
+
+
+def _list(api: ApiClient, field_selector: str) -> list[Pod]:
+    return [Pod.parse(raw) for raw in list_items(api, "/api/v1/pods", resource="pods", fieldSelector=field_selector)]
