@@ -53,7 +53,7 @@ class GpuError(AirflowException):
     @staticmethod
     def from_record(record: dict[str, Any]) -> GpuError:
         """Return the error that `to_record` described; an unknown type (a newer release's) becomes a GpuError."""
-        cls = _classes().get(record["type"], GpuError)
+        cls = {known.__name__: known for known in error_types()}.get(record["type"], GpuError)
         return cls(record["what"], record.get("fix", ""), **record.get("details", {}))
 
 
@@ -61,13 +61,11 @@ def _rebuild(cls: type[GpuError], what: str, fix: str, details: dict[str, Any]) 
     return cls(what, fix, **details)
 
 
-def _classes() -> dict[str, type[GpuError]]:
-    found: dict[str, type[GpuError]] = {"GpuError": GpuError}
-    pending = [GpuError]
-    while pending:
-        for cls in pending.pop().__subclasses__():
-            found[cls.__name__] = cls
-            pending.append(cls)
+def error_types() -> list[type[GpuError]]:
+    """Return GpuError and every class derived from it."""
+    found: list[type[GpuError]] = [GpuError]
+    for cls in found:
+        found.extend(sub for sub in cls.__subclasses__() if sub not in found)
     return found
 
 

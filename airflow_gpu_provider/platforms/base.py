@@ -93,12 +93,14 @@ class Change:
 class Plan:
     """What would change, the cloud's side only; sizes are decided later, under the pool's lock.
 
-    `grow` says how many nodes would be added and where, for people; it is no promise.
+    `grow` says how many nodes would be added and where, for people; it is no promise. `notes` say what the pool
+    cannot use, and why.
     """
 
     pool: str
     changes: tuple[Change, ...] = ()
     grow: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -107,10 +109,11 @@ class Plan:
 
     def lines(self) -> list[str]:
         """Return the plan as people read it, a line each."""
+        notes = [f"  ! {note}" for note in self.notes]
         if self.is_empty:
-            return [f"Plan for {self.pool}: no changes."]
+            return [f"Plan for {self.pool}: no changes.", *notes]
         rows = [f"  {'+' if c.action == 'create' else '~'} {c.group}: {c.detail}" for c in self.changes]
-        return [f"Plan for {self.pool}:", *rows, *(f"  ^ {line}" for line in self.grow)]
+        return [f"Plan for {self.pool}:", *rows, *(f"  ^ {line}" for line in self.grow), *notes]
 
 
 class Platform(ABC):
@@ -169,7 +172,7 @@ class Platform(ABC):
         """Delete the groups that this package created."""
 
 
-def platform_for(pool: GpuPool) -> Platform:
+def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:
     """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
     module, name = _PLATFORMS[pool.kind].split(":")
-    return cast("Platform", getattr(import_module(module), name)(pool))
+    return cast("Platform", getattr(import_module(module), name)(pool, owner=owner))

@@ -180,6 +180,11 @@ class GpuPool(ABC):
     def gpu_products(self) -> tuple[str, ...]:
         """The GPU models that nodes of this pool can have, as people call them."""
 
+    @property
+    @abstractmethod
+    def console_url(self) -> str:
+        """Where a person looks at the pool's groups in the cloud's console."""
+
     def nodes_for(self, *, gpus: int | None, nodes: int | None) -> int:
         """Return how many nodes give `gpus` GPUs, or check `nodes`; one of the two is given.
 
@@ -187,9 +192,7 @@ class GpuPool(ABC):
             PoolSpecError: Both or none are given, or the pool cannot have that many.
         """
         if (gpus is None) == (nodes is None):
-            raise PoolSpecError(
-                f"Pool {self.name}: gpus={gpus}, nodes={nodes}.", "Give one of gpus and nodes."
-            )
+            raise PoolSpecError(f"Pool {self.name}: gpus={gpus}, nodes={nodes}.", "Give one of gpus and nodes.")
         if nodes is None:
             if self.gpus_per_node is None:
                 raise PoolSpecError(
@@ -230,9 +233,7 @@ class GpuPool(ABC):
             self._set("price_per_hour", float(self.price_per_hour))
 
     def _validate(self) -> None:
-        self._check(
-            "name", _is_name, "a DNS label: lower-case letters, digits and '-', at most 40 characters"
-        )
+        self._check("name", _is_name, "a DNS label: lower-case letters, digits and '-', at most 40 characters")
         self._check("max_nodes", lambda n: n >= 1, "at least 1")
         self._check("min_nodes", lambda n: n >= 0, "at least 0")
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
@@ -335,6 +336,4 @@ def _is_label(key: Any, value: Any) -> bool:
     prefix, slash, name = key.rpartition("/")
     if slash and (len(prefix) > 253 or not _LABEL_PREFIX.fullmatch(prefix)):
         return False
-    return _LABEL_NAME.fullmatch(name) is not None and (
-        value == "" or _LABEL_NAME.fullmatch(value) is not None
-    )
+    return _LABEL_NAME.fullmatch(name) is not None and (value == "" or _LABEL_NAME.fullmatch(value) is not None)

@@ -76,6 +76,11 @@ class EksGpuPool(GpuPool):
         known = (accelerators.instance_type(name) for name in self.instance_types)
         return tuple(dict.fromkeys(machine.gpu.name for machine in known if machine))
 
+    @property
+    def console_url(self) -> str:
+        tab = f"#/clusters/{self.cluster_name}?selectedTab=cluster-compute-tab"
+        return f"https://{self.region}.console.aws.amazon.com/eks/home?region={self.region}{tab}"
+
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most wanted first."""
         zones = tuple(zones)

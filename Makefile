@@ -1,0 +1,66 @@
+# make demo   one night's training in a GPU cloud on this machine
+# make test   every check and test that can run here
+#
+# Both create .venv by themselves when it is missing or older than what it is made from.
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+REPORT := build/demo-report.json
+JOBS ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help .venv demo test lint test-unit test-sandbox test-airflow bench requirements clean
+
+help:
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+
+.venv: $(INSTALLED)
+
+$(INSTALLED): requirements-dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
+	@echo "== .venv: creating it, then installing some 300 packages (a minute or two when nothing is cached)"
+	@$(PYTHON) -m venv --clear .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	@$(BIN)/uv pip install --python $(BIN)/python --requirements requirements-dev.txt || $(BIN)/python -m pip install --requirement requirements-dev.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# make demo FAULT=stockout:us-west-2a    the same night with no capacity in the first zone
+# make demo FAULT=train-fails            a red night, and nothing left
+demo: .venv
+	@mkdir -p build
+	@$(BIN)/gpu-sandbox demo --report $(REPORT) $(if $(FAULT),--fault $(FAULT))
+
+test: lint test-unit test-sandbox test-airflow
+
+lint: .venv
+	@echo "== ruff, mypy, import-linter"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+test-unit: .venv
+	@echo "== tests/unit: pure logic"
+	@$(BIN)/pytest tests/unit -n $(JOBS) --dist loadfile -q
+
+test-sandbox: .venv
+	@echo "== tests/sandbox: against a real Kubernetes control plane"
+	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/pytest tests/sandbox -n $(JOBS) --dist loadfile -q
+
+test-airflow: .venv
+	@echo "== tests/airflow: under a real scheduler and triggerer"
+	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/pytest tests/airflow -v
+
+bench: .venv
+	@$(BIN)/python -m benchmarks
+
+requirements: .venv
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header requirements-dev.in --output-file requirements-dev.txt
+	@sed -i '1i # Made from requirements-dev.in by `make requirements`; do not edit.' requirements-dev.txt
+
+clean:
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

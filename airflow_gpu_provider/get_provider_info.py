@@ -1,0 +1,58 @@
+"""What Airflow is told about this package; loaded at every `airflow` call, so it imports nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def get_provider_info() -> dict[str, Any]:
+    """Return the provider's metadata, in the form of Airflow's provider_info.schema.json."""
+    package = "airflow_gpu_provider"
+    integration = "GPU pools"
+    return {
+        "package-name": "airflow-gpu-provider",
+        "name": "GPU Provider",
+        "description": "Scale a GPU pool up from zero, run the CUDA training pod, scale back to zero.",
+        "integrations": [
+            {
+                "integration-name": integration,
+                "external-doc-url": "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
+                "tags": ["service"],
+            }
+        ],
+        "operators": [
+            {
+                "integration-name": integration,
+                "python-modules": [
+                    f"{package}.operators.ensure",
+                    f"{package}.operators.device_plugin",
+                    f"{package}.operators.gpu_pod",
+                ],
+            }
+        ],
+        "sensors": [{"integration-name": integration, "python-modules": [f"{package}.sensors.scale_down"]}],
+        "triggers": [
+            {
+                "integration-name": integration,
+                "python-modules": [f"{package}.triggers.pool", f"{package}.triggers.pod"],
+            }
+        ],
+        "extra-links": [f"{package}.links.NodeGroupsLink"],
+        "config": {
+            "gpu_provider": {
+                "description": "Settings of airflow-gpu-provider.",
+                "options": {
+                    "installation_id": {
+                        "description": (
+                            "Tells this Airflow installation's demand for GPU nodes from that of others that share "
+                            "a cluster with it. When empty, the package keeps one in an Airflow Variable."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "string",
+                        "example": "prod-eu",
+                        "default": "",
+                    }
+                },
+            }
+        },
+    }

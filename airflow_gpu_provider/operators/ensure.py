@@ -1,0 +1,224 @@
+"""EnsureGpuPoolOperator: a DAG run's GPU nodes, from whatever there is now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, TaskKilled
+from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.retries import default_retry_policy
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.waits import NodesWait
+
+_DEFER_MARGIN = timedelta(minutes=2)
+
+
+class EnsureGpuPoolOperator(BaseOperator):
+    """Make sure that a DAG run has its GPU nodes: say what it wants, plan, apply, and wait for the nodes.
+
+    The run's demand is kept in the cluster until ScaleDownSensor gives it up, at the latest until the pool's
+    `max_runtime` is over. A second run of this task plans no change. When it fails or is killed, it gives the
+    demand up and removes what it has grown.
+
+    Args:
+        gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
+        gpus: GPUs that this run wants; as many nodes as give them. Default 1 where `nodes` is not given.
+        nodes: Nodes that this run wants, instead of `gpus`.
+        dry_run: Log and return the plan, change nothing. Default False.
+        wait_for: "ready" (default): nodes are Ready, as far as it goes before the device plugin runs. "gpus":
+            nvidia.com/gpu is allocatable too.
+        timeout: How long to wait for the nodes. Default 30 minutes.
+        deferrable: Wait in the triggerer. Default True.
+
+    Returns:
+        `{"pool", "nodes": [...], "gpus", "plan": [...], "timeline": [{"phase", "seconds"}]}`.
+
+    Raises:
+        PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, where it can be known then.
+        PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed: as their names say.
+    """
+
+    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes")
+    operator_extra_links = (NodeGroupsLink(),)
+    ui_color = "#d9f2d9"
+
+    def __init__(
+        self,
+        *,
+        gpu_pool: GpuPool,
+        gpus: int | None = None,
+        nodes: int | None = None,
+        dry_run: bool = False,
+        wait_for: Literal["ready", "gpus"] = "ready",
+        timeout: timedelta = timedelta(minutes=30),
+        deferrable: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        super().__init__(**kwargs)
+        self.gpu_pool = gpu_pool
+        self.gpus = gpus
+        self.nodes = nodes
+        self.plan_only = dry_run
+        self.wait_for = wait_for
+        self.wait_timeout = timeout
+        self.deferrable = deferrable
+        self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        if self.wait_for not in ("ready", "gpus"):
+            raise PoolSpecError(f"wait_for={self.wait_for!r}.", 'It is "ready" or "gpus".')
+        counts_are_known = all(value is None or isinstance(value, int) for value in (self.gpus, self.nodes))
+        if getattr(self.gpu_pool, "is_rendered", False) and counts_are_known:
+            self._wanted_nodes()
+
+    def _wanted_nodes(self) -> int:
+        nodes = None if self.nodes is None else int(self.nodes)
+        gpus = None if self.gpus is None else int(self.gpus)
+        if nodes is None and gpus is None:
+            gpus = 1
+        return self.gpu_pool.nodes_for(gpus=gpus, nodes=nodes)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_key
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        nodes = self._wanted_nodes()
+        owner = f"{installation_id()}/{context['ti'].dag_id}"
+        reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+        plan = reconciler.platform.plan(nodes)
+        for line in plan.lines():
+            self.log.info("%s", line)
+        if self.plan_only:
+            return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
+        context["ti"].xcom_push(key="plan", value=plan.lines())
+        key = run_key(context, self.gpu_pool.name)
+        with _gives_up_on_failure(self, reconciler, key):
+            reconciler.platform.apply(plan, self.log.info)
+            return self._wait(reconciler, key, nodes, owner, context)
+
+    def _wait(self, reconciler: Reconciler, key: DemandKey, nodes: int, owner: str, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.run_identity import lock_holder
+        from airflow_gpu_provider.scaling.waits import NodesWait
+
+        now = datetime.now(UTC)
+        outcome = reconciler.want(key, nodes, now + self.gpu_pool.max_runtime)
+        wait = NodesWait(key=key, wait_for=self.wait_for, started=now, deadline=now + self.wait_timeout)
+        progress = wait.step(outcome.snapshot)
+        for line in (*outcome.said, *progress.lines):
+            self.log.info("%s", line)
+        if progress.error:
+            raise progress.error
+        if progress.result is not None:
+            return self._finish(dict(progress.result), context)
+        if self.deferrable:
+            self._defer(wait, owner, lock_holder(context))
+        return self._finish(self._block(wait, reconciler), context)
+
+    def _defer(self, wait: NodesWait, owner: str, holder: str) -> None:
+        from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
+
+        record = {
+            "version": RECORD_VERSION,
+            "pool": self.gpu_pool.serialize(),
+            "owner": owner,
+            "holder": holder,
+            "deferred_at": time.time(),
+            "wait": wait.to_record(),
+        }
+        self.log.info("Waiting in the triggerer for the pool's nodes, until %s at the latest", wait.deadline)
+        self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN)
+
+    def _block(self, wait: NodesWait, reconciler: Reconciler) -> dict[str, Any]:
+        import asyncio
+
+        from airflow_gpu_provider.scaling.changes import pool_changes
+        from airflow_gpu_provider.scaling.drive import drive
+
+        async def until_done() -> dict[str, Any]:
+            async with pool_changes(reconciler) as change:
+                progress = await drive(wait, reconciler.reconcile, say=self.log.info, every=15.0, change=change)
+            return dict(progress.result or {})
+
+        return asyncio.run(until_done())
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on when the trigger has an event: return what it found, or give up and raise its error."""
+        if event["status"] != "done":
+            self._give_up(context)
+            raise GpuError.from_record(event["error"])
+        return self._finish(event["result"], context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Give the demand up also where the trigger itself died, or Airflow's own deferral timeout came first."""
+        from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (TaskDeferralTimeout, TaskDeferralError) as error:
+            self._give_up(context)
+            raise NodesNotReady(
+                f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
+                "See the triggerer's log; the next try starts the wait again.",
+                pool=self.gpu_pool.name,
+            ) from error
+
+    def _give_up(self, context: Context) -> None:
+        from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_key
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        owner = f"{installation_id()}/{context['ti'].dag_id}"
+        reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+        _release_quietly(self, reconciler, run_key(context, self.gpu_pool.name))
+
+    def _finish(self, result: dict[str, Any], context: Context) -> dict[str, Any]:
+        plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
+        names = ", ".join(f"{n['name']} ({n['instance_type']} in {n['zone']})" for n in result["nodes"])
+        self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names)
+        for phase in result["timeline"]:
+            self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
+        return {**result, "plan": plan}
+
+    def on_kill(self) -> None:
+        """End the task with an error: what it has grown is given up on the way out, and it is never green."""
+        raise TaskKilled(
+            f"Task {self.task_id} was told to stop while it ensured pool {self.gpu_pool.name}.",
+            "Its demand was given up; run the task again.",
+        )
+
+
+class _gives_up_on_failure:
+    """Gives a run's demand up when its task fails; a deferral is no failure."""
+
+    def __init__(self, operator: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey) -> None:
+        self._operator, self._reconciler, self._key = operator, reconciler, key
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if error is not None and not isinstance(error, TaskDeferred):
+            _release_quietly(self._operator, self._reconciler, self._key)
+
+
+def _release_quietly(operator: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey) -> None:
+    """Give the demand up; an error here is logged, for it must not replace the task's first one."""
+    try:
+        outcome = reconciler.give_up(key)
+    except GpuError as error:
+        operator.log.error("The run's demand could not be given up; it ends at max_runtime. %s", error)
+        return
+    for line in ("Gave the run's demand up.", *outcome.said):
+        operator.log.info("%s", line)

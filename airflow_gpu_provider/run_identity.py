@@ -1,0 +1,60 @@
+"""Who wants the nodes: the DAG run a task belongs to, and the Airflow installation that the run belongs to.
+
+Two installations may run the same DAG against one cluster, with equal DAG and run ids. Each therefore has an
+id of its own: the option `[gpu_provider] installation_id`, or else an Airflow Variable that the first task
+to ask creates and everybody after it reads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.demand import DemandKey
+
+INSTALLATION_VARIABLE = "gpu_provider_installation_id"
+_SETTLE_SECONDS = 1.0
+
+
+def installation_id() -> str:
+    """Return this installation's id; call it where Airflow's task API is at hand (a worker), not in a trigger."""
+    from airflow.providers.common.compat.sdk import conf
+
+    configured: str | None = conf.get("gpu_provider", "installation_id", fallback=None)
+    return configured or _stored_installation_id()
+
+
+def _stored_installation_id() -> str:
+    from airflow.sdk import Variable
+
+    stored: str | None = Variable.get(INSTALLATION_VARIABLE, default=None)
+    if stored:
+        return stored
+    Variable.set(
+        INSTALLATION_VARIABLE,
+        uuid.uuid4().hex[:12],
+        description="Tells the GPU nodes that this Airflow wants from those that another one wants. Do not change.",
+    )
+    # Another worker may have found none and written its own in the same moment. Variables have no
+    # compare-and-swap; whoever wrote last has won once both writes are through.
+    time.sleep(_SETTLE_SECONDS)
+    return str(Variable.get(INSTALLATION_VARIABLE))
+
+
+def run_key(context: Any, pool_name: str) -> DemandKey:
+    """Return the key of the demand that the current DAG run has for `pool_name`."""
+    from airflow_gpu_provider.cluster.demand import DemandKey
+
+    ti = context["ti"]
+    return DemandKey(installation=installation_id(), dag_id=ti.dag_id, run_id=ti.run_id, pool=pool_name)
+
+
+def lock_holder(context: Any) -> str:
+    """Return a name for the pool's lock that tells a person which task has it."""
+    ti = context["ti"]
+    mapped = f"[{ti.map_index}]" if ti.map_index is not None and ti.map_index >= 0 else ""
+    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}{mapped}#{ti.try_number}@{socket.gethostname()}:{os.getpid()}"

@@ -1,0 +1,85 @@
+"""The loop around a wait's step, for whoever waits: reconcile, step, say what is new, wait for a change.
+
+One loop for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the ways
+of running cannot drift apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from typing import Protocol
+
+from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost, GpuError
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.scaling.reconcile import Outcome
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+
+TRANSIENT: tuple[type[GpuError], ...] = (CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost)
+"""Errors that a wait sits out until its deadline: the API server restarts, the cloud throttles, the lock is held."""
+
+
+class Wait(Protocol):
+    """A wait of `waits`: it steps, and has a deadline."""
+
+    @property
+    def started(self) -> datetime: ...
+
+    @property
+    def deadline(self) -> datetime: ...
+
+    def step(self, snapshot: PoolSnapshot) -> Progress: ...
+
+
+class Narrator:
+    """Says each line once while it stays true, with the time since the start."""
+
+    def __init__(self, say: Say, *, started: datetime) -> None:
+        self._say = say
+        self._started = started
+        self._true_now: frozenset[str] = frozenset()
+
+    def tell(self, *lines: str) -> None:
+        for line in dict.fromkeys(lines):
+            if line not in self._true_now:
+                self._say(f"[{format_seconds(datetime.now(UTC) - self._started)}] {line}")
+        self._true_now = frozenset(lines)
+
+
+async def drive(
+    wait: Wait,
+    reconcile: Callable[[], Outcome],
+    *,
+    say: Say,
+    every: float,
+    change: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> Progress:
+    """Reconcile and step until the wait is done.
+
+    Args:
+        wait: What is waited for.
+        reconcile: Brings the pool closer to what is wanted; runs in a thread.
+        say: Takes lines for the task's log.
+        every: Seconds after which to look again when nothing was heard.
+        change: Returns when something may have changed, at the latest after the seconds it is given.
+
+    Raises:
+        GpuError: The wait's own error, or the last error of `reconcile` when the deadline passes.
+    """
+    narrator = Narrator(say, started=wait.started)
+    while True:
+        try:
+            outcome = await asyncio.to_thread(reconcile)
+            progress = wait.step(outcome.snapshot)
+            narrator.tell(*outcome.said, *progress.lines)
+            if progress.done:
+                return progress
+            if progress.error:
+                raise progress.error
+        except TRANSIENT as error:
+            if datetime.now(UTC) >= wait.deadline:
+                raise
+            narrator.tell(f"{type(error).__name__}: {error} Trying again.")
+        await change(every)

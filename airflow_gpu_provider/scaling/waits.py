@@ -1,0 +1,312 @@
+"""Whether somebody who waits for a pool has what they waited for: pure steps over a snapshot.
+
+Each wait is a small record with `step(snapshot, now)`. It says done, or why not yet in words, or which error ends
+the wait. Whoever waits - the blocking operator, the sensor's poke, the trigger - drives the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal, Self
+
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.errors import (
+    GpuError,
+    GpusNotAllocatable,
+    GroupFailed,
+    NodesNotReady,
+    OutOfStock,
+    PoolNotReleased,
+)
+from airflow_gpu_provider.scaling.decisions import Decision, decide, usable_needed, wanted_nodes
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+
+WaitFor = Literal["ready", "gpus"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a wait stands.
+
+    Attributes:
+        done: There is nothing left to wait for.
+        lines: What is so now, in words; whoever waits logs each when it is new.
+        error: What ends the wait without success.
+        result: What the task returns, once done.
+    """
+
+    done: bool = False
+    lines: tuple[str, ...] = ()
+    error: GpuError | None = None
+    result: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesWait:
+    """EnsureGpuPoolOperator's wait: until the run's share of the pool's nodes is Ready, or has allocatable GPUs.
+
+    Attributes:
+        key: Whose demand it is.
+        wait_for: "ready": nodes are Ready; "gpus": nvidia.com/gpu is allocatable on them too.
+        started: When the wait began.
+        deadline: When it fails.
+    """
+
+    key: DemandKey
+    wait_for: WaitFor
+    started: datetime
+    deadline: datetime
+
+    def step(self, snapshot: PoolSnapshot) -> Progress:
+        needed = usable_needed(snapshot, self.key)
+        usable = [node for node in snapshot.nodes if self._has_what_is_wanted(node)]
+        lines = (*_group_lines(snapshot), *self._node_lines(snapshot))
+        if len(usable) >= needed:
+            return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
+        error = _failed_groups(snapshot)
+        if error is None and snapshot.now >= self.deadline:
+            error = self._late(snapshot, needed, len(usable))
+        return Progress(lines=lines, error=error)
+
+    def _has_what_is_wanted(self, node: Node) -> bool:
+        return node.usable and (self.wait_for == "ready" or node.gpus > 0)
+
+    def _node_lines(self, snapshot: PoolSnapshot) -> list[str]:
+        lines = []
+        for node in snapshot.nodes:
+            if not node.ready:
+                lines.append(f"node {node.name} joined, not Ready yet{_because(node.not_ready_reason)}")
+            elif node.cordoned:
+                lines.append(f"node {node.name} is cordoned")
+            elif node.gpus == 0:
+                lines.append(f"node {node.name} is Ready, no allocatable GPUs yet")
+            else:
+                lines.append(f"node {node.name} is Ready with {node.gpus} allocatable GPUs")
+        return lines
+
+    def _late(self, snapshot: PoolSnapshot, needed: int, usable: int) -> GpuError:
+        pool = snapshot.pool.name
+        waited = format_seconds(snapshot.now - self.started)
+        have = f"Pool {pool}: {usable} of {needed} nodes after {waited}."
+        failures = [group.launch_failure for group in snapshot.groups if group.launch_failure]
+        stock_outs = [failure for failure in failures if failure.out_of_stock]
+        machines = [machine for group in snapshot.groups for machine in group.live]
+        joined = {node.machine for node in snapshot.nodes}
+        without_gpus = [node.name for node in snapshot.nodes if node.usable and node.gpus == 0]
+        if without_gpus and self.wait_for == "gpus":
+            return GpusNotAllocatable(
+                f"{have} nvidia.com/gpu is not allocatable on {', '.join(without_gpus)}.",
+                "Look at the device plugin's pods on these nodes; is InstallDevicePluginOperator in the DAG?",
+                pool=pool,
+            )
+        missing = [machine.id for machine in machines if machine.id not in joined]
+        not_ready = [f"{node.name}{_because(node.not_ready_reason)}" for node in snapshot.nodes if not node.ready]
+        if missing or not_ready:
+            return NodesNotReady(
+                f"{have} Not joined: {', '.join(missing) or 'none'}; not Ready: {', '.join(not_ready) or 'none'}.",
+                "Check the node role's permissions, the subnets' way to the API server, and the machines' console.",
+                pool=pool,
+            )
+        if stock_outs:
+            newest = max(stock_outs, key=lambda failure: failure.at)
+            tried = ", ".join(str(g.candidate) for g in snapshot.groups if g.launch_failure)
+            return OutOfStock(
+                f"{have} No capacity for {tried}: {newest.message}",
+                "Add zones, instance_types or capacity_types to the pool, or raise the timeout.",
+                pool=pool,
+            )
+        said = "; ".join(failure.message for failure in failures) or "the cloud gives no reason"
+        return NodesNotReady(
+            f"{have} No machine came: {said}.", "See the node groups' health in the console.", pool=pool
+        )
+
+    def _result(self, snapshot: PoolSnapshot, usable: list[Node]) -> dict[str, Any]:
+        market = {g.name: g.candidate.market for g in snapshot.groups}
+        group_of = {m.id: g for g in snapshot.groups for m in g.machines}
+        nodes = []
+        for node in usable:
+            group = group_of.get(node.machine)
+            nodes.append(
+                {
+                    "name": node.name,
+                    "machine": node.machine,
+                    "group": group.name if group else None,
+                    "zone": node.zone,
+                    "instance_type": node.instance_type,
+                    "capacity_type": market[group.name] if group else None,
+                    "gpus": node.gpus,
+                }
+            )
+        return {
+            "pool": snapshot.pool.name,
+            "nodes": nodes,
+            "gpus": sum(node.gpus for node in usable),
+            "timeline": self._timeline(snapshot, usable),
+        }
+
+    def _timeline(self, snapshot: PoolSnapshot, usable: list[Node]) -> list[dict[str, Any]]:
+        """Return the phases of the newest machine's way into the pool, in seconds; a node that was there has none."""
+        launched = {m.id: m.launched_at for g in snapshot.groups for m in g.machines}
+        new = [node for node in usable if node.created_at >= self.started]
+        if not new:
+            return [{"phase": "nodes were there", "seconds": _seconds(snapshot.now - self.started)}]
+        last = max(new, key=lambda node: node.created_at)
+        launch = launched.get(last.machine) or last.created_at
+        ends = (("machine launched", launch), ("node joined", last.created_at), ("node ready", snapshot.now))
+        phases, start = [], self.started
+        for phase, end in ends:
+            phases.append({"phase": phase, "seconds": _seconds(max(end, start) - start)})
+            start = max(end, start)
+        return phases
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "key": asdict(self.key),
+            "wait_for": self.wait_for,
+            "started": self.started.isoformat(),
+            "deadline": self.deadline.isoformat(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        return cls(
+            key=DemandKey(**record["key"]),
+            wait_for=record["wait_for"],
+            started=datetime.fromisoformat(record["started"]),
+            deadline=datetime.fromisoformat(record["deadline"]),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReleaseWait:
+    """ScaleDownSensor's wait: until nothing is left that only this run wanted."""
+
+    key: DemandKey
+    started: datetime
+    deadline: datetime
+
+    def step(self, snapshot: PoolSnapshot) -> Progress:
+        decision = decide(snapshot)
+        pending = tuple(self._pending(snapshot, decision))
+        kept = tuple(_kept_lines(snapshot))
+        if not pending:
+            return Progress(done=True, lines=kept, result=self._result(snapshot, kept))
+        error = self._late(snapshot, pending) if snapshot.now >= self.deadline else None
+        return Progress(lines=(*pending, *kept), error=error)
+
+    def _pending(self, snapshot: PoolSnapshot, decision: Decision) -> list[str]:
+        """Return what is still to go, in words."""
+        lines = []
+        for pod in snapshot.pods:
+            if pod.run == self.key.hash and pod.holds_node(snapshot.now):
+                state = "is ending" if pod.deleting else "has a result or log not collected yet"
+                lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it {state}")
+        lines += [f"machine {machine.id} of {machine.group} is to go" for machine in decision.release]
+        lines += [f"{group} is to stop trying for machines that do not come" for group in decision.shrink]
+        live = {machine.id for group in snapshot.groups for machine in group.live}
+        for group in snapshot.groups:
+            for machine in group.machines:
+                if machine.state == "terminating":
+                    lines.append(f"waiting for machine {machine.id} of {group.name} to end")
+        gone = [node for node in snapshot.nodes if node.machine not in live]
+        lines += [f"waiting for node {node.name} to leave the cluster" for node in gone]
+        return lines
+
+    def _late(self, snapshot: PoolSnapshot, pending: tuple[str, ...]) -> GpuError:
+        waited = format_seconds(snapshot.now - self.started)
+        return PoolNotReleased(
+            f"Pool {snapshot.pool.name} is not back to its size after {waited}: {'; '.join(pending)}.",
+            "The next try goes on where this one stopped; if it repeats, end these machines in the cloud's console.",
+            pool=snapshot.pool.name,
+        )
+
+    def _result(self, snapshot: PoolSnapshot, kept: tuple[str, ...]) -> dict[str, Any]:
+        return {
+            "pool": snapshot.pool.name,
+            "nodes": len(snapshot.nodes),
+            "desired": sum(group.desired for group in snapshot.groups),
+            "kept": list(kept),
+            "seconds": _seconds(snapshot.now - self.started),
+        }
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "key": asdict(self.key),
+            "started": self.started.isoformat(),
+            "deadline": self.deadline.isoformat(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        return cls(
+            key=DemandKey(**record["key"]),
+            started=datetime.fromisoformat(record["started"]),
+            deadline=datetime.fromisoformat(record["deadline"]),
+        )
+
+
+def _group_lines(snapshot: PoolSnapshot) -> list[str]:
+    lines = []
+    for group in snapshot.groups:
+        if group.status == "creating":
+            lines.append(f"node group {group.name} is being created")
+        if group.unfilled and group.launch_failure:
+            lines.append(f"no {group.candidate}: {group.launch_failure.message}")
+        lines += [
+            f"machine {machine.id} of {group.name} is {'starting' if machine.state == 'pending' else 'running'}"
+            for machine in group.live
+            if machine.id not in {node.machine for node in snapshot.nodes}
+        ]
+    return lines
+
+
+def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
+    lines = []
+    live = [machine for group in snapshot.groups for machine in group.live]
+    if not live:
+        return lines
+    for lease in snapshot.leases:
+        if lease.live(snapshot.now):
+            lines.append(
+                f"kept for {lease.key.dag_id}/{lease.key.run_id}: {lease.nodes} nodes until {lease.until:%Y-%m-%d %H:%M}Z"
+            )
+    leased = {lease.key.hash for lease in snapshot.leases if lease.live(snapshot.now)}
+    for pod in snapshot.pods:
+        if pod.run not in leased and pod.holds_node(snapshot.now):
+            lines.append(f"kept for pod {pod.namespace}/{pod.name} on {pod.node or 'no node yet'}")
+    if snapshot.pool.min_nodes and wanted_nodes(snapshot) == snapshot.pool.min_nodes:
+        lines.append(f"kept: min_nodes={snapshot.pool.min_nodes}")
+    return lines
+
+
+def _failed_groups(snapshot: PoolSnapshot) -> GpuError | None:
+    """Return an error where no group can ever give a node: one that works is enough to go on."""
+    failed = [group for group in snapshot.groups if group.status == "failed"]
+    if not failed or len(failed) < len(snapshot.groups):
+        return None
+    issues = "; ".join(f"{group.name}: {', '.join(group.issues) or 'no reason given'}" for group in failed)
+    return GroupFailed(
+        f"Pool {snapshot.pool.name}: its node groups failed ({issues}).",
+        "Correct what the issues name, delete the failed groups, and run the task again.",
+        pool=snapshot.pool.name,
+    )
+
+
+def format_seconds(duration: timedelta) -> str:
+    """Return a duration as people say it: 42 s, 3 min 10 s, 2 h 5 min."""
+    seconds = round(duration.total_seconds())
+    if seconds < 60:
+        return f"{seconds} s"
+    minutes, seconds = divmod(seconds, 60)
+    return f"{minutes} min {seconds} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def _because(reason: str) -> str:
+    return f" ({reason})" if reason else ""
+
+
+def _seconds(duration: timedelta) -> float:
+    return round(duration.total_seconds(), 1)

@@ -1,0 +1,186 @@
+"""ScaleDownSensor: a DAG run's GPU nodes, gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+
+from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError, TaskKilled
+from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.retries import default_retry_policy
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
+
+_FIRST_LEG = timedelta(seconds=10)
+_AIRFLOW_MARGIN = timedelta(minutes=2)
+
+
+class ScaleDownSensor(BaseSensorOperator):
+    """Give up what a DAG run wanted of a pool, remove the machines that nobody wants any more, and see them go.
+
+    First it deletes the pods that the run left, gives the run's demand up and releases the free machines; then it
+    waits until nothing is left that only this run wanted. Nodes that another run wants, or that a pod of anybody's
+    is on, stay; the log and the result name them and whom they stay for.
+
+    Make it the teardown of EnsureGpuPoolOperator with `on_failure_fail_dagrun=True`, or let `gpu_nodes` do so.
+
+    Args:
+        gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
+        deferrable: Wait in the triggerer. Default True; else `mode` says how: "poke" or "reschedule".
+        poke_interval: Seconds between two looks when not deferrable. Default 5.
+        timeout: How long machines may take to go, draining included. Default 30 minutes. After that the task
+            fails with PoolNotReleased, and is tried again.
+        retries: Default 3, half a minute apart.
+
+    Returns:
+        `{"pool", "nodes", "desired", "kept": [...], "seconds"}`.
+
+    Raises:
+        PoolNotReleased: Something did not go in time; the message names it.
+        PoolSpecError: `soft_fail` or `never_fail` is set: they would hide a GPU that is still running.
+    """
+
+    template_fields: Sequence[str] = ("gpu_pool",)
+    operator_extra_links = (NodeGroupsLink(),)
+    ui_color = "#f2e3d9"
+
+    def __init__(
+        self,
+        *,
+        gpu_pool: GpuPool,
+        deferrable: bool = True,
+        poke_interval: float | timedelta = 5,
+        timeout: float | timedelta = timedelta(minutes=30),
+        **kwargs: Any,
+    ) -> None:
+        refused = [name for name in ("soft_fail", "never_fail", "silent_fail") if kwargs.get(name)]
+        if refused:
+            raise PoolSpecError(
+                f"ScaleDownSensor {kwargs.get('task_id')!r}: {refused[0]}=True would hide GPUs that still run.",
+                f"Leave {refused[0]} out.",
+            )
+        kwargs.setdefault("retries", 3)
+        kwargs.setdefault("retry_delay", timedelta(seconds=30))
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        self.release_timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
+        # Airflow's own sensor timeout is final, our own is tried again: let ours come first.
+        super().__init__(poke_interval=poke_interval, timeout=self.release_timeout + _AIRFLOW_MARGIN, **kwargs)
+        self.gpu_pool = gpu_pool
+        self.deferrable = deferrable
+        self._wait: ReleaseWait | None = None
+
+    def execute(self, context: Context) -> Any:
+        if not self.deferrable:
+            return super().execute(context)
+        progress = self._first_leg(context)
+        if progress.result is None:
+            self._defer(context)
+        return progress.result
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        progress = self._release(context)
+        if progress.error:
+            raise progress.error
+        return PokeReturnValue(progress.done, progress.result)
+
+    def _first_leg(self, context: Context) -> Progress:
+        """Release, and look for a few seconds whether that was all: a deferral costs several seconds by itself."""
+        until = time.monotonic() + _FIRST_LEG.total_seconds()
+        while True:
+            progress = self._release(context)
+            if progress.done or time.monotonic() > until:
+                return progress
+            time.sleep(1)
+
+    def _release(self, context: Context) -> Progress:
+        """Do everything once that can be done now; every part of it may be repeated."""
+        from airflow_gpu_provider.run_identity import run_key
+        from airflow_gpu_provider.scaling.drive import Narrator
+
+        key = run_key(context, self.gpu_pool.name)
+        if self._wait is None:
+            self._wait = self._new_wait(context)
+            self._reconciler = self._open(context)
+            self._narrator = Narrator(self._say, started=self._wait.started)
+        deleted = self._reconciler.delete_run_pods(key)
+        outcome = self._reconciler.give_up(key)
+        progress = self._wait.step(outcome.snapshot)
+        self._narrator.tell(*(f"deleted leftover pod {name}" for name in deleted), *outcome.said, *progress.lines)
+        return progress
+
+    def _new_wait(self, context: Context) -> ReleaseWait:
+        from airflow_gpu_provider.run_identity import run_key
+        from airflow_gpu_provider.scaling.waits import ReleaseWait
+
+        started = datetime.now(UTC)
+        if self.reschedule:
+            started = context["ti"].get_first_reschedule_date(context) or started
+        key = run_key(context, self.gpu_pool.name)
+        return ReleaseWait(key=key, started=started, deadline=started + self.release_timeout)
+
+    def _open(self, context: Context) -> Reconciler:
+        from airflow_gpu_provider.run_identity import lock_holder
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        return open_pool(self.gpu_pool, owner=self._owner(context), holder=lock_holder(context), say=self._say)
+
+    def _owner(self, context: Context) -> str:
+        from airflow_gpu_provider.run_identity import installation_id
+
+        return f"{installation_id()}/{context['ti'].dag_id}"
+
+    def _defer(self, context: Context) -> None:
+        from airflow_gpu_provider.run_identity import lock_holder
+        from airflow_gpu_provider.triggers.pool import RECORD_VERSION, ReleaseTrigger
+
+        wait = self._wait or self._new_wait(context)
+        record = {
+            "version": RECORD_VERSION,
+            "pool": self.gpu_pool.serialize(),
+            "owner": self._owner(context),
+            "holder": lock_holder(context),
+            "deferred_at": time.time(),
+            "wait": wait.to_record(),
+        }
+        self.log.info("Waiting in the triggerer for the machines to go, until %s at the latest", wait.deadline)
+        self.defer(trigger=ReleaseTrigger(record), method_name="resume", timeout=self.release_timeout + _AIRFLOW_MARGIN)
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on when the trigger has an event: return what it found, or raise its error."""
+        if event["status"] != "done":
+            raise GpuError.from_record(event["error"])
+        result: dict[str, Any] = event["result"]
+        self.log.info("Pool %s: %d nodes, desired size %d", result["pool"], result["nodes"], result["desired"])
+        return result
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Turn the death of the trigger into an error that is tried again; Airflow's own sensor timeout is final."""
+        from airflow.sdk.exceptions import AirflowSensorTimeout, TaskDeferralError
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (AirflowSensorTimeout, TaskDeferralError) as error:
+            raise PoolNotReleased(
+                f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
+                "See the triggerer's log; the next try releases the machines again.",
+                pool=self.gpu_pool.name,
+            ) from error
+
+    def on_kill(self) -> None:
+        """End the task with an error, so that a scale-down cut short is tried again and never green."""
+        raise TaskKilled(
+            f"Task {self.task_id} was told to stop while it scaled pool {self.gpu_pool.name} down.",
+            "Run it again: the machines that it had not released yet may still run.",
+        )
+
+    def _say(self, line: str) -> None:
+        self.log.info("%s", line)

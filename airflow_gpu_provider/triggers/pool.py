@@ -1,0 +1,108 @@
+"""The triggers that wait for a pool: NodesTrigger until its nodes are there, ReleaseTrigger until they are gone.
+
+A trigger's row is a small versioned record without secrets: the pool's spec, whose demand it is, and the deadlines.
+Both reconcile the pool while they wait, and neither raises: an error travels as a record, and the operator raises it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator, Callable
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.triggers.settling import settle
+from airflow_gpu_provider.triggers.task_state import is_still_deferred
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.scaling.drive import Wait
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
+
+RECORD_VERSION = 1
+
+
+class _PoolTrigger(BaseTrigger):
+    """What both triggers share; `record` is their whole state."""
+
+    every: ClassVar[float]
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__()
+        self.record = record
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"record": self.record}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        try:
+            event = await self._wait()
+        except GpuError as error:
+            event = {"version": RECORD_VERSION, "status": "error", "error": error.to_record()}
+        except Exception as error:
+            self.log.exception("The wait ended unexpectedly")
+            event = {
+                "version": RECORD_VERSION,
+                "status": "error",
+                "error": GpuError(f"The wait ended unexpectedly: {error!r}.", "See the log above.").to_record(),
+            }
+        await settle(self.record["deferred_at"])
+        yield TriggerEvent(event)
+
+    async def _wait(self) -> dict[str, Any]:
+        from airflow_gpu_provider.scaling.changes import pool_changes
+        from airflow_gpu_provider.scaling.drive import drive
+
+        reconciler = await asyncio.to_thread(self._reconciler)
+        async with pool_changes(reconciler) as change:
+            progress = await drive(
+                self._wait_record(), reconciler.reconcile, say=self.log.info, every=self.every, change=change
+            )
+        return {"version": RECORD_VERSION, "status": "done", "result": progress.result}
+
+    def _reconciler(self) -> Reconciler:
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        holder = f"{self.record['holder']}+trigger"
+        say: Callable[[str], None] = self.log.info
+        return open_pool(deserialize_pool(self.record["pool"]), owner=self.record["owner"], holder=holder, say=say)
+
+    @abstractmethod
+    def _wait_record(self) -> Wait: ...
+
+
+class NodesTrigger(_PoolTrigger):
+    """Waits until a run's share of a pool's nodes is there, growing the pool as capacity allows."""
+
+    every = 15.0
+
+    def _wait_record(self) -> Wait:
+        from airflow_gpu_provider.scaling.waits import NodesWait
+
+        return NodesWait.from_record(self.record["wait"])
+
+    async def on_kill(self) -> None:
+        """Give the run's demand up: its task was marked failed or cleared while it waited."""
+        if await is_still_deferred(self):
+            return
+        from airflow_gpu_provider.cluster.demand import DemandKey
+
+        reconciler = await asyncio.to_thread(self._reconciler)
+        await asyncio.to_thread(reconciler.give_up, DemandKey(**self.record["wait"]["key"]))
+
+
+class ReleaseTrigger(_PoolTrigger):
+    """Waits until nothing is left that only this run wanted, releasing what becomes free.
+
+    It has no on_kill: its task marked failed does not make a machine wanted again.
+    """
+
+    every = 5.0
+
+    def _wait_record(self) -> Wait:
+        from airflow_gpu_provider.scaling.waits import ReleaseWait
+
+        return ReleaseWait.from_record(self.record["wait"])

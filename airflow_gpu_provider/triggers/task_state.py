@@ -1,0 +1,27 @@
+"""What Airflow says of the task that a trigger waits for.
+
+A trigger's on_kill also runs when another triggerer takes over a healthy wait (a triggerer that was stalled and
+comes back), so nothing is removed before the task was asked for.
+"""
+
+from __future__ import annotations
+
+from airflow.triggers.base import BaseTrigger
+from asgiref.sync import sync_to_async
+
+
+async def is_still_deferred(trigger: BaseTrigger) -> bool:
+    """Say whether the trigger's task waits on, so that what the trigger watches must be left alone."""
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+    from airflow.utils.state import TaskInstanceState
+
+    ti = trigger.task_instance
+    if ti is None:
+        return False
+    map_index = -1 if ti.map_index is None else ti.map_index
+    states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
+        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=map_index
+    )
+    name = f"{ti.task_id}_{map_index}" if map_index >= 0 else ti.task_id
+    state: str | None = states.get(ti.run_id, {}).get(name)
+    return state == TaskInstanceState.DEFERRED
