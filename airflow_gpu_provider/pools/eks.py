@@ -52,6 +52,7 @@ class EksGpuPool(GpuPool):
     """
 
     kind: ClassVar[str] = "eks"
+    __hash__ = GpuPool.__hash__  # a dataclass would make its own, which dictionaries in fields break
 
     cluster_name: str
     region: str

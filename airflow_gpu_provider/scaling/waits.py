@@ -270,9 +270,8 @@ def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
         return lines
     for lease in snapshot.leases:
         if lease.live(snapshot.now):
-            lines.append(
-                f"kept for {lease.key.dag_id}/{lease.key.run_id}: {lease.nodes} nodes until {lease.until:%Y-%m-%d %H:%M}Z"
-            )
+            run = f"{lease.key.dag_id}/{lease.key.run_id}"
+            lines.append(f"kept for {run}: {lease.nodes} nodes until {lease.until:%Y-%m-%d %H:%M}Z")
     leased = {lease.key.hash for lease in snapshot.leases if lease.live(snapshot.now)}
     for pod in snapshot.pods:
         if pod.run not in leased and pod.holds_node(snapshot.now):

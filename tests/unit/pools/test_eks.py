@@ -1,0 +1,195 @@
+"""EksGpuPool: what it refuses, how it names its groups, and that it survives its own JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools import EksGpuPool, Taint, deserialize_pool
+
+ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
+
+
+def pool(**fields: Any) -> EksGpuPool:
+    defaults: dict[str, Any] = {
+        "name": "train-gpu",
+        "cluster_name": "k8s-ml",
+        "region": "us-west-2",
+        "instance_types": ["g6.xlarge"],
+        "max_nodes": 4,
+    }
+    return EksGpuPool(**{**defaults, **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"name": "Train_GPU"}, "DNS label"),
+        ({"name": "x" * 41}, "at most 40"),
+        ({"max_nodes": 0}, "max_nodes=0"),
+        ({"max_nodes": "three"}, "not a whole number"),
+        ({"max_nodes": True}, "not a whole number"),
+        ({"min_nodes": -1}, "min_nodes=-1"),
+        ({"min_nodes": 5}, "more than max_nodes"),
+        ({"max_runtime": timedelta(0)}, "more than zero"),
+        ({"instance_types": []}, "at least one EC2 instance type"),
+        ({"instance_types": ["g6.xlrage"]}, "Did you mean g6.xlarge?"),
+        ({"instance_types": ["m5.large"]}, "not an EC2 instance type with GPUs"),
+        ({"instance_types": ["g6.xlarge", "g6.xlarge"]}, "one twice"),
+        ({"capacity_types": ["SPOT", "SPOT"]}, "ON_DEMAND, SPOT"),
+        ({"capacity_types": ["RESERVED"]}, "ON_DEMAND, SPOT"),
+        ({"region": "us-west"}, "AWS region"),
+        ({"zones": ["eu-west-1a"]}, "not in region us-west-2"),
+        ({"ami_type": "AL2023_x86_64_STANDARD"}, "AL2023_x86_64_NVIDIA"),
+        ({"ami_type": "CUSTOM"}, "needs a launch_template"),
+        ({"launch_template": "lt-1", "disk_size": 50}, "exclude each other"),
+        ({"taints": ["nvidia.com/gpu"]}, "not a taint"),
+        ({"taints": ["nvidia.com/gpu=true:Never"]}, "not a taint"),
+        ({"node_labels": {"bad key!": "x"}}, "valid Kubernetes labels"),
+        ({"node_labels": {"airflow-gpu-provider/pool": "x"}}, "the package sets it"),
+        ({"node_labels": {"role": 1}}, "valid Kubernetes labels"),
+        ({"tags": {"team": object()}}, "holds a object"),
+        (
+            {"name": "x" * 40, "instance_types": ["p6-b200.48xlarge"], "capacity_types": ["SPOT"]},
+            "longer than EKS allows",
+        ),
+    ],
+)
+def test_refuses_what_cannot_work_and_says_why(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(PoolSpecError) as caught:
+        pool(**fields)
+    assert says in str(caught.value)
+    assert not caught.value.retryable
+
+
+def test_candidates_go_through_zones_then_types_then_markets() -> None:
+    spec = pool(instance_types=["g6.xlarge", "g5.xlarge"], capacity_types=["spot", "on-demand"])
+    tried = [str(candidate) for candidate in spec.candidates(ZONES[:2])]
+    assert tried == [
+        "g6.xlarge spot in us-west-2a",
+        "g6.xlarge spot in us-west-2b",
+        "g5.xlarge spot in us-west-2a",
+        "g5.xlarge spot in us-west-2b",
+        "g6.xlarge on-demand in us-west-2a",
+        "g6.xlarge on-demand in us-west-2b",
+        "g5.xlarge on-demand in us-west-2a",
+        "g5.xlarge on-demand in us-west-2b",
+    ]
+
+
+def test_group_names_stay_the_same_when_candidates_are_added() -> None:
+    one = {candidate.group for candidate in pool().candidates(ZONES)}
+    more = {
+        candidate.group
+        for candidate in pool(
+            instance_types=["g6.xlarge", "g5.xlarge"], capacity_types=["ON_DEMAND", "SPOT"]
+        ).candidates(ZONES)
+    }
+    assert one <= more
+    assert "train-gpu-a-g6-xlarge" in one
+
+
+@pytest.mark.parametrize(
+    ("types", "gpus", "nodes"),
+    [(["g6.xlarge"], 1, 1), (["g6.xlarge"], 3, 3), (["g6.12xlarge"], 5, 2), (["g6.12xlarge", "g6.xlarge"], 4, 4)],
+)
+def test_nodes_for_counts_on_the_smallest_type(types: list[str], gpus: int, nodes: int) -> None:
+    assert pool(instance_types=types).nodes_for(gpus=gpus, nodes=None) == nodes
+
+
+@given(gpus=st.integers(1, 64), per_node=st.sampled_from(["g6.xlarge", "g6.12xlarge", "p5.48xlarge"]))
+def test_nodes_for_is_the_least_that_is_enough(gpus: int, per_node: str) -> None:
+    spec = pool(instance_types=[per_node], max_nodes=64)
+    each = spec.gpus_per_node
+    assert each is not None
+    nodes = spec.nodes_for(gpus=gpus, nodes=None)
+    assert (nodes - 1) * each < gpus <= nodes * each
+
+
+@pytest.mark.parametrize("wanted", [{"gpus": 5, "nodes": None}, {"gpus": None, "nodes": 5}, {"gpus": 1, "nodes": 1}])
+def test_nodes_for_refuses_more_than_the_pool_can_have(wanted: dict[str, int | None]) -> None:
+    with pytest.raises(PoolSpecError):
+        pool().nodes_for(**wanted)
+
+
+def test_a_type_newer_than_the_catalogue_needs_nodes() -> None:
+    spec = pool(instance_types=["g9.xlarge"])
+    assert spec.gpus_per_node is None
+    assert spec.nodes_for(gpus=None, nodes=2) == 2
+    with pytest.raises(PoolSpecError, match="Give nodes="):
+        spec.nodes_for(gpus=1, nodes=None)
+
+
+@given(
+    max_nodes=st.integers(1, 1000),
+    hours=st.integers(1, 48),
+    types=st.lists(st.sampled_from(accelerators.instance_types()), min_size=1, max_size=3, unique=True),
+    markets=st.permutations(["ON_DEMAND", "SPOT"]),
+    labels=st.dictionaries(st.sampled_from(["role", "team", "example.com/x"]), st.sampled_from(["a", "b-1", ""])),
+    price=st.one_of(st.none(), st.floats(0.1, 100), st.just({"SPOT": 0.3})),
+)
+def test_a_spec_survives_its_own_json(
+    max_nodes: int, hours: int, types: list[str], markets: list[str], labels: dict[str, str], price: Any
+) -> None:
+    spec = pool(
+        max_nodes=max_nodes,
+        max_runtime=timedelta(hours=hours),
+        instance_types=types,
+        capacity_types=markets,
+        node_labels=labels,
+        price_per_hour=price,
+    )
+    again = deserialize_pool(json.loads(json.dumps(spec.serialize())))
+    assert again == spec
+    assert hash(again) == hash(spec)
+    assert again.spec_hash == spec.spec_hash
+
+
+def test_the_hash_covers_what_shapes_groups_and_nothing_else() -> None:
+    spec = pool()
+    assert pool(max_runtime=timedelta(hours=1), price_per_hour=2.0).spec_hash == spec.spec_hash
+    assert pool(node_labels={"role": "x"}).spec_hash != spec.spec_hash
+    assert pool(max_nodes=5).spec_hash != spec.spec_hash
+
+
+def test_unknown_kinds_and_fields_of_a_newer_release() -> None:
+    record = pool().serialize()
+    assert deserialize_pool({**record, "a_field_of_tomorrow": 1}) == pool()
+    with pytest.raises(PoolSpecError, match="Unknown kind"):
+        deserialize_pool({**record, "kind": "aks"})
+
+
+def test_template_expressions_wait_for_rendering() -> None:
+    spec = pool(region="{{ var.value.region }}", max_nodes="{{ params.nodes }}", zones="{{ params.zones }}")
+    assert not spec.is_rendered
+
+    class Task:
+        def render_template(self, content: dict[str, Any], context: Any) -> dict[str, Any]:
+            values = {"region": "eu-west-1", "max_nodes": "3", "zones": "eu-west-1b"}
+            return {key: values[key] for key in content}
+
+    rendered = spec.resolve({"task": Task()})
+    assert rendered.is_rendered
+    assert (rendered.region, rendered.max_nodes, rendered.zones) == ("eu-west-1", 3, ("eu-west-1b",))
+
+
+def test_taints_read_as_kubectl_writes_them() -> None:
+    assert Taint.parse("nvidia.com/gpu=true:NoSchedule") == Taint(
+        key="nvidia.com/gpu", value="true", effect="NoSchedule"
+    )
+    assert Taint.parse("dedicated:NoExecute").value == ""
+    assert str(Taint.parse("a=b:NoSchedule")) == "a=b:NoSchedule"
+
+
+def test_prices_are_known_or_unknown_never_guessed() -> None:
+    assert pool(price_per_hour=0.8).price("SPOT") == 0.8
+    assert pool(price_per_hour={"spot": 0.3}).price("SPOT") == 0.3
+    assert pool(price_per_hour={"spot": 0.3}).price("ON_DEMAND") is None
+    assert pool().price("SPOT") is None
