@@ -1,0 +1,25 @@
+"""One real control plane for the tests of this folder; the fixtures for whole sandboxes are the product's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_gpu_provider.sandbox.build import control_plane_binary
+from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+
+
+@pytest.fixture(scope="session")
+def binary() -> Path:
+    return control_plane_binary(print)
+
+
+@pytest.fixture(scope="session")
+def control_plane(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """Shared: tests leave it running, and clean up the objects that they make."""
+    control_plane = ControlPlane(binary=binary, data_dir=tmp_path_factory.mktemp("control-plane"))
+    control_plane.start()
+    yield control_plane
+    control_plane.stop()
