@@ -129,13 +129,21 @@ class AirflowHome:
                 how = "was ended" if process is None else f"ended with {process.returncode}"
                 raise AirflowNotHealthy(self._account(component, how))
 
-    def kill(self, component: Component, signal_number: signal.Signals = signal.SIGKILL) -> None:
+    def kill(
+        self,
+        component: Component,
+        signal_number: signal.Signals = signal.SIGKILL,
+        *,
+        with_children: bool = False,
+    ) -> None:
         """Send a signal to a component's own process. SIGKILL and SIGTERM: return when it has ended.
 
-        Its children are left as the signal leaves them: that is what a test wants to see.
+        Its children (the triggerer's runner, the scheduler's workers and their tasks) are left as that leaves
+        them, or get the signal too: SIGSTOP and SIGCONT are mostly meant for all.
         """
         process = self._processes[component]
-        process.send_signal(signal_number)
+        pids = airflow_processes.session_of(process.pid) if with_children else [process.pid]
+        airflow_processes.send(pids, signal_number)
         if signal_number in (signal.SIGKILL, signal.SIGTERM):
             process.wait(timeout=60)
             del self._processes[component]

@@ -26,11 +26,23 @@ def processes_of(home: Path) -> list[int]:
     Needs SPT_NOENV=1 in that environment: setproctitle overwrites it otherwise.
     """
     wanted = f"AIRFLOW_HOME={home}".encode()
-    return [
-        pid
-        for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
-        if pid != os.getpid() and wanted in _environment(pid)
-    ]
+    return [pid for pid in _all_pids() if pid != os.getpid() and wanted in _environment(pid)]
+
+
+def session_of(leader: int) -> list[int]:
+    """The ids of the living processes of a session: its leader and what it started, in whatever process group."""
+    return [pid for pid in _all_pids() if _session_id(pid) == leader]
+
+
+def _all_pids() -> list[int]:
+    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+def _session_id(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except (ProcessLookupError, PermissionError):
+        return None
 
 
 def _environment(pid: int) -> list[bytes]:

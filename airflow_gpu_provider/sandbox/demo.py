@@ -22,10 +22,11 @@ from rich.console import Console
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError, RunStatus
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome, AirflowNotHealthy
 from airflow_gpu_provider.sandbox.demo_journal import Journal
-from airflow_gpu_provider.sandbox.demo_report import Leftovers, Report, make_report, render
+from airflow_gpu_provider.sandbox.demo_report import Report, make_report, render
 from airflow_gpu_provider.sandbox.demo_watchers import AirflowWatch, CloudWatch, ClusterWatch
 from airflow_gpu_provider.sandbox.errors import SandboxError
 from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.leftovers import look_for_leftovers
 from airflow_gpu_provider.sandbox.live_view import shown_on
 from airflow_gpu_provider.sandbox.nodes import Image
 from airflow_gpu_provider.sandbox.sandbox import SYSTEM_NODE, Sandbox
@@ -134,18 +135,12 @@ class _Night:
             ended = airflow.api.wait_for_run(DAG_ID, dag_run.run_id, timeout=RUN_TIMEOUT)
         finally:
             watch.stop()
-        leftovers = Leftovers(
-            nodes=len(cluster.gpu_nodes()),
-            machines=len(cloud.machines()),
-            desired=cloud.desired(),
-            gpu_pods=len(cluster.gpu_pods()),
-        )
         return make_report(
             self._journal.entries,
             run_state=ended.state,
             expected_state=self._scenario.expected_state,
             accuracy=_accuracy(airflow, dag_run),
-            leftovers=leftovers,
+            leftovers=look_for_leftovers(sandbox),
             kubernetes_version=sandbox.control_plane.version,
             faults=self._scenario.names,
             train_task=TRAIN_TASK,

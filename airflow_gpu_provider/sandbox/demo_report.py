@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from airflow_gpu_provider.sandbox.demo_journal import Entry
+from airflow_gpu_provider.sandbox.leftovers import Leftovers
 
 CLUSTER_AUTOSCALER_SECONDS = 630
 """Pod end -> desired size 0 with cluster-autoscaler 1.36.1 and its default timings, measured."""
@@ -24,20 +25,6 @@ PARSED = "Worker startup parse complete"
 class Phase:
     name: str
     seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leftovers:
-    """What the night left in the cloud and the cluster; all zero is what is wanted."""
-
-    nodes: int
-    machines: int
-    desired: int
-    gpu_pods: int
-
-    @property
-    def nothing(self) -> bool:
-        return not (self.nodes or self.machines or self.desired or self.gpu_pods)
 
 
 @dataclass(frozen=True, kw_only=True)

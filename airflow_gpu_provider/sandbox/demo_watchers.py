@@ -9,7 +9,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import boto3
 from botocore.exceptions import BotoCoreError, ClientError
 from kubernetes import client, config, watch
 from kubernetes.client.exceptions import ApiException
@@ -19,8 +18,8 @@ from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError
 from airflow_gpu_provider.sandbox.aws import AwsCloud
 from airflow_gpu_provider.sandbox.demo_journal import Journal
 from airflow_gpu_provider.sandbox.demo_report import PARSED, TRAINING_ENDED, TRAINING_STARTED
+from airflow_gpu_provider.sandbox.leftovers import GPU, instances
 
-GPU = "nvidia.com/gpu"
 KPO_LABEL = "kubernetes_pod_operator"
 TRAINING_CONTAINER = "base"
 OWN_LOGGER = "airflow_gpu_provider"
@@ -37,9 +36,9 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
-    def stop(self, *, timeout: float = 2) -> None:
+    def stop(self, *, wait_seconds: float = 2) -> None:
         self._stopping.set()
-        self._thread.join(timeout)
+        self._thread.join(wait_seconds)
 
     def _run(self) -> None:
         while not self._stopping.is_set():
@@ -65,21 +64,9 @@ class ClusterWatch:
         ]
 
     def stop(self) -> None:
+        """Returns at once: the watches end when the API server does, or after seconds."""
         for watcher in self._watchers:
-            watcher.stop()
-
-    def gpu_nodes(self) -> list[str]:
-        return [
-            node.metadata.name for node in self._api.list_node().items if node.metadata.name not in self._ordinary_nodes
-        ]
-
-    def gpu_pods(self) -> list[str]:
-        """Pods that hold or wait for a GPU."""
-        return [
-            pod.metadata.name
-            for pod in self._api.list_pod_for_all_namespaces().items
-            if pod.status.phase in ("Pending", "Running") and _gpus_wanted(pod)
-        ]
+            watcher.stop(wait_seconds=0)
 
     def _nodes(self) -> None:
         for kind, node in _changes(self._api.list_node):
@@ -120,13 +107,6 @@ class CloudWatch:
         self._aws = aws
         self._journal = journal
         self._seen = aws.calls
-        session = boto3.Session(
-            aws_access_key_id=aws.access_key.access_key_id,
-            aws_secret_access_key=aws.access_key.secret_access_key,
-            region_name=aws.region,
-        )
-        self._ec2 = session.client("ec2", endpoint_url=aws.endpoint_url)
-        self._auto_scaling = session.client("autoscaling", endpoint_url=aws.endpoint_url)
         self._watchers = [
             Watcher("demo-calls", self._calls, every=0.02),
             Watcher("demo-machines", self._machines, every=0.2),
@@ -137,15 +117,6 @@ class CloudWatch:
             watcher.stop()
         self._machines()
 
-    def machines(self) -> list[str]:
-        """The instances that are not terminated."""
-        return [each["InstanceId"] for each in self._instances() if each["State"]["Name"] != "terminated"]
-
-    def desired(self) -> int:
-        """The desired sizes of all Auto Scaling groups together."""
-        groups = self._auto_scaling.describe_auto_scaling_groups()["AutoScalingGroups"]
-        return sum(group["DesiredCapacity"] for group in groups)
-
     def _calls(self) -> None:
         calls = self._aws.calls
         for operation in calls - self._seen:
@@ -155,16 +126,12 @@ class CloudWatch:
         self._seen = calls
 
     def _machines(self) -> None:
-        for instance in self._instances():
+        for instance in instances(self._aws):
             state = instance["State"]["Name"]
             what = {"pending": "launched", "running": "launched", "terminated": "gone"}.get(state, state)
             market = instance.get("InstanceLifecycle", "on-demand")
             where = f"{instance['Placement']['AvailabilityZone']} {instance['InstanceType']} {market}"
             self._journal.write_change("machine", instance["InstanceId"], what, where=where)
-
-    def _instances(self) -> list[dict[str, Any]]:
-        reservations = self._ec2.describe_instances()["Reservations"]
-        return [instance for reservation in reservations for instance in reservation["Instances"]]
 
 
 class AirflowWatch:
@@ -244,11 +211,6 @@ def pod_state(pod: client.V1Pod) -> str:
 
 def _training_container(pod: client.V1Pod) -> client.V1ContainerStatus | None:
     return next((c for c in pod.status.container_statuses or [] if c.name == TRAINING_CONTAINER), None)
-
-
-def _gpus_wanted(pod: client.V1Pod) -> int:
-    limits = (container.resources.limits or {} for container in pod.spec.containers if container.resources)
-    return sum(int(each.get(GPU, 0)) for each in limits)
 
 
 def _place(node: client.V1Node) -> str:

@@ -10,12 +10,12 @@ from airflow_gpu_provider.sandbox.demo_report import (
     PARSED,
     TRAINING_ENDED,
     TRAINING_STARTED,
-    Leftovers,
     Report,
     chart,
     make_report,
     render,
 )
+from airflow_gpu_provider.sandbox.leftovers import Leftovers
 
 NOTHING = Leftovers(nodes=0, machines=0, desired=0, gpu_pods=0)
 

@@ -1,0 +1,85 @@
+"""What is there in a sandbox that costs money: machines, desired sizes, GPU Nodes and pods with GPUs."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import boto3
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.aws import AwsCloud
+    from airflow_gpu_provider.sandbox.sandbox import Sandbox
+
+GPU = "nvidia.com/gpu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftovers:
+    """All zero is what a night is to leave behind."""
+
+    nodes: int
+    """GPU Nodes, with or without a machine behind them."""
+    machines: int
+    """EC2 instances that are not terminated."""
+    desired: int
+    """The desired sizes of all Auto Scaling groups together."""
+    gpu_pods: int
+    """Pods that hold a GPU or wait for one."""
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.nodes or self.machines or self.desired or self.gpu_pods)
+
+    def __str__(self) -> str:
+        return f"{self.nodes} nodes, {self.machines} machines, desired size {self.desired}, {self.gpu_pods} GPU pods"
+
+
+def look_for_leftovers(sandbox: Sandbox) -> Leftovers:
+    """Ask the cluster and AWS, now."""
+    from airflow_gpu_provider.sandbox.sandbox import SYSTEM_NODE
+
+    nodes, pods = (_items(sandbox, kind) for kind in ("nodes", "pods"))
+    return Leftovers(
+        nodes=sum(node["metadata"]["name"] != SYSTEM_NODE for node in nodes),
+        machines=sum(each["State"]["Name"] != "terminated" for each in instances(sandbox.aws)),
+        desired=sum(group["DesiredCapacity"] for group in auto_scaling_groups(sandbox.aws)),
+        gpu_pods=sum(pod["status"].get("phase") in ("Pending", "Running") and _wants_gpus(pod) for pod in pods),
+    )
+
+
+def instances(aws: AwsCloud) -> list[dict[str, Any]]:
+    """All EC2 instances that AWS still shows, the terminated ones too."""
+    reservations = aws_client(aws, "ec2").describe_instances()["Reservations"]
+    return [instance for reservation in reservations for instance in reservation["Instances"]]
+
+
+def auto_scaling_groups(aws: AwsCloud) -> list[dict[str, Any]]:
+    groups: list[dict[str, Any]] = aws_client(aws, "autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
+    return groups
+
+
+def aws_client(aws: AwsCloud, service: str) -> Any:
+    """A boto3 client with the sandbox's own credentials, whatever is in the environment; thread-safe."""
+    key = aws.access_key
+    return _client(service, aws.endpoint_url, aws.region, key.access_key_id, key.secret_access_key)
+
+
+@functools.cache
+def _client(service: str, endpoint_url: str, region: str, key_id: str, secret: str) -> Any:
+    session = boto3.Session(aws_access_key_id=key_id, aws_secret_access_key=secret, region_name=region)
+    return session.client(service, endpoint_url=endpoint_url)
+
+
+def _items(sandbox: Sandbox, kind: str) -> list[dict[str, Any]]:
+    status, reply = sandbox.control_plane.request("GET", f"/api/v1/{kind}")
+    if status != 200:
+        raise OSError(f"the API server does not list {kind}: {status} {reply}")
+    items: list[dict[str, Any]] = reply["items"]
+    return items
+
+
+def _wants_gpus(pod: dict[str, Any]) -> bool:
+    containers = pod["spec"]["containers"]
+    return any(int(each.get("resources", {}).get("limits", {}).get(GPU, 0)) for each in containers)
