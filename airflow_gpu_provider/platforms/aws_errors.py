@@ -1,0 +1,150 @@
+"""What AWS and botocore say went wrong, as this package's errors. The one place where botocore's errors end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from botocore import exceptions as boto
+
+from airflow_gpu_provider.errors import (
+    CloudError,
+    ClusterNotFound,
+    CredentialsError,
+    GpuError,
+    PermissionDenied,
+    QuotaExceeded,
+)
+
+_DENIED = {
+    "AccessDenied",
+    "AccessDeniedException",
+    "AuthorizationError",
+    "NotAuthorized",
+    "UnauthorizedException",
+    "UnauthorizedOperation",
+}
+_BAD_CREDENTIALS = {
+    "AuthFailure",
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "IncompleteSignature",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "InvalidSignatureException",
+    "InvalidToken",
+    "MissingAuthenticationToken",
+    "MissingAuthenticationTokenException",
+    "OptInRequired",
+    "RequestExpired",
+    "SignatureDoesNotMatch",
+    "UnrecognizedClientException",
+}
+_QUOTA = {
+    "InstanceLimitExceeded",
+    "LimitExceeded",
+    "LimitExceededException",
+    "LimitExceededFault",
+    "MaxSpotInstanceCountExceeded",
+    "ResourceLimitExceeded",
+    "ResourceLimitExceededException",
+    "ServiceQuotaExceededException",
+    "VcpuLimitExceeded",
+}
+_THROTTLED = {
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "ThrottledException",
+    "TooManyRequestsException",
+}
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.ProfileNotFound,
+    boto.NoAuthTokenError,
+    boto.TokenRetrievalError,
+    boto.SSOError,
+    boto.InvalidConfigError,
+)
+_ACTION = re.compile(r"perform: ([a-z0-9-]+:[A-Za-z]+)")
+
+
+@contextmanager
+def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
+    """Raise what botocore raises inside as an error of ours, the original chained.
+
+    `service` is IAM's prefix ("eks"), `connection` says where the credentials come from, for the messages.
+    An answer of AWS keeps its code in `details["code"]`; see `has_code`.
+    """
+    try:
+        yield
+    except boto.ClientError as error:
+        raise _from_answer(error, service, connection) from error
+    except _NO_CREDENTIALS as error:
+        raise CredentialsError(
+            f"{connection} gives no AWS credentials: {error}.",
+            "Put an access key, a profile or a role into the connection, or give the worker a role.",
+        ) from error
+    except (boto.HTTPClientError, boto.ConnectionError) as error:
+        raise CloudError(
+            f"AWS ({service}) did not answer: {error}.",
+            "Check that the worker reaches the endpoint, and that the region is right.",
+        ) from error
+    except boto.BotoCoreError as error:
+        raise CloudError(f"botocore could not call AWS ({service}): {error}.") from error
+
+
+def has_code(error: GpuError, *codes: str) -> bool:
+    """Say whether an error raised by `mapped_errors` is AWS's answer with one of these codes."""
+    return error.details.get("code") in codes
+
+
+def message_of(error: GpuError) -> str:
+    """Return AWS's own words of an error raised by `mapped_errors`."""
+    return str(error.details.get("message", error))
+
+
+def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuError:
+    answer = error.response.get("Error", {})
+    code, message = str(answer.get("Code", "")), str(answer.get("Message", "")).strip()
+    details = {"code": code, "message": message, "operation": error.operation_name}
+    call = f"{service}:{error.operation_name}"
+    said = f"{code}: {message}" if message else code
+    if code in _DENIED:
+        action = match[1] if (match := _ACTION.search(message)) else call
+        return PermissionDenied(
+            f"AWS refused {action} ({said}).",
+            f"Allow {action} to the identity of {connection}; docs/iam.md has the whole policy.",
+            action=action,
+            **details,
+        )
+    if code in _BAD_CREDENTIALS:
+        return CredentialsError(
+            f"AWS does not accept the credentials of {connection} ({said}).",
+            "Renew them, and check the worker's clock.",
+            **details,
+        )
+    if code in _QUOTA:
+        return QuotaExceeded(
+            f"{call} is over a limit of the AWS account ({said}).",
+            "Ask for a higher limit in Service Quotas.",
+            **details,
+        )
+    if code in _THROTTLED:
+        return CloudError(
+            f"AWS throttled {call}, all retries included ({said}).",
+            "Try again later, or spread the DAGs that start together.",
+            **details,
+        )
+    if code == "ResourceNotFoundException" and "cluster" in message.lower():
+        return ClusterNotFound(
+            f"AWS does not know the cluster ({message}).",
+            f"Check cluster_name and region, and that {connection} belongs to the cluster's account.",
+            **details,
+        )
+    return CloudError(f"{call} failed ({said}).", **details)

@@ -1,0 +1,290 @@
+"""EksPlatform: a pool's GPU nodes as managed node groups of an Amazon EKS cluster, one group for each candidate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.errors import GpuError, GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.platforms import eks_plan
+from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
+from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
+from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, Plan, Platform, Say
+from airflow_gpu_provider.platforms.eks_groups import NodeGroups, asg_name, is_owned, why_failed
+from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
+from airflow_gpu_provider.platforms.eks_scaling import is_launching, launch_failure, machines
+from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
+_STATUS: dict[str, GroupStatus] = {
+    "CREATING": "creating",
+    "ACTIVE": "active",
+    "UPDATING": "updating",
+    "DEGRADED": "degraded",
+    "CREATE_FAILED": "failed",
+    "DELETE_FAILED": "failed",
+    "DELETING": "deleting",
+}
+_UNUSABLE = ("CREATE_FAILED", "DELETE_FAILED", "DELETING")
+
+
+class EksPlatform(Platform):
+    """A pool on Amazon EKS.
+
+    Args:
+        pool: The rendered spec.
+        owner: Who writes the node groups, for the tag that a PoolDrift names: "installation/dag id".
+    """
+
+    def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
+        self._pool = pool
+        self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
+        self._clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
+
+    # -- the cluster -----------------------------------------------------------------------------------------
+
+    def cluster_access(self) -> ClusterAccess:
+        from airflow_gpu_provider.cluster.access import ClusterAccess
+
+        return ClusterAccess(
+            server=self._cluster["endpoint"],
+            ca_data=self._cluster["certificateAuthority"]["data"],
+            token=lambda: self._clients.cluster_token(self._pool.cluster_name),
+        )
+
+    @cached_property
+    def _cluster(self) -> Mapping[str, Any]:
+        return self._groups.cluster()
+
+    @cached_property
+    def _subnets(self) -> dict[str, str]:
+        return zone_subnets(self._clients.ec2, self._pool, self._cluster["resourcesVpcConfig"]["subnetIds"])
+
+    @cached_property
+    def _offered(self) -> set[tuple[str, str]]:
+        return offered_types(self._clients.ec2, self._pool, self._subnets)
+
+    @cached_property
+    def _groups(self) -> NodeGroups:
+        return NodeGroups(self._clients.eks, self._pool)
+
+    @cached_property
+    def _scaling(self) -> AutoScaling:
+        return AutoScaling(self._clients.autoscaling)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return where the pool can have machines, the most wanted first.
+
+        Raises:
+            PoolSpecError: EC2 offers none of the pool's instance types in its zones.
+        """
+        everywhere = self._pool.candidates(self._subnets)
+        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
+        if not offered:
+            raise PoolSpecError(
+                f"Pool {self._pool.name}: EC2 offers {' or '.join(self._pool.instance_types)} in none of"
+                f" {', '.join(self._subnets)}.",
+                "Choose other zones or instance types.",
+            )
+        return offered
+
+    # -- plan and apply --------------------------------------------------------------------------------------
+
+    def plan(self, nodes: int) -> Plan:
+        groups = self._groups.read()
+        candidates = self.candidates()
+        changes = eks_plan.changes(self._specs(candidates, groups), groups)
+        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
+        grow = eks_plan.growth(self._pool, nodes, candidates, observed)
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        wanted = {change.group for change in plan.changes}
+        if not wanted:
+            return
+        groups = self._groups.read()
+        failed: dict[str, str] = {}
+        specs = self._specs(self.candidates(), groups)
+        for spec in specs:
+            if spec.candidate.group in wanted:
+                failed |= self._apply_one(spec, groups.get(spec.candidate.group), say)
+        if len(failed) == len(specs):
+            raise GroupFailed(
+                f"Pool {self._pool.name} has no usable node group: "
+                + "; ".join(f"{name}: {why}" for name, why in failed.items())
+                + ".",
+                "Correct what EKS complains of; the groups are being deleted, and the next try creates them anew.",
+                groups=sorted(failed),
+            )
+
+    def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, say: Say) -> dict[str, str]:
+        """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
+        name = spec.candidate.group
+        if group is None:
+            self._groups.create(spec, say)
+            return {}
+        if group["status"] == "CREATE_FAILED":
+            why = why_failed(group)
+            say(f"EKS could not create {name}: {why}")
+            self._groups.delete(name, say)
+            return {name: why}
+        if group["status"] in _UNUSABLE:
+            say(f"{name} is still being deleted")
+            return {name: "is still being deleted"}
+        self._groups.update(spec, group, say)
+        return {}
+
+    def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
+        to_create = any(candidate.group not in groups for candidate in candidates)
+        role = self._groups.node_role() if to_create else None
+        return tuple(
+            GroupSpec(
+                pool=self._pool,
+                owner=self._owner,
+                candidate=candidate,
+                subnet=self._subnets[candidate.zone],
+                node_role=role,
+            )
+            for candidate in candidates
+        )
+
+    def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        left_out = [c for c in self._pool.candidates(self._subnets) if c not in candidates]
+        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
+        return tuple(
+            f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places
+        )
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def observe(self) -> tuple[Group, ...]:
+        groups = self._groups.owned()
+        asgs = self._scaling.groups(_asg_names(groups))
+        self._scaling.resume_stale(asgs.values())
+        return self._observe(groups)
+
+    def _observe(self, groups: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
+        """Read the Auto Scaling side of node groups.
+
+        Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
+        they come last, and their limit is the machines that they have.
+        """
+        names = _asg_names(groups)
+        # Activities before instances: a launch is then seen in the one or in the other.
+        activities = self._scaling.activities(names)
+        asgs = self._scaling.groups(names)
+        switches = self._scaling.switches() if names else {}
+        found = []
+        for raw in groups.values():
+            name = asg_name(raw) or ""
+            found.append(self._group(raw, asgs.get(name, {}), activities.get(name, ()), switches.get(name)))
+        return tuple(sorted(found, key=lambda group: self._order(group.candidate)))
+
+    def _group(
+        self,
+        raw: Mapping[str, Any],
+        asg: Mapping[str, Any],
+        activities: Sequence[Mapping[str, Any]],
+        switch_at: datetime | None,
+    ) -> Group:
+        name = raw["nodegroupName"]
+        candidate = Candidate(
+            group=name,
+            zone=raw["tags"].get(ZONE_TAG) or next(iter(asg.get("AvailabilityZones", [])), ""),
+            instance_type=next(iter(raw.get("instanceTypes", [])), ""),
+            market=raw.get("capacityType", "ON_DEMAND"),
+        )
+        members = machines(name, asg, activities)
+        live = sum(machine.state != "terminating" for machine in members)
+        limit = int(asg.get("MaxSize", raw["scalingConfig"]["maxSize"]))
+        return Group(
+            name=name,
+            candidate=candidate,
+            status=_STATUS[raw["status"]],
+            desired=int(asg.get("DesiredCapacity", 0)),
+            max_size=limit if self._is_wanted(candidate) else live,
+            machines=members,
+            switch_at=switch_at,
+            launch_failure=launch_failure(activities),
+            launching=is_launching(activities, members),
+            issues=eks_plan.issues(raw),
+        )
+
+    def _is_wanted(self, candidate: Candidate) -> bool:
+        pool = self._pool
+        return (
+            candidate.instance_type in pool.instance_types
+            and candidate.market in pool.capacity_types
+            and (not pool.zones or candidate.zone in pool.zones)
+        )
+
+    def _order(self, candidate: Candidate) -> tuple[Any, ...]:
+        pool = self._pool
+        return (
+            _index(pool.capacity_types, candidate.market),
+            _index(pool.instance_types, candidate.instance_type),
+            _index(pool.zones, candidate.zone),
+            candidate.zone,
+        )
+
+    # -- sizes and the switch --------------------------------------------------------------------------------
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        in_parallel(lambda name: self._scaling.set_switch(name, at), self._asgs_of(groups).values())
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        existing = self._groups.owned()
+        in_parallel(self._scaling.clear_switch, _asg_names({g: existing[g] for g in groups if g in existing}))
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        for group, name in self._asgs_of(sizes).items():
+            self._scaling.grow(name, sizes[group])
+
+    def release(self, machines: Sequence[Machine]) -> None:
+        errors = [error for error in in_parallel(self._terminate, machines) if error]
+        if errors:
+            raise errors[0]
+
+    def _terminate(self, machine: Machine) -> GpuError | None:
+        """Return the error, so that one machine's does not keep the others."""
+        try:
+            self._scaling.terminate(machine.id)
+        except GpuError as error:
+            return error
+        return None
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        sizes = {group: self._scaling.shrink_to_existing(name) for group, name in self._asgs_of(groups).items()}
+        return {group: size for group, size in sizes.items() if size is not None}
+
+    def _asgs_of(self, groups: Collection[str]) -> dict[str, str]:
+        """Return the Auto Scaling groups behind node groups, by node group, in the order given."""
+        names = list(groups)
+        return dict(zip(names, in_parallel(self._asg_of, names), strict=True))
+
+    def _asg_of(self, group: str) -> str:
+        raw = self._groups.describe(group)
+        name = asg_name(raw) if raw else None
+        if name is None:
+            state = f"is {raw['status']} and has no Auto Scaling group" if raw else "does not exist"
+            raise GroupNotFound(f"Node group {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
+        return name
+
+    def delete(self, say: Say) -> None:
+        for name in self._groups.owned():
+            self._groups.delete(name, say)
+
+
+def _asg_names(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [name for group in groups.values() if (name := asg_name(group))]
+
+
+def _index(order: Sequence[str], value: str) -> int:
+    return order.index(value) if value in order else len(order)

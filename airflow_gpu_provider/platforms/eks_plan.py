@@ -1,0 +1,105 @@
+"""What would change in a pool's node groups, and when that is refused. Pure: no call is made here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from airflow_gpu_provider.errors import PoolDrift
+from airflow_gpu_provider.platforms.base import Change, Group
+from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, SPEC_TAG, GroupSpec
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
+
+_GONE_SOON = ("DELETING", "DELETE_FAILED")
+
+
+def changes(specs: Iterable[GroupSpec], groups: Mapping[str, Mapping[str, Any]]) -> tuple[Change, ...]:
+    """Compare the specs with DescribeNodegroup's answers, by group name.
+
+    Raises:
+        PoolDrift: A group is not ours, is another writer's with another spec, or differs where EKS cannot change it.
+    """
+    found = (_change(spec, groups.get(spec.candidate.group)) for spec in specs)
+    return tuple(change for change in found if change)
+
+
+def growth(pool: EksGpuPool, nodes: int, candidates: Sequence[Candidate], groups: Iterable[Group]) -> tuple[str, ...]:
+    """Say in a line where missing nodes would be asked for first; nothing where none is missing."""
+    live = {group.name: len(group.live) for group in groups}
+    missing = min(nodes, pool.max_nodes) - sum(live.values())
+    if missing <= 0:
+        return ()
+    first = candidates[0]
+    size = live.get(first.group, 0)
+    return (f"{first.group} {size}->{size + missing} ({first} first)",)
+
+
+def issues(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a group's health issues in EKS's words."""
+    found = group.get("health", {}).get("issues", [])
+    return tuple(f"{issue.get('code')}: {issue.get('message', '')}".strip() for issue in found)
+
+
+def _change(spec: GroupSpec, group: Mapping[str, Any] | None) -> Change | None:
+    name = spec.candidate.group
+    if group is None:
+        detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, created empty"
+        return Change(action="create", group=name, detail=detail)
+    _check_claim(spec, group)
+    if group["status"] in _GONE_SOON:
+        return Change(action="create", group=name, detail="is being deleted; created anew once it is gone")
+    if group["status"] == "CREATE_FAILED":
+        why = "; ".join(issues(group)) or "no reason given"
+        return Change(
+            action="update",
+            group=name,
+            detail=f"EKS could not create it ({why}): deleted, created anew by the next run",
+        )
+    return _repair(spec, group)
+
+
+def _repair(spec: GroupSpec, group: Mapping[str, Any]) -> Change | None:
+    differences = spec.differences(group)
+    fixed = [difference for difference in differences if not difference.mutable]
+    if fixed:
+        raise PoolDrift(
+            f"Node group {spec.candidate.group} differs where EKS cannot change it: {_listed(fixed)}.",
+            "Put the old values back into the pool, give the pool another name, or delete the group"
+            f" (aws eks delete-nodegroup --cluster-name {spec.pool.cluster_name}"
+            f" --nodegroup-name {spec.candidate.group}); the next run creates it anew.",
+            group=spec.candidate.group,
+            fields=[difference.field for difference in fixed],
+        )
+    details = [str(difference) for difference in differences]
+    tags = spec.missing_tags(group)
+    if tags:
+        details.append(f"tags {', '.join(sorted(tags))}")
+    return Change(action="update", group=spec.candidate.group, detail="; ".join(details)) if details else None
+
+
+def _check_claim(spec: GroupSpec, group: Mapping[str, Any]) -> None:
+    tags = group.get("tags", {})
+    name, pool = spec.candidate.group, spec.pool
+    if tags.get(POOL_TAG) != pool.name:
+        raise PoolDrift(
+            f"Cluster {pool.cluster_name} has a node group {name} that this package did not create for pool"
+            f" {pool.name}.",
+            "Give the pool another name, or delete that group.",
+            group=name,
+        )
+    owner = tags.get(OWNER_TAG)
+    if owner and owner != spec.owner and tags.get(SPEC_TAG) != pool.spec_hash:
+        ours = spec.owner or "this run"
+        raise PoolDrift(
+            f"Node group {name} was set up by {owner}, whose spec of pool {pool.name} differs from that of {ours}.",
+            f"Use one spec for both, or another pool name here; if {owner} is no more, remove the group's tag"
+            f" {OWNER_TAG}.",
+            group=name,
+            owner=owner,
+            other=ours,
+            differences=[str(difference) for difference in spec.differences(group)],
+        )
+
+
+def _listed(differences: Iterable[Any]) -> str:
+    return "; ".join(str(difference) for difference in differences)
