@@ -212,6 +212,41 @@ class AutoScaling(AutoScalingBackend):
         for instance_id in instance_ids:
             self.instance_ended_outside(instance_id)
 
+    def detach_instances(  # type: ignore[override]
+        self, group_name: str, instance_ids: list[str], should_decrement: bool
+    ) -> list[dict[str, Any]]:
+        group, now = self.group(group_name), utc_now()
+        members = [self._member_of(group, instance_id) for instance_id in instance_ids]
+        size = group.size
+        if should_decrement and size - len(members) < (group.min_size or 0):
+            raise ValidationError(
+                f"You asked to detach {len(members)} instances with decrement, which the group's min size "
+                f"{group.min_size} does not allow"
+            )
+        activities = [group.detach(member, now=now) for member in members]
+        if should_decrement:
+            group.resize(size - len(members), now=now, cause="a user request")
+        return [activity.describe() for activity in activities]
+
+    def attach_instances(self, group_name: str, instance_ids: list[str]) -> None:
+        group, now = self.group(group_name), utc_now()
+        size = group.size + len(instance_ids)
+        if size > (group.max_size or 0):
+            raise ValidationError(
+                f"AutoScalingGroup {group_name} cannot take {len(instance_ids)} more instances: its max size is "
+                f"{group.max_size}"
+            )
+        instances = self.ec2_backend.get_multi_instances_by_id(instance_ids)
+        group.resize(size, now=now, cause="a user request")
+        for instance in instances:
+            group.attach(instance, now=now)
+
+    def _member_of(self, group: AutoScalingGroup, instance_id: str) -> Member:
+        member = group.find(instance_id)
+        if member is None:
+            raise ValidationError(f"The instance {instance_id} is not part of Auto Scaling group {group.name}.")
+        return member
+
     # Scheduled actions
 
     def put_scheduled_update_group_action(  # type: ignore[override]

@@ -197,6 +197,34 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             )
         self._shut_down(member, now)
 
+    def detach(self, member: Member, *, now: datetime) -> Activity:
+        """Let go of an instance, which runs on."""
+        instance = member.instance
+        self._members.remove(member)
+        del instance.autoscaling_group  # type: ignore[attr-defined]
+        activity = self._activity(
+            f"Detaching EC2 instance: {instance.id}",
+            f"{at(now)} instance {instance.id} was detached in response to a user request.",
+            now,
+            subnet_id=instance.subnet_id,
+            zone=instance.availability_zone or "",
+        )
+        activity.end(now)
+        return activity
+
+    def attach(self, instance: Ec2Instance, *, now: datetime) -> None:
+        """Take in an instance that runs already."""
+        activity = self._activity(
+            f"Attaching an existing EC2 instance: {instance.id}",
+            f"{at(now)} an instance was attached in response to a user request.",
+            now,
+            subnet_id=instance.subnet_id,
+            zone=instance.availability_zone or "",
+        )
+        member = Member(instance, group=self, activity=activity, deadline=now)
+        self._members.append(member)
+        self._enter_service(member, now)
+
     # The clock
 
     def advance(self, now: datetime) -> None:
@@ -307,7 +335,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             pool = pools[0]
             if pool.zone in failed_zones:
                 continue
-            choice = self._around.capacity.choose(pools, fleet=plan.fleet)
+            choice = self._around.capacity.choose(pools, plan)
             if isinstance(choice, CapacityPool):
                 self._launch(choice, now, cause)
                 return True

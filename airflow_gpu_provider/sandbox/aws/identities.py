@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import json
 from base64 import urlsafe_b64decode
 from binascii import Error as Base64Error
@@ -11,8 +10,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlsplit
 
-from botocore.auth import SigV4QueryAuth
-from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from moto.core.exceptions import ServiceException
 from moto.core.responses import ActionResult
@@ -21,6 +18,7 @@ from moto.sts.models import sts_backends
 from moto.sts.responses import TokenResponse
 
 from airflow_gpu_provider.sandbox.aws.interface import AccessKey, Identity
+from airflow_gpu_provider.sandbox.aws.signatures import ALGORITHM, EMPTY_BODY, Scope, SignedRequest
 
 TOKEN_PREFIX = "k8s-aws-v1."
 TOKEN_LIFE = timedelta(minutes=15)
@@ -144,8 +142,7 @@ def _well_formed(values: Mapping[str, str]) -> bool:
         values.keys() <= _PARAMETERS
         and {"x-amz-credential", "x-amz-date", "x-amz-expires", "x-amz-signature"} <= values.keys()
         and values.get("action") == "GetCallerIdentity"
-        and values.get("x-amz-algorithm") == "AWS4-HMAC-SHA256"
-        and len(values["x-amz-credential"].split("/")) == 5
+        and values.get("x-amz-algorithm") == ALGORITHM
         and {"host", CLUSTER_HEADER} == set(signed_headers)
     )
 
@@ -161,21 +158,22 @@ def _in_time(values: Mapping[str, str], now: datetime) -> bool:
 
 
 def _signature_matches(url: str, cluster_name: str, values: Mapping[str, str], credentials: Credentials) -> bool:
-    """Sign the same request as the cluster's, with the key that AWS knows, and compare."""
-    _, _, region, service, _ = values["x-amz-credential"].split("/")
-    if service != "sts":
+    """Whether it signs a request for this cluster, made with the key that AWS knows."""
+    scope = Scope.parse(values["x-amz-credential"])
+    if scope is None or scope.service != "sts":
         return False
-    unsigned = "&".join(p for p in urlsplit(url).query.split("&") if not p.lower().startswith("x-amz-signature="))
-    request = AWSRequest(
+    parts = urlsplit(url)
+    query = [part for part in parts.query.split("&") if not part.lower().startswith("x-amz-signature=")]
+    request = SignedRequest(
         method="GET",
-        url=f"{url.partition('?')[0]}?{unsigned}",
-        headers={CLUSTER_HEADER: cluster_name},
+        path=parts.path,
+        query="&".join(query),
+        headers={"host": parts.netloc, CLUSTER_HEADER: cluster_name},
+        body_hash=EMPTY_BODY,
+        timestamp=values["x-amz-date"],
+        scope=scope,
     )
-    request.context["timestamp"] = values["x-amz-date"]
-    signer = SigV4QueryAuth(credentials, service, region)
-    canonical = signer.canonical_request(request)
-    expected = signer.signature(signer.string_to_sign(request, canonical), request)
-    return hmac.compare_digest(expected, values["x-amz-signature"])
+    return request.matches(values["x-amz-signature"], credentials.secret_key)
 
 
 class StsApi(TokenResponse):

@@ -38,6 +38,8 @@ class LaunchPlan:
     on_demand_percentage: int = 100
     fleet: bool = True
     """Whether the group has a mixed instances policy, which shows in EC2's messages."""
+    by_capacity: bool = False
+    """Whether spot goes by capacity (`capacity-optimized` and its kin), which shows there too."""
 
     def market(self, desired: int, present: Iterable[Market]) -> Market:
         """The market of the next instance."""
@@ -74,6 +76,7 @@ def plan_of(
         instance_types=tuple(o["InstanceType"] for o in overrides if "InstanceType" in o) or (template_type,),
         on_demand_base=int(distribution.get("OnDemandBaseCapacity", 0)),
         on_demand_percentage=int(distribution.get("OnDemandPercentageAboveBaseCapacity", 100)),
+        by_capacity="capacity" in distribution.get("SpotAllocationStrategy", "lowest-price"),
     )
 
 
@@ -86,72 +89,80 @@ class Ec2Capacity:
     faults: Faults
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
-    def choose(self, pools: Sequence[CapacityPool], *, fleet: bool) -> CapacityPool | str:
+    def choose(self, pools: Sequence[CapacityPool], plan: LaunchPlan) -> CapacityPool | str:
         """The pool that EC2 grants, of one subnet's; or why it grants none.
 
-        On-demand follows the order of the types; spot is price-capacity-optimized, where the order means nothing.
+        On-demand follows the order of the types; spot goes by price and capacity, where the order means nothing.
         """
-        refusals = [(pool, self._refusal(pool)) for pool in pools]
+        refusals = [(pool, self._refusal(pool, plan)) for pool in pools]
         granted = [pool for pool, refusal in refusals if refusal is None]
         if granted:
             return granted[0] if granted[0].market == "on-demand" else self.random.choice(granted)
         pool, refusal = refusals[0]
         code, text = refusal or ("", "")
-        prefix = f"Could not launch {_MARKET_WORDS[pool.market]} Instances. {code} - " if fleet else ""
+        prefix = f"Could not launch {_MARKET_WORDS[pool.market]} Instances. {code} - " if plan.fleet else ""
         return f"{prefix}{text} Launching EC2 instance failed."
 
-    def _refusal(self, pool: CapacityPool) -> tuple[str, str] | None:
-        catalogue = self.ec2.catalogue
-        if not catalogue.offered(pool.instance_type, pool.zone):
-            return "Unsupported", (
-                f"Your requested instance type ({pool.instance_type}) is not supported in your requested "
-                f"Availability Zone ({pool.zone}). Please retry your request by not specifying an Availability "
-                f"Zone or choosing {self._elsewhere(pool)}."
-            )
-        if self._over_quota(pool):
-            return self._quota_refusal(pool)
+    def _refusal(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str] | None:
+        """The error code and the message, or None if EC2 would launch."""
+        if not self.ec2.catalogue.offered(pool.instance_type, pool.zone):
+            return self._not_offered(pool, plan)
+        code = self.quotas.code_for(pool.instance_type, pool.market)
+        if code is not None and self._over(code, pool):
+            return self._over_quota(code, pool)
         if self.faults.out_of_stock(zone=pool.zone, instance_type=pool.instance_type, market=pool.market):
-            return self._stock_refusal(pool)
+            return self._out_of_stock(pool, plan)
         return None
 
-    def _stock_refusal(self, pool: CapacityPool) -> tuple[str, str]:
-        if pool.market == "spot":
-            return (
-                "UnfulfillableCapacity",
-                "There is no Spot capacity available that matches your request.",
-            )
-        return "InsufficientInstanceCapacity", (
-            f"We currently do not have sufficient {pool.instance_type} capacity in the Availability Zone you "
-            f"requested ({pool.zone}). Our system will be working on provisioning additional capacity. You can "
-            f"currently get {pool.instance_type} capacity by not specifying an Availability Zone in your "
-            f"request or choosing {self._elsewhere(pool)}."
+    def _not_offered(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str]:
+        text = (
+            f"Your requested instance type ({pool.instance_type}) is not supported in your requested Availability "
+            f"Zone ({pool.zone})."
+        )
+        if plan.fleet:
+            return "InvalidFleetConfiguration", text
+        elsewhere = self._elsewhere(pool)
+        return "Unsupported", (
+            f"{text} Please retry your request by not specifying an Availability Zone or choosing {elsewhere}."
         )
 
-    def _quota_refusal(self, pool: CapacityPool) -> tuple[str, str]:
+    def _out_of_stock(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str]:
+        if pool.market == "on-demand":
+            return "InsufficientInstanceCapacity", (
+                f"We currently do not have sufficient {pool.instance_type} capacity in the Availability Zone you "
+                f"requested ({pool.zone}). Our system will be working on provisioning additional capacity. You can "
+                f"currently get {pool.instance_type} capacity by not specifying an Availability Zone in your "
+                f"request or choosing {self._elsewhere(pool)}."
+            )
+        if plan.by_capacity:
+            return "UnfulfillableCapacity", (
+                "Unable to fulfill capacity due to your request configuration. Please adjust your request and try "
+                "again."
+            )
+        return (
+            "InsufficientInstanceCapacity",
+            "There is no Spot capacity available that matches your request.",
+        )
+
+    def _over_quota(self, code: str, pool: CapacityPool) -> tuple[str, str]:
         if pool.market == "spot":
             return "MaxSpotInstanceCountExceeded", "Max spot instance count exceeded."
-        code = self.quotas.code_for(pool.instance_type, pool.market) or ""
         return "VcpuLimitExceeded", (
-            f"You have requested more vCPU capacity than your current vCPU limit of "
-            f"{self.quotas.value(code):g} allows for the instance bucket that the specified instance type belongs "
-            "to. Please visit http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this "
-            "limit."
+            f"You have requested more vCPU capacity than your current vCPU limit of {self.quotas.value(code):g} "
+            "allows for the instance bucket that the specified instance type belongs to. Please visit "
+            "http://aws.amazon.com/contact-us/ec2-request to request an adjustment to this limit."
         )
 
-    def _over_quota(self, pool: CapacityPool) -> bool:
-        code = self.quotas.code_for(pool.instance_type, pool.market)
-        if code is None:
-            return False
+    def _over(self, code: str, pool: CapacityPool) -> bool:
         in_use = self.ec2.vcpus_in_use(code, self.quotas.code_for)
         return in_use + self.ec2.catalogue.vcpus(pool.instance_type) > self.quotas.value(code)
 
     def _elsewhere(self, pool: CapacityPool) -> str:
-        zones = [zone.name for zone in self.ec2.describe_availability_zones()]
-        others = [
+        """The zones that EC2 would name instead."""
+        zones = [zone.name for zone in self.ec2.describe_availability_zones() if zone.name != pool.zone]
+        return ", ".join(
             zone
             for zone in zones
-            if zone != pool.zone
-            and self.ec2.catalogue.offered(pool.instance_type, zone)
+            if self.ec2.catalogue.offered(pool.instance_type, zone)
             and not self.faults.out_of_stock(zone=zone, instance_type=pool.instance_type, market=pool.market)
-        ]
-        return ", ".join(others)
+        )

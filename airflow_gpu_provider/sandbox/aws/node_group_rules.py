@@ -161,6 +161,12 @@ def check_launch_template(
         raise refuse("You cannot specify an amiType when the launch template specifies an AMI")
 
 
-def text_of(value: Any) -> str:
-    """A parameter as EKS shows it in an update's params."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def check_update_config(update_config: Mapping[str, Any], *, max_size: int) -> None:
+    unavailable = update_config.get("maxUnavailable")
+    percentage = update_config.get("maxUnavailablePercentage")
+    if unavailable is not None and percentage is not None:
+        raise refuse("Only one of maxUnavailable and maxUnavailablePercentage can be specified")
+    if unavailable is not None and not 1 <= unavailable <= max_size:
+        raise refuse("max-unavailable must be within the range 1 and max size of the node group")
+    if percentage is not None and not 1 <= percentage <= 100:
+        raise refuse("maxUnavailablePercentage must be between 1 and 100")

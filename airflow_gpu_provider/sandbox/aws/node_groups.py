@@ -200,6 +200,7 @@ class Eks(EKSBackend):
         rules.check_scaling(scaling)
         rules.check_labels(labels or {})
         rules.check_taints(taints or [])
+        rules.check_update_config(fields.get("update_config") or {}, max_size=scaling["maxSize"])
         rules.check_instances(
             instance_types=instance_types or [],
             ami_type=fields.get("ami_type"),
@@ -318,6 +319,7 @@ class Eks(EKSBackend):
         rules.check_scaling(new_scaling)
         rules.check_labels((labels or {}).get("addOrUpdateLabels") or {})
         rules.check_taints(new_taints)
+        rules.check_update_config(update_config or {}, max_size=new_scaling["maxSize"])
         group.labels, group.taints = new_labels, new_taints
         group.update_config = update_config or group.update_config
         group.node_repair_config = fields.get("node_repair_config") or group.node_repair_config
@@ -334,12 +336,6 @@ class Eks(EKSBackend):
         return update.describe()
 
     def _check_updatable(self, group: NodeGroup) -> None:
-        if group.update_in_progress is not None:
-            raise _in_use(
-                "Nodegroup cannot be updated as it currently has an update in progress",
-                group.cluster_name,
-                group.nodegroup_name,
-            )
         if group.status not in ("ACTIVE", "DEGRADED"):
             raise _in_use(
                 "Nodegroup cannot be updated as it is currently not in Active State",
@@ -409,10 +405,12 @@ class Eks(EKSBackend):
         for update in group.updates.values():
             if update.status == "InProgress" and now >= update.done_at:
                 update.status = "Successful"
+        if group.status == "CREATE_FAILED":
+            return
         group.health = {"issues": self._issues(group)}
         if group.status == "CREATING":
             self._settle_creation(group, now)
-        elif group.status != "CREATE_FAILED" and group.update_in_progress is None:
+        elif group.update_in_progress is None:
             group.status = "DEGRADED" if group.health["issues"] else "ACTIVE"
 
     def _settle_creation(self, group: NodeGroup, now: datetime) -> None:
@@ -421,9 +419,13 @@ class Eks(EKSBackend):
             group.status = "ACTIVE"
         elif group.health["issues"] and now >= group.gives_up_at:
             group.status = "CREATE_FAILED"
+            group.health["issues"].append(_never_joined(group))
 
     def _issues(self, group: NodeGroup) -> list[dict[str, Any]]:
-        """What is wrong with the group now, in EKS's health codes."""
+        """What is wrong with the group, in EKS's health codes.
+
+        A failed launch stays an issue until another succeeds, even when the group is scaled to zero, as in EKS.
+        """
         asg = self._asg(group)
         if asg is None:
             message = (
@@ -431,8 +433,7 @@ class Eks(EKSBackend):
             )
             return [_issue("AutoScalingGroupNotFound", message, group.asg_name)]
         last = self._around.activities.last_launch(group.asg_name)
-        short = len(asg.capacity) < asg.size
-        if short and last is not None and last.status_code == "Failed":
+        if last is not None and last.status_code == "Failed":
             return [_issue("AsgInstanceLaunchFailures", last.status_message or "", group.asg_name)]
         return []
 
@@ -477,6 +478,12 @@ def _in_use(message: str, cluster_name: str, nodegroup_name: str) -> ResourceInU
 
 def _issue(code: str, message: str, asg_name: str) -> dict[str, Any]:
     return {"code": code, "message": message, "resourceIds": [asg_name]}
+
+
+def _never_joined(group: NodeGroup) -> dict[str, Any]:
+    missing = [f"DUMMY_{mock_random.uuid4()}" for _ in range(group.scaling_config["desiredSize"])]
+    message = "Instances failed to join the kubernetes cluster"
+    return {"code": "NodeCreationFailure", "message": message, "resourceIds": missing}
 
 
 def _asg_tags(group: NodeGroup) -> dict[str, str]:
@@ -560,6 +567,15 @@ class EksApi(EKSResponse):
         fields = {name: self._get_param(param) for name, param in text.items()}
         fields["disk_size"] = self._get_int_param("diskSize")
         return ActionResult({"nodegroup": self.eks_backend.create_nodegroup(**fields)})
+
+    def list_addons(self) -> ActionResult:
+        self.eks_backend.cluster(self._get_param("name"))
+        return ActionResult({"addons": []})
+
+    def describe_addon(self) -> ActionResult:
+        cluster_name, addon = self._get_param("name"), self._get_param("addonName")
+        self.eks_backend.cluster(cluster_name)
+        raise _not_found(f"No addon: {addon} found in cluster: {cluster_name}", cluster_name=cluster_name)
 
     def describe_update(self) -> ActionResult:
         update = self.eks_backend.update(

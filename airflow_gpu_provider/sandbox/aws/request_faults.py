@@ -47,6 +47,13 @@ _REJECTED: dict[str, AwsError] = {
     "iam": AwsError(status=403, code="InvalidClientTokenId", message=_UNKNOWN_KEY),
 }
 _ANY_REJECTED = AwsError(status=403, code="UnrecognizedClientException", message=_UNKNOWN_KEY)
+UNSIGNED = AwsError(status=403, code="MissingAuthenticationToken", message="Request is missing Authentication Token")
+BAD_SIGNATURE = AwsError(
+    status=403,
+    code="SignatureDoesNotMatch",
+    message="The request signature we calculated does not match the signature you provided. Check your AWS Secret "
+    "Access Key and signing method. Consult the service documentation for details.",
+)
 EXPIRED = AwsError(status=403, code="ExpiredToken", message="The security token included in the request is expired")
 
 

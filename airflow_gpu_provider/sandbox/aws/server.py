@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
-from moto.core.request import Request
+from moto.core.request import Request, environ_key_for_header
 from moto.core.responses import BaseResponse
 from moto.core.routing import get_service_router
 from moto.moto_server.werkzeug_app import (
@@ -27,6 +29,7 @@ from werkzeug.serving import BaseWSGIServer, make_server
 from airflow_gpu_provider.sandbox.aws import request_faults
 from airflow_gpu_provider.sandbox.aws.identities import Identities
 from airflow_gpu_provider.sandbox.aws.request_faults import Answer
+from airflow_gpu_provider.sandbox.aws.signatures import ALGORITHM, Scope, SignedRequest
 from airflow_gpu_provider.sandbox.faults import Faults
 
 log = logging.getLogger(__name__)
@@ -34,6 +37,9 @@ Environ = dict[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 # Signing names that are not the names of botocore's models
 _SERVICES = {"servicequotas": "service-quotas"}
+_AUTHORIZATION = re.compile(
+    rf"{ALGORITHM} Credential=(?P<scope>[^,]+), *SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>\w+)"
+)
 
 
 class _Request(Request):
@@ -46,25 +52,34 @@ class _QuietHandler(MotoRequestHandler):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Signed:
-    """What a request's signature says of it."""
+class Call:
+    """One request, and who signed it."""
 
     service: str
-    region: str
-    access_key_id: str
+    scope: Scope
+    request: SignedRequest
+    signature: str
 
 
-def signed_by(environ: Environ) -> Signed | None:
-    """The credential scope of the Authorization header, or of a presigned URL."""
-    header = environ.get("HTTP_AUTHORIZATION", "")
-    if header.startswith("AWS4-HMAC-SHA256 Credential="):
-        scope = header.removeprefix("AWS4-HMAC-SHA256 Credential=").split(",")[0]
-    else:
-        scope = parse_qs(environ.get("QUERY_STRING", "")).get("X-Amz-Credential", [""])[0]
-    match scope.split("/"):
-        case [key, _, region, service, "aws4_request"]:
-            return Signed(service=_SERVICES.get(service, service), region=region, access_key_id=key)
-    return None
+def signed_call(environ: Environ) -> Call | None:
+    """The call of a request signed by its Authorization header; None if it has none."""
+    match = _AUTHORIZATION.fullmatch(environ.get("HTTP_AUTHORIZATION", ""))
+    scope = Scope.parse(match["scope"]) if match else None
+    if match is None or scope is None:
+        return None
+    raw_path = str(environ.get("RAW_URI") or environ.get("REQUEST_URI") or environ.get("PATH_INFO", "/"))
+    signed_headers = match["headers"].split(";")
+    request = SignedRequest(
+        method=environ["REQUEST_METHOD"],
+        path=urlsplit(raw_path).path,
+        query=environ.get("QUERY_STRING", ""),
+        headers={name: str(environ.get(environ_key_for_header(name), "")) for name in signed_headers},
+        body_hash=hashlib.sha256(environ["wsgi.input"].getvalue()).hexdigest(),
+        timestamp=environ.get("HTTP_X_AMZ_DATE", ""),
+        scope=scope,
+    )
+    service = _SERVICES.get(scope.service, scope.service)
+    return Call(service=service, scope=scope, request=request, signature=match["signature"])
 
 
 class AwsApi:
@@ -94,35 +109,36 @@ class AwsApi:
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
-        signed = signed_by(environ)
-        if signed is None:
-            unsigned = request_faults.AwsError(
-                status=403, code="MissingAuthenticationToken", message="Request is missing Authentication Token"
-            )
-            return _send(request_faults.answer(unsigned, "sts"), start_response)
+        call = signed_call(environ)
+        if call is None:
+            return _send(request_faults.answer(request_faults.UNSIGNED, "sts"), start_response)
         with self._lock:
-            self.calls[f"{signed.service}:{_operation(environ, signed.service)}"] += 1
-            refusal = self._refusal(signed)
+            self.calls[f"{call.service}:{_operation(environ, call.service)}"] += 1
+            refusal = self._refusal(call)
             if refusal is not None:
-                return _send(request_faults.answer(refusal, signed.service), start_response)
-            make = self._services.get(signed.service) if signed.region == self._region else None
+                return _send(request_faults.answer(refusal, call.service), start_response)
+            make = self._services.get(call.service) if call.scope.region == self._region else None
             if make is None:
                 return cast(Iterable[bytes], self._rest_of_aws(environ, start_response))
             answer = self._call(make(), _Request(environ))
         self._after_call()
         return _send(answer, start_response)
 
-    def _refusal(self, signed: Signed) -> request_faults.AwsError | None:
-        known = self._identities.find(signed.access_key_id)
+    def _refusal(self, call: Call) -> request_faults.AwsError | None:
+        known = self._identities.find(call.scope.access_key_id)
         if known is None:
-            return request_faults.rejected(signed.service)
+            return request_faults.rejected(call.service)
         if known.expires is not None and datetime.now(UTC) >= known.expires:
             return request_faults.EXPIRED
-        return request_faults.drawn(self._faults, signed.service)
+        if not call.request.matches(call.signature, known.credentials.secret_key):
+            return request_faults.BAD_SIGNATURE
+        return request_faults.drawn(self._faults, call.service)
 
     def _call(self, response: BaseResponse, request: _Request) -> Answer:
         try:
             status, headers, body = response._dispatch(request)
+        except NotImplementedError as error:
+            return 501, {"Content-Type": "application/json"}, _failure(error)
         except Exception as error:
             log.exception("the sandbox's AWS failed on %s %s", request.method, request.path)
             return 500, {"Content-Type": "application/json"}, _failure(error)
@@ -131,22 +147,22 @@ class AwsApi:
 
 
 def _failure(error: Exception) -> bytes:
-    return json.dumps({"__type": "InternalFailure", "message": f"{type(error).__name__}: {error}"}).encode()
+    code = "NotImplemented" if isinstance(error, NotImplementedError) else "InternalFailure"
+    return json.dumps({"__type": code, "message": f"{type(error).__name__}: {error}"}).encode()
 
 
 def _operation(environ: Environ, service: str) -> str:
     """The operation's name, by the service's protocol."""
     if target := environ.get("HTTP_X_AMZ_TARGET"):
         return str(target).rpartition(".")[2]
-    body = environ["wsgi.input"].getvalue()
-    for text in (environ.get("QUERY_STRING", ""), body.decode(errors="replace")):
-        if action := parse_qs(text).get("Action"):
-            return action[0]
+    body = environ["wsgi.input"].getvalue().decode(errors="replace")
+    if action := parse_qs(f"{environ.get('QUERY_STRING', '')}&{body}").get("Action"):
+        return action[0]
     try:
         operation, _ = get_service_router(service).match(_Request(environ))
     except (NotFound, NotImplementedError, LookupError):
         return "?"
-    return operation.name
+    return str(operation.name)
 
 
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 409: "Conflict"}
