@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -35,6 +36,8 @@ class PoolLock:
         holder: Who takes it, for people: dag/run/task/try, host and pid.
         duration: How long others let a record stand before they take the lock from its holder.
         timeout: How long to wait for it; longer than `duration`, so that a dead holder does not fail the next.
+        clock: The time; tests bring their own.
+        say: Takes one line, when the lock is held by another.
 
     Raises:
         DemandLockBusy: It was held all the time, by others that were alive.
@@ -49,6 +52,7 @@ class PoolLock:
         duration: timedelta = timedelta(seconds=30),
         timeout: timedelta = timedelta(seconds=60),
         clock: Clock | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self._api = api
         self._pool_name = pool_name
@@ -56,6 +60,7 @@ class PoolLock:
         self._duration = duration.total_seconds()
         self._timeout = timeout.total_seconds()
         self._clock = clock or SystemClock()
+        self._say = say
         self._path = f"{LEASES}/{self.name}"
         self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
         self._written_at = 0.0
@@ -76,6 +81,7 @@ class PoolLock:
                 continue
             if self._clock.monotonic() > deadline:
                 raise self._busy(found)
+            self._tell(found)
             self._clock.sleep(random.uniform(*_POLL))
 
     def check(self) -> None:
@@ -138,6 +144,11 @@ class PoolLock:
             metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
             self._record = call(self._api, "update", self._path, resource="leases", body=manifest)
         self._written_at = sent_at
+
+    def _tell(self, found: dict[str, Any]) -> None:
+        if self._say:
+            self._say(f"waiting for the lock of pool {self._pool_name}: {found['spec'].get('holderIdentity')} has it")
+            self._say = None
 
     def _busy(self, found: dict[str, Any]) -> DemandLockBusy:
         spec = found["spec"]

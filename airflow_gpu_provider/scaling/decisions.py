@@ -1,0 +1,183 @@
+"""decide: what to do about a pool now, from everything that was read at one moment. Pure and total.
+
+A decision is small steps towards what is wanted, not the end state: it is made again on every change and every few
+seconds, each time from what is really there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.scaling.notes import notes
+from airflow_gpu_provider.scaling.placement import place, scalable
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.supply import Supply, supply
+from airflow_gpu_provider.scaling.wanted import usable_needed, wanted_nodes, wanted_until
+
+__all__ = ["Decision", "decide", "switch_time", "usable_needed", "wanted_nodes"]
+
+SWITCH_MARGIN = timedelta(minutes=15)
+"""How long after the last demand ends the cloud sets the groups to zero by itself."""
+
+FORGET_AFTER = timedelta(days=1)
+"""How long a lease that nobody gave up is kept after its end, for people to see."""
+
+_SWITCH_SLACK = timedelta(minutes=5)  # a switch this much later than need be is left where it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What to do, in the order of the fields.
+
+    Attributes:
+        uncordon: Nodes with a cordon of ours that are to stay.
+        switch: When the cloud is to set these groups to zero by itself.
+        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end.
+        shrink: Groups that are to stop trying for machines that do not exist.
+        grow: New absolute sizes, each at least what exists.
+        cordon: Nodes of `release` that are not cordoned yet.
+        release: Machines to remove.
+        forget: Expired demand to delete.
+        notes: Why, in words, for the task's log.
+    """
+
+    uncordon: tuple[str, ...] = ()
+    switch: Mapping[str, datetime] = field(default_factory=dict)
+    clear_switch: tuple[str, ...] = ()
+    shrink: tuple[str, ...] = ()
+    grow: Mapping[str, int] = field(default_factory=dict)
+    cordon: tuple[str, ...] = ()
+    release: tuple[Machine, ...] = ()
+    forget: tuple[DemandKey, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return replace(self, notes=()) == Decision()
+
+
+def decide(snapshot: PoolSnapshot) -> Decision:
+    """Return what to do about the pool now."""
+    machines = supply(snapshot)
+    wanted = wanted_nodes(snapshot)
+    placed = place(snapshot.groups, _missing(snapshot, machines, wanted), snapshot.now)
+    grow = _grow(snapshot, machines, placed, wanted)
+    shrink = _shrink(snapshot, placed)
+    release = _release(snapshot, machines, wanted, grow)
+    switch, clear_switch = _switches(snapshot, grow)
+    return Decision(
+        uncordon=_uncordon(snapshot, machines, release),
+        switch=switch,
+        clear_switch=clear_switch,
+        shrink=shrink,
+        grow=grow,
+        cordon=tuple(each.node.name for each in release if each.node and not each.node.cordoned),
+        release=tuple(each.machine for each in release),
+        forget=_forget(snapshot),
+        notes=notes(snapshot, machines, wanted=wanted, placed=placed, grow=grow, shrink=shrink, release=release),
+    )
+
+
+def switch_time(snapshot: PoolSnapshot) -> datetime | None:
+    """Return when the cloud has to set the pool to zero by itself; None where nothing is wanted.
+
+    A whole minute, for clouds keep no finer time.
+    """
+    until = wanted_until(snapshot)
+    if until is None:
+        return None
+    at = until + SWITCH_MARGIN
+    minute = at.replace(second=0, microsecond=0)
+    return at if at == minute else minute + timedelta(minutes=1)
+
+
+def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> int:
+    """Return how many nodes are wanted and neither there nor on their way, as far as max_nodes has room."""
+    short = wanted - sum(each.counts for each in machines)
+    room = snapshot.pool.max_nodes - len(machines)
+    return max(0, min(short, room))
+
+
+def _grow(
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...], placed: Mapping[str, int], wanted: int
+) -> dict[str, int]:
+    """Return new sizes: what exists and what is missing there.
+
+    A group whose size was set below what exists is about to lose machines of the cloud's choice; where any machine
+    is needed, it is set to what exists.
+    """
+    held = {each.machine.group for each in machines if each.holders}
+    grow = {}
+    for group in filter(scalable, snapshot.groups):
+        missing = placed.get(group.name, 0)
+        size = len(group.live) + missing
+        if size > group.desired and (missing or wanted or group.name in held):
+            grow[group.name] = size
+    return grow
+
+
+def _shrink(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> tuple[str, ...]:
+    """Return the groups with more unfilled size than is placed there; what is still wanted is asked for again later."""
+    groups = filter(scalable, snapshot.groups)
+    return tuple(group.name for group in groups if group.unfilled > placed.get(group.name, 0))
+
+
+def _release(
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int, grow: Mapping[str, int]
+) -> tuple[Supply, ...]:
+    """Return the machines that go: those of no use, and of the others what is more than wanted.
+
+    From a group whose size is below what exists the cloud takes machines already; another one less would be too many.
+    """
+    leaving = {g.name for g in snapshot.groups if g.desired < len(g.live) and g.name not in grow}
+    free = [each for each in machines if each.may_go and each.machine.group not in leaving]
+    useless = [each for each in free if not each.counts]
+    idle = sorted((each for each in free if each.counts), key=_release_order)
+    surplus = sum(each.counts for each in machines) - wanted
+    return (*useless, *idle[: max(0, surplus)])
+
+
+def _release_order(each: Supply) -> tuple[int, float]:
+    """Without a node first, then not Ready, then what a dead holder cordoned, then the newest."""
+    newest_first = -each.since.timestamp() if each.since else 0.0
+    if each.node is None:
+        return 0, newest_first
+    if each.state != "usable":
+        return 1, newest_first
+    return (2 if each.node.cordoned else 3), newest_first
+
+
+def _switches(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> tuple[dict[str, datetime], tuple[str, ...]]:
+    at = switch_time(snapshot)
+    groups = [group for group in snapshot.groups if scalable(group)]
+    if at is None:
+        stays = snapshot.pool.min_nodes > 0
+        return {}, tuple(group.name for group in groups if stays and group.switch_at)
+    in_use = [group for group in groups if group.desired or group.live or group.name in grow]
+    return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
+
+
+def _is_right(now: datetime | None, wanted: datetime) -> bool:
+    return now is not None and wanted <= now <= wanted + _SWITCH_SLACK
+
+
+def _uncordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], release: tuple[Supply, ...]) -> tuple[str, ...]:
+    """Return the nodes with our mark that are to stay; a mark without a cordon is taken off too.
+
+    A node whose machine is on its way out stays cordoned to its end.
+    """
+    going = {each.machine.id for each in release}
+    marked = (each for each in machines if each.node and each.node.cordon_mark)
+    return tuple(each.node.name for each in marked if each.node and each.machine.id not in going)
+
+
+def _forget(snapshot: PoolSnapshot) -> tuple[DemandKey, ...]:
+    """Return the demand that ended long ago. While its pods are there it stays, or they would seem to be nobody's."""
+    runs = {pod.run for pod in snapshot.pods}
+    old = (lease.key for lease in snapshot.leases if snapshot.now - lease.until > FORGET_AFTER)
+    return tuple(key for key in old if key.hash not in runs)

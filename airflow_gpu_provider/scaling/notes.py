@@ -1,0 +1,70 @@
+"""The words for a decision: each line says one step and why, so that a task's log can carry it once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from airflow_gpu_provider.scaling.placement import out_of_stock
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.supply import Supply
+from airflow_gpu_provider.scaling.wanted import wanted_by
+
+
+def notes(
+    snapshot: PoolSnapshot,
+    machines: tuple[Supply, ...],
+    *,
+    wanted: int,
+    placed: Mapping[str, int],
+    grow: Mapping[str, int],
+    shrink: tuple[str, ...],
+    release: tuple[Supply, ...],
+) -> tuple[str, ...]:
+    """Return the lines for one decision; the arguments are its parts."""
+    counted = sum(each.counts for each in machines)
+    lines = [*_out_of_stock(snapshot, grow), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
+    lines += [f"{each} goes: {_why(each)}" for each in release]
+    if counted > wanted:
+        lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
+    lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]
+    short = wanted - counted - sum(placed.values())
+    if short > 0 and len(machines) >= snapshot.pool.max_nodes:
+        lines.append(f"{short} more wanted, but max_nodes={snapshot.pool.max_nodes} machines exist")
+    return tuple(lines)
+
+
+def _out_of_stock(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> Iterator[str]:
+    dry = [str(group.candidate) for group in snapshot.groups if out_of_stock(group, snapshot.now)]
+    if dry and grow:
+        trying = [str(group.candidate) for group in snapshot.groups if group.name in grow]
+        yield f"out of stock: {', '.join(dry)}; trying {', '.join(trying)}"
+
+
+def _sizes(snapshot: PoolSnapshot, grow: Mapping[str, int], shrink: tuple[str, ...]) -> Iterator[str]:
+    for group in snapshot.groups:
+        if group.name in grow:
+            yield f"{group.name} {group.desired}->{grow[group.name]}, wanted by {wanted_by(snapshot)}"
+        if group.name in shrink:
+            yield f"{group.name} {group.desired}->{len(group.live)}: what has not come is not tried for any more"
+
+
+def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
+    for group in snapshot.groups:
+        if placed.get(group.name) and group.status == "creating":
+            yield f"{group.name} grows to {placed[group.name]} when it has been created"
+
+
+def _why(each: Supply) -> str:
+    if each.overdue:
+        return f"the time of its run is over; pod {each.overdue[0]} goes with it"
+    if each.state == "broken" and each.node:
+        return f"it has not become Ready in time ({each.node.not_ready_reason})"
+    if each.state == "broken":
+        return "it has not joined the cluster in time"
+    return "nobody wants it, and no pod holds it"
+
+
+def _who_took(each: Supply) -> str:
+    if each.node and each.node.autoscaler_deleting:
+        return "cluster-autoscaler is about to remove it"
+    return "somebody else cordoned it"

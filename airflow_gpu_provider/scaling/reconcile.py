@@ -1,0 +1,257 @@
+"""Reconciler: reads a pool, decides, and writes - under the pool's lock, with the lock checked before each write."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.clock import Clock, SystemClock
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
+from airflow_gpu_provider.cluster.lock import PoolLock
+from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, uncordon
+from airflow_gpu_provider.cluster.pods import Pod, delete_run_pods, list_node_pods, list_pool_pods
+from airflow_gpu_provider.platforms.base import Machine, Platform, Say
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.decisions import Decision, decide
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wanted import is_overdue
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+SETTLE = timedelta(seconds=1)
+"""How long a binding that the scheduler had decided before it saw the cordon is given to show.
+
+cluster-autoscaler waits too, for 5 seconds (--node-delete-delay-after-taint). Without volumes to attach, as on nodes
+that are idle, a binding takes milliseconds.
+"""
+
+FRESH = timedelta(seconds=5)
+"""How old the last look at a machine may be when it is removed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a reconcile saw, decided, and did.
+
+    Attributes:
+        snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
+        decision: What was decided on it.
+        said: What was done and why, for the task's log.
+    """
+
+    snapshot: PoolSnapshot
+    decision: Decision
+    said: tuple[str, ...]
+
+
+class Reconciler:
+    """One pool, as one task changes it. Not for several threads at once.
+
+    Args:
+        pool: The (rendered) spec.
+        platform: The pool's cloud.
+        api: The client of the pool's cluster.
+        holder: Who this is, for people who look at the lock: dag/run/task/try, host and pid.
+        say: Takes a line at once: that the lock is waited for. All others are in the outcome.
+        clock: The time; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        pool: GpuPool,
+        platform: Platform,
+        api: ApiClient,
+        *,
+        holder: str,
+        say: Say,
+        clock: Clock | None = None,
+    ) -> None:
+        self.pool = pool
+        self.platform = platform
+        self.api = api
+        self.holder = holder
+        self._say = say
+        self._clock = clock or SystemClock()
+
+    def snapshot(self) -> PoolSnapshot:
+        """Read everything that a decision looks at."""
+        leases = list_demand(self.api, self.pool.name)
+        nodes = list_nodes(self.api, self.pool.name)
+        pods = list_pool_pods(self.api, self.pool.name, nodes)
+        groups = self.platform.observe()
+        now = self._clock.now()
+        return PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
+
+    def want(self, key: DemandKey, nodes: int, until: datetime) -> Outcome:
+        """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
+
+        The switch is moved before the demand is written: whoever sees demand can rely on it.
+
+        Raises:
+            DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
+            GpuError: What the cluster or the cloud said.
+        """
+        with self._lock() as lock:
+            before = self.snapshot()
+            lease = _lease(before, key, nodes, until)
+            others = tuple(each for each in before.leases if each.key != key)
+            snapshot = replace(before, leases=(*others, lease))
+            decision = decide(snapshot)
+            writes = _Writes(self, lock, snapshot, decision)
+            writes.set_switch()
+            lock.check()
+            write_demand(self.api, lease)
+            return writes.outcome()
+
+    def reconcile(self) -> Outcome:
+        """Bring the pool closer to what is wanted now. Takes the lock only where there is something to do."""
+        snapshot = self.snapshot()
+        decision = decide(snapshot)
+        if decision.is_empty:
+            return Outcome(snapshot=snapshot, decision=decision, said=decision.notes)
+        with self._lock() as lock:
+            snapshot = self.snapshot()
+            writes = _Writes(self, lock, snapshot, decide(snapshot))
+            writes.set_switch()
+            return writes.outcome()
+
+    def give_up(self, key: DemandKey) -> Outcome:
+        """Delete the run's demand, and bring the pool closer to what is wanted without it. May be repeated."""
+        if all(lease.key != key for lease in list_demand(self.api, self.pool.name)):
+            return self.reconcile()
+        with self._lock() as lock:
+            lock.check()
+            give_up(self.api, key)
+            snapshot = self.snapshot()
+            writes = _Writes(self, lock, snapshot, decide(snapshot))
+            writes.set_switch()
+            return writes.outcome()
+
+    def delete_run_pods(self, key: DemandKey) -> list[str]:
+        """Delete the pods that the run left on this pool, and return their names as namespace/name."""
+        return delete_run_pods(self.api, self.pool.name, key.hash)
+
+    # -- one write each, the caller has checked the lock -----------------------------------------------------
+
+    def _lock(self) -> PoolLock:
+        return PoolLock(self.api, self.pool.name, self.holder, clock=self._clock, say=self._say)
+
+    def _mark(self) -> str:
+        return f"{self.holder} at {self._clock.now():%Y-%m-%dT%H:%M:%SZ}"
+
+    def _remove(self, machine: Machine) -> None:
+        self.platform.release([machine])
+
+    def _pods_now(self, node: Node) -> list[Pod]:
+        return list_node_pods(self.api, node.name)
+
+
+class _Writes:
+    """Carries one decision out, step by step in the order of its fields, and keeps what there is to say."""
+
+    def __init__(self, reconciler: Reconciler, lock: PoolLock, snapshot: PoolSnapshot, decision: Decision) -> None:
+        self._on = reconciler
+        self._lock = lock
+        self._snapshot = snapshot
+        self._decision = decision
+        self._nodes = {node.name: node for node in snapshot.nodes}
+        self._said = list(decision.notes)
+
+    def set_switch(self) -> None:
+        platform, decision = self._on.platform, self._decision
+        for group, at in decision.switch.items():
+            self._lock.check()
+            platform.set_switch([group], at)
+        if decision.clear_switch:
+            self._lock.check()
+            platform.clear_switch(decision.clear_switch)
+
+    def outcome(self) -> Outcome:
+        """Do all that comes after the switch."""
+        for name in self._decision.uncordon:
+            self._uncordon(self._nodes[name])
+        self._grow(self._shrink())
+        self._release()
+        for key in self._decision.forget:
+            self._lock.check()
+            give_up(self._on.api, key)
+        return Outcome(snapshot=self._snapshot, decision=self._decision, said=tuple(self._said))
+
+    def _shrink(self) -> bool:
+        """Return whether all groups that were to be shrunk are: a launch under way can come in the way."""
+        refused = []
+        for group in self._decision.shrink:
+            self._lock.check()
+            if group not in self._on.platform.shrink_unfilled([group]):
+                refused.append(group)
+                self._said.append(f"{group} is left as it is: a launch is under way")
+        return not refused
+
+    def _grow(self, with_new_machines: bool) -> None:
+        groups = {group.name: group for group in self._snapshot.groups}
+        for name, size in self._decision.grow.items():
+            # What another group may still get could be one machine too many: new ones wait for the next look.
+            size = size if with_new_machines else len(groups[name].live)
+            if size > groups[name].desired:
+                self._lock.check()
+                self._on.platform.grow({name: size})
+
+    def _release(self) -> None:
+        signed = {name for name in self._decision.cordon if self._cordon(self._nodes[name])}
+        if signed:
+            self._on._clock.sleep(SETTLE.total_seconds())
+        by_machine = {node.machine: node for node in self._snapshot.nodes}
+        for machine in self._decision.release:
+            node = by_machine.get(machine.id)
+            if node is None:
+                self._release_without_node(machine)
+            elif node.cordoned or node.name in signed:
+                self._release_node(machine, node)
+
+    def _cordon(self, node: Node) -> bool:
+        self._lock.check()
+        try:
+            return cordon(self._on.api, node, by=self._on._mark())
+        except ObjectNotFound:
+            return False  # it has just gone; the next look sees what is left
+
+    def _uncordon(self, node: Node) -> None:
+        self._lock.check()
+        try:
+            uncordon(self._on.api, node)
+        except ObjectNotFound:
+            return
+        self._said.append(f"node {node.name} is uncordoned: it stays")
+
+    def _release_node(self, machine: Machine, node: Node) -> None:
+        looked_at = self._on._clock.monotonic()
+        now = replace(self._snapshot, now=self._on._clock.now())
+        holders = [p for p in self._on._pods_now(node) if p.holds_node(now.now) and not is_overdue(now, p)]
+        if holders:
+            self._said.append(f"pod {holders[0]} has come to node {node.name}")
+            self._uncordon(node)
+            return
+        self._lock.check()
+        self._remove_if_fresh(machine, looked_at)
+
+    def _release_without_node(self, machine: Machine) -> None:
+        looked_at = self._on._clock.monotonic()
+        if any(node.machine == machine.id for node in list_nodes(self._on.api, self._on.pool.name)):
+            self._said.append(f"machine {machine.id} has joined the cluster meanwhile")
+            return
+        self._lock.check()
+        self._remove_if_fresh(machine, looked_at)
+
+    def _remove_if_fresh(self, machine: Machine, looked_at: float) -> None:
+        """A process that was stalled after its look leaves the machine to the next one."""
+        if self._on._clock.monotonic() - looked_at < FRESH.total_seconds():
+            self._on._remove(machine)
+
+
+def _lease(before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime) -> DemandLease:
+    """Return the run's new demand; while it is live it keeps its place in the queue."""
+    old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)
+    return DemandLease(key=key, nodes=nodes, until=until, created_at=old.created_at if old else before.now)

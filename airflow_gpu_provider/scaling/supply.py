@@ -1,0 +1,96 @@
+"""What each machine of a pool is good for now: usable, coming, of no use; and whether it may go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wanted import is_overdue
+
+READY_WITHIN = timedelta(minutes=15)
+"""How long a machine may take to join, and a node to become Ready, before it is of no use.
+
+cluster-autoscaler's own provision timeout.
+"""
+
+State = Literal["usable", "coming", "broken", "taken"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supply:
+    """One machine that exists and is not on its way out, as a decision sees it.
+
+    Attributes:
+        machine: The machine.
+        node: Its node, once it has joined.
+        state: usable: new pods can run there (a cordon of ours is about to be undone or carried out, and does not
+            count). coming: it is booting, or its node is not Ready for a moment. broken: it has not become usable
+            in time. taken: somebody else cordoned it, or cluster-autoscaler is about to remove it.
+        holders: The pods for which it has to stay.
+        overdue: The pods that run there although their run's time is over.
+    """
+
+    machine: Machine
+    node: Node | None
+    state: State
+    holders: tuple[Pod, ...] = ()
+    overdue: tuple[Pod, ...] = ()
+
+    @property
+    def counts(self) -> bool:
+        """Whether it serves demand, now or soon. What overdue pods alone sit on serves nobody."""
+        return self.state in ("usable", "coming") and (bool(self.holders) or not self.overdue)
+
+    @property
+    def may_go(self) -> bool:
+        """Whether it may be removed, if it is not needed."""
+        return not self.holders and self.state != "taken"
+
+    @property
+    def since(self) -> datetime | None:
+        """When it came into being, as far as is known."""
+        return self.machine.launched_at or (self.node.created_at if self.node else None)
+
+    def __str__(self) -> str:
+        name = f"node {self.node.name}" if self.node else f"machine {self.machine.id}, which has no node,"
+        return f"{name} of {self.machine.group}"
+
+
+def supply(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
+    """Return the pool's live machines, group by group."""
+    nodes = {node.machine: node for node in snapshot.nodes}
+    machines = (machine for group in snapshot.groups for machine in group.live)
+    return tuple(_supply_of(snapshot, machine, nodes.get(machine.id)) for machine in machines)
+
+
+def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:
+    """Return the nodes that new pods can run on and whose machines stay."""
+    return tuple(each.node for each in supply(snapshot) if each.node and each.node.usable and each.counts)
+
+
+def _supply_of(snapshot: PoolSnapshot, machine: Machine, node: Node | None) -> Supply:
+    on_node = [pod for pod in snapshot.pods if node and pod.node == node.name and pod.holds_node(snapshot.now)]
+    overdue = tuple(pod for pod in on_node if is_overdue(snapshot, pod))
+    return Supply(
+        machine=machine,
+        node=node,
+        state=_state(snapshot.now, machine, node),
+        holders=tuple(pod for pod in on_node if pod not in overdue),
+        overdue=overdue,
+    )
+
+
+def _state(now: datetime, machine: Machine, node: Node | None) -> State:
+    if node is None:
+        is_late = machine.launched_at is not None and now - machine.launched_at > READY_WITHIN
+        return "broken" if is_late else "coming"
+    if node.autoscaler_deleting or (node.cordoned and not node.cordon_mark):
+        return "taken"
+    if node.ready:
+        return "usable"
+    return "broken" if now - (node.ready_changed_at or node.created_at) > READY_WITHIN else "coming"

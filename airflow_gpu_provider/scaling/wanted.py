@@ -1,0 +1,105 @@
+"""How many nodes are wanted, by whom, and until when: arithmetic over leases and pods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.errors import NodesNotReady
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+
+
+def live_leases(snapshot: PoolSnapshot) -> tuple[DemandLease, ...]:
+    """Return the demand that counts now, oldest first."""
+    live = (lease for lease in snapshot.leases if lease.live(snapshot.now))
+    return tuple(sorted(live, key=lambda lease: (lease.created_at, lease.key.hash)))
+
+
+def wanted_nodes(snapshot: PoolSnapshot) -> int:
+    """Return how many nodes the pool should have now: what is asked for, within min_nodes and max_nodes."""
+    leased = sum(lease.nodes for lease in live_leases(snapshot))
+    asked = leased + _unleased_nodes(snapshot) + _unleased_pending(snapshot)
+    return min(snapshot.pool.max_nodes, max(snapshot.pool.min_nodes, asked))
+
+
+def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
+    """Return how many usable nodes the pool must have for this run's share to be among them.
+
+    Leases are served oldest first, next to the nodes on which GPU pods of nobody's lease run; max_nodes is enough
+    for everybody, for then pods wait for each other.
+
+    Raises:
+        NodesNotReady: The run has no live lease (any more).
+    """
+    live = live_leases(snapshot)
+    served = [lease.key for lease in live]
+    if key not in served:
+        raise NodesNotReady(
+            f"Pool {snapshot.pool.name}: {key} does not want nodes any more; its demand was given up, or has ended.",
+            "Clear the run's EnsureGpuPoolOperator to want them again.",
+            pool=snapshot.pool.name,
+        )
+    up_to_here = sum(lease.nodes for lease in live[: served.index(key) + 1])
+    return min(snapshot.pool.max_nodes, up_to_here + _unleased_nodes(snapshot))
+
+
+def is_unleased(snapshot: PoolSnapshot, pod: Pod) -> bool:
+    """Say whether no lease, live or expired, covers the pod: then it is demand by itself, and is never killed."""
+    return pod.run is None or pod.run not in {lease.key.hash for lease in snapshot.leases}
+
+
+def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:
+    """Say whether the pod runs although its run's time is over. What has ended and is not collected yet is not."""
+    if pod.finished or pod.run is None:
+        return False
+    return any(lease.key.hash == pod.run and not lease.live(snapshot.now) for lease in snapshot.leases)
+
+
+def wanted_until(snapshot: PoolSnapshot) -> datetime | None:
+    """Return when the last demand ends by itself, or None where nobody wants anything.
+
+    A pod without a lease has no end of its own. It is given `max_runtime` from its creation, and that time again
+    whenever it has passed and somebody looks.
+    """
+    ends = [lease.until for lease in live_leases(snapshot)]
+    period = snapshot.pool.max_runtime
+    for pod in _unleased_gpu_pods(snapshot):
+        periods = max(snapshot.now - pod.created_at, timedelta(0)) // period + 1
+        ends.append(pod.created_at + periods * period)
+    return max(ends, default=None)
+
+
+def wanted_by(snapshot: PoolSnapshot) -> str:
+    """Return who wants nodes, for people."""
+    who = [f"{lease.key} ({_count(lease.nodes, 'node')})" for lease in live_leases(snapshot)]
+    who += [f"pod {pod}" for pod in _unleased_gpu_pods(snapshot)]
+    if snapshot.pool.min_nodes:
+        who.append(f"min_nodes={snapshot.pool.min_nodes}")
+    return ", ".join(who) or "nobody"
+
+
+def _unleased_nodes(snapshot: PoolSnapshot) -> int:
+    """Count the nodes on which GPU pods without a lease run."""
+    return len({pod.node for pod in _unleased_gpu_pods(snapshot) if pod.node})
+
+
+def _unleased_pending(snapshot: PoolSnapshot) -> int:
+    """Count the nodes that unbound GPU pods without a lease need together, as far as GPUs tell."""
+    waiting = [pod for pod in _unleased_gpu_pods(snapshot) if pod.node is None]
+    per_node = snapshot.pool.gpus_per_node
+    if per_node is None:
+        return len(waiting)
+    return math.ceil(sum(pod.gpus for pod in waiting) / per_node)
+
+
+def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
+    for pod in snapshot.pods:
+        if pod.gpus and not (pod.daemon or pod.finished or pod.deleting) and is_unleased(snapshot, pod):
+            yield pod
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
