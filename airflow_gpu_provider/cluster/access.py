@@ -128,14 +128,14 @@ def _client_class() -> Any:
         def __init__(self, configuration: Any, make_token: Callable[[], str] | None) -> None:
             self._token = _Token(make_token) if make_token else None
             if self._token:
-                configuration.api_key_prefix["authorization"] = "Bearer"
                 configuration.refresh_api_key_hook = self._put_token
                 self._put_token(configuration)
             super().__init__(configuration)
 
         def _put_token(self, configuration: Any) -> None:
             if self._token:
-                configuration.api_key["authorization"] = self._token.get()
+                # The whole header: prefixes go by another name before version 36 of the client than after it.
+                configuration.api_key["authorization"] = f"Bearer {self._token.get()}"
 
         def call_api(self, *args: Any, **kwargs: Any) -> Any:
             kwargs["_request_timeout"] = kwargs.get("_request_timeout") or TIMEOUT
@@ -145,7 +145,7 @@ def _client_class() -> Any:
             except UnauthorizedException:
                 if self._token is None:
                     raise
-                self._token.refused(used)
+                self._token.refused(used.removeprefix("Bearer "))
                 return super().call_api(*args, **kwargs)
 
     return Client
