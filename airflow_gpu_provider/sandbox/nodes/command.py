@@ -1,0 +1,98 @@
+"""What a container runs, and in which surroundings: the plan that the launcher carries out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.sandbox.nodes import device_plugin, environment, gpus, volumes
+from airflow_gpu_provider.sandbox.nodes.errors import ContainerStartError
+from airflow_gpu_provider.sandbox.nodes.spec import Image
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.nodes.container import PodHome
+    from airflow_gpu_provider.sandbox.nodes.status import ContainerRecord
+
+_SHM_BYTES = 64 * 2**20
+
+
+def of(
+    container: Mapping[str, Any],
+    image: Image,
+    variables: Mapping[str, str],
+    home: PodHome,
+    record: ContainerRecord,
+) -> list[str]:
+    """The program and its arguments. Raises ContainerStartError when neither pod nor image names one."""
+    if image.kind == "device-plugin":
+        return device_plugin.command(variables, node_has_gpus=bool(home.node.gpus))
+    if image.kind == "driver":
+        return device_plugin.driver_command(is_init=record.is_init and not record.is_sidecar)
+    asked = [*(container.get("command") or ()), *(container.get("args") or ())]
+    argv = [environment.expand(word, variables) for word in asked] or list(image.default_command)
+    if not argv:
+        raise ContainerStartError("no command specified")
+    return argv
+
+
+def start_spec(
+    container: Mapping[str, Any],
+    image: Image,
+    variables: Mapping[str, str],
+    home: PodHome,
+    argv: list[str],
+    message_file: Path,
+    attempt: Path,
+) -> dict[str, Any]:
+    """What the zygote is told about a container."""
+    security = (home.pod["spec"].get("securityContext") or {}) | (container.get("securityContext") or {})
+    mounts = volumes.mounts(container, home.volumes, variables)
+    mounts.append(_mount(message_file, container.get("terminationMessagePath") or "/dev/termination-log"))
+    if image.folder is not None:
+        mounts.append(_mount(image.folder, "/app", read_only=True))
+    devices = _gpu_mounts(variables, home, mounts, attempt)
+    uid, gid = security.get("runAsUser"), security.get("runAsGroup")
+    return {
+        "argv": argv,
+        "env": dict(variables),
+        "cwd": container.get("workingDir") or ("/app" if image.folder is not None else "/"),
+        "hostname": home.pod["spec"].get("hostname") or home.pod["metadata"]["name"][:63],
+        "staging": str(home.machine.staging),
+        "mounts": mounts,
+        "keep": home.machine.kept_paths(image),
+        "devices": devices,
+        "shm_bytes": _SHM_BYTES,
+        "tty": bool(container.get("tty")),
+        "uid": uid,
+        "gid": gid if gid is not None else (0 if uid is not None else None),
+        "groups": [*(security.get("supplementalGroups") or ()), *_group(security.get("fsGroup"))],
+        "privileged": bool(security.get("privileged")),
+    }
+
+
+def _gpu_mounts(variables: Mapping[str, str], home: PodHome, mounts: list[dict[str, Any]], attempt: Path) -> list[str]:
+    """As NVIDIA's container runtime: GPUs appear where NVIDIA_VISIBLE_DEVICES asks for them. Returns device files."""
+    seen = variables.get("NVIDIA_VISIBLE_DEVICES", "")
+    if not home.node.gpus or seen in ("", "void", "none"):
+        return []
+    if home.machine.real_gpus:
+        return gpus.devices(home.machine.real_gpus)
+    named = seen.split(",")
+    chosen = [
+        gpu.to_json() for i, gpu in enumerate(home.node.gpus) if seen == "all" or gpu.uuid in named or str(i) in named
+    ]
+    list_file = attempt / "gpus.json"
+    list_file.write_text(json.dumps(chosen))
+    mounts.append(_mount(home.machine.smi_folder, "/usr/local/nvidia/bin", read_only=True))
+    mounts.append(_mount(list_file, "/usr/local/nvidia/gpus.json", read_only=True))
+    return []
+
+
+def _mount(source: Path, target: str, *, read_only: bool = False) -> dict[str, Any]:
+    return {"source": str(source.resolve()), "target": target, "read_only": read_only}
+
+
+def _group(group: int | None) -> list[int]:
+    return [] if group is None else [group]

@@ -1,0 +1,472 @@
+"""One container of a pod: image, environment, start, restarts with back-off, end, and being stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_gpu_provider.sandbox.nodes import (
+    clock,
+    command,
+    environment,
+    images,
+    probes,
+    quantities,
+    status,
+)
+from airflow_gpu_provider.sandbox.nodes.container_log import ContainerLog
+from airflow_gpu_provider.sandbox.nodes.errors import ContainerStartError
+from airflow_gpu_provider.sandbox.nodes.launcher import Process
+from airflow_gpu_provider.sandbox.nodes.machine import Machine
+from airflow_gpu_provider.sandbox.nodes.node import Node
+from airflow_gpu_provider.sandbox.nodes.restarts import BackOff, go_duration, should_restart
+from airflow_gpu_provider.sandbox.nodes.spec import Image
+from airflow_gpu_provider.sandbox.nodes.stdio import Stdio
+
+CONFIG_RETRY_SECONDS = 5.0
+PULL_ERROR_SHOWN_SECONDS = 1.0
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False, kw_only=True)
+class PodHome:
+    """What a pod's containers share."""
+
+    machine: Machine
+    node: Node
+    pod: Mapping[str, Any]
+    folder: Path
+    facts: environment.Facts
+    changed: Callable[[], None]
+    volumes: Mapping[str, Path]
+
+    @property
+    def uid(self) -> str:
+        """The pod's UID."""
+        return str(self.pod["metadata"]["uid"])
+
+    @property
+    def title(self) -> str:
+        """The pod as the kubelet names it in messages."""
+        metadata = self.pod["metadata"]
+        return f"{metadata['name']}_{metadata['namespace']}({metadata['uid']})"
+
+    async def lookup(self, kind: str, name: str) -> Mapping[str, bytes] | None:
+        """A ConfigMap's or Secret's data in the pod's namespace."""
+        return await self.machine.lookup(self.pod["metadata"]["namespace"], kind, name)
+
+
+class ContainerRunner:
+    """Runs one container until it has ended for good; its record says at any time how it is."""
+
+    def __init__(self, container: Mapping[str, Any], record: status.ContainerRecord, home: PodHome) -> None:
+        self.container = container
+        self.record = record
+        self._home = home
+        self._stopping = asyncio.Event()
+        self._process: Process | None = None
+        self._spec: dict[str, Any] = {}
+        self._out_of_memory = False
+        self._kill_at = float("inf")
+        self._kill_moved = asyncio.Event()
+        self.logs: list[ContainerLog] = []
+        self.running_or_done = asyncio.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The container's name."""
+        return self.record.name
+
+    @property
+    def process(self) -> Process | None:
+        """The container's first process while it runs."""
+        return self._process
+
+    def start(self) -> asyncio.Task[None]:
+        """Run it in a task of its own."""
+        self.task = asyncio.create_task(self._run(), name=f"container {self.name} of {self._home.title}")
+        return self.task
+
+    async def stop(self, grace: float, message: str | None = None) -> None:
+        """End it for good: preStop, SIGTERM, after grace seconds SIGKILL. A second call may shorten the grace."""
+        self._stopping.set()
+        await self.kill(grace, message or f"Stopping container {self.name}")
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+    async def kill(self, grace: float, message: str) -> None:
+        """End the running process; whether the container is started again is another question."""
+        process = self._process
+        if process is None or not process.running:
+            return
+        if self._kill_at != float("inf"):
+            self.hasten(grace)
+            await asyncio.wait([process.exit_code])
+            return
+        self._kill_at = time.monotonic() + grace
+        self._event("Normal", "Killing", message)
+        await self._pre_stop()
+        process.signal(self._stop_signal())
+        while process.running and (left := self._kill_at - time.monotonic()) > 0:
+            self._kill_moved.clear()
+            await _first(process.exit_code, self._kill_moved, timeout=left)
+        process.signal(signal.SIGKILL)
+        await asyncio.wait([process.exit_code])
+
+    def hasten(self, grace: float) -> None:
+        """Shorten the grace period of a stop that is under way; one that is not is left alone."""
+        if self._kill_at != float("inf"):
+            self._kill_at = min(self._kill_at, time.monotonic() + grace)
+            self._kill_moved.set()
+
+    async def destroy(self) -> None:
+        """End it at once and without a word, as a machine that is switched off does."""
+        self._stopping.set()
+        if self._process is not None:
+            self._process.signal(signal.SIGKILL)
+        if self.task is not None:
+            await asyncio.wait([self.task])
+
+    async def exec(self, argv: list[str], stdio: tuple[int, int, int], *, tty: bool) -> Process:
+        """Run a command inside the running container. Raises ContainerStartError."""
+        if self._process is None or not self._process.running:
+            raise ContainerStartError(f'container "{self.name}" is not running')
+        spec = self._spec | {"argv": argv, "tty": tty}
+        return await self._home.machine.launcher.exec(self._process, spec, stdio)
+
+    async def _run(self) -> None:
+        back_off = BackOff()
+        policy = self._home.pod["spec"].get("restartPolicy", "Always")
+        try:
+            while not self._stopping.is_set():
+                image = await self._image()
+                variables = await self._variables(image) if image else None
+                if image is None or variables is None or self._stopping.is_set():
+                    return
+                code = await self._once(image, variables)
+                if self._stopping.is_set() or not should_restart(
+                    self.container, policy, code, is_init=self.record.is_init
+                ):
+                    return
+                await self._back_off(back_off)
+        finally:
+            self.running_or_done.set()
+
+    async def _back_off(self, back_off: BackOff) -> None:
+        delay = back_off.after_end(time.monotonic())
+        self.record.last_state = self.record.state
+        if delay:
+            message = f"back-off {go_duration(delay)} restarting failed container={self.name} pod={self._home.title}"
+            self._wait_state("CrashLoopBackOff", message)
+            text = f"Back-off restarting failed container {self.name} in pod {self._home.title}"
+            self._event("Warning", "BackOff", text)
+            await self._pause(delay)
+        if not self._stopping.is_set():
+            self.record.restart_count += 1
+
+    # The image -----------------------------------------------------------------------------------------------
+
+    async def _image(self) -> Image | None:
+        """Have the image on the node, however long that takes; None when stopped meanwhile."""
+        reference = self.container["image"]
+        policy = images.pull_policy(self.container.get("imagePullPolicy"), reference)
+        back_off = BackOff()
+        back_off.after_end(time.monotonic())
+        while not self._stopping.is_set():
+            image = images.find(reference, self._home.machine.images)
+            if image is not None:
+                if await self._pull(image, reference, policy):
+                    self.record.image_id = images.image_id(reference)
+                    return image
+            elif policy == "Never":
+                text = f'Container image "{reference}" is not present with pull policy of Never'
+                self._event("Warning", "ErrImageNeverPull", text)
+                self._event("Warning", "Failed", "Error: ErrImageNeverPull")
+                self._wait_state("ErrImageNeverPull", text)
+                await self._pause(CONFIG_RETRY_SECONDS)
+            else:
+                await self._pull_failed(reference, back_off)
+        return None
+
+    async def _pull(self, image: Image, reference: str, policy: str) -> bool:
+        present = images.familiar(reference) in self._home.node.pulled_images
+        if policy == "Never" or (present and policy == "IfNotPresent"):
+            text = f'Container image "{reference}" already present on machine and can be accessed by the pod'
+            self._event("Normal", "Pulled", text)
+            return True
+        self._event("Normal", "Pulling", f'Pulling image "{reference}"')
+        began = time.monotonic()
+        if not present and image.pull_seconds:
+            await self._pause(image.pull_seconds)
+            if self._stopping.is_set():
+                return False
+        self._home.node.pulled_images.add(images.familiar(reference))
+        took = _go_seconds(time.monotonic() - began)
+        self._event(
+            "Normal",
+            "Pulled",
+            f'Successfully pulled image "{reference}" in {took} ({took} including waiting). Image size: 0 bytes.',
+        )
+        return True
+
+    async def _pull_failed(self, reference: str, back_off: BackOff) -> None:
+        reason = images.not_found(reference)
+        self._event("Normal", "Pulling", f'Pulling image "{reference}"')
+        self._event("Warning", "Failed", f'Failed to pull image "{reference}": {reason}')
+        self._event("Warning", "Failed", "Error: ErrImagePull")
+        self._wait_state("ErrImagePull", reason)
+        await self._pause(PULL_ERROR_SHOWN_SECONDS)
+        if self._stopping.is_set():
+            return
+        text = f'Back-off pulling image "{reference}"'
+        self._event("Normal", "BackOff", text)
+        self._event("Warning", "Failed", "Error: ImagePullBackOff")
+        self._wait_state("ImagePullBackOff", f"{text}: ErrImagePull: {reason}")
+        await self._pause(back_off.after_end(time.monotonic()) - PULL_ERROR_SHOWN_SECONDS)
+
+    # Its configuration ---------------------------------------------------------------------------------------
+
+    async def _variables(self, image: Image) -> dict[str, str] | None:
+        """The container's environment, once all that it refers to exists; None when stopped meanwhile."""
+        while not self._stopping.is_set():
+            try:
+                return await self._build_variables(image)
+            except environment.ConfigError as error:
+                self._event("Warning", "Failed", f"Error: {error}")
+                self._wait_state("CreateContainerConfigError", str(error))
+            await self._pause(CONFIG_RETRY_SECONDS)
+        return None
+
+    async def _build_variables(self, image: Image) -> dict[str, str]:
+        home = self._home
+        path = environment.DEFAULT_PATH
+        base = {
+            "PATH": f"{image.path_prefix}:{path}" if image.path_prefix else path,
+            "HOME": "/root",
+            "HOSTNAME": home.pod["metadata"]["name"][:63],
+        }
+        access = home.machine.api.access
+        asked = await environment.build(
+            self.container,
+            home.pod,
+            facts=home.facts,
+            services=environment.service_variables(access.host, access.port),
+            lookup=home.lookup,
+        )
+        variables = base | dict(image.env) | self._gpu_variables() | asked
+        seen = variables.get("NVIDIA_VISIBLE_DEVICES", "")
+        if home.node.gpus and seen not in ("", "void", "none") and not home.machine.real_gpus:
+            variables["PATH"] += ":/usr/local/nvidia/bin"
+        return variables
+
+    def _gpu_variables(self) -> dict[str, str]:
+        held = self._home.node.inventory.held_by(self._home.uid, self.name)
+        if not held:
+            return {}
+        return {
+            "NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in held),
+            "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in held),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+
+    # One run -------------------------------------------------------------------------------------------------
+
+    async def _once(self, image: Image, variables: dict[str, str]) -> int:
+        """Start the container, wait for its end, and record it; returns its exit code."""
+        record = self.record
+        attempt = self._home.folder / "containers" / self.name / str(record.restart_count)
+        attempt.mkdir(parents=True)
+        message_file = attempt / "termination-log"
+        message_file.touch(mode=0o666)
+        record.container_id = f"containerd://{secrets.token_hex(32)}"
+        container_log = ContainerLog(attempt / "log")
+        self.logs.append(container_log)
+        stdio = Stdio(container_log, tty=bool(self.container.get("tty")), stdin=bool(self.container.get("stdin")))
+        started = clock.seconds_text(clock.now())
+        try:
+            argv = command.of(self.container, image, variables, self._home, record)
+            self._spec = command.start_spec(self.container, image, variables, self._home, argv, message_file, attempt)
+            process = await self._home.machine.launcher.start(self._spec, stdio.child_ends)
+        except (ContainerStartError, environment.ConfigError) as error:
+            stdio.close()
+            return self._start_failed(str(error))
+        stdio.started()
+        self._process, self._out_of_memory, self._kill_at = process, False, float("inf")
+        self._event("Normal", "Created", "Container created")
+        self._event("Normal", "Started", "Container started")
+        record.state = {"running": {"startedAt": started}}
+        record.started = not self.container.get("startupProbe")
+        record.ready = record.started and not self.container.get("readinessProbe")
+        if record.started:
+            self.running_or_done.set()
+        self._home.changed()
+        self._watch_memory(process)
+        if self._stopping.is_set():
+            process.signal(signal.SIGKILL)  # stopped while it was being started
+        if image.kind == "device-plugin":
+            self._home.node.device_plugin_started(self)
+        around = asyncio.create_task(self._around(process))
+        try:
+            code = await asyncio.shield(process.exit_code)
+        finally:
+            await _cancelled(around)
+        await stdio.drained()
+        self._ended(code, started, message_file)
+        return code
+
+    def _ended(self, code: int, started: str, message_file: Path) -> None:
+        record, process = self.record, self._process
+        assert process is not None
+        self._home.machine.memory.remove(process.host_pid)
+        self._home.node.device_plugin_ended(self)
+        reason = "OOMKilled" if self._out_of_memory else "Completed" if code == 0 else "Error"
+        record.ready = False
+        # The API shows an init container that is done as ready.
+        if record.is_init and not record.is_sidecar:
+            record.ready = code == 0
+        record.started = False
+        record.state = status.terminated(
+            code,
+            reason,
+            started=started,
+            finished=clock.seconds_text(clock.now()),
+            container_id=record.container_id,
+            message=self._termination_message(code, message_file),
+        )
+        self._process = None
+        self._home.changed()
+
+    def _start_failed(self, problem: str) -> int:
+        text = (
+            "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
+            f"failed: unable to start container process: error during container init: {problem}: unknown"
+        )
+        self._event("Normal", "Created", "Container created")
+        self._event("Warning", "Failed", f"Error: {text}")
+        self.record.state = status.terminated(
+            128,
+            "StartError",
+            started="1970-01-01T00:00:00Z",
+            finished=clock.seconds_text(clock.now()),
+            container_id=self.record.container_id,
+            message=text,
+        )
+        self._home.changed()
+        return 128
+
+    def _termination_message(self, code: int, file: Path) -> str:
+        message = file.read_bytes()[:4096].decode(errors="replace")
+        fallback = self.container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        if not message and code != 0 and fallback:
+            return self.logs[-1].tail(80, 2048)
+        return message
+
+    def _watch_memory(self, process: Process) -> None:
+        limit = ((self.container.get("resources") or {}).get("limits") or {}).get("memory")
+        if limit is None:
+            return
+
+        def over() -> None:
+            self._out_of_memory = True
+            process.signal(signal.SIGKILL)
+
+        self._home.machine.memory.add(process.host_pid, quantities.whole(limit), over)
+
+    # Hooks and probes ----------------------------------------------------------------------------------------
+
+    async def _around(self, process: Process) -> None:
+        """What accompanies a running container: its postStart hook, then its probes."""
+        hook = (self.container.get("lifecycle") or {}).get("postStart")
+        if hook is not None and not await self._handle(hook, timeout=None):
+            self._event("Warning", "FailedPostStartHook", "PostStartHook failed")
+            await self.kill(self._grace(), "FailedPostStartHook")
+            return
+        await probes.watch(self)
+
+    async def _pre_stop(self) -> None:
+        hook = (self.container.get("lifecycle") or {}).get("preStop")
+        if hook is None:
+            return
+        timeout = max(self._kill_at - time.monotonic(), 0.0)
+        if not await self._handle(hook, timeout=timeout):
+            self._event("Warning", "FailedPreStopHook", "PreStopHook failed")
+
+    async def _handle(self, hook: Mapping[str, Any], *, timeout: float | None) -> bool:
+        return (await probes.attempt(hook, self, timeout=timeout)).passed
+
+    def probe_address(self) -> str:
+        """Where the container's ports are reached: on the host's network, always this machine."""
+        return "127.0.0.1"
+
+    def probed(self, *, ready: bool | None = None, started: bool | None = None) -> None:
+        """A probe's verdict."""
+        record = self.record
+        before = (record.ready, record.started)
+        if started is not None:
+            record.started = started
+            if started:
+                self.running_or_done.set()
+                record.ready = not self.container.get("readinessProbe")
+        if ready is not None:
+            record.ready = ready
+        if before != (record.ready, record.started):
+            self._home.changed()
+
+    def unhealthy(self, kind: str, output: str) -> None:
+        """Say in an event that a probe (``Liveness``, ``Readiness``, ``Startup``) failed."""
+        self._event("Warning", "Unhealthy", f"{kind} probe failed: {output}")
+
+    def _grace(self) -> float:
+        return float(self._home.pod["spec"].get("terminationGracePeriodSeconds", 30))
+
+    async def restart(self, message: str) -> None:
+        """End the process because a probe says so; the restart policy decides what follows."""
+        await self.kill(self._grace(), message)
+
+    def _stop_signal(self) -> int:
+        name = (self.container.get("lifecycle") or {}).get("stopSignal") or "SIGTERM"
+        return int(getattr(signal, name, signal.SIGTERM))
+
+    # Small change --------------------------------------------------------------------------------------------
+
+    def _wait_state(self, reason: str, message: str) -> None:
+        self.record.state = status.waiting(reason, message)
+        self._home.changed()
+
+    def _event(self, kind: str, reason: str, message: str) -> None:
+        self._home.machine.events.about_pod(
+            self._home.pod, kind, reason, message, container=self.name, is_init=self.record.is_init
+        )
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait, or until stopped."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), max(seconds, 0.0))
+
+
+async def _first(end: asyncio.Future[int], event: asyncio.Event, *, timeout: float) -> None:
+    """Wait until the end is known, the event is set, or the time is over."""
+    watcher = asyncio.ensure_future(event.wait())
+    waited: list[asyncio.Future[Any]] = [end, watcher]
+    await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    watcher.cancel()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a container's probes failed", exc_info=error)
+
+
+def _go_seconds(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms" if seconds < 1 else f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"

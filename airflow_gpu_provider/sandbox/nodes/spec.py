@@ -1,0 +1,90 @@
+"""What the sandbox hands to the agent: nodes and images, as plain data that crosses a pipe as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+
+class TaintLike(Protocol):
+    """Anything with a taint's three fields, whoever's class it is."""
+
+    @property
+    def key(self) -> str: ...
+    @property
+    def value(self) -> str: ...
+    @property
+    def effect(self) -> str: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taint:
+    """A node taint in Kubernetes' spelling (``NoSchedule``, ``PreferNoSchedule``, ``NoExecute``)."""
+
+    key: str
+    value: str = ""
+    effect: str = "NoSchedule"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSpec:
+    """A machine that joins the cluster as a Node.
+
+    ``device_plugin_builtin`` is for machines whose image carries NVIDIA's device plugin (Bottlerocket): their
+    GPUs are allocatable without a plugin pod.
+    """
+
+    name: str
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: Sequence[TaintLike] = ()
+    provider_id: str = ""
+    cpus: int = 4
+    memory_bytes: int = 16 * 2**30
+    gpus: int = 0
+    gpu_product: str = "NVIDIA-L4"
+    gpu_memory_mib: int = 23034
+    device_plugin_builtin: bool = False
+    kubernetes_version: str = "v1.36.3"
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON types."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        taints = [{"key": t.key, "value": t.value or "", "effect": t.effect} for t in self.taints]
+        return fields | {"labels": dict(self.labels), "taints": taints}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> NodeSpec:
+        """The inverse of to_json."""
+        return cls(**{**data, "taints": tuple(Taint(**t) for t in data["taints"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """What a container image reference stands for on this machine.
+
+    ``pattern`` is an fnmatch pattern on the reference (``python:*``); the registry ``docker.io/library`` may be
+    left out on either side. ``folder`` is mounted read-only at /app, which becomes the working directory;
+    ``path_prefix`` is a folder put first in PATH; ``pull_seconds`` is how long the first pull on a node takes.
+    """
+
+    pattern: str
+    kind: Literal["host", "device-plugin", "driver"] = "host"
+    folder: Path | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    path_prefix: str = ""
+    default_command: Sequence[str] = ()
+    pull_seconds: float = 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON types."""
+        folder = None if self.folder is None else str(self.folder)
+        command = list(self.default_command)
+        return asdict(self) | {"folder": folder, "env": dict(self.env), "default_command": command}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Image:
+        """The inverse of to_json."""
+        folder = None if data["folder"] is None else Path(data["folder"])
+        return cls(**{**data, "folder": folder, "default_command": tuple(data["default_command"])})
