@@ -185,6 +185,11 @@ class GpuPool(ABC):
     def console_url(self) -> str:
         """Where a person looks at the pool's groups in the cloud's console."""
 
+    @property
+    @abstractmethod
+    def cluster_identity(self) -> str:
+        """Which cluster the pool is in, and as whom it is spoken to; what is equal may share connections."""
+
     def nodes_for(self, *, gpus: int | None, nodes: int | None) -> int:
         """Return how many nodes give `gpus` GPUs, or check `nodes`; one of the two is given.
 

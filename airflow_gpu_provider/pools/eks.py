@@ -82,6 +82,10 @@ class EksGpuPool(GpuPool):
         tab = f"#/clusters/{self.cluster_name}?selectedTab=cluster-compute-tab"
         return f"https://{self.region}.console.aws.amazon.com/eks/home?region={self.region}{tab}"
 
+    @property
+    def cluster_identity(self) -> str:
+        return f"eks/{self.aws_conn_id}/{self.region}/{self.cluster_name}"
+
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most wanted first."""
         zones = tuple(zones)

@@ -23,6 +23,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.scaling.decisions import Decision, decide, usable_needed, wanted_nodes
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.supply import usable_nodes
 
 WaitFor = Literal["ready", "gpus"]
 
@@ -62,7 +63,7 @@ class NodesWait:
 
     def step(self, snapshot: PoolSnapshot) -> Progress:
         needed = usable_needed(snapshot, self.key)
-        usable = [node for node in snapshot.nodes if self._has_what_is_wanted(node)]
+        usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
         lines = (*_group_lines(snapshot), *self._node_lines(snapshot))
         if len(usable) >= needed:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
@@ -70,9 +71,6 @@ class NodesWait:
         if error is None and snapshot.now >= self.deadline:
             error = self._late(snapshot, needed, len(usable))
         return Progress(lines=lines, error=error)
-
-    def _has_what_is_wanted(self, node: Node) -> bool:
-        return node.usable and (self.wait_for == "ready" or node.gpus > 0)
 
     def _node_lines(self, snapshot: PoolSnapshot) -> list[str]:
         lines = []

@@ -1,0 +1,49 @@
+"""What a DAG file pays for: names that load on first use, and no cloud SDK or Kubernetes client when it is parsed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import airflow_gpu_provider
+
+HEAVY = {"kubernetes", "kubernetes_asyncio", "boto3", "botocore", "google.cloud", "aiohttp", "moto"}
+
+PROGRAM = """
+import json, sys
+import airflow.sdk
+before = set(sys.modules)
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor
+print(json.dumps([sorted(before), sorted(sys.modules)]))
+"""
+
+
+@pytest.fixture(scope="module")
+def modules() -> tuple[set[str], set[str]]:
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    before, after = json.loads(done.stdout.splitlines()[-1])
+    return set(before), set(after)
+
+
+def test_spec_ensure_and_sensor_load_no_sdk(modules: tuple[set[str], set[str]]) -> None:
+    before, after = modules
+    assert not (after - before) & HEAVY
+
+
+def test_spec_ensure_and_sensor_add_at_most_a_tenth_to_airflow_sdk(modules: tuple[set[str], set[str]]) -> None:
+    before, after = modules
+    assert len(after) <= 1.1 * len(before)
+    ours = {name for name in after - before if name.startswith("airflow_gpu_provider.")}
+    assert not {
+        name for name in ours if name.split(".")[1] in ("cluster", "platforms", "scaling", "triggers", "sandbox")
+    }
+
+
+def test_every_public_name_is_there_and_only_those() -> None:
+    for name in airflow_gpu_provider.__all__:
+        assert getattr(airflow_gpu_provider, name).__name__ == name
+    with pytest.raises(AttributeError, match="no_such_name"):
+        _ = airflow_gpu_provider.no_such_name
