@@ -1,0 +1,185 @@
+"""AsyncApi: raw calls to one cluster's API server from an event loop, JSON in and out.
+
+aiohttp and not the generated client, because a watch's lines are wanted as they come, and model classes would hold
+up the loop. Every failure leaves here as one of `airflow_gpu_provider.errors`, but for two that are part of the
+protocol: `Expired` (410) for whoever watches, and None or False for what is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import aiohttp
+
+from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
+from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
+READ_TIMEOUT = 30.0
+_BUFFER = 2 * 2**20  # etcd's largest object is 1.5 MiB
+
+
+class Expired(Exception):
+    """The resource version is too old to go on from (410): list again."""
+
+
+class AsyncApi:
+    """One connection pool to one API server. Close it with `close()`."""
+
+    def __init__(self, access: ClusterAccess) -> None:
+        self._access = access
+        self._token = ""
+        self._token_made_at = float("-inf")
+        self._token_lock = asyncio.Lock()
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=access.ssl_context(), limit=0),
+            timeout=aiohttp.ClientTimeout(sock_connect=5, sock_read=READ_TIMEOUT),
+            read_bufsize=_BUFFER,
+            trust_env=True,
+        )
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def get(self, path: str, **params: str) -> Any | None:
+        """Return the JSON at `path`, or None where there is nothing (404).
+
+        Raises:
+            Expired: A list's `continue` is too old.
+            GpuError: The server refused, or did not answer.
+        """
+        async with self._request("GET", path, params=params) as response:
+            return None if response.status == 404 else await response.json(content_type=None)
+
+    async def text(self, path: str, **params: str) -> str | None:
+        """Return the text at `path` (a container's log), or None where there is none (400, 404)."""
+        async with self._request("GET", path, params=params, fine=(400, 404)) as response:
+            return await response.text(errors="replace") if response.status == 200 else None
+
+    async def delete(
+        self, path: str, *, uid: str, resource_version: str | None = None, grace_period_seconds: int | None = None
+    ) -> bool:
+        """Delete one object; False where it is gone, or is another one, or changed since `resource_version`."""
+        preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
+        options: dict[str, Any] = {"preconditions": preconditions}
+        if grace_period_seconds is not None:
+            options["gracePeriodSeconds"] = grace_period_seconds
+        async with self._request("DELETE", path, body=options, fine=(404, 409)) as response:
+            return response.status < 300
+
+    async def watch(self, path: str, *, silence: float, **params: str) -> AsyncIterator[dict[str, Any]]:
+        """Yield a watch's events until the server ends it.
+
+        Args:
+            path: The collection.
+            silence: Seconds without a byte after which the connection is taken for dead.
+            **params: The watch's parameters.
+
+        Raises:
+            Expired: `resourceVersion` is too old.
+            GpuError: The server refused, or did not answer.
+        """
+        timeout = aiohttp.ClientTimeout(sock_connect=5, sock_read=silence)
+        async with self._request("GET", path, params={**params, "watch": "true"}, timeout=timeout) as response:
+            async for line in _lines(response.content):
+                event = json.loads(line)
+                if event["type"] == "ERROR":
+                    _raise_watch_error(event["object"])
+                yield event
+
+    @asynccontextmanager
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: dict[str, str] | None = None,
+        body: Any = None,
+        fine: tuple[int, ...] = (404,),
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        options: dict[str, Any] = {"params": params or {}, "json": body}
+        if timeout is not None:
+            options["timeout"] = timeout
+        try:
+            async with await self._send(method, path, options) as response:
+                if response.status >= 300 and response.status not in fine:
+                    raise await _error_of(response, method, path)
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError, json.JSONDecodeError) as error:
+            raise ClusterUnreachable(
+                f"The API server {self._access.server} did not answer {method} {path}: {_in_words(error)}.",
+                "Check that the server can be reached from where Airflow runs.",
+            ) from error
+
+    async def _send(self, method: str, path: str, options: dict[str, Any]) -> aiohttp.ClientResponse:
+        url = f"{self._access.server.rstrip('/')}/{path}"
+        response = await self._session.request(method, url, headers=await self._headers(), **options)
+        if response.status == 401 and self._access.token is not None:
+            response.release()
+            self._token_made_at = float("-inf")
+            response = await self._session.request(method, url, headers=await self._headers(), **options)
+        return response
+
+    async def _headers(self) -> dict[str, str]:
+        if self._access.token is None:
+            return {}
+        async with self._token_lock:
+            if time.monotonic() - self._token_made_at > TOKEN_MAX_AGE:
+                # In a thread: it signs, and may ask the cloud for credentials.
+                self._token = await asyncio.to_thread(self._access.token)
+                self._token_made_at = time.monotonic()
+        return {"Authorization": f"Bearer {self._token}"}
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Yield lines of any length; aiohttp's own iterator refuses those that are longer than its buffer."""
+    rest = b""
+    async for chunk in content.iter_any():
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line:
+                yield line
+
+
+def _raise_watch_error(status: dict[str, Any]) -> None:
+    if status.get("code") == 410:
+        raise Expired
+    raise ClusterUnreachable(f"The API server ended a watch: {status.get('message')}.", "It is taken up again.")
+
+
+async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) -> Exception:
+    try:
+        message = str((await response.json(content_type=None)).get("message"))
+    except (json.JSONDecodeError, AttributeError):
+        message = response.reason or ""
+    if response.status == 410:
+        return Expired()
+    if response.status == 401:
+        return CredentialsError(
+            "The API server does not accept the credentials.",
+            "Give the connection's identity an access entry for the cluster.",
+        )
+    if response.status == 403:
+        return PermissionDenied(
+            f"The API server refused {method} {path}: {message}.",
+            "Grant it with a ClusterRole, bound to the group of the connection's identity.",
+        )
+    return _failed(response, f"The API server answered {method} {path} with {response.status}: {message}.")
+
+
+def _failed(response: aiohttp.ClientResponse, what: str) -> GpuError:
+    wait = response.headers.get("Retry-After", "")
+    details = {"retry_after": int(wait)} if wait.isdigit() else {}
+    return ClusterUnreachable(what, "Try again; if it repeats, see the API server's own log.", **details)
+
+
+def _in_words(error: BaseException) -> str:
+    return str(error) or type(error).__name__

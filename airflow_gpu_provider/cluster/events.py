@@ -1,0 +1,113 @@
+"""PodEvent: an event about a pod, and what it means in words for a task's log. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Self
+
+from airflow_gpu_provider.cluster.pod_state import Json
+
+_GREW = re.compile(r"\{(\S+) (\d+)->(\d+) \(max: (\d+)\)\}")
+_PULLED = re.compile(r'pulled image "(?P<image>[^"]+)" in (?P<took>[\w.]+)(?:.*Image size: (?P<bytes>\d+) bytes)?')
+_PULLING = re.compile(r'[Pp]ulling image "([^"]+)"')
+_ASSIGNED = re.compile(r"assigned \S+ to (\S+)")
+_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodEvent:
+    """One event of core/v1 about a pod."""
+
+    uid: str
+    pod: str
+    pod_uid: str
+    type: str
+    reason: str
+    message: str
+    count: int
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        about = raw.get("involvedObject") or {}
+        return cls(
+            uid=raw["metadata"]["uid"],
+            pod=about.get("name") or "",
+            pod_uid=about.get("uid") or "",
+            type=raw.get("type") or "Normal",
+            reason=raw.get("reason") or "",
+            message=raw.get("message") or "",
+            count=raw.get("count") or (raw.get("series") or {}).get("count") or 1,
+        )
+
+    @property
+    def in_words(self) -> str:
+        """What happened, for people; empty for what other lines say better."""
+        words = _WORDS.get(self.reason)
+        if words is None:
+            return f"{self.reason}: {self.message}" if self.type == "Warning" else ""
+        return words(self.message)
+
+    @property
+    def pull_seconds(self) -> float | None:
+        """How long the image's pull took, where this event says it."""
+        found = _PULLED.search(self.message) if self.reason == "Pulled" else None
+        return seconds_of(found["took"]) if found else None
+
+
+def seconds_of(duration: str) -> float:
+    """Return a duration of Go's notation, like `1m2.5s`, in seconds."""
+    return sum(float(n) * _UNITS[unit] for n, unit in re.findall(r"([\d.]+)(ns|us|µs|ms|s|m|h)", duration))
+
+
+def short_scheduling_message(message: str) -> str:
+    """Return the scheduler's message without what it says about preemption and resource claims."""
+    return re.split(r"\.? (?:preemption: |no new claims to deallocate)", message)[0].rstrip(". ")
+
+
+def _scheduled(message: str) -> str:
+    found = _ASSIGNED.search(message)
+    return f"placed on node {found[1]}" if found else message
+
+
+def _unschedulable(message: str) -> str:
+    return f"waits for a node: {short_scheduling_message(message)}"
+
+
+def _grew(message: str) -> str:
+    groups = [f"{name} {before}->{after}" for name, before, after, _ in _GREW.findall(message)]
+    return f"cluster-autoscaler grew {', '.join(groups)}" if groups else f"cluster-autoscaler: {message}"
+
+
+def _did_not_grow(message: str) -> str:
+    return f"cluster-autoscaler adds no node: {message.partition(': ')[2] or message}"
+
+
+def _pulling(message: str) -> str:
+    found = _PULLING.search(message)
+    return f"pulls image {found[1]}" if found else message
+
+
+def _pulled(message: str) -> str:
+    found = _PULLED.search(message)
+    if not found:
+        return ""  # "already present on machine": nothing was waited for
+    size = f", {int(found['bytes']) / 2**30:.1f} GiB" if found["bytes"] else ""
+    return f"pulled image {found['image']} in {seconds_of(found['took']):.1f} s{size}"
+
+
+def _nothing(message: str) -> str:
+    return ""
+
+
+_WORDS = {
+    "Scheduled": _scheduled,
+    "FailedScheduling": _unschedulable,
+    "TriggeredScaleUp": _grew,
+    "NotTriggerScaleUp": _did_not_grow,
+    "Pulling": _pulling,
+    "Pulled": _pulled,
+    "Created": _nothing,
+    "Started": _nothing,
+    "Killing": _nothing,
+}

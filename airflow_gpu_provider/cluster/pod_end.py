@@ -1,0 +1,190 @@
+"""How a pod ended: the one place that turns Kubernetes' words for it into this package's errors. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
+from airflow_gpu_provider.errors import (
+    GpuError,
+    PodDeadline,
+    PodFailed,
+    PodImageError,
+    PodOutOfMemory,
+    PodPreempted,
+)
+
+# Reasons that the kubelet or a cloud's node agent gives a pod whose node goes: node shutdown (spot loss on GKE is
+# "Terminated"), kubelet preemption for a critical pod, a lost node, eviction for the node's sake.
+_TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", "Evicted"})
+
+# What the kubelet says when the evicted pod itself was the cause; anything else is the node's pressure.
+_OWN_FAULT = ("exceeds the limit", "exceeds the total limit", "exceeded its local ephemeral storage")
+
+_NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
+_PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
+
+# A registry that is overloaded, and the pull may work a minute later.
+_MAY_PASS = ("too many requests", "rate limit", "timeout", "unavailable", "bad gateway", "qps exceeded", "i/o error")
+
+_RETRY = "Retry the task: the next try waits for new capacity."
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodEnd:
+    """The pod is over for whoever waits for it: `error` is None where its base container succeeded."""
+
+    error: GpuError | None = None
+
+
+def end_of(pod: PodState) -> PodEnd | None:
+    """Return how the pod ended, or None while its base container may still run.
+
+    The end of the base container decides, whatever sidecars do. A base container that ended well only because it
+    was told to stop (a spot loss that the script answers with exit 0) did not finish its work: that is no success.
+    """
+    base = pod.base
+    if base is not None and base.status == "terminated":
+        return PodEnd(error=_container_error(pod, base))
+    if pod.phase == "Succeeded":
+        return PodEnd()
+    if pod.phase == "Failed":
+        return PodEnd(error=_pod_error(pod))
+    return None
+
+
+def end_of_gone(pod: PodState | None, *, name: str) -> PodEnd:
+    """Return how a pod ended that is no longer there; `pod` is what was last seen of it."""
+    if pod is not None and (end := end_of(pod)):
+        return end
+    why = f" ({why_disrupted(pod)})" if pod is not None and why_disrupted(pod) else ""
+    return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", _RETRY, pod=name))
+
+
+def lost_with_node(pod: PodState, now: datetime) -> PodEnd:
+    """Return the end of a pod whose deletion is never confirmed, because its node does not answer any more."""
+    since = int((now - pod.gone_by).total_seconds()) if pod.gone_by else 0
+    return PodEnd(
+        error=PodPreempted(
+            f"Pod {pod.name} should have been gone {since} s ago, but its node {pod.node} does not answer.",
+            _RETRY,
+            pod=pod.name,
+            node=pod.node,
+        )
+    )
+
+
+def cannot_start(pod: PodState) -> PodImageError | None:
+    """Return why a pod that is not running will never run, or None where waiting may help."""
+    for container in pod.waiting:
+        image = pod.image if container is pod.base else container.name
+        passes = any(sign in container.message.lower() for sign in _MAY_PASS)
+        if container.reason in _NEVER_PULLED or (container.reason in _PULL_FAILED and not passes):
+            return PodImageError(
+                f"Pod {pod.name}: the image {image} cannot be pulled ({_said(container)}).",
+                "Check the image's name and tag, and that the node's role or image_pull_secrets may pull it.",
+                pod=pod.name,
+                image=image,
+            )
+    return None
+
+
+def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
+    if _was_cut_short(pod, base):
+        return _preempted(pod)
+    if pod.reason == "DeadlineExceeded":
+        return _deadline(pod)
+    if base.exit_code == 0:
+        return None
+    if base.reason == "OOMKilled":
+        limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
+        return PodOutOfMemory(
+            f"Pod {pod.name}: the container was killed for going over its memory limit{limit}.",
+            "Raise the memory limit in container_resources; /dev/shm counts as the container's memory.",
+            pod=pod.name,
+            memory_limit=pod.memory_limit,
+        )
+    said = f": {base.message.strip()}" if base.message.strip() else ""
+    return PodFailed(
+        f"Pod {pod.name}: container {base.name} ended with exit code {base.exit_code}{said}.",
+        "Its log is in this task's log.",
+        pod=pod.name,
+        exit_code=base.exit_code,
+        reason=base.reason,
+    )
+
+
+def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
+    """Say whether the container ended because the pod was taken away, and not by itself before that.
+
+    Times have whole seconds: where both fall into one, a failure is taken for the disruption's, and so is exit 0,
+    because a training that is wrongly tried again costs less than one that is wrongly taken for finished.
+    """
+    if pod.reason in _TAKEN_AWAY and not _is_own_fault(pod):
+        return True
+    moments = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at]
+    told_to_stop = min((moment for moment in moments if moment), default=None)
+    if told_to_stop is None or base.finished_at is None:
+        return False
+    return base.finished_at >= told_to_stop
+
+
+def _pod_error(pod: PodState) -> GpuError:
+    """Return the error of a pod that failed without an end of its base container to show."""
+    if pod.reason == "DeadlineExceeded":
+        return _deadline(pod)
+    if (pod.reason in _TAKEN_AWAY and not _is_own_fault(pod)) or pod.disruption:
+        return _preempted(pod)
+    for container in pod.others:
+        if container.status == "terminated" and container.exit_code:
+            return PodFailed(
+                f"Pod {pod.name}: container {container.name} ended with exit code {container.exit_code}"
+                f"{_because(container.reason, container.message)}.",
+                f"See the log of container {container.name}.",
+                pod=pod.name,
+                exit_code=container.exit_code,
+            )
+    return PodFailed(
+        f"Pod {pod.name} failed before its container started{_because(pod.reason, pod.message)}.",
+        "See the pod's events, and on_finish_action='keep_pod' to keep it.",
+        pod=pod.name,
+        reason=pod.reason,
+    )
+
+
+def _preempted(pod: PodState) -> PodPreempted:
+    why = why_disrupted(pod) or "it was deleted"
+    return PodPreempted(
+        f"Pod {pod.name} was taken away before it had finished: {why}.", _RETRY, pod=pod.name, node=pod.node
+    )
+
+
+def _deadline(pod: PodState) -> PodDeadline:
+    return PodDeadline(
+        f"Pod {pod.name} ran for longer than its activeDeadlineSeconds.",
+        "Raise the pool's max_runtime, or active_deadline_seconds.",
+        pod=pod.name,
+    )
+
+
+def why_disrupted(pod: PodState) -> str:
+    """Return in Kubernetes' words why the pod is taken away, or an empty string."""
+    if pod.disruption:
+        return f"{pod.disruption.reason}: {pod.disruption.message}".strip(": ")
+    if pod.reason in _TAKEN_AWAY:
+        return f"{pod.reason}: {pod.message}".strip(": ")
+    return ""
+
+
+def _is_own_fault(pod: PodState) -> bool:
+    return pod.reason == "Evicted" and any(sign in pod.message for sign in _OWN_FAULT)
+
+
+def _said(container: ContainerState) -> str:
+    return f"{container.reason}: {container.message}".strip(": ")
+
+
+def _because(reason: str, message: str) -> str:
+    said = f"{reason}: {message}".strip(": ")
+    return f" ({said})" if said else ""

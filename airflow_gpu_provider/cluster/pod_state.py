@@ -1,0 +1,153 @@
+"""PodState: what one pod's JSON says about its life, as a small record; no I/O, no model classes.
+
+Read from the API server's raw JSON, because the client's models take a millisecond for each pod: too long for a
+triggerer that watches a thousand of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Self
+
+from airflow_gpu_provider.cluster.clock import parse_time
+
+Json = Mapping[str, Any]
+
+OWNER_ANNOTATION = "airflow-gpu-provider/owner"
+"""On a pod: the id of the task instance try that it belongs to."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContainerState:
+    """One container's status, as the node last reported it."""
+
+    name: str
+    status: Literal["waiting", "running", "terminated"]
+    reason: str = ""
+    message: str = ""
+    exit_code: int | None = None
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Disruption:
+    """The condition DisruptionTarget: Kubernetes takes the pod away for a reason that is not the pod's own."""
+
+    reason: str
+    message: str
+    at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodState:
+    """A pod, as far as somebody who waits for its base container wants to know.
+
+    Attributes:
+        owner: The task instance try that the pod belongs to, from its annotation.
+        reason: The pod's own reason (Evicted, DeadlineExceeded, Preempting, ...), mostly empty.
+        unschedulable: The scheduler's message while it finds no node, else empty.
+        deletion_asked_at: When somebody deleted the pod; it may run on until its grace period ends.
+        gone_by: When the grace period of that deletion ends.
+        base: The container whose end decides.
+        others: The other containers, init containers first.
+        memory_limit: The base container's, as written, or empty.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    owner: str
+    phase: str
+    reason: str
+    message: str
+    node: str | None
+    created_at: datetime
+    scheduled_at: datetime | None
+    unschedulable: str
+    deletion_asked_at: datetime | None
+    gone_by: datetime | None
+    disruption: Disruption | None
+    base: ContainerState | None
+    others: tuple[ContainerState, ...]
+    memory_limit: str
+    image: str
+
+    @classmethod
+    def parse(cls, raw: Json, base_container: str) -> Self:
+        """Read a pod's JSON; `base_container` names the container whose end decides."""
+        metadata, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or ()}
+        scheduled = conditions.get("PodScheduled", {})
+        containers = list(_containers(status.get("initContainerStatuses")))
+        containers += _containers(status.get("containerStatuses"))
+        containers_spec: list[Json] = spec.get("containers") or []
+        base_spec = next((c for c in containers_spec if c["name"] == base_container), {})
+        limits = (base_spec.get("resources") or {}).get("limits") or {}
+        gone_by = parse_time(metadata.get("deletionTimestamp"))
+        grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+        return cls(
+            namespace=metadata["namespace"],
+            name=metadata["name"],
+            uid=metadata["uid"],
+            owner=(metadata.get("annotations") or {}).get(OWNER_ANNOTATION, ""),
+            phase=status.get("phase") or "Pending",
+            reason=status.get("reason") or "",
+            message=status.get("message") or "",
+            node=spec.get("nodeName"),
+            created_at=parse_time(metadata.get("creationTimestamp")) or datetime.now(UTC),
+            scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
+            unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
+            deletion_asked_at=gone_by - grace if gone_by else None,
+            gone_by=gone_by,
+            disruption=_disruption(conditions.get("DisruptionTarget")),
+            base=next((c for c in containers if c.name == base_container), None),
+            others=tuple(c for c in containers if c.name != base_container),
+            memory_limit=str(limits.get("memory") or ""),
+            image=base_spec.get("image") or "",
+        )
+
+    @property
+    def started(self) -> bool:
+        """Whether the base container runs or has run."""
+        return self.base is not None and self.base.started_at is not None
+
+    @property
+    def waiting(self) -> tuple[ContainerState, ...]:
+        """The containers that wait for something, in the order in which they start."""
+        base = (self.base,) if self.base else ()
+        return tuple(container for container in (*self.others, *base) if container.status == "waiting")
+
+
+def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:
+    for status in statuses or ():
+        state = status.get("state") or {}
+        if ended := state.get("terminated"):
+            yield ContainerState(
+                name=status["name"],
+                status="terminated",
+                reason=ended.get("reason") or "",
+                message=ended.get("message") or "",
+                exit_code=ended.get("exitCode"),
+                started_at=parse_time(ended.get("startedAt")),
+                finished_at=parse_time(ended.get("finishedAt")),
+            )
+        elif running := state.get("running"):
+            started_at = parse_time(running.get("startedAt"))
+            yield ContainerState(name=status["name"], status="running", started_at=started_at)
+        else:
+            waiting = state.get("waiting") or {}
+            reason, message = waiting.get("reason") or "", waiting.get("message") or ""
+            yield ContainerState(name=status["name"], status="waiting", reason=reason, message=message)
+
+
+def _disruption(condition: Json | None) -> Disruption | None:
+    if condition is None or condition.get("status") != "True":
+        return None
+    return Disruption(
+        reason=condition.get("reason") or "",
+        message=condition.get("message") or "",
+        at=parse_time(condition.get("lastTransitionTime")),
+    )

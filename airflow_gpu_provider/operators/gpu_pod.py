@@ -1,0 +1,510 @@
+"""GpuPodOperator: a KubernetesPodOperator that places itself on a GPU pool, and says why when it waits or ends."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction, OnKillAction, PodManager
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowSkipException,
+    AirflowTaskTimeout,
+    TaskDeferralError,
+    TaskDeferralTimeout,
+)
+from kubernetes.client import V1DeleteOptions, V1Pod, V1Preconditions
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from airflow_gpu_provider.cluster.api_errors import from_status
+from airflow_gpu_provider.cluster.demand import list_demand
+from airflow_gpu_provider.cluster.pod_end import end_of
+from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION, PodState
+from airflow_gpu_provider.cluster.pods import UNCOLLECTED
+from airflow_gpu_provider.errors import (
+    ClusterUnreachable,
+    GpuError,
+    PermissionDenied,
+    PodDeadline,
+    PodFailed,
+    PodPreempted,
+    PoolSpecError,
+    TaskKilled,
+)
+from airflow_gpu_provider.operators.pod_ownership import Ownership
+from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
+from airflow_gpu_provider.operators.pool_hook import PoolHook
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
+from airflow_gpu_provider.triggers.pod_wait import PodWait
+from airflow_gpu_provider.triggers.pod_watch import watch_pod
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+SCHEDULE_TIMEOUT = timedelta(minutes=30)
+STARTUP_TIMEOUT = timedelta(minutes=20)
+_DEFER_MARGIN = timedelta(minutes=5)
+_LAST_LINES = 10
+_NAME_FREED_IN = 60.0
+
+
+class GpuPodOperator(KubernetesPodOperator):
+    """Run a pod on a GPU pool.
+
+    Every argument of KubernetesPodOperator works. The pod selects the pool's nodes, tolerates their taints, gets its
+    GPUs and a /dev/shm in memory; while it waits, the task's log says for what; when it ends, the error says how:
+    PodOutOfMemory, PodImageError, PodPreempted, PodDeadline or PodFailed, which a `retry_policy` can tell apart.
+
+    Args:
+        gpu_pool: The pool. Default: that of the `gpu_nodes` block around it. (Airflow's own `pool` is a slot pool.)
+        gpus: GPUs for the base container. Default 1.
+        shm_size: Size of /dev/shm, like "8Gi". Default: as much as the container's memory limit, or else the node's
+            memory; what is in it counts as the container's memory. "0" leaves the container runtime's 64 MiB.
+        schedule_timeout_seconds: How long the pod may wait for a node, node boot included. Time in which the pool has
+            all the nodes that it may have does not count: there the pod is queued. Default 30 minutes.
+        startup_timeout_seconds: How long it may take from the node to the running container: image, volumes, init
+            containers. Default 20 minutes.
+        deferrable: Wait in the triggerer. Default True.
+        **kwargs: KubernetesPodOperator's. `log_pod_spec_on_failure` is False by default. The connection is the pool's
+            own; kubernetes_conn_id, in_cluster, config_file and cluster_context are not used.
+
+    Raises:
+        PoolSpecError: No pool is given, or the pod's own spec contradicts it.
+        PodUnschedulable: No machine of the pool is large enough.
+        PodOutOfMemory, PodImageError, PodPreempted, PodDeadline, PodFailed: How the pod ended.
+        TaskKilled: The task was told to stop; the pod is deleted.
+    """
+
+    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, "gpu_pool")
+    ui_color = "#d9f2d9"
+
+    def __init__(
+        self,
+        *,
+        gpu_pool: GpuPool | None = None,
+        gpus: int = 1,
+        shm_size: str | None = None,
+        schedule_timeout_seconds: int = int(SCHEDULE_TIMEOUT.total_seconds()),
+        startup_timeout_seconds: int = int(STARTUP_TIMEOUT.total_seconds()),
+        deferrable: bool = True,
+        log_pod_spec_on_failure: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if isinstance(kwargs.get("pool"), GpuPool):
+            raise PoolSpecError("pool= was given a GPU pool.", "Give it as gpu_pool=; pool= is Airflow's slot pool.")
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        super().__init__(
+            schedule_timeout_seconds=schedule_timeout_seconds,
+            startup_timeout_seconds=startup_timeout_seconds,
+            deferrable=deferrable,
+            log_pod_spec_on_failure=log_pod_spec_on_failure,
+            **kwargs,
+        )
+        self.gpu_pool = gpu_pool if gpu_pool is not None else _pool_of_block()
+        self.gpus = gpus
+        self.shm_size = shm_size
+        self._error: GpuError | None = None
+        self._ownership: Ownership | None = None
+        self._context: Context | None = None
+        if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
+            check_gpus(self.gpu_pool, int(gpus))
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> Any:
+        """Set arguments for a mapped task; the pool of the block around it is one, where there is a block."""
+        from airflow_gpu_provider.gpu_nodes import current_pool
+
+        if current_pool() is not None:
+            kwargs.setdefault("gpu_pool", current_pool())
+        return super().partial(**kwargs)
+
+    # -- the run ---------------------------------------------------------------------------------------------
+
+    def execute(self, context: Context) -> Any:
+        self._context = context
+        with self._typed_errors():
+            return super().execute(context)
+
+    def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
+        """Go on when the trigger has an event: collect log and result, and raise what the pod ended with."""
+        if event.get("timeline"):
+            context["ti"].xcom_push(key="timeline", value=event["timeline"])
+        if event.get("error"):
+            self._error = GpuError.from_record(event["error"])
+        with self._typed_errors():
+            if self._error and (event["status"] == "timeout" or not self._error.retryable):
+                self._end_unfinished(context, event)
+            result = super().trigger_reentry(context, event)
+            if self.pod is None and self.do_xcom_push:
+                raise PodPreempted(
+                    f"Pod {event['name']} had finished, but was deleted before its result was read.",
+                    "Retry the task.",
+                    pod=event["name"],
+                )
+            return result
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Delete the pod also where the trigger itself died, or Airflow's own deferral timeout came first."""
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (TaskDeferralTimeout, TaskDeferralError) as error:
+            for pod in self._own_pods(self._namespace(), self._owner(context)):
+                self.pod_manager.delete_pod(pod)
+            raise PodDeadline(
+                f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
+                "See the triggerer's log; the next try starts anew.",
+            ) from error
+
+    def _end_unfinished(self, context: Context, event: dict[str, Any]) -> None:
+        """Collect what there is of a pod whose container has not ended, and raise why nobody waits any longer."""
+        assert self._error is not None
+        self.pod = self._read_pod(event["name"], event["namespace"])
+        if self.pod is not None:
+            if self.get_logs and not isinstance(self._error, PodPreempted) and self._state(self.pod).started:
+                self._write_logs(self.pod)
+            self.post_complete_action(pod=self.pod, remote_pod=self.pod, context=context, result=None)
+        raise self._error
+
+    @contextmanager
+    def _typed_errors(self) -> Iterator[None]:
+        """Let nothing out but this package's errors and Airflow's own signals; and nothing green after a kill."""
+        try:
+            yield
+        except (GpuError, AirflowSkipException):
+            raise
+        except AirflowException as error:
+            if self._error is None:
+                raise
+            raise self._error from (error if self.log_pod_spec_on_failure else None)
+        except ApiException as error:
+            raise self._error or from_status(error, "use", "pods") from error
+        except HTTPError as error:
+            raise self._error or ClusterUnreachable(
+                f"The Kubernetes API server did not answer: {error}.", "Check that the worker can reach it."
+            ) from error
+        finally:
+            if self._killed and not isinstance(sys.exc_info()[1], AirflowTaskTimeout | TaskKilled):
+                raise self._task_killed()
+
+    # -- credentials -----------------------------------------------------------------------------------------
+
+    @cached_property
+    def hook(self) -> Any:
+        return PoolHook(self._rendered_pool())
+
+    @cached_property
+    def pod_manager(self) -> PodManager:
+        return _PodManager(kube_client=self.client, callbacks=self.callbacks)
+
+    def _rendered_pool(self) -> GpuPool:
+        if not isinstance(self.gpu_pool, GpuPool):
+            raise PoolSpecError(
+                f"Task {self.task_id}: no GPU pool is given.",
+                "Give gpu_pool=, or put the task into a `with gpu_nodes(...)` block.",
+            )
+        return self.gpu_pool
+
+    # -- the pod ---------------------------------------------------------------------------------------------
+
+    def build_pod_request_obj(self, context: Context | None = None, **kwargs: Any) -> V1Pod:
+        """Return the pod to create: KubernetesPodOperator's, placed on the pool."""
+        pool, gpus = self._rendered_pool(), int(self.gpus)
+        check_gpus(pool, gpus)
+        pod = super().build_pod_request_obj(context, **kwargs)
+        placement = Placement(pool=pool, gpus=gpus, base_container=self.base_container_name, shm_size=self.shm_size)
+        if context is None:  # a dry run: no task instance, and no cluster to ask
+            return place(pod, placement)
+        owner, now = self._owner(context), datetime.now(UTC)
+        seconds = max(1, int((self._deadline(context, now) - now).total_seconds()))
+        return place(
+            pod,
+            replace(
+                placement,
+                active_deadline_seconds=seconds,
+                labels=owner.labels,
+                annotations=owner.annotations,
+            ),
+        )
+
+    def get_or_create_pod(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
+        """Return this try's pod, created now unless the try was interrupted before; earlier tries' pods are deleted."""
+        owner = self._owner(context)
+        for pod in self._own_pods(pod_request_obj.metadata.namespace, owner):
+            if self.reattach_on_restart and _is_of_try(pod, owner) and not pod.metadata.deletion_timestamp:
+                self.log.info("Goes on with pod %s, which this try has created before.", pod.metadata.name)
+                return pod
+            self.log.info("Deleting pod %s of an earlier try.", pod.metadata.name)
+            self.pod_manager.delete_pod(pod)
+        # From here on on_kill has a name to delete, whether or not the answer to the create arrives.
+        self.pod = pod_request_obj
+        pod = self._create(pod_request_obj, owner)
+        self.log.info("Created pod %s/%s.", pod.metadata.namespace, pod.metadata.name)
+        return pod
+
+    def find_pod(self, namespace: str, context: Context, *, exclude_checked: bool = True) -> V1Pod | None:
+        """Return this task's pod, by its name once there is one."""
+        if self.pod is not None:
+            return self._read_pod(self.pod.metadata.name, self.pod.metadata.namespace)
+        pods = self._own_pods(namespace, self._owner(context))
+        return next((pod for pod in pods if _is_of_try(pod, self._owner(context))), None)
+
+    def _create(self, request: V1Pod, owner: Ownership) -> V1Pod:
+        give_up_at = time.monotonic() + _NAME_FREED_IN + (self.termination_grace_period or 30)
+        while True:
+            try:
+                return self.pod_manager.create_pod(request)
+            except ApiException as error:
+                if error.status != 409:
+                    raise
+            # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod still ends.
+            there = self._read_pod(request.metadata.name, request.metadata.namespace)
+            if there is not None and _is_of_try(there, owner) and not there.metadata.deletion_timestamp:
+                return there
+            if time.monotonic() > give_up_at:
+                raise PodFailed(
+                    f"A pod named {request.metadata.name} exists in {request.metadata.namespace} and does not go.",
+                    "Delete it, or leave random_name_suffix=True.",
+                )
+            time.sleep(0.5)
+
+    def _own_pods(self, namespace: str, owner: Ownership) -> list[V1Pod]:
+        return list(self.client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
+
+    def _read_pod(self, name: str, namespace: str) -> V1Pod | None:
+        try:
+            return self.hook.get_pod(name, namespace)
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def _owner(self, context: Context) -> Ownership:
+        if self._ownership is None:
+            from airflow_gpu_provider.run_identity import run_key
+
+            self._ownership = Ownership.of(context["ti"], run_key(context, self._rendered_pool().name))
+        return self._ownership
+
+    def _namespace(self) -> str:
+        return self.namespace or "default"
+
+    # -- waiting ---------------------------------------------------------------------------------------------
+
+    def invoke_defer_method(self, last_log_time: Any = None, context: Context | None = None) -> None:
+        """Wait for the pod in the triggerer."""
+        assert context is not None
+        wait = self._wait(context, "ended")
+        record = {
+            "version": RECORD_VERSION,
+            "pool": self._rendered_pool().serialize(),
+            "wait": wait.to_record(),
+            "owner": self._owner(context).writer,
+            "deferred_at": time.time(),
+            "delete_on_kill": self.on_kill_action == OnKillAction.DELETE_POD,
+            "grace_seconds": self.termination_grace_period,
+            "extra": dict(self.trigger_kwargs or {}),
+        }
+        timeout = wait.deadline - datetime.now(UTC) + _DEFER_MARGIN
+        self.log.info("Waiting in the triggerer for pod %s, until %s at the latest", wait.name, wait.deadline)
+        self.defer(trigger=GpuPodTrigger(record), method_name="trigger_reentry", timeout=timeout)
+
+    def await_pod_start(self, pod: V1Pod) -> None:
+        """Wait until the base container runs."""
+        self._block("started")
+
+    def await_pod_completion(self, pod: V1Pod) -> None:
+        """Follow the pod's log until its base container has ended, however that is heard of first."""
+        logs = threading.Thread(target=self._follow_logs, args=(pod,), name="pod-log", daemon=True)
+        logs.start()
+        self._block("ended")
+        logs.join(timeout=15)
+
+    def _block(self, until: Literal["started", "ended"]) -> None:
+        assert self._context is not None
+        wait = self._wait(self._context, until)
+        owner = self._owner(self._context).writer
+        progress = asyncio.run(watch_pod(self._rendered_pool(), wait, owner=owner, say=self.log.info))
+        self._take(progress)
+
+    def _take(self, progress: Progress) -> None:
+        result = progress.result or {}
+        if progress.error is not None:
+            self._error = progress.error
+            if not result.get("container_ended"):
+                raise progress.error
+
+    def _wait(self, context: Context, until: Literal["started", "ended"]) -> PodWait:
+        assert self.pod is not None
+        created_at = self.pod.metadata.creation_timestamp or datetime.now(UTC)
+        return PodWait(
+            namespace=self.pod.metadata.namespace,
+            name=self.pod.metadata.name,
+            uid=self.pod.metadata.uid,
+            base_container=self.base_container_name,
+            started=created_at,
+            schedule_seconds=self.schedule_timeout_seconds,
+            start_seconds=self.startup_timeout_seconds,
+            deadline=self._deadline(context, created_at),
+            until=until,
+        )
+
+    def _deadline(self, context: Context, created_at: datetime) -> datetime:
+        """Return when the pod has to have ended: with the run's demand for the pool, or its execution_timeout."""
+        pool = self._rendered_pool()
+        deadline = self._demand_until(context) or created_at + pool.max_runtime
+        started_at = context["ti"].start_date
+        if self.execution_timeout is not None and started_at is not None:
+            deadline = min(deadline, started_at + self.execution_timeout)
+        return deadline
+
+    def _demand_until(self, context: Context) -> datetime | None:
+        key = self._owner(context).key
+        try:
+            leases = list_demand(self.client.api_client, key.pool)
+        except PermissionDenied as error:
+            self.log.warning("The run's own deadline is not known: %s", error)
+            return None
+        return next((lease.until for lease in leases if lease.key == key), None)
+
+    def _follow_logs(self, pod: V1Pod) -> None:
+        if not self.get_logs:
+            return
+        manager = PodManager(kube_client=self.hook.new_client(), callbacks=self.callbacks)
+        try:
+            manager.fetch_requested_container_logs(
+                pod=pod,
+                containers=self.container_logs,
+                follow_logs=True,
+                container_name_log_prefix_enabled=self.container_name_log_prefix_enabled,
+                log_formatter=self.log_formatter,
+            )
+        except (ApiException, HTTPError) as error:
+            self.log.warning("The pod's log could not be read to its end: %s", error)
+
+    def _write_logs(self, pod: V1Pod, follow: bool = False, since_time: Any = None) -> None:
+        # Never followed: KubernetesPodOperator would wait here for a pod that runs on after its deadline.
+        super()._write_logs(pod, follow=False, since_time=since_time)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def is_istio_enabled(self, pod: V1Pod) -> bool:
+        """Say that sidecars may outlive the base container, whose end decides, whatever the sidecars are."""
+        return True
+
+    def cleanup(self, pod: V1Pod, remote_pod: V1Pod, xcom_result: Any = None, context: Context | None = None) -> None:
+        """Release the pod as on_finish_action says, and raise how it ended, unless an error is under way already."""
+        under_way = sys.exc_info()[1]
+        if self._killed or not remote_pod:
+            return
+        self._error = self._error or self._end_error(remote_pod)
+        try:
+            super().cleanup(pod=pod, remote_pod=remote_pod, xcom_result=xcom_result, context=context)
+        except AirflowSkipException:
+            raise
+        except AirflowException:
+            if under_way is None:
+                raise
+        finally:
+            self._mark_collected(remote_pod)
+        if self._error is not None and under_way is None:
+            raise self._error
+
+    def _end_error(self, pod: V1Pod) -> GpuError | None:
+        end = end_of(self._state(pod))
+        error = end.error if end else None
+        return self._with_last_lines(error, pod) if type(error) is PodFailed else error
+
+    def _with_last_lines(self, error: GpuError, pod: V1Pod) -> GpuError:
+        """Return a failure with the container's last words, which tell more than its exit code."""
+        try:
+            text = self.client.read_namespaced_pod_log(
+                pod.metadata.name, pod.metadata.namespace, container=self.base_container_name, tail_lines=_LAST_LINES
+            )
+        except (ApiException, HTTPError) as failure:
+            self.log.debug("No last lines of pod %s: %s", pod.metadata.name, failure)
+            return error
+        lines = [line for line in text.splitlines() if line.strip()]
+        return PodFailed(f"{error.what} Last lines:\n" + "\n".join(lines), error.fix, **error.details, last_lines=lines)
+
+    def _mark_collected(self, pod: V1Pod) -> None:
+        """Let the node of a kept pod go: its log and result are read."""
+        if self.on_finish_action == OnFinishAction.DELETE_POD:
+            return
+        patch = {"metadata": {"annotations": {UNCOLLECTED: None}}}
+        try:
+            self.client.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
+        except (ApiException, HTTPError) as error:
+            self.log.warning("Pod %s holds its node for ten minutes more: %s", pod.metadata.name, error)
+
+    def _state(self, pod: V1Pod) -> PodState:
+        raw = self.client.api_client.sanitize_for_serialization(pod)
+        return PodState.parse(raw, self.base_container_name)
+
+    # -- killed ----------------------------------------------------------------------------------------------
+
+    def on_kill(self) -> None:
+        """Delete the pod; the task then ends with TaskKilled, never green (apache/airflow#73006)."""
+        timed_out = isinstance(sys.exc_info()[1], AirflowTaskTimeout)
+        self._killed = True
+        if self.on_kill_action == OnKillAction.KEEP_POD:
+            self.log.info("Pod is kept, as on_kill_action says.")
+        elif self.pod is not None:
+            self._delete_now(self.pod)
+        if not timed_out:
+            raise self._task_killed()
+
+    def _delete_now(self, pod: V1Pod) -> None:
+        """Delete with a client of its own: this is a signal handler, and the interrupted code may hold locks."""
+        options: dict[str, Any] = {}
+        if self.termination_grace_period is not None:
+            options["grace_period_seconds"] = self.termination_grace_period
+        try:
+            self.hook.new_client().delete_namespaced_pod(
+                pod.metadata.name, pod.metadata.namespace, body=_only(pod, **options)
+            )
+        except (ApiException, HTTPError, GpuError) as error:
+            if getattr(error, "status", None) != 404:
+                self.log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
+
+    def _task_killed(self) -> TaskKilled:
+        name = self.pod.metadata.name if self.pod else "none yet"
+        return TaskKilled(f"Task {self.task_id} was told to stop (pod: {name}).", "Run it again.")
+
+
+class _PodManager(PodManager):
+    """Deletes a pod only if it is the one that was read, and not another one of its name."""
+
+    def delete_pod(self, pod: V1Pod) -> None:
+        try:
+            self._client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod))
+        except ApiException as error:
+            if error.status not in (404, 409):
+                raise
+
+
+def _only(pod: V1Pod, **options: Any) -> V1DeleteOptions:
+    preconditions = V1Preconditions(uid=pod.metadata.uid) if pod.metadata.uid else None
+    return V1DeleteOptions(preconditions=preconditions, **options)
+
+
+def _is_of_try(pod: V1Pod, owner: Ownership) -> bool:
+    return (pod.metadata.annotations or {}).get(OWNER_ANNOTATION) == owner.attempt
+
+
+def _pool_of_block() -> GpuPool | None:
+    from airflow_gpu_provider.gpu_nodes import current_pool
+
+    return current_pool()

@@ -1,0 +1,57 @@
+"""Whose pod it is: the labels by which a task finds what an earlier try of it has left, and only that."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, UNCOLLECTED
+
+TASK_LABEL = "airflow-gpu-provider/task"
+"""The label of a pod's task instance, whatever its try: a hash over installation, DAG, run, task and map index."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ownership:
+    """One try of one task instance of one Airflow installation.
+
+    KubernetesPodOperator's own labels are equal for two installations that run the same DAG in one cluster.
+    """
+
+    key: DemandKey
+    task_id: str
+    map_index: int
+    attempt: str
+
+    @classmethod
+    def of(cls, ti: Any, key: DemandKey) -> Ownership:
+        map_index = -1 if ti.map_index is None else ti.map_index
+        return cls(key=key, task_id=ti.task_id, map_index=map_index, attempt=str(ti.id))
+
+    @property
+    def task(self) -> str:
+        """The value of TASK_LABEL."""
+        parts = [self.key.installation, self.key.dag_id, self.key.run_id, self.task_id, self.map_index]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+
+    @property
+    def selector(self) -> str:
+        """Selects the pods of all tries."""
+        return f"{TASK_LABEL}={self.task}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        return {RUN_LABEL: self.key.hash, TASK_LABEL: self.task}
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        return {OWNER_ANNOTATION: self.attempt, UNCOLLECTED: "true"}
+
+    @property
+    def writer(self) -> str:
+        """Who writes the pool's groups, as the platforms know it."""
+        return f"{self.key.installation}/{self.key.dag_id}"

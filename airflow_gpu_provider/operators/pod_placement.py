@@ -1,0 +1,197 @@
+"""Placing a pod on a pool: everything that GpuPodOperator adds to what KubernetesPodOperator builds. Pure.
+
+What the user's own spec says stays; where it contradicts the placement, that is a PoolSpecError.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from kubernetes.client import models as k8s
+from kubernetes.utils.quantity import parse_quantity
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
+from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+
+SHM_PATH = "/dev/shm"
+SHM_VOLUME = "gpu-pod-shm"
+
+# A machine with a running pod is not idle to anybody: cluster-autoscaler drains half-used nodes, and Karpenter
+# consolidates over bare pods.
+_STAYS = {
+    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+    "karpenter.sh/do-not-disrupt": "true",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """How a pod is placed.
+
+    Attributes:
+        gpus: GPUs for the base container; the others get none.
+        base_container: Its name.
+        shm_size: Size of /dev/shm, as a Kubernetes quantity. None: no limit of its own, so that it may fill the
+            container's memory limit. "0": the container runtime's 64 MiB stay.
+        active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one of the user's stays.
+        labels, annotations: More of the package's own.
+    """
+
+    pool: GpuPool
+    gpus: int
+    base_container: str
+    shm_size: str | None = None
+    active_deadline_seconds: int | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+
+
+def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
+    """Return a copy of `pod` that runs on the pool.
+
+    Raises:
+        PoolSpecError: The pod's own spec contradicts the placement.
+        PodUnschedulable: No machine of the pool has that much CPU or memory.
+    """
+    pod = copy.deepcopy(pod)
+    base = _base_container(pod, placement)
+    _set_metadata(pod, placement)
+    _select_pool(pod.spec, placement.pool)
+    _tolerate_taints(pod.spec, placement.pool)
+    _give_gpus(pod.spec, base, placement)
+    _mount_shm(pod.spec, base, placement.shm_size)
+    _limit_time(pod.spec, placement.active_deadline_seconds)
+    pod.spec.restart_policy = "Never"
+    check_fits(pod, placement.pool)
+    return pod
+
+
+def check_gpus(pool: GpuPool, gpus: int) -> None:
+    """Raise PoolSpecError where no machine of the pool has that many GPUs."""
+    if gpus < 1:
+        raise PoolSpecError(f"gpus={gpus}.", "A GpuPodOperator asks for at least one GPU.")
+    most = max((machine.gpus for machine in _machines(pool)), default=None)
+    if most is not None and gpus > most:
+        raise PoolSpecError(
+            f"gpus={gpus}, but the largest machine of pool {pool.name} has {most}: one pod runs on one machine.",
+            "Ask for fewer GPUs, or add a larger instance type to the pool.",
+            pool=pool.name,
+        )
+
+
+def check_fits(pod: k8s.V1Pod, pool: GpuPool) -> None:
+    """Raise PodUnschedulable where no machine of the pool has as much CPU or memory as the pod asks for."""
+    machines = _machines(pool)
+    if not machines:
+        return
+    has = {"cpu": max(m.vcpus for m in machines), "memory": max(m.memory_gib for m in machines) * 2**30}
+    for resource, most in has.items():
+        wanted = sum(_request(container, resource) for container in pod.spec.containers)
+        if wanted > most:
+            unit = f"{wanted / 2**30:.1f} GiB of memory" if resource == "memory" else f"{wanted:g} CPUs"
+            limit = f"{most / 2**30:g} GiB" if resource == "memory" else f"{most:g}"
+            raise PodUnschedulable(
+                f"The pod asks for {unit}, but the largest machine of pool {pool.name} has {limit}.",
+                "Lower container_resources, or add a larger instance type to the pool.",
+                pool=pool.name,
+            )
+
+
+def _machines(pool: GpuPool) -> list[accelerators.InstanceType]:
+    """Return the pool's machine types; empty where the catalogue does not know one of them."""
+    names: Iterable[str] = getattr(pool, "instance_types", ())
+    known = [accelerators.instance_type(name) for name in names]
+    return [machine for machine in known if machine] if None not in known else []
+
+
+def _request(container: k8s.V1Container, resource: str) -> float:
+    resources = container.resources
+    asked = _quantity(resources, "requests", resource) or _quantity(resources, "limits", resource)
+    return float(parse_quantity(asked)) if asked else 0.0
+
+
+def _quantity(resources: k8s.V1ResourceRequirements | None, part: str, resource: str) -> str:
+    amounts = getattr(resources, part, None) or {}
+    return str(amounts.get(resource, ""))
+
+
+def _base_container(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Container:
+    for container in pod.spec.containers:
+        if container.name == placement.base_container:
+            return container
+    names = ", ".join(container.name for container in pod.spec.containers)
+    raise PoolSpecError(
+        f"The pod has no container {placement.base_container!r}, only {names}.",
+        "Give base_container_name the name of the container that trains.",
+    )
+
+
+def _set_metadata(pod: k8s.V1Pod, placement: Placement) -> None:
+    own = {POOL_LABEL: placement.pool.name, **placement.labels}
+    pod.metadata.labels = {**(pod.metadata.labels or {}), **own}
+    pod.metadata.annotations = {**_STAYS, **(pod.metadata.annotations or {}), **placement.annotations}
+
+
+def _select_pool(spec: k8s.V1PodSpec, pool: GpuPool) -> None:
+    selector = spec.node_selector or {}
+    for label, value in pool.node_selector.items():
+        if selector.get(label, value) != value:
+            raise PoolSpecError(
+                f"The pod's node selector asks for {label}={selector[label]}, but gpu_pool is {value}.",
+                f"Leave {label} out of the node selector.",
+            )
+    spec.node_selector = {**selector, **pool.node_selector}
+
+
+def _tolerate_taints(spec: k8s.V1PodSpec, pool: GpuPool) -> None:
+    spec.tolerations = [*(spec.tolerations or []), *tolerations(pool)]
+
+
+def tolerations(pool: GpuPool) -> list[k8s.V1Toleration]:
+    """Return what a pod needs to be let onto the pool's nodes."""
+    any_gpu_taint = k8s.V1Toleration(key=GPU_RESOURCE, operator="Exists")
+    others = [
+        k8s.V1Toleration(key=taint.key, operator="Equal", value=taint.value, effect=taint.effect)
+        for taint in pool.parsed_taints
+        if taint.key != GPU_RESOURCE
+    ]
+    return [any_gpu_taint, *others]
+
+
+def _give_gpus(spec: k8s.V1PodSpec, base: k8s.V1Container, placement: Placement) -> None:
+    wanted = str(placement.gpus)
+    for container in spec.containers:
+        for part in ("limits", "requests"):
+            asked = _quantity(container.resources, part, GPU_RESOURCE)
+            if asked and container is not base:
+                raise PoolSpecError(
+                    f"Container {container.name} asks for {asked} {GPU_RESOURCE}.",
+                    f"Only the base container, {base.name}, gets GPUs: give gpus= and leave the others without.",
+                )
+            if asked and asked != wanted:
+                raise PoolSpecError(
+                    f"container_resources has {part} of {GPU_RESOURCE}={asked}, but gpus={wanted}.",
+                    "Give gpus= alone.",
+                )
+    resources = base.resources or k8s.V1ResourceRequirements()
+    resources.limits = {**(resources.limits or {}), GPU_RESOURCE: wanted}
+    resources.requests = {**(resources.requests or {}), GPU_RESOURCE: wanted}
+    base.resources = resources
+
+
+def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> None:
+    mounts = base.volume_mounts or []
+    if size == "0" or any(mount.mount_path.rstrip("/") == SHM_PATH for mount in mounts):
+        return
+    memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=size)
+    spec.volumes = [*(spec.volumes or []), k8s.V1Volume(name=SHM_VOLUME, empty_dir=memory)]
+    base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
+
+
+def _limit_time(spec: k8s.V1PodSpec, seconds: int | None) -> None:
+    known = [limit for limit in (spec.active_deadline_seconds, seconds) if limit is not None]
+    spec.active_deadline_seconds = min(known, default=None)

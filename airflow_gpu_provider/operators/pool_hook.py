@@ -1,0 +1,64 @@
+"""PoolHook: what KubernetesPodOperator wants of a hook, for the cluster of a GPU pool."""
+
+from __future__ import annotations
+
+import base64
+import tempfile
+from functools import cached_property
+from typing import Any
+
+from kubernetes.client import CoreV1Api, V1Pod
+
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pools import GpuPool
+
+
+class PoolHook:
+    """Reaches the cluster with the pool's own connection; tokens are made in-process.
+
+    It satisfies `PodOperatorHookProtocol`. Nothing of it is stored: a trigger makes its own from the pool's spec.
+    """
+
+    is_in_cluster = False
+
+    def __init__(self, pool: GpuPool) -> None:
+        self._pool = pool
+
+    @cached_property
+    def access(self) -> ClusterAccess:
+        """The cluster's address and credentials, found once."""
+        return platform_for(self._pool).cluster_access()
+
+    @cached_property
+    def core_v1_client(self) -> CoreV1Api:
+        return self.new_client()
+
+    def new_client(self) -> CoreV1Api:
+        """Return a client of its own, for a thread or a signal handler that must not wait for another's locks."""
+        client = self.access.api_client()
+        # Exec, by which results are read, goes through a WebSocket client that takes certificates from files only.
+        client.configuration.ssl_ca_cert = self._ca_file.name
+        return CoreV1Api(client)
+
+    @cached_property
+    def _ca_file(self) -> Any:
+        file = tempfile.NamedTemporaryFile(prefix="cluster-ca-", suffix=".pem")  # noqa: SIM115 - lives as long as the hook
+        file.write(base64.b64decode(self.access.ca_data))
+        file.flush()
+        return file
+
+    def get_pod(self, name: str, namespace: str) -> V1Pod:
+        return self.core_v1_client.read_namespaced_pod(name, namespace)
+
+    def get_namespace(self) -> str | None:
+        return None
+
+    def get_xcom_sidecar_container_image(self) -> str | None:
+        return None
+
+    def get_xcom_sidecar_container_resources(self) -> str | None:
+        return None
+
+    def get_xcom_sidecar_container_security_context(self) -> str | None:
+        return None

@@ -1,0 +1,89 @@
+"""GpuPodTrigger: waits for a pod in the triggerer, by the shared watch, and explains the wait in the task's log."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_gpu_provider.cluster.informer import connected
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.triggers.pod_wait import PodWait
+from airflow_gpu_provider.triggers.pod_watch import cluster_access, cluster_identity, watch_pod
+from airflow_gpu_provider.triggers.settling import settle
+from airflow_gpu_provider.triggers.task_state import is_still_deferred
+
+RECORD_VERSION = 1
+
+
+class GpuPodTrigger(BaseTrigger):
+    """Waits until a pod's base container has ended.
+
+    Yields one event of the shape that KubernetesPodOperator.trigger_reentry reads (status, name, namespace, message),
+    with `error` (a GpuError's record or None) and `timeline` next to it. It never raises: what an exception
+    in a trigger becomes has lost its type.
+
+    The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
+
+    Args:
+        record: Its whole state, versioned: "pool" (the spec), "wait" (PodWait's record), "owner" (who writes the
+            groups' spec), "deferred_at", "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own),
+            and "extra" (more entries for the event).
+    """
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.record = record
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        return f"{type(self).__module__}.{type(self).__qualname__}", {"record": self.record}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait for the pod's end and yield it."""
+        wait = PodWait.from_record(self.record["wait"])
+        try:
+            pool = deserialize_pool(self.record["pool"])
+            progress = await watch_pod(pool, wait, owner=self.record["owner"], say=self.log.info)
+            event = _event(progress)
+        except GpuError as error:
+            event = {"status": "error", "message": str(error), "error": error.to_record()}
+        except Exception as error:
+            # The operator looks at the pod and goes on waiting where it still runs, or fails with this text.
+            self.log.exception("The wait for pod %s failed", wait.name)
+            event = {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
+        await settle(self.record["deferred_at"])
+        extra = self.record.get("extra") or {}
+        yield TriggerEvent({"name": wait.name, "namespace": wait.namespace, **event, **extra})  # type: ignore[no-untyped-call]
+
+    async def on_kill(self) -> None:
+        """Delete the pod of a task that a user ended.
+
+        Airflow calls this too when another triggerer takes over a healthy wait, so the task's state is asked first.
+        The uid makes sure that a new try's pod of the same name stays.
+        """
+        wait = PodWait.from_record(self.record["wait"])
+        if not self.record["delete_on_kill"]:
+            self.log.info("Pod %s is kept, as on_kill_action says.", wait.name)
+            return
+        if await is_still_deferred(self):
+            self.log.info("The task still waits for pod %s, elsewhere; it is left alone.", wait.name)
+            return
+        pool = deserialize_pool(self.record["pool"])
+        async with connected(cluster_identity(pool), lambda: cluster_access(pool)) as api:
+            path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+            deleted = await api.delete(path, uid=wait.uid, grace_period_seconds=self.record.get("grace_seconds"))
+        self.log.info("Pod %s %s.", wait.name, "is deleted" if deleted else "was gone already")
+
+
+def _event(progress: Progress) -> dict[str, Any]:
+    result = dict(progress.result or {})
+    has_ended = result.pop("container_ended", False)
+    if progress.error is None:
+        return {"status": "success", "message": "", "error": None, **result}
+    # KubernetesPodOperator's word for a container that nobody waits for any longer, though it has not ended.
+    status = "failed" if has_ended else "timeout"
+    return {"status": status, "message": str(progress.error), "error": progress.error.to_record(), **result}

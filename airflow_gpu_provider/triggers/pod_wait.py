@@ -1,0 +1,220 @@
+"""PodWait: whether a pod has started, ended or been lost, decided from plain data. No I/O, no clock.
+
+The blocking operator and the trigger drive the same `step` (see pod_watch), so the two cannot drift apart, and
+deadlines and explanations are tested in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal, Self
+
+from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_end import (
+    PodEnd,
+    cannot_start,
+    end_of,
+    end_of_gone,
+    lost_with_node,
+    why_disrupted,
+)
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpuError, PodDeadline
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+
+UNCONFIRMED = timedelta(seconds=30)
+"""How long after its grace period a deleted pod may stay before its node is taken for dead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSnapshot:
+    """A pod and its surroundings as they are now.
+
+    Attributes:
+        pod: What was last seen of the pod; None before anything was.
+        gone: The pod is not there any more.
+        events: What happened to it, oldest first.
+        nodes: The pool's nodes.
+        full_at: When all nodes that the pool may have were last seen up, while the pod waited; None if never.
+        notes: What else is true now, in words: a stock-out, an API server that does not answer.
+    """
+
+    pod: PodState | None = None
+    gone: bool = False
+    events: tuple[PodEvent, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    full_at: datetime | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodWait:
+    """The wait for one pod.
+
+    Attributes:
+        base_container: The container whose end decides.
+        started: When the wait began.
+        schedule_seconds: How long the pod may wait for a node. A full pool does not count: there the pod is queued.
+        start_seconds: How long it may take from the node to the running container: volumes, images, init containers.
+        deadline: When the pod has to have ended.
+        until: What is waited for.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    base_container: str
+    started: datetime
+    schedule_seconds: float
+    start_seconds: float
+    deadline: datetime
+    until: Literal["started", "ended"] = "ended"
+
+    def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
+        """Say whether the wait is over, and how; `lines` is what is so now, for the log."""
+        pod, lines = snapshot.pod, tuple(self._lines(snapshot))
+        if snapshot.gone:
+            return self._over(end_of_gone(pod, name=self.name), snapshot, lines, container_ended=False)
+        if pod is None:
+            return Progress(lines=lines)
+        if end := end_of(pod):
+            return self._over(end, snapshot, lines, container_ended=True)
+        if self.until == "started" and pod.started:
+            return Progress(done=True, lines=lines)
+        if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
+            return self._over(lost_with_node(pod, now), snapshot, lines, container_ended=False)
+        error = (None if pod.started else cannot_start(pod)) or self._late(pod, snapshot, now)
+        if error is None:
+            return Progress(lines=lines)
+        return self._over(PodEnd(error=error), snapshot, lines, container_ended=False)
+
+    def next_deadline(self, snapshot: PodSnapshot) -> datetime:
+        """Return when `step` may say something else though nothing has changed."""
+        pod = snapshot.pod
+        times = [self.deadline]
+        if pod and not pod.started:
+            times.append(self._start_deadline(pod) or self._schedule_deadline(pod, snapshot))
+        if pod and pod.gone_by:
+            times.append(pod.gone_by + UNCONFIRMED)
+        return min(times)
+
+    # -- deadlines -------------------------------------------------------------------------------------------
+
+    def _schedule_deadline(self, pod: PodState, snapshot: PodSnapshot) -> datetime:
+        since = max(pod.created_at, snapshot.full_at or pod.created_at)
+        return since + timedelta(seconds=self.schedule_seconds)
+
+    def _start_deadline(self, pod: PodState) -> datetime | None:
+        return pod.scheduled_at and pod.scheduled_at + timedelta(seconds=self.start_seconds)
+
+    def _late(self, pod: PodState, snapshot: PodSnapshot, now: datetime) -> GpuError | None:
+        if now >= self.deadline:
+            state = "finished" if pod.started else "started"
+            return self._deadline_error(
+                f"had not {state} at its deadline, {format_seconds(now - pod.created_at)} after it was created",
+                "Raise the pool's max_runtime, active_deadline_seconds or execution_timeout.",
+                snapshot,
+            )
+        if pod.started:
+            return None
+        start_deadline = self._start_deadline(pod)
+        if start_deadline is None and now >= self._schedule_deadline(pod, snapshot):
+            return self._deadline_error(
+                f"got no node in {format_seconds(timedelta(seconds=self.schedule_seconds))}",
+                "Add zones, instance_types or capacity_types to the pool, or raise schedule_timeout_seconds.",
+                snapshot,
+            )
+        if start_deadline is not None and now >= start_deadline:
+            return self._deadline_error(
+                f"did not start in {format_seconds(timedelta(seconds=self.start_seconds))} on node {pod.node}",
+                "Use a smaller image, or raise startup_timeout_seconds.",
+                snapshot,
+            )
+        return None
+
+    def _deadline_error(self, what: str, fix: str, snapshot: PodSnapshot) -> PodDeadline:
+        pod = snapshot.pod
+        why = [] if pod is None or pod.started else [*_pending_lines(pod, snapshot), *snapshot.notes]
+        because = f" ({'; '.join(why)})" if why else ""
+        return PodDeadline(f"Pod {self.name} {what}{because}.", fix, pod=self.name)
+
+    # -- words -----------------------------------------------------------------------------------------------
+
+    def _lines(self, snapshot: PodSnapshot) -> list[str]:
+        pod = snapshot.pod
+        lines = [line for event in snapshot.events if (line := event.in_words)]
+        lines += snapshot.notes
+        if pod is None or end_of(pod):
+            return lines
+        if not pod.started:
+            lines += _pending_lines(pod, snapshot)
+        else:
+            lines.append(f"container {self.base_container} started on node {pod.node}")
+        if why := why_disrupted(pod):
+            lines.append(f"the pod is being taken away: {why}")
+        elif pod.gone_by:
+            lines.append("the pod is being deleted")
+        return lines
+
+    def _over(self, end: PodEnd, snapshot: PodSnapshot, lines: tuple[str, ...], *, container_ended: bool) -> Progress:
+        phases = timeline(snapshot.pod) if snapshot.pod else []
+        result = {"timeline": phases, "container_ended": container_ended}
+        return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
+
+    # -- as JSON ---------------------------------------------------------------------------------------------
+
+    def to_record(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in values.items()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read what `to_record` wrote; fields of a newer release are left out."""
+        values = {f.name: record[f.name] for f in fields(cls) if f.name in record}
+        for name in ("started", "deadline"):
+            values[name] = datetime.fromisoformat(values[name])
+        return cls(**values)
+
+
+def timeline(pod: PodState) -> list[dict[str, Any]]:
+    """Return the phases of the pod's life that are over, with their seconds, from its own timestamps."""
+    base = pod.base
+    moments = (
+        ("waited for a node", pod.scheduled_at),
+        ("image and start", base.started_at if base else None),
+        ("ran", base.finished_at if base else None),
+    )
+    phases, before = [], pod.created_at
+    for phase, end in moments:
+        if end is None:
+            break
+        phases.append({"phase": phase, "seconds": round(max(0.0, (end - before).total_seconds()), 1)})
+        before = end
+    return phases
+
+
+def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
+    if pod.scheduled_at is not None:
+        waiting = [c for c in pod.waiting if c.reason not in ("", "ContainerCreating", "PodInitializing")]
+        said = [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
+        return [f"placed on node {pod.node}", *said]
+    lines = []
+    if snapshot.full_at is not None:
+        lines.append("all nodes that the pool may have are up and taken: the pod is queued")
+    elif pod.unschedulable:
+        lines.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
+    return lines + [_node_line(node) for node in snapshot.nodes]
+
+
+def _node_line(node: Node) -> str:
+    where = ", ".join(part for part in (node.instance_type, node.zone) if part)
+    if not node.ready:
+        return f"node {node.name} joined ({where}), not Ready yet"
+    if node.cordoned:
+        return f"node {node.name} is cordoned"
+    if node.gpus == 0:
+        return f"node {node.name} is Ready, its GPUs are not allocatable yet: driver or device plugin"
+    return f"node {node.name} is Ready with {node.gpus} allocatable GPUs"

@@ -1,0 +1,184 @@
+"""watch_pod: the loop around PodWait.step, for the trigger and for the blocking operator."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.events import PodEvent
+from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes, watching
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.platforms.base import Say, platform_for
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.triggers import pool_keeper
+from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait
+
+# What says which cluster it is and who asks; two pools that agree in these share one connection and its watches.
+_IDENTITY = (
+    "kind",
+    "cluster_name",
+    "region",
+    "location",
+    "project_id",
+    "aws_conn_id",
+    "gcp_conn_id",
+    "kubernetes_conn_id",
+    "impersonation_chain",
+)
+_LONGEST = 60.0
+
+
+def cluster_identity(pool: GpuPool) -> str:
+    """Return the same text for pools that are in one cluster and reach it by the same connection."""
+    spec = pool.serialize()
+    return "|".join(str(spec[name]) for name in _IDENTITY if name in spec)
+
+
+def cluster_access(pool: GpuPool) -> ClusterAccess:
+    """Find the (rendered) pool's cluster; makes cloud calls, so call it in a thread where there is an event loop."""
+    return platform_for(pool).cluster_access()
+
+
+async def watch_pod(pool: GpuPool, wait: PodWait, *, owner: str, say: Say) -> Progress:
+    """Wait for a pod, without polling; returns how the wait ended, errors included.
+
+    While the pod has no node, the pool is kept at its size (see pool_keeper).
+
+    Args:
+        pool: The rendered spec.
+        wait: What is waited for.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
+        say: Takes lines for the task's log.
+
+    Raises:
+        GpuError: The cluster, or credentials for it, cannot be found.
+    """
+    wants = {pods(wait.namespace): wait.name, pod_events(wait.namespace): wait.name, pool_nodes(): pool.name}
+    narrator = Narrator(say, started=wait.started)
+    async with watching(cluster_identity(pool), lambda: cluster_access(pool), wants) as feed:
+        view = PodView(wait, pool, feed)
+        try:
+            while True:
+                await view.confirm()
+                now = datetime.now(UTC)
+                snapshot = view.snapshot(now)
+                progress = wait.step(snapshot, now)
+                narrator.tell(*progress.lines)
+                if progress.done or progress.error:
+                    return progress
+                if view.refusal:
+                    return Progress(error=view.refusal)
+                await _keep_pool(view, pool, owner)
+                seconds = (wait.next_deadline(snapshot) - now).total_seconds()
+                view.take(await feed.changes(timeout=min(max(seconds, 0.0), _LONGEST)), datetime.now(UTC))
+        finally:
+            await pool_keeper.leave(pool, owner, view.take_notes)
+
+
+async def _keep_pool(view: PodView, pool: GpuPool, owner: str) -> None:
+    """Have the pool looked after exactly while the pod waits for a node."""
+    if view.waits_for_node and not view.kept:
+        view.kept = True
+        pool_keeper.keep(pool, owner, view.take_notes)
+    elif view.kept and not view.waits_for_node:
+        view.kept = False
+        view.pool_notes = ()
+        await pool_keeper.leave(pool, owner, view.take_notes)
+
+
+class PodView:
+    """What the feed has told so far about one pod, its events and its pool's nodes."""
+
+    def __init__(self, wait: PodWait, pool: GpuPool, feed: Feed) -> None:
+        self._wait = wait
+        self._pool = pool
+        self._feed = feed
+        self._pods = pods(wait.namespace)
+        self._pod: PodState | None = None
+        self._gone = False
+        self._synced = False
+        self._events: dict[str, PodEvent] = {}
+        self._nodes: dict[str, Node] = {}
+        self._full_at: datetime | None = None
+        self._trouble: dict[Resource, GpuError] = {}
+        self.pool_notes: tuple[str, ...] = ()
+        self.kept = False
+
+    @property
+    def waits_for_node(self) -> bool:
+        return self._pod is not None and not self._gone and self._pod.scheduled_at is None
+
+    @property
+    def refusal(self) -> GpuError | None:
+        """Why the pod can never be watched: no credentials, no permission."""
+        error = self._trouble.get(self._pods)
+        return error if error is not None and not error.retryable else None
+
+    def take(self, changes: list[Change], now: datetime) -> None:
+        for change in changes:
+            if change.kind == "trouble" and change.error:
+                self._trouble[change.resource] = change.error
+                continue
+            self._trouble.pop(change.resource, None)
+            if change.resource == self._pods:
+                self._take_pod(change)
+            elif change.resource.key is pool_nodes().key:
+                self._take_node(change)
+            elif change.kind == "present":
+                self._take_event(change.raw)
+        if self.waits_for_node and self._is_pool_full():
+            self._full_at = now
+
+    def take_notes(self, notes: tuple[str, ...]) -> None:
+        """Take what the pool's keeper says."""
+        self.pool_notes = notes
+        self._feed.wake()
+
+    async def confirm(self) -> None:
+        """Ask for the pod itself where the watch has not shown it: the watch may lag behind what was just created."""
+        if not self._synced or self._pod is not None or self._gone:
+            return
+        raw = await self._feed.api.get(f"{self._pods.path}/{self._wait.name}")
+        if raw is not None and raw["metadata"]["uid"] == self._wait.uid:
+            self._pod = PodState.parse(raw, self._wait.base_container)
+        else:
+            self._gone = True
+
+    def snapshot(self, now: datetime) -> PodSnapshot:
+        is_full = self.waits_for_node and self._is_pool_full()
+        troubles = tuple(f"{type(e).__name__}: {e}" for e in self._trouble.values())
+        return PodSnapshot(
+            pod=self._pod,
+            gone=self._gone,
+            events=tuple(self._events.values()),
+            nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
+            full_at=now if is_full else self._full_at,
+            notes=(*self.pool_notes, *troubles),
+        )
+
+    def _take_pod(self, change: Change) -> None:
+        if change.kind == "synced":
+            self._synced = True
+        elif change.raw["metadata"]["uid"] == self._wait.uid:
+            self._pod = PodState.parse(change.raw, self._wait.base_container)
+            self._gone = change.kind == "gone"
+
+    def _take_node(self, change: Change) -> None:
+        if change.kind == "present":
+            self._nodes[change.raw["metadata"]["uid"]] = Node.parse(dict(change.raw))
+        elif change.kind == "gone":
+            self._nodes.pop(change.raw["metadata"]["uid"], None)
+
+    def _take_event(self, raw: Json) -> None:
+        event = PodEvent.parse(raw)
+        if event.pod_uid == self._wait.uid:
+            self._events[event.uid] = event
+
+    def _is_pool_full(self) -> bool:
+        """Say whether the pool has all nodes that it may have, each with its GPUs ready: then the pod is queued."""
+        ready = [node for node in self._nodes.values() if node.usable and node.gpus > 0]
+        return len(ready) >= self._pool.max_nodes

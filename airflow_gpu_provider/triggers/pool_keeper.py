@@ -1,0 +1,83 @@
+"""Keeping a pool at its size while pods wait for it: one reconcile every 15 s, however many wait in this process.
+
+A machine that Ensure got may be lost before its pod is placed, and a stock-out may come after Ensure is done. The
+reconcile is level-triggered, so it is enough to call it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import socket
+from collections.abc import Callable
+from weakref import WeakKeyDictionary
+
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.session import open_pool
+
+EVERY = 15.0
+
+Listener = Callable[[tuple[str, ...]], None]
+
+_keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _Keeper]] = WeakKeyDictionary()
+
+
+def keep(pool: GpuPool, owner: str, listener: Listener) -> None:
+    """Have the pool reconciled until `leave`; `listener` gets what each reconcile says, in the event loop.
+
+    `owner` is who writes the groups' spec, "<installation>/<dag>". Call it in an event loop.
+    """
+    keepers = _keepers.setdefault(asyncio.get_running_loop(), {})
+    if (pool, owner) not in keepers:
+        keepers[pool, owner] = _Keeper(pool, owner)
+    keepers[pool, owner].listeners.append(listener)
+
+
+async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
+    """Undo `keep`; fine where it was not called. Returns when no reconcile for it is under way any more."""
+    keepers = _keepers.get(asyncio.get_running_loop(), {})
+    keeper = keepers.get((pool, owner))
+    if keeper is None or listener not in keeper.listeners:
+        return
+    keeper.listeners.remove(listener)
+    if not keeper.listeners:
+        del keepers[pool, owner]
+        await keeper.stop()
+
+
+class _Keeper:
+    """The task that reconciles one pool."""
+
+    def __init__(self, pool: GpuPool, owner: str) -> None:
+        self._pool = pool
+        self._owner = owner
+        self._reconciler: Reconciler | None = None
+        self.listeners: list[Listener] = []
+        # An empty context: it outlives the trigger that starts it, and must not log into that one's task.
+        self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(EVERY)
+            try:
+                # Shielded: a reconcile that is cut off between two writes would leave its lock behind.
+                said = await asyncio.shield(asyncio.to_thread(self._reconcile))
+            except GpuError as error:
+                said = (f"{type(error).__name__}: {error}",)
+            except Exception as error:  # noqa: BLE001 - the wait goes on without the keeper's help, and says why
+                said = (f"the pool could not be looked after: {error!r}",)
+            for listener in tuple(self.listeners):
+                listener(said)
+
+    def _reconcile(self) -> tuple[str, ...]:
+        if self._reconciler is None:
+            holder = f"waiting-pods@{socket.gethostname()}:{os.getpid()}"
+            self._reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=lambda line: None)
+        return self._reconciler.reconcile().said
