@@ -29,7 +29,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--kubeconfig", type=Path, required=True)
     parser.add_argument("--work-dir", type=Path, required=True)
     parser.add_argument("--images", required=True, help="JSON list of images")
-    parser.add_argument("--client-ca", type=Path, help="serve logs and exec to callers of this authority only")
     arguments = parser.parse_args(argv)
     # Ignored by whoever started us in the background, they would be ignored in every container too.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -32,6 +32,7 @@ class Access:
 
     server: str
     ssl_context: ssl.SSLContext
+    authority: str
     token: str | None
 
     @property
@@ -61,7 +62,8 @@ def read_kubeconfig(path: Path) -> Access:
             file.write(certificate + "\n" + key)
             file.flush()
             ssl_context.load_cert_chain(file.name)
-    return Access(server=cluster["server"].rstrip("/"), ssl_context=ssl_context, token=user.get("token"))
+    server = cluster["server"].rstrip("/")
+    return Access(server=server, ssl_context=ssl_context, authority=authority, token=user.get("token"))
 
 
 def _named(config: Mapping[str, Any], kind: str, name: str) -> dict[str, Any]:

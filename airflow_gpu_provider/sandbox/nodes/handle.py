@@ -27,8 +27,8 @@ _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH"
 class NodeAgent:
     """One process that keeps any number of Nodes; its methods may be called from any thread.
 
-    ``work_dir`` is for its files alone. With ``client_ca`` (a PEM file) its log and exec port serves only callers with
-    a certificate of that authority; without, anybody on this machine who finds the port.
+    ``work_dir`` is for its files alone. Its log and exec port serves only callers with a certificate of the authority
+    that the kubeconfig names, as the API server presents (``--kubelet-client-certificate``).
     """
 
     def __init__(
@@ -38,13 +38,11 @@ class NodeAgent:
         work_dir: Path,
         images: Sequence[Image],
         log_file: Path,
-        client_ca: Path | None = None,
     ) -> None:
         self._kubeconfig = kubeconfig
         self._work_dir = work_dir
         self._images = images
         self._log_file = log_file
-        self._client_ca = client_ca
         self._process: subprocess.Popen[str] | None = None
         self._ids = itertools.count(1)
         self._lock = threading.Lock()
@@ -116,7 +114,7 @@ class NodeAgent:
         images = json.dumps([image.to_json() for image in self._images])
         command = [sys.executable, "-m", "airflow_gpu_provider.sandbox.nodes.agent"]
         command += ["--kubeconfig", str(self._kubeconfig), "--work-dir", str(self._work_dir), "--images", images]
-        return command if self._client_ca is None else [*command, "--client-ca", str(self._client_ca)]
+        return command
 
     def _environment(self) -> dict[str, str]:
         package = str(Path(airflow_gpu_provider.__file__).parent.parent)

@@ -26,12 +26,13 @@ log = logging.getLogger(__name__)
 class KubeletServer:
     """Serves /containerLogs and /exec on a loopback port.
 
-    With ``client_ca`` only callers with a certificate of that authority are served.
+    Only callers with a certificate of the authority (PEM) are served: for anybody else it would be a way to run
+    commands as this user.
     """
 
-    def __init__(self, pods: Pods, *, work_dir: Path, client_ca: Path | None) -> None:
+    def __init__(self, pods: Pods, *, work_dir: Path, authority: str) -> None:
         self._pods = pods
-        self._context = _tls(work_dir, client_ca)
+        self._context = _tls(work_dir, authority)
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
@@ -117,7 +118,7 @@ def _log_options(request: web.Request) -> LogOptions:
     )
 
 
-def _tls(work_dir: Path, client_ca: Path | None) -> ssl.SSLContext:
+def _tls(work_dir: Path, authority: str) -> ssl.SSLContext:
     """A certificate of our own making, as a kubelet's without a serving certificate from the cluster."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpu-sandbox-node")])
@@ -141,7 +142,6 @@ def _tls(work_dir: Path, client_ca: Path | None) -> ssl.SSLContext:
     path.write_bytes(pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(path)
-    if client_ca is not None:
-        context.load_verify_locations(client_ca)
-        context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=authority)
+    context.verify_mode = ssl.CERT_REQUIRED
     return context

@@ -38,7 +38,6 @@ class NodeSet:
         *,
         images: Sequence[Image],
         work_dir: Path,
-        client_ca: Path | None,
     ) -> None:
         self._api = api
         self._events = Events(api)
@@ -54,7 +53,7 @@ class NodeSet:
         )
         self._nodes: dict[str, Node] = {}
         self._pods = Pods(self.machine, self._nodes)
-        self._server = KubeletServer(self._pods, work_dir=work_dir, client_ca=client_ca)
+        self._server = KubeletServer(self._pods, work_dir=work_dir, authority=api.access.authority)
         self._plugin_allowed = True
         self._dirty: dict[str, asyncio.Task[None]] = {}
         self.port = 0

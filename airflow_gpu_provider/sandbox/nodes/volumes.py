@@ -64,7 +64,7 @@ async def _one(volume: Mapping[str, Any], pod: Mapping[str, Any], around: Surrou
         return _host_path(volume["hostPath"], around.node_folder)
     if "persistentVolumeClaim" in volume:
         return await _claimed(volume["persistentVolumeClaim"]["claimName"], around)
-    folder.mkdir(parents=True, exist_ok=True)
+    os.makedirs(folder, exist_ok=True)
     if "emptyDir" in volume or set(volume) == {"name"}:
         await _empty(volume.get("emptyDir") or {}, folder, pod, around)
         return folder
