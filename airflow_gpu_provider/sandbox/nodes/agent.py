@@ -70,7 +70,7 @@ async def _serve(arguments: argparse.Namespace, zygote: socket.socket) -> None:
     images = [Image.from_json(item) for item in json.loads(arguments.images)]
     async with (
         Api(read_kubeconfig(arguments.kubeconfig)) as api,
-        NodeSet(api, zygote, images=images, work_dir=arguments.work_dir, client_ca=arguments.client_ca) as nodes,
+        NodeSet(api, zygote, images=images, work_dir=arguments.work_dir) as nodes,
     ):
         _say({"ready": {"port": nodes.port, "real_gpus": len(nodes.machine.real_gpus)}})
         commands = asyncio.create_task(_obey(reader, nodes))
