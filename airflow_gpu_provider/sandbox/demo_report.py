@@ -126,7 +126,9 @@ class _Night:
         return self._first("run", "")
 
     def training_ended(self) -> float | None:
-        return self._first("pod", TRAINING_ENDED)
+        """When the last training pod's process ended: a task may have tried more than once."""
+        ends = [e.at for e in self._entries if e.subject == "pod" and e.what == TRAINING_ENDED]
+        return max(ends, default=None)
 
     def release(self) -> float | None:
         ended = self.training_ended()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
-from kubernetes import client, config, watch
+from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
+from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus
@@ -36,7 +37,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def tell_to_stop(self) -> None:
+        self._stopping.set()
+
     def stop(self, *, wait_seconds: float = 2) -> None:
+        """Returns when the thread has ended, or after so long: it does no harm."""
         self._stopping.set()
         self._thread.join(wait_seconds)
 
@@ -50,6 +55,48 @@ class Watcher:
             self._stopping.wait(self._every)
 
 
+class Changes:
+    """What is there of one kind, then each change, as JSON objects; ends when told, or with its connection."""
+
+    def __init__(self, list_call: Callable[..., HTTPResponse], **arguments: Any) -> None:
+        self._list_call = list_call
+        self._arguments = arguments
+        self._known: dict[str, dict[str, Any]] = {}
+        self._stream: HTTPResponse | None = None
+
+    def __iter__(self) -> Iterator[tuple[bool, dict[str, Any]]]:
+        """Pairs: whether the object is still there, and the object."""
+        listed = json.loads(self._list_call(_preload_content=False, **self._arguments).data)
+        there = {each["metadata"]["uid"]: each for each in listed["items"]}
+        for uid in self._known.keys() - there.keys():
+            yield False, self._known[uid]
+        for each in there.values():
+            yield True, each
+        self._known = there
+        self._stream = self._list_call(
+            watch=True,
+            resource_version=listed["metadata"]["resourceVersion"],
+            _preload_content=False,
+            **self._arguments,
+        )
+        for line in _lines(self._stream.stream(amt=None)):
+            yield from self._change(json.loads(line))
+
+    def _change(self, event: dict[str, Any]) -> Iterator[tuple[bool, dict[str, Any]]]:
+        changed = event["object"]
+        if event["type"] in ("ADDED", "MODIFIED"):
+            self._known[changed["metadata"]["uid"]] = changed
+            yield True, changed
+        elif event["type"] == "DELETED":
+            self._known.pop(changed["metadata"]["uid"], None)
+            yield False, changed
+
+    def end(self) -> None:
+        """Unblock the thread that waits for the next change: the API server's own stop would wait for it."""
+        if self._stream is not None:
+            self._stream.shutdown()
+
+
 class ClusterWatch:
     """GPU Nodes, and the pods that Airflow starts, by the Kubernetes API's own watch."""
 
@@ -58,37 +105,40 @@ class ClusterWatch:
         self._ordinary_nodes = ordinary_nodes
         self._api = client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
         self._followed: set[str] = set()
+        self._node_changes = Changes(self._api.list_node)
+        self._pod_changes = Changes(self._api.list_pod_for_all_namespaces, label_selector=KPO_LABEL)
         self._watchers = [
             Watcher("demo-nodes", self._nodes, every=0.1),
             Watcher("demo-pods", self._pods, every=0.1),
         ]
 
     def stop(self) -> None:
-        """Returns at once: the watches end when the API server does, or after seconds."""
         for watcher in self._watchers:
-            watcher.stop(wait_seconds=0)
+            watcher.tell_to_stop()
+        self._node_changes.end()
+        self._pod_changes.end()
+        for watcher in self._watchers:
+            watcher.stop()
 
     def _nodes(self) -> None:
-        for kind, node in _changes(self._api.list_node):
-            if node.metadata.name not in self._ordinary_nodes:
-                what = "gone" if kind == "DELETED" else node_state(node)
-                self._journal.write_change("node", node.metadata.name, what, where=_place(node))
+        for there, node in self._node_changes:
+            name = node["metadata"]["name"]
+            if name not in self._ordinary_nodes:
+                what = node_state(node) if there else "gone"
+                self._journal.write_change("node", name, what, where=node_place(node))
 
     def _pods(self) -> None:
-        for kind, pod in _changes(self._api.list_pod_for_all_namespaces, label_selector=KPO_LABEL):
-            name = pod.metadata.name
-            self._journal.write_change(
-                "pod", name, "gone" if kind == "DELETED" else pod_state(pod), where=pod.spec.node_name or ""
-            )
-            container = _training_container(pod)
-            if container and container.state.running and pod.metadata.uid not in self._followed:
-                self._followed.add(pod.metadata.uid)
-                self._journal.write("pod", name, TRAINING_STARTED, where=pod.spec.node_name)
+        for there, pod in self._pod_changes:
+            name, node = pod["metadata"]["name"], pod["spec"].get("nodeName", "")
+            self._journal.write_change("pod", name, pod_state(pod) if there else "gone", where=node)
+            if training_has_started(pod) and pod["metadata"]["uid"] not in self._followed:
+                self._followed.add(pod["metadata"]["uid"])
+                self._journal.write("pod", name, TRAINING_STARTED, where=node)
                 threading.Thread(target=self._follow, args=(pod,), name="demo-log", daemon=True).start()
 
-    def _follow(self, pod: client.V1Pod) -> None:
+    def _follow(self, pod: dict[str, Any]) -> None:
         """The training's lines as it prints them. They end when it ends: no other sign of it is as prompt."""
-        name, namespace = pod.metadata.name, pod.metadata.namespace
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         try:
             log = self._api.read_namespaced_pod_log(
                 name, namespace, container=TRAINING_CONTAINER, follow=True, _preload_content=False
@@ -97,7 +147,7 @@ class ClusterWatch:
                 self._journal.write("log", name, line)
         except (ApiException, HTTPError) as error:
             self._journal.write("log", name, f"(the log could not be followed: {error})")
-        self._journal.write("pod", name, TRAINING_ENDED, where=pod.spec.node_name)
+        self._journal.write("pod", name, TRAINING_ENDED, where=pod["spec"].get("nodeName", ""))
 
 
 class CloudWatch:
@@ -189,40 +239,40 @@ def task_of(log_file: Path) -> str:
     return next(part.removeprefix("task_id=") for part in log_file.parts if part.startswith("task_id="))
 
 
-def node_state(node: client.V1Node) -> str:
+def node_state(node: Mapping[str, Any]) -> str:
     """A Node in the words that the report looks for: "joined", then "Ready", then "Ready, 1 GPU"."""
-    ready = any(c.type == "Ready" and c.status == "True" for c in node.status.conditions or [])
-    gpus = int((node.status.allocatable or {}).get(GPU, 0))
+    status = node.get("status", {})
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", []))
+    gpus = int(status.get("allocatable", {}).get(GPU, 0))
     parts = ["Ready" if ready else "joined"]
     if gpus:
         parts.append("1 GPU" if gpus == 1 else f"{gpus} GPUs")
-    if node.spec.unschedulable:
+    if node["spec"].get("unschedulable"):
         parts.append("cordoned")
     return ", ".join(parts)
 
 
-def pod_state(pod: client.V1Pod) -> str:
-    phase: str = pod.status.phase
-    for condition in pod.status.conditions or []:
-        if phase == "Pending" and condition.reason == "Unschedulable":
-            return "Pending: no node has room for it"
-    return phase
-
-
-def _training_container(pod: client.V1Pod) -> client.V1ContainerStatus | None:
-    return next((c for c in pod.status.container_statuses or [] if c.name == TRAINING_CONTAINER), None)
-
-
-def _place(node: client.V1Node) -> str:
-    labels = node.metadata.labels or {}
-    names = ("topology.kubernetes.io/zone", "node.kubernetes.io/instance-type", "eks.amazonaws.com/capacityType")
+def node_place(node: Mapping[str, Any]) -> str:
+    labels = node["metadata"].get("labels", {})
+    names = (
+        "topology.kubernetes.io/zone",
+        "node.kubernetes.io/instance-type",
+        "eks.amazonaws.com/capacityType",
+    )
     return " ".join(labels[name] for name in names if name in labels)
 
 
-def _changes(list_call: Callable[..., Any], **arguments: Any) -> Iterator[tuple[str, Any]]:
-    """What is there now, then each change for a few seconds; the caller comes again."""
-    for event in watch.Watch().stream(list_call, timeout_seconds=20, _request_timeout=30, **arguments):
-        yield event["type"], event["object"]
+def pod_state(pod: Mapping[str, Any]) -> str:
+    phase = str(pod["status"].get("phase"))
+    reasons = [condition.get("reason") for condition in pod["status"].get("conditions", [])]
+    return "Pending: no node has room for it" if phase == "Pending" and "Unschedulable" in reasons else phase
+
+
+def training_has_started(pod: Mapping[str, Any]) -> bool:
+    """Whether the container that trains runs, or has run already."""
+    containers = pod["status"].get("containerStatuses", [])
+    states = [each["state"] for each in containers if each["name"] == TRAINING_CONTAINER]
+    return any("running" in state or "terminated" in state for state in states)
 
 
 def _lines(chunks: Iterator[bytes]) -> Iterator[str]:

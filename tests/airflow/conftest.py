@@ -8,24 +8,42 @@ from pathlib import Path
 
 import pytest
 
+from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from airflow_gpu_provider.sandbox.demo import training_image
 from tests.airflow.harness import Airflow
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def sandbox() -> Iterator[Sandbox]:
+    with Sandbox(images=(training_image(),), boot_seconds=1.0) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
+def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    home = AirflowHome(tmp_path_factory.mktemp("airflow"), Path(__file__).parent / "dags", {"PYTHONPATH": path})
+    home = AirflowHome(
+        tmp_path_factory.mktemp("airflow"),
+        Path(__file__).parent / "dags",
+        sandbox.env() | {"PYTHONPATH": path},
+    )
     with home:
-        yield Airflow(home)
+        yield Airflow(home, sandbox)
 
 
 @pytest.fixture(autouse=True)
-def forget_earlier_runs(request: pytest.FixtureRequest) -> None:
-    if "airflow" in request.fixturenames:
-        request.getfixturevalue("airflow").begin_test()
+def begin_and_end_clean(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No test sees an earlier one's runs, nor its faults."""
+    if "airflow" not in request.fixturenames:
+        yield
+        return
+    airflow: Airflow = request.getfixturevalue("airflow")
+    airflow.begin_test()
+    yield
+    airflow.sandbox.faults.clear()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,6 +7,7 @@
         assert run.state == "success"
         assert run.task("train").state == "success"
         assert airflow.xcom(run, "train") == {...}
+        assert airflow.leftovers().nothing
 
 The DAG files lie in tests/airflow/dags/; a DAG is triggered by its id once its file is parsed.
 """
@@ -17,8 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus, TaskState
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from airflow_gpu_provider.sandbox.leftovers import Leftovers, look_for_leftovers
 
 LOST_BY_AIRFLOW = "reported that the task instance"
 
@@ -45,10 +48,14 @@ class FinishedRun:
 
 
 class Airflow:
-    """An AirflowHome with the verbs of a test. `home` starts, kills and restarts the components."""
+    """An AirflowHome with the verbs of a test. `home` starts, kills and restarts the components.
 
-    def __init__(self, home: AirflowHome) -> None:
+    `sandbox` is what its tasks talk to: its faults are cleared after each test.
+    """
+
+    def __init__(self, home: AirflowHome, sandbox: Sandbox) -> None:
         self.home = home
+        self.sandbox = sandbox
         self._started: list[RunStatus] = []
 
     @property
@@ -83,6 +90,10 @@ class Airflow:
 
     def xcom(self, run: FinishedRun, task_id: str, *, key: str = "return_value") -> Any:
         return self.api.xcom(run.status.dag_id, run.status.run_id, task_id, key=key)
+
+    def leftovers(self) -> Leftovers:
+        """Nodes, machines, desired sizes and GPU pods that are there now."""
+        return look_for_leftovers(self.sandbox)
 
     def lost_by_airflow(self, run: FinishedRun | RunStatus, task_id: str) -> bool:
         """Whether Airflow 3.3 failed a try of this task by mistake (apache/airflow#72716, #71580).
