@@ -156,13 +156,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
     def terminate(self, member: Member, *, now: datetime, cause: str) -> Activity:
         """Begin to end an instance. It no longer counts; the group's hook, if any, is asked first."""
         instance = member.instance
-        member.activity = self._activity(
-            f"Terminating EC2 instance: {instance.id}",
-            cause,
-            now,
-            subnet_id=instance.subnet_id,
-            zone=instance.availability_zone or "",
-        )
+        member.activity = self._activity_of(instance, f"Terminating EC2 instance: {instance.id}", cause, now)
         hook = self._terminating_hook()
         if hook is None or member.announced is None or instance.state != "running":
             self._shut_down(member, now)
@@ -188,13 +182,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         member.end_reason = reason
         if not member.terminating:
             instance = member.instance
-            member.activity = self._activity(
-                f"Terminating EC2 instance: {instance.id}",
-                cause,
-                now,
-                subnet_id=instance.subnet_id,
-                zone=instance.availability_zone or "",
-            )
+            member.activity = self._activity_of(instance, f"Terminating EC2 instance: {instance.id}", cause, now)
         self._shut_down(member, now)
 
     def detach(self, member: Member, *, now: datetime) -> Activity:
@@ -202,24 +190,22 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         instance = member.instance
         self._members.remove(member)
         del instance.autoscaling_group  # type: ignore[attr-defined]
-        activity = self._activity(
+        activity = self._activity_of(
+            instance,
             f"Detaching EC2 instance: {instance.id}",
             f"{at(now)} instance {instance.id} was detached in response to a user request.",
             now,
-            subnet_id=instance.subnet_id,
-            zone=instance.availability_zone or "",
         )
         activity.end(now)
         return activity
 
     def attach(self, instance: Ec2Instance, *, now: datetime) -> None:
         """Take in an instance that runs already."""
-        activity = self._activity(
+        activity = self._activity_of(
+            instance,
             f"Attaching an existing EC2 instance: {instance.id}",
             f"{at(now)} an instance was attached in response to a user request.",
             now,
-            subnet_id=instance.subnet_id,
-            zone=instance.availability_zone or "",
         )
         member = Member(instance, group=self, activity=activity, deadline=now)
         self._members.append(member)
@@ -395,6 +381,10 @@ class AutoScalingGroup(FakeAutoScalingGroup):
     def _hook_time(self, hook: LifecycleHook) -> timedelta:
         managed = self.registration is not None
         return timedelta(seconds=self._around.timings.drain_timeout if managed else hook.heartbeat_timeout)
+
+    def _activity_of(self, instance: Ec2Instance, description: str, cause: str, now: datetime) -> Activity:
+        zone = instance.availability_zone or ""
+        return self._activity(description, cause, now, subnet_id=instance.subnet_id, zone=zone)
 
     def _activity(self, description: str, cause: str, now: datetime, *, subnet_id: str | None, zone: str) -> Activity:
         return self._around.activities.add(

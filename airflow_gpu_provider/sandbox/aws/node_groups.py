@@ -180,6 +180,8 @@ class Eks(EKSBackend):
             aws_partition=self.partition,
             **(fields | {"version": fields.get("version") or cluster.version}),
         )
+        if launch_template and self._launch_template_data(launch_template).get("InstanceType"):
+            group.instance_types = []
         self._create_asg(group)
         cluster.nodegroups[nodegroup_name] = group
         cluster.nodegroup_count += 1

@@ -126,7 +126,8 @@ class AwsApi:
 
     def _refusal(self, call: Call) -> request_faults.AwsError | None:
         known = self._identities.find(call.scope.access_key_id)
-        if known is None:
+        token = call.request.headers.get("x-amz-security-token")
+        if known is None or token != known.credentials.token:
             return request_faults.rejected(call.service)
         if known.expires is not None and datetime.now(UTC) >= known.expires:
             return request_faults.EXPIRED
@@ -182,7 +183,7 @@ class AwsServer:
 
     def __init__(self, api: AwsApi) -> None:
         self._server: BaseWSGIServer = make_server("127.0.0.1", 0, api, threaded=True, request_handler=_QuietHandler)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="aws-endpoint", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="aws-endpoint", daemon=True)
 
     @property
     def endpoint_url(self) -> str:
@@ -190,6 +191,9 @@ class AwsServer:
 
     def start(self) -> None:
         self._thread.start()
+
+    def _serve(self) -> None:
+        self._server.serve_forever(poll_interval=0.05)
 
     def stop(self) -> None:
         self._server.shutdown()

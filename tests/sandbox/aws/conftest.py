@@ -1,0 +1,181 @@
+"""An AWS account of its own for each test, with everything quick, and boto3 clients for it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cache
+from typing import Any, TypeVar
+
+import boto3
+import pytest
+from botocore.config import Config
+
+from airflow_gpu_provider.sandbox.aws import AccessKey, AwsCloud, AwsTimings, ClusterNetwork, Instance
+from airflow_gpu_provider.sandbox.faults import Faults
+
+T = TypeVar("T")
+CLUSTER = "k8s-ml"
+QUICK = AwsTimings(
+    nodegroup_create=0.1,
+    nodegroup_create_timeout=1.0,
+    nodegroup_update=0.3,
+    nodegroup_delete=0.1,
+    asg_launch=0.05,
+    asg_retry=0.3,
+    drain_timeout=1.5,
+    terminate=0.1,
+    spot_notice=0.4,
+    poll=0.02,
+)
+
+
+def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 10.0) -> T:
+    """What `look` sees once `wanted` says yes to it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = look()
+        if wanted(seen):
+            return seen
+        assert time.monotonic() < deadline, f"after {seconds} s still: {seen}"
+        time.sleep(0.02)
+
+
+@dataclass
+class Recorder:
+    """The listener: remembers every event; drains at once, unless told not to."""
+
+    drains_at_once: bool = True
+    seen: list[tuple[str, Instance]] = field(default_factory=list)
+    notices: dict[str, datetime] = field(default_factory=dict)
+    threads: set[str] = field(default_factory=set)
+    complete_drain: Callable[[str], None] = lambda _: None
+
+    def instance_launched(self, instance: Instance) -> None:
+        self._note("launched", instance)
+
+    def drain_requested(self, instance: Instance) -> None:
+        self._note("drain", instance)
+        if self.drains_at_once:
+            self.complete_drain(instance.instance_id)
+
+    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
+        self.notices[instance.instance_id] = at
+        self._note("notice", instance)
+
+    def instance_terminated(self, instance: Instance) -> None:
+        self._note("terminated", instance)
+
+    def _note(self, what: str, instance: Instance) -> None:
+        self.threads.add(threading.current_thread().name)
+        self.seen.append((what, instance))
+
+    def of(self, what: str) -> list[Instance]:
+        return [instance for event, instance in self.seen if event == what]
+
+    def kinds(self) -> list[str]:
+        return [event for event, _ in self.seen]
+
+
+class Account:
+    """One running AwsCloud, its clients, and short forms for what the tests do most."""
+
+    def __init__(self, cloud: AwsCloud, events: Recorder, faults: Faults, network: ClusterNetwork) -> None:
+        self.cloud = cloud
+        self.events = events
+        self.faults = faults
+        self.network = network
+        self.client = cache(self._client)
+
+    def _client(self, service: str, key: AccessKey | None = None, *, checked: bool = True) -> Any:
+        """`checked=False` sends even what botocore itself would refuse."""
+        key = key or self.cloud.access_key
+        return boto3.client(
+            service,
+            endpoint_url=self.cloud.endpoint_url,
+            region_name=self.cloud.region,
+            aws_access_key_id=key.access_key_id,
+            aws_secret_access_key=key.secret_access_key,
+            config=Config(retries={"total_max_attempts": 1}, parameter_validation=checked),
+        )
+
+    @property
+    def eks(self) -> Any:
+        return self.client("eks")
+
+    @property
+    def asg(self) -> Any:
+        return self.client("autoscaling")
+
+    @property
+    def ec2(self) -> Any:
+        return self.client("ec2")
+
+    def node_group(self, name: str = "train-gpu-a", **changes: Any) -> str:
+        """Create a group at size 0 in zone a, wait for ACTIVE, and return its Auto Scaling group's name."""
+        created = self.eks.create_nodegroup(**self.node_group_request(name, **changes))["nodegroup"]
+        eventually(lambda: self.status(name), lambda status: status == "ACTIVE")
+        return str(created["resources"]["autoScalingGroups"][0]["name"])
+
+    def node_group_request(self, name: str = "train-gpu-a", **changes: Any) -> dict[str, Any]:
+        return {
+            "clusterName": CLUSTER,
+            "nodegroupName": name,
+            "nodeRole": self.network.node_role_arn,
+            "subnets": [self.network.subnets["us-west-2a"]],
+            "instanceTypes": ["g6.xlarge"],
+            "amiType": "AL2023_x86_64_NVIDIA",
+            "scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 0},
+        } | changes
+
+    def describe(self, name: str = "train-gpu-a") -> dict[str, Any]:
+        described: dict[str, Any] = self.eks.describe_nodegroup(clusterName=CLUSTER, nodegroupName=name)
+        return dict(described["nodegroup"])
+
+    def status(self, name: str = "train-gpu-a") -> str:
+        return str(self.describe(name)["status"])
+
+    def group(self, asg_name: str) -> dict[str, Any]:
+        (group,) = self.asg.describe_auto_scaling_groups(AutoScalingGroupNames=[asg_name])["AutoScalingGroups"]
+        return dict(group)
+
+    def instances(self, asg_name: str, state: str = "InService") -> list[str]:
+        found = self.group(asg_name)["Instances"]
+        return [one["InstanceId"] for one in found if one["LifecycleState"] == state]
+
+    def grow(self, asg_name: str, size: int) -> list[str]:
+        """Set the desired capacity and wait for the instances."""
+        self.asg.set_desired_capacity(AutoScalingGroupName=asg_name, DesiredCapacity=size)
+        return eventually(lambda: self.instances(asg_name), lambda ids: len(ids) == size)
+
+    def ec2_state(self, instance_id: str) -> str:
+        (reservation,) = self.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
+        return str(reservation["Instances"][0]["State"]["Name"])
+
+    def activities(self, asg_name: str) -> list[dict[str, Any]]:
+        """Newest first."""
+        return list(self.asg.describe_scaling_activities(AutoScalingGroupName=asg_name)["Activities"])
+
+    def failed(self, asg_name: str) -> list[dict[str, Any]]:
+        return [a for a in self.activities(asg_name) if a["StatusCode"] == "Failed"]
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def account(faults: Faults) -> Iterator[Account]:
+    events = Recorder()
+    cloud = AwsCloud(faults=faults, timings=QUICK, events=events)
+    events.complete_drain = cloud.complete_drain
+    cloud.start()
+    try:
+        network = cloud.create_cluster(CLUSTER, endpoint="https://127.0.0.1:6443", certificate_authority="Q0E=")
+        yield Account(cloud, events, faults, network)
+    finally:
+        cloud.stop()
