@@ -13,7 +13,7 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod_wait import PodWait
-from airflow_gpu_provider.triggers.pod_watch import cluster_access, cluster_identity, watch_pod
+from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
 from airflow_gpu_provider.triggers.settling import settle
 from airflow_gpu_provider.triggers.task_state import is_still_deferred
 
@@ -73,7 +73,7 @@ class GpuPodTrigger(BaseTrigger):
             self.log.info("The task still waits for pod %s, elsewhere; it is left alone.", wait.name)
             return
         pool = deserialize_pool(self.record["pool"])
-        async with connected(cluster_identity(pool), lambda: cluster_access(pool)) as api:
+        async with connected(pool.cluster_identity, lambda: cluster_access(pool)) as api:
             path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
             deleted = await api.delete(path, uid=wait.uid, grace_period_seconds=self.record.get("grace_seconds"))
         self.log.info("Pod %s %s.", wait.name, "is deleted" if deleted else "was gone already")

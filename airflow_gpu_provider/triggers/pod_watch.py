@@ -17,25 +17,7 @@ from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers import pool_keeper
 from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait
 
-# What says which cluster it is and who asks; two pools that agree in these share one connection and its watches.
-_IDENTITY = (
-    "kind",
-    "cluster_name",
-    "region",
-    "location",
-    "project_id",
-    "aws_conn_id",
-    "gcp_conn_id",
-    "kubernetes_conn_id",
-    "impersonation_chain",
-)
 _LONGEST = 60.0
-
-
-def cluster_identity(pool: GpuPool) -> str:
-    """Return the same text for pools that are in one cluster and reach it by the same connection."""
-    spec = pool.serialize()
-    return "|".join(str(spec[name]) for name in _IDENTITY if name in spec)
 
 
 def cluster_access(pool: GpuPool) -> ClusterAccess:
@@ -59,7 +41,7 @@ async def watch_pod(pool: GpuPool, wait: PodWait, *, owner: str, say: Say) -> Pr
     """
     wants = {pods(wait.namespace): wait.name, pod_events(wait.namespace): wait.name, pool_nodes(): pool.name}
     narrator = Narrator(say, started=wait.started)
-    async with watching(cluster_identity(pool), lambda: cluster_access(pool), wants) as feed:
+    async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         view = PodView(wait, pool, feed)
         try:
             while True:

@@ -1,0 +1,234 @@
+"""What hands out the GPUs of a pool's nodes already: looked up in the cluster, decided from plain data.
+
+A second device plugin on a node hands the same GPUs out twice, and so does a plugin next to a DRA driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.addons.node_match import Answer, NodePicture, runs_on
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.errors import DevicePluginConflict
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image"]
+
+PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"
+
+# Labels that feature discovery puts on GPU nodes some time after they have joined.
+_DISCOVERED = ("feature.node.kubernetes.io/", "nvidia.com/")
+_DISCOVERY_IMAGES = ("node-feature-discovery", "gpu-feature-discovery")
+
+# Labels that every node has, whose values a pool's spec does not fix.
+_ANY_VALUE = frozenset(
+    {
+        "kubernetes.io/hostname",
+        "topology.kubernetes.io/zone",
+        "topology.k8s.aws/zone-id",
+        "node.kubernetes.io/instance-type",
+        "eks.amazonaws.com/nodegroup",
+        "eks.amazonaws.com/nodegroup-image",
+        "eks.amazonaws.com/capacityType",
+        "k8s.amazonaws.com/accelerator",
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """Something that hands out GPUs, and whether it does so on the pool's nodes.
+
+    `serves` is None where it depends on labels that nobody knows before the nodes are there.
+    """
+
+    kind: Kind
+    name: str
+    serves: Answer
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+def look(api: ApiClient, pool: GpuPool) -> tuple[list[Server], bool]:
+    """Return what hands out GPUs in the cluster, our own plugin for the pool left out; and whether that is there."""
+    sets = list_items(api, "/apis/apps/v1/daemonsets", resource="daemonsets")
+    nodes = list_items(api, "/api/v1/nodes", resource="nodes", labelSelector=f"{POOL_LABEL}={pool.name}")
+    return find_servers(pool, sets, nodes), any(_is_ours(one, pool) for one in sets)
+
+
+def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> list[Server]:
+    """Return what hands out GPUs in a cluster with these DaemonSets and pool nodes, but for our own for this pool."""
+    pictures = _pictures(pool, nodes, discovery=any(_is_discovery(one) for one in daemon_sets))
+    servers = [
+        Server(kind=kind, name=_name(one), serves=_on_all(one, pictures))
+        for one in daemon_sets
+        if not _is_ours(one, pool) and (kind := _kind_of(one))
+    ]
+    if str(getattr(pool, "ami_type", "")).startswith("BOTTLEROCKET"):
+        servers.append(Server(kind="node image", name="Bottlerocket", serves=True))
+    found = [server for server in servers if server.serves is not False]
+    if not found and not any(_is_ours(one, pool) for one in daemon_sets) and _have_gpus(nodes):
+        servers.append(Server(kind="node image", name="of the nodes that are there", serves=True))
+    return servers
+
+
+def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server | None:
+    """Return what serves the pool's nodes, or None where this package's plugin is wanted.
+
+    Args:
+        pool: The pool.
+        servers: What hands out GPUs in the cluster.
+        ours: Whether this package's plugin for the pool is installed.
+
+    Raises:
+        DevicePluginConflict: A DRA driver serves the nodes; it is not known whether a plugin serves them; or another
+            plugin does next to this package's.
+    """
+    near = [server for server in servers if server.serves is not False]
+    for server in near:
+        if server.kind == "DRA driver":
+            raise DevicePluginConflict(
+                f"Pool {pool.name}: {server} hands out GPUs as resource claims, not as {GPU_RESOURCE}.",
+                "Keep it off the pool's nodes by a node affinity, or disable its GPUs (resources.gpus.enabled=false).",
+                pool=pool.name,
+            )
+        if server.serves is None:
+            raise DevicePluginConflict(
+                f"Pool {pool.name}: whether {server} would run on its nodes depends on labels that are not known yet.",
+                "Give the pool node_labels that decide it, or keep it off the pool's nodes by a node affinity.",
+                pool=pool.name,
+            )
+    if near and ours:
+        raise DevicePluginConflict(
+            f"Pool {pool.name}: {near[0]} serves its nodes, next to the plugin that this package installed.",
+            "Delete one of the two DaemonSets; without this package's, the task finds that there is nothing to do.",
+            pool=pool.name,
+        )
+    return near[0] if near else None
+
+
+# -- what a DaemonSet is -------------------------------------------------------------------------------------
+
+
+def _kind_of(daemon_set: Mapping[str, Any]) -> Kind | None:
+    """Say what a DaemonSet is; device plugins of other makers and other daemons of NVIDIA's are None."""
+    words = _words(daemon_set)
+    images = _images(daemon_set)
+    if "nvidia" not in words:
+        return None
+    if "dra-driver" in words:
+        own = [c["name"] for c in _containers(daemon_set)]
+        return None if own == ["compute-domains"] else "DRA driver"
+    if PLUGIN_FOLDER not in _host_paths(daemon_set):
+        return None
+    owners = daemon_set["metadata"].get("ownerReferences") or ()
+    operated = any(owner["kind"] == "ClusterPolicy" for owner in owners) or any("gpu-operator" in i for i in images)
+    return "GPU Operator" if operated else "device plugin"
+
+
+def _is_discovery(daemon_set: Mapping[str, Any]) -> bool:
+    words = _words(daemon_set)
+    return any(name in words for name in _DISCOVERY_IMAGES)
+
+
+def _is_ours(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
+    labels = daemon_set["metadata"].get("labels") or {}
+    return labels.get("app.kubernetes.io/managed-by") == "airflow-gpu-provider" and labels.get(POOL_LABEL) == pool.name
+
+
+def _name(daemon_set: Mapping[str, Any]) -> str:
+    return f"{daemon_set['metadata']['namespace']}/{daemon_set['metadata']['name']}"
+
+
+def _template(daemon_set: Mapping[str, Any]) -> Mapping[str, Any]:
+    spec: Mapping[str, Any] = daemon_set["spec"]["template"]["spec"]
+    return spec
+
+
+def _containers(daemon_set: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return list(_template(daemon_set).get("containers") or ())
+
+
+def _images(daemon_set: Mapping[str, Any]) -> list[str]:
+    return [str(container.get("image") or "").lower() for container in _containers(daemon_set)]
+
+
+def _words(daemon_set: Mapping[str, Any]) -> str:
+    """Return names and images in one text: mirrored images have lost their registry, not their name."""
+    names = [daemon_set["metadata"]["name"], *(c["name"] for c in _containers(daemon_set)), *_images(daemon_set)]
+    return " ".join(names).lower()
+
+
+def _host_paths(daemon_set: Mapping[str, Any]) -> list[str]:
+    volumes = _template(daemon_set).get("volumes") or ()
+    return [str(volume["hostPath"]["path"]).rstrip("/") for volume in volumes if volume.get("hostPath")]
+
+
+# -- what the pool's nodes are ---------------------------------------------------------------------------------
+
+
+def _on_all(daemon_set: Mapping[str, Any], pictures: list[NodePicture]) -> Answer:
+    answers = {runs_on(_template(daemon_set), picture) for picture in pictures}
+    return answers.pop() if len(answers) == 1 else None
+
+
+def _pictures(pool: GpuPool, nodes: list[dict[str, Any]], *, discovery: bool) -> list[NodePicture]:
+    """Return a picture of each node that is there, or else one of those to come."""
+
+    def discovered(key: str) -> bool:
+        return discovery and key.startswith(_DISCOVERED)
+
+    if not nodes:
+        taints = pool.parsed_taints
+        return [
+            NodePicture(
+                labels=_with_discovery(_expected_labels(pool), discovery),
+                taints=taints,
+                is_open=lambda key: key in _ANY_VALUE or discovered(key),
+            )
+        ]
+    return [
+        NodePicture(
+            labels=_with_discovery(node["metadata"].get("labels") or {}, discovery),
+            taints=pool.parsed_taints,
+            is_open=discovered,
+        )
+        for node in nodes
+    ]
+
+
+def _expected_labels(pool: GpuPool) -> dict[str, str]:
+    types = [accelerators.instance_type(name) for name in getattr(pool, "instance_types", ())]
+    archs = {machine.arch for machine in types if machine}
+    labels = {"kubernetes.io/os": "linux", **pool.labels}
+    if len(archs) == 1 and None not in types:
+        labels["kubernetes.io/arch"] = archs.pop()
+    if len(types) == 1:
+        labels["node.kubernetes.io/instance-type"] = next(iter(getattr(pool, "instance_types")))  # noqa: B009
+    if region := getattr(pool, "region", None):
+        labels["topology.kubernetes.io/region"] = region
+    return labels
+
+
+def _with_discovery(labels: Mapping[str, str], discovery: bool) -> dict[str, str]:
+    """Add what feature discovery, where it runs, puts on every node with an NVIDIA GPU."""
+    found = {
+        "feature.node.kubernetes.io/pci-10de.present": "true",
+        "nvidia.com/gpu.present": "true",
+        "nvidia.com/gpu.deploy.device-plugin": "true",
+    }
+    return {**(found if discovery else {}), **labels}
+
+
+def _have_gpus(nodes: list[dict[str, Any]]) -> bool:
+    gpus = [int((node["status"].get("allocatable") or {}).get(GPU_RESOURCE, 0)) for node in nodes]
+    return bool(gpus) and all(gpus)

@@ -1,0 +1,187 @@
+"""NVIDIA's device plugin for one pool: its DaemonSet, and the wait until its nodes' GPUs are allocatable. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Self
+
+from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+
+VERSION = "v0.20.0"
+IMAGE = "nvcr.io/nvidia/k8s-device-plugin"
+CONTAINER = "nvidia-device-plugin"
+
+_NAME = {"app.kubernetes.io/name": "nvidia-device-plugin"}
+_PART_OF = {**_NAME, "app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+
+# The plugin's own default is to crash where it finds no GPU; only NVIDIA's manifest, which lands on every node, says
+# otherwise. On GPU nodes a crash is right: the kubelet starts it again once the driver is there, and it is seen.
+_OPTIONS = {"FAIL_ON_INIT_ERROR": "true"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DevicePlugin:
+    """What is installed for a pool.
+
+    Attributes:
+        version: Tag of NVIDIA's image.
+        image: Another image, with its tag, instead.
+        options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
+        resources: Requests and limits of its container, in Kubernetes' form.
+        namespace: Where its DaemonSet lives.
+    """
+
+    pool: GpuPool
+    version: str = VERSION
+    image: str | None = None
+    options: Mapping[str, str] | None = None
+    resources: Mapping[str, Any] | None = None
+    namespace: str = "kube-system"
+
+    @property
+    def name(self) -> str:
+        """The DaemonSet's name: one for each pool, so that pools do not share options or taints."""
+        return f"nvidia-device-plugin-{self.pool.name}"
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the DaemonSet, for server-side apply.
+
+        Raises:
+            PoolSpecError: An option's value is not a text.
+        """
+        labels = {**_PART_OF, POOL_LABEL: self.pool.name}
+        return {
+            "apiVersion": "apps/v1",
+            "kind": "DaemonSet",
+            "metadata": {"name": self.name, "namespace": self.namespace, "labels": labels},
+            "spec": {
+                "selector": {"matchLabels": {**_NAME, POOL_LABEL: self.pool.name}},
+                "updateStrategy": {"type": "RollingUpdate"},
+                "template": {"metadata": {"labels": labels}, "spec": self._pod_spec()},
+            },
+        }
+
+    def _pod_spec(self) -> dict[str, Any]:
+        selected = [{"key": key, "operator": "In", "values": [v]} for key, v in self.pool.node_selector.items()]
+        return {
+            "priorityClassName": "system-node-critical",
+            "tolerations": self._tolerations(),
+            "affinity": {
+                "nodeAffinity": {
+                    "requiredDuringSchedulingIgnoredDuringExecution": {
+                        "nodeSelectorTerms": [{"matchExpressions": selected}]
+                    }
+                }
+            },
+            "containers": [self._container()],
+            "volumes": [{"name": "device-plugins", "hostPath": {"path": PLUGIN_FOLDER}}],
+        }
+
+    def _container(self) -> dict[str, Any]:
+        container: dict[str, Any] = {
+            "name": CONTAINER,
+            "image": self.image or f"{IMAGE}:{self.version}",
+            "env": [{"name": name, "value": value} for name, value in sorted(self._environment().items())],
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+            "volumeMounts": [{"name": "device-plugins", "mountPath": PLUGIN_FOLDER}],
+        }
+        if self.resources:
+            container["resources"] = dict(self.resources)
+        return container
+
+    def _environment(self) -> dict[str, str]:
+        options = {**_OPTIONS, **(self.options or {})}
+        for name, value in options.items():
+            if not isinstance(value, str):
+                raise PoolSpecError(
+                    f"options of the device plugin has {name}={value!r}.", 'Write it as a text, like "true".'
+                )
+        return options
+
+    def _tolerations(self) -> list[dict[str, str]]:
+        others = [taint for taint in self.pool.parsed_taints if taint.key != GPU_RESOURCE]
+        return [
+            {"key": GPU_RESOURCE, "operator": "Exists"},
+            {"key": "CriticalAddonsOnly", "operator": "Exists"},
+            *({"key": t.key, "operator": "Equal", "value": t.value, "effect": t.effect} for t in others),
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PluginSnapshot:
+    """The pool's nodes, and the plugin's pods by the node they run on."""
+
+    nodes: tuple[Node, ...]
+    pods: Mapping[str, PodState]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpusWait:
+    """The wait until every node of the pool that is there has allocatable GPUs; done at once where there is none."""
+
+    pool: str
+    server: str
+    started: datetime
+    deadline: datetime
+
+    def step(self, snapshot: PluginSnapshot, now: datetime) -> Progress:
+        """Say whether the GPUs are there; `lines` is what is so now, for the log."""
+        nodes = [node for node in snapshot.nodes if not node.cordoned and not node.autoscaler_deleting]
+        missing = [node for node in nodes if node.gpus == 0]
+        lines = tuple(self._line(node, snapshot) for node in nodes)
+        if not missing:
+            return Progress(done=True, lines=lines, result={"nodes": {node.name: node.gpus for node in nodes}})
+        if now < self.deadline:
+            return Progress(lines=lines)
+        stuck = missing[0]
+        error = GpusNotAllocatable(
+            f"Pool {self.pool}: {GPU_RESOURCE} is not allocatable on {', '.join(node.name for node in missing)} "
+            f"after {format_seconds(now - self.started)}; {self._line(stuck, snapshot)}.",
+            "Check that the node's image brings NVIDIA's driver, and the device plugin's log.",
+            pool=self.pool,
+            node=stuck.name,
+        )
+        return Progress(lines=lines, error=error, result={"stuck": stuck.name})
+
+    def _line(self, node: Node, snapshot: PluginSnapshot) -> str:
+        if node.gpus:
+            return f"node {node.name} has {node.gpus} allocatable GPUs"
+        pod = snapshot.pods.get(node.name)
+        state = _plugin_state(pod) if pod else f"served by {self.server}"
+        ready = "" if node.ready else f", not Ready ({node.not_ready_reason})"
+        return f"node {node.name}{ready} has no allocatable GPUs yet: {state}"
+
+    def to_record(self) -> dict[str, Any]:
+        return {
+            "pool": self.pool,
+            "server": self.server,
+            "started": self.started.isoformat(),
+            "deadline": self.deadline.isoformat(),
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        return cls(
+            pool=record["pool"],
+            server=record["server"],
+            started=datetime.fromisoformat(record["started"]),
+            deadline=datetime.fromisoformat(record["deadline"]),
+        )
+
+
+def _plugin_state(pod: PodState) -> str:
+    base = pod.base
+    if base is None:
+        return f"plugin pod {pod.name} is {pod.phase}"
+    if base.status == "running":
+        return f"plugin pod {pod.name} runs, and has not registered any GPU"
+    said = f"{base.reason}: {base.message}".strip(": ")
+    return f"plugin pod {pod.name} is {base.status} ({said or 'no reason given'})"

@@ -1,0 +1,178 @@
+"""InstallDevicePluginOperator: nvidia.com/gpu on a pool's nodes, and on no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
+from airflow_gpu_provider.retries import default_retry_policy
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.waits import Progress
+
+VERSION = "v0.20.0"
+_DEFER_MARGIN = timedelta(minutes=2)
+
+# Most plugins register within this time. A deferral costs the scheduler and the triggerer as much.
+_BLOCK_FIRST = timedelta(seconds=20)
+
+
+class InstallDevicePluginOperator(BaseOperator):
+    """Make sure that something hands out the GPUs of a pool's nodes.
+
+    It looks first: where a device plugin serves the pool's nodes already - a DaemonSet of NVIDIA's or eksctl's, the
+    GPU Operator, the node image itself - nothing is done. Otherwise NVIDIA's device plugin is applied, for this
+    pool's nodes only. A second run changes nothing. Then it waits until the GPUs are allocatable on the nodes that are
+    there; with no node yet it is done, and the plugin starts on each node that joins.
+
+    Args:
+        gpu_pool: The pool.
+        version: Version of NVIDIA's device plugin. Default v0.20.0.
+        image: Another image, with its tag, instead of NVIDIA's.
+        options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
+        container_resources: Requests and limits of the plugin's container, in Kubernetes' form. Default none.
+        namespace: Where the DaemonSet lives. Default kube-system, where its priority is allowed.
+        timeout: How long to wait for the GPUs. Default 10 minutes.
+        deferrable: Wait in the triggerer. Default True.
+        dry_run: Say what would be done, change nothing. Default False.
+
+    Returns:
+        `{"pool", "served_by", "change": "created" | "configured" | "unchanged", "nodes": {name: GPUs}}`.
+
+    Raises:
+        DevicePluginConflict: A DRA driver serves the nodes, or it cannot be told whether a plugin does.
+        GpusNotAllocatable: The GPUs did not become allocatable in time; the message names the node and the reason.
+    """
+
+    template_fields: Sequence[str] = ("gpu_pool", "version", "image", "options")
+    ui_color = "#d9f2d9"
+
+    def __init__(
+        self,
+        *,
+        gpu_pool: GpuPool,
+        version: str = VERSION,
+        image: str | None = None,
+        options: Mapping[str, str] | None = None,
+        container_resources: Mapping[str, Any] | None = None,
+        namespace: str = "kube-system",
+        timeout: timedelta = timedelta(minutes=10),
+        deferrable: bool = True,
+        dry_run: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        super().__init__(**kwargs)
+        self.gpu_pool = gpu_pool
+        self.version = version
+        self.image = image
+        self.options = dict(options or {})
+        self.container_resources = container_resources
+        self.namespace = namespace
+        self.wait_timeout = timeout
+        self.deferrable = deferrable
+        self.plan_only = dry_run
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.addons.detection import look, served_by
+        from airflow_gpu_provider.cluster.apply import server_side_apply
+        from airflow_gpu_provider.platforms.base import platform_for
+
+        api = platform_for(self.gpu_pool).cluster_access().api_client()
+        plugin = self._plugin()
+        servers, is_installed = look(api, self.gpu_pool)
+        server = served_by(self.gpu_pool, servers, ours=is_installed)
+        if server is None:
+            change = server_side_apply(api, plugin.manifest(), dry_run=self.plan_only)
+            name = f"device plugin {plugin.namespace}/{plugin.name}"
+            self.log.info("%s: %s%s", name, change, " (dry run: nothing is changed)" if self.plan_only else "")
+        else:
+            change, name = "unchanged", str(server)
+            self.log.info("Nothing to do: the nodes of pool %s are served by %s", self.gpu_pool.name, name)
+        result = {"pool": self.gpu_pool.name, "served_by": name, "change": change}
+        return {**result, "nodes": {}} if self.plan_only else self._wait(result, name)
+
+    def _plugin(self) -> DevicePlugin:
+        from airflow_gpu_provider.addons.device_plugin import DevicePlugin
+
+        return DevicePlugin(
+            pool=self.gpu_pool,
+            version=self.version,
+            image=self.image,
+            options=self.options,
+            resources=self.container_resources,
+            namespace=self.namespace,
+        )
+
+    def _wait(self, result: dict[str, Any], server: str) -> dict[str, Any]:
+        from airflow_gpu_provider.addons.device_plugin import GpusWait
+
+        now = datetime.now(UTC)
+        wait = GpusWait(pool=self.gpu_pool.name, server=server, started=now, deadline=now + self.wait_timeout)
+        progress = self._block(wait, until=now + _BLOCK_FIRST if self.deferrable else None)
+        if progress.error:
+            raise progress.error
+        if not progress.done:
+            self._defer(wait, result)
+        return self._finish({**result, **(progress.result or {})})
+
+    def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
+        import asyncio
+
+        from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
+
+        return asyncio.run(watch_plugin(self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until))
+
+    def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
+        from airflow_gpu_provider.triggers.device_plugin import RECORD_VERSION, GpusTrigger
+
+        record = {
+            "version": RECORD_VERSION,
+            "pool": self.gpu_pool.serialize(),
+            "wait": wait.to_record(),
+            "namespace": self.namespace,
+            "deferred_at": time.time(),
+            "result": result,
+        }
+        self.log.info("Waiting in the triggerer for allocatable GPUs, until %s at the latest", wait.deadline)
+        self.defer(trigger=GpusTrigger(record), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN)
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Go on when the trigger has an event."""
+        if event["status"] != "done":
+            raise GpuError.from_record(event["error"])
+        return self._finish(event["result"])
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Give the end of the wait its type also where the trigger itself died, or Airflow's own timeout came first."""
+        from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
+
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (TaskDeferralTimeout, TaskDeferralError) as error:
+            raise GpusNotAllocatable(
+                f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
+                "See the triggerer's log; the next try starts the wait again.",
+                pool=self.gpu_pool.name,
+            ) from error
+
+    def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        nodes = ", ".join(f"{name}: {gpus}" for name, gpus in result["nodes"].items())
+        self.log.info("Allocatable GPUs of pool %s: %s", self.gpu_pool.name, nodes or "none, it has no node yet")
+        return result
+
+    def on_kill(self) -> None:
+        """End the task with an error, never green. What it applied stays: it holds no machine."""
+        raise TaskKilled(
+            f"Task {self.task_id} was told to stop while it installed the device plugin of pool {self.gpu_pool.name}.",
+            "Run the task again.",
+        )

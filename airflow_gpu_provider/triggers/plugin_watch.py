@@ -1,0 +1,119 @@
+"""watch_plugin: the loop around GpusWait.step, for the trigger and for the blocking operator."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow_gpu_provider.addons.device_plugin import CONTAINER, GpusWait, PluginSnapshot
+from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, watching
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.triggers.pod_watch import cluster_access
+
+_LONGEST = 60.0
+
+
+def plugin_pods(namespace: str) -> Resource:
+    """The pods of the device plugins that this package installed; keyed by the pool's name."""
+    return Resource(
+        path=f"api/v1/namespaces/{namespace}/pods",
+        key=_pool,
+        label_selector="app.kubernetes.io/name=nvidia-device-plugin,app.kubernetes.io/managed-by=airflow-gpu-provider",
+    )
+
+
+def _pool(raw: Json) -> str:
+    return str((raw["metadata"].get("labels") or {}).get(POOL_LABEL) or "")
+
+
+async def watch_plugin(
+    pool: GpuPool, wait: GpusWait, *, namespace: str, say: Say, until: datetime | None = None
+) -> Progress:
+    """Wait for the pool's GPUs; returns how the wait stands at its end, or at `until`.
+
+    Raises:
+        GpuError: The cluster, or credentials for it, cannot be found; or what is watched may not be read.
+    """
+    pods = plugin_pods(namespace)
+    narrator = Narrator(say, started=wait.started)
+    end = min(until or wait.deadline, wait.deadline)
+    async with watching(
+        pool.cluster_identity, lambda: cluster_access(pool), dict.fromkeys((pool_nodes(), pods), pool.name)
+    ) as feed:
+        view = _View(pods)
+        while True:
+            now = datetime.now(UTC)
+            if view.is_synced or now >= end:
+                progress = wait.step(view.snapshot(), now)
+                narrator.tell(*progress.lines)
+                if progress.error:
+                    return await _with_last_words(feed, view, namespace, progress)
+                if progress.done or now >= end:
+                    return progress
+            view.take(await feed.changes(timeout=min((end - now).total_seconds(), _LONGEST)))
+
+
+class _View:
+    """What the feed has told so far."""
+
+    def __init__(self, pods: Resource) -> None:
+        self._pods_resource = pods
+        self._synced: set[Resource] = set()
+        self._nodes: dict[str, Node] = {}
+        self._pods: dict[str, PodState] = {}
+
+    @property
+    def is_synced(self) -> bool:
+        return len(self._synced) == 2
+
+    def snapshot(self) -> PluginSnapshot:
+        nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.name))
+        return PluginSnapshot(nodes=nodes, pods={pod.node: pod for pod in self._pods.values() if pod.node})
+
+    def take(self, changes: list[Change]) -> None:
+        for change in changes:
+            if change.kind == "synced":
+                self._synced.add(change.resource)
+            elif change.kind == "trouble":
+                _raise_if_final(change.error)
+            elif change.resource == self._pods_resource:
+                self._take_pod(change)
+            else:
+                self._take_node(change)
+
+    def _take_pod(self, change: Change) -> None:
+        pod = PodState.parse(change.raw, CONTAINER)
+        self._pods.pop(pod.uid, None)
+        if change.kind == "present":
+            self._pods[pod.uid] = pod
+
+    def _take_node(self, change: Change) -> None:
+        node = Node.parse(dict(change.raw))
+        self._nodes.pop(node.name, None)
+        if change.kind == "present":
+            self._nodes[node.name] = node
+
+
+def _raise_if_final(error: GpuError | None) -> None:
+    if error is not None and not error.retryable:
+        raise error
+
+
+async def _with_last_words(feed: Feed, view: _View, namespace: str, progress: Progress) -> Progress:
+    """Add the last line that the plugin logged on the node that is stuck."""
+    pod = view.snapshot().pods.get(str((progress.result or {}).get("stuck")))
+    error = progress.error
+    if pod is None or error is None:
+        return progress
+    log = await feed.api.text(f"api/v1/namespaces/{namespace}/pods/{pod.name}/log", container=CONTAINER, tailLines="3")
+    lines = [line for line in (log or "").splitlines() if line.strip()]
+    if not lines:
+        return progress
+    told = GpusNotAllocatable(f"{error.what} It last said: {lines[-1].strip()}", error.fix, **error.details)
+    return Progress(lines=progress.lines, error=told, result=progress.result)
