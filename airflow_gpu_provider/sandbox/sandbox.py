@@ -173,9 +173,10 @@ class Sandbox:
             self.cluster_name,
             endpoint=self.control_plane.server,
             certificate_authority=self.control_plane.ca_data,
+            zones=self.zones,
         )
         self.vpc_id = network.vpc_id
-        self.subnets = {zone: network.subnets[zone] for zone in self.zones}
+        self.subnets = network.subnets
         self.node_role_arn = network.node_role_arn
 
     def _start_nodes(self, starting: contextlib.ExitStack) -> None:
@@ -255,9 +256,28 @@ class Sandbox:
             "components": self.control_plane.components(),
             **cluster,
             "booting": self._machines.booting(),
-            "groups": self.aws.describe_groups(),
+            "groups": self._describe_groups(),
             "faults": self.faults.describe(),
         }
+
+    def _describe_groups(self) -> list[dict[str, Any]]:
+        """From moto itself: an API call would be counted, and could be failed by a fault."""
+        from moto.autoscaling.models import autoscaling_backends
+
+        backend = autoscaling_backends[self.aws.account_id][self.region]
+        return [
+            {
+                "name": group.name,
+                "nodegroup": next((t["Value"] for t in group.tags if t["Key"] == "eks:nodegroup-name"), None),
+                "desired": group.desired_capacity,
+                "max": group.max_size,
+                "instances": [
+                    {"instance_id": state.instance.id, "state": state.lifecycle_state}
+                    for state in list(group.instance_states)
+                ],
+            }
+            for group in list(backend.autoscaling_groups.values())
+        ]
 
     def _describe_cluster(self) -> dict[str, Any]:
         try:
