@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-Subject = Literal["stage", "run", "task", "note", "call", "machine", "node", "pod", "log"]
-"""stage: the demonstration's own steps; note: a line that a task logged; call: what AWS was asked to do;
-machine: an EC2 instance; node: a Kubernetes Node; log: a line that the training printed."""
+Subject = Literal["stage", "run", "task", "worker", "note", "call", "machine", "node", "pod", "log"]
+"""stage: the demonstration's own steps; worker: Airflow has read the DAG file and a task's operator begins;
+note: a line that a task logged; call: what AWS was asked to do; machine: an EC2 instance; node: a Kubernetes
+Node; log: a line that the training printed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from airflow_gpu_provider.sandbox.demo_journal import Entry
+from airflow_gpu_provider.sandbox.demo_journal import Entry, Subject
 from airflow_gpu_provider.sandbox.leftovers import Leftovers
 
 CLUSTER_AUTOSCALER_SECONDS = 630
@@ -17,8 +17,6 @@ RELEASING = ("TerminateInstanceInAutoScalingGroup", *GROWING)
 
 TRAINING_STARTED = "training runs"
 TRAINING_ENDED = "training ended"
-PARSED = "Worker startup parse complete"
-"""Airflow logs it when it has read the DAG file and hands over to the operator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,24 +109,28 @@ class _Night:
         self._train = train_task
         self._release = release_task
 
-    def _first(self, subject: str, *whats: str, after: float = 0, name: str | None = None) -> float | None:
+    def _first(self, subject: Subject, *beginnings: str, after: float = 0, name: str | None = None) -> float | None:
+        """When the first entry about `subject` came whose text begins so; `name` without its group's."""
         for entry in self._entries:
             if (
                 entry.subject == subject
                 and entry.at >= after
                 and name in (None, entry.name, entry.name.rpartition(".")[2])
-                and entry.what.startswith(whats)
+                and entry.what.startswith(beginnings or "")
             ):
                 return entry.at
         return None
 
     def triggered(self) -> float | None:
-        return self._first("run", "")
+        return self._first("run")
 
     def training_ended(self) -> float | None:
         """When the last training pod's process ended: a task may have tried more than once."""
         ends = [e.at for e in self._entries if e.subject == "pod" and e.what == TRAINING_ENDED]
         return max(ends, default=None)
+
+    def gpus_allocatable(self) -> float | None:
+        return next((e.at for e in self._entries if e.subject == "node" and " GPU" in e.what), None)
 
     def release(self) -> float | None:
         ended = self.training_ended()
@@ -152,9 +154,9 @@ class _Night:
         milestones = [
             ("Airflow starts the first task", self._first("task", "running")),
             ("node group made and grown", self._first("machine", "launched")),
-            ("machine boots", self._first("node", "")),
+            ("machine boots", self._first("node")),
             ("node ready", self._first("node", "Ready")),
-            ("GPUs allocatable", self._first("node", "Ready, ")),
+            ("GPUs allocatable", self.gpus_allocatable()),
             ("training pod starts", self._first("pod", TRAINING_STARTED)),
             ("training", self.training_ended()),
             ("release: training's end -> the call", self.release()),
@@ -173,9 +175,9 @@ class _Night:
         ended, release = self.training_ended(), self.release()
         if ended is None or release is None:
             return ()
-        back = self._first("note", PARSED, name=self._train, after=ended)
+        back = self._first("worker", name=self._train, after=ended)
         collected = self._first("task", "success", "failed", "up_for_retry", name=self._train, after=ended)
-        begun = self._first("note", PARSED, name=self._release, after=ended)
+        begun = self._first("worker", name=self._release, after=ended)
         moments = [
             ("Airflow: trigger's event -> a worker is back in the training task", back),
             ("result, log and pod are collected", collected),

@@ -18,12 +18,13 @@ from urllib3.exceptions import HTTPError
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus
 from airflow_gpu_provider.sandbox.aws import AwsCloud
 from airflow_gpu_provider.sandbox.demo_journal import Journal
-from airflow_gpu_provider.sandbox.demo_report import PARSED, TRAINING_ENDED, TRAINING_STARTED
+from airflow_gpu_provider.sandbox.demo_report import TRAINING_ENDED, TRAINING_STARTED
 from airflow_gpu_provider.sandbox.leftovers import GPU, instances
 
 KPO_LABEL = "kubernetes_pod_operator"
 TRAINING_CONTAINER = "base"
 OWN_LOGGER = "airflow_gpu_provider"
+PARSED = "Worker startup parse complete"
 READING = ("Describe", "Get", "List", "AssumeRole")
 
 
@@ -229,9 +230,12 @@ class AirflowWatch:
             record: Mapping[str, Any] = json.loads(line)
         except ValueError:
             return  # a line that something printed past the logging
+        at = datetime.fromisoformat(record["timestamp"]).timestamp()
         event = str(record.get("event", ""))
-        if OWN_LOGGER in str(record.get("logger", "")) or event == PARSED:
-            self._journal.write("note", task_id, event, at=datetime.fromisoformat(record["timestamp"]).timestamp())
+        if event == PARSED:
+            self._journal.write("worker", task_id, "begins", at=at)
+        elif OWN_LOGGER in str(record.get("logger", "")):
+            self._journal.write("note", task_id, event, at=at)
 
 
 def task_of(log_file: Path) -> str:

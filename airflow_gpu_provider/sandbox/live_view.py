@@ -48,7 +48,7 @@ def _plain(console: Console, journal: Journal) -> Iterator[None]:
 
 def plain_line(entry: Entry, begin: float) -> str:
     """One entry as a line: seconds since `begin`, what it is about, its new state."""
-    name = entry.name if entry.subject in ("node", "pod", "machine", "task", "call") else ""
+    name = "" if entry.subject in ("run", "log") else entry.name
     about = f"{entry.subject:<7} {name}".rstrip()
     where = f"  ({entry.where})" if entry.where else ""
     return f"{entry.at - begin:6.1f} s  {about}: {entry.what}{where}"
@@ -81,7 +81,7 @@ class Screen:
             self._log.append(entry)
         elif entry.subject in ("note", "call"):
             self._notes.append(entry)
-        else:
+        elif entry.subject in ("stage", "run"):
             self._stage = f"{entry.name}: {entry.what}"
 
     def render(self) -> RenderableType:

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.sandbox.demo_journal import Entry, Journal, Subject
 from airflow_gpu_provider.sandbox.demo_report import (
-    PARSED,
     TRAINING_ENDED,
     TRAINING_STARTED,
     Report,
@@ -37,9 +36,9 @@ GOOD_NIGHT = [
     entry(112, "node", "n1", "Ready, 1 GPU"),
     entry(118, "pod", "train-x", TRAINING_STARTED),
     entry(128, "pod", "train-x", TRAINING_ENDED),
-    entry(131, "note", "train", PARSED),
+    entry(131, "worker", "train", "begins"),
     entry(132, "task", "train", "success"),
-    entry(135, "note", "train-gpu.scale_down", PARSED),
+    entry(135, "worker", "train-gpu.scale_down", "begins"),
     entry(136, "call", "autoscaling", "TerminateInstanceInAutoScalingGroup"),
     entry(137, "machine", "i-1", "gone"),
     entry(138, "node", "n1", "gone"),
