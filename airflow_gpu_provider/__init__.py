@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.gpu_nodes import gpu_nodes
+    from airflow_gpu_provider.block import gpu_nodes
     from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -24,7 +24,7 @@ _NAMES = {
     "GpuPodOperator": "operators.gpu_pod",
     "InstallDevicePluginOperator": "operators.device_plugin",
     "ScaleDownSensor": "sensors.scale_down",
-    "gpu_nodes": "gpu_nodes",
+    "gpu_nodes": "block",
 }
 
 __all__ = [

@@ -125,7 +125,7 @@ class GpuPodOperator(KubernetesPodOperator):
     @classmethod
     def partial(cls, **kwargs: Any) -> Any:
         """Set arguments for a mapped task; the pool of the block around it is one, where there is a block."""
-        from airflow_gpu_provider.gpu_nodes import current_pool
+        from airflow_gpu_provider.block import current_pool
 
         if current_pool() is not None:
             kwargs.setdefault("gpu_pool", current_pool())
@@ -336,7 +336,9 @@ class GpuPodOperator(KubernetesPodOperator):
         assert self._context is not None
         wait = self._wait(self._context, until)
         owner = self._owner(self._context).writer
-        progress = asyncio.run(watch_pod(self._rendered_pool(), wait, owner=owner, say=self.log.info))
+        progress = asyncio.run(
+            watch_pod(self._rendered_pool(), wait, owner=owner, say=self.log.info, open_access=lambda: self.hook.access)
+        )
         self._take(progress)
 
     def _take(self, progress: Progress) -> None:
@@ -409,7 +411,7 @@ class GpuPodOperator(KubernetesPodOperator):
         under_way = sys.exc_info()[1]
         if self._killed or not remote_pod:
             return
-        self._error = self._error or self._end_error(remote_pod)
+        self._error = self._end_error(remote_pod)
         try:
             super().cleanup(pod=pod, remote_pod=remote_pod, xcom_result=xcom_result, context=context)
         except AirflowSkipException:
@@ -424,7 +426,7 @@ class GpuPodOperator(KubernetesPodOperator):
 
     def _end_error(self, pod: V1Pod) -> GpuError | None:
         end = end_of(self._state(pod))
-        error = end.error if end else None
+        error = self._error or (end.error if end else None)
         return self._with_last_lines(error, pod) if type(error) is PodFailed else error
 
     def _with_last_lines(self, error: GpuError, pod: V1Pod) -> GpuError:
@@ -437,7 +439,8 @@ class GpuPodOperator(KubernetesPodOperator):
             self.log.debug("No last lines of pod %s: %s", pod.metadata.name, failure)
             return error
         lines = [line for line in text.splitlines() if line.strip()]
-        return PodFailed(f"{error.what} Last lines:\n" + "\n".join(lines), error.fix, **error.details, last_lines=lines)
+        words = "\n".join(["Its last lines:", *lines])
+        return PodFailed(error.what, words, **{**error.details, "last_lines": lines}) if lines else error
 
     def _mark_collected(self, pod: V1Pod) -> None:
         """Let the node of a kept pod go: its log and result are read."""
@@ -505,6 +508,6 @@ def _is_of_try(pod: V1Pod, owner: Ownership) -> bool:
 
 
 def _pool_of_block() -> GpuPool | None:
-    from airflow_gpu_provider.gpu_nodes import current_pool
+    from airflow_gpu_provider.block import current_pool
 
     return current_pool()

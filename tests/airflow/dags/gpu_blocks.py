@@ -1,0 +1,55 @@
+"""The block around GPU nodes, once for each way in which a night can go. Each DAG has a pool of its own."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+
+
+def pool(name: str, **fields: Any) -> EksGpuPool:
+    defaults: dict[str, Any] = {
+        "cluster_name": os.environ.get("GPU_SANDBOX_CLUSTER", "k8s-ml"),
+        "region": os.environ.get("GPU_SANDBOX_REGION", "us-west-2"),
+        "instance_types": ["g6.xlarge"],
+        "zones": ["us-west-2a"],
+        "max_nodes": 1,
+        "max_runtime": timedelta(hours=1),
+    }
+    return EksGpuPool(name=name, **{**defaults, **fields})
+
+
+def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[str, Any], **block_args: Any) -> DAG:
+    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1), max_active_runs=max_active_runs) as dag:  # noqa: SIM117
+        with gpu_nodes(pool(dag_id.replace("_", "-"), **fields), gpus=1, **block_args):
+            GpuPodOperator(task_id="train", image="busybox:1.36", cmds=["sh", "-c", command])
+    return dag
+
+
+ok = block("block_ok", command="echo trained", fields={})
+train_fails = block("block_train_fails", command="echo no such file: data.csv; exit 3", fields={})
+long_training = block("block_long", command="echo started; sleep 600", fields={})
+ensure_fails = block(
+    "block_ensure_fails",
+    command="echo never",
+    fields={"zones": ["us-west-2b"]},
+    ensure_args={"timeout": timedelta(seconds=20), "retries": 0},
+)
+zero_fails = block(
+    "block_zero_fails",
+    command="echo trained",
+    fields={"zones": ["us-west-2c"]},
+    scale_down_args={"timeout": timedelta(seconds=1), "retries": 0},
+)
+# The second try of the training is quick: its first one was cleared while it ran.
+cleared = block(
+    "block_cleared",
+    command="test {{ ti.try_number }} -gt 1 && echo trained again || sleep 600",
+    fields={},
+)
+two_runs_two_nodes = block("block_two_nodes", command="sleep 5", max_active_runs=2, fields={"max_nodes": 2})
+two_runs_one_node = block("block_one_node", command="sleep 5", max_active_runs=2, fields={})

@@ -1,0 +1,172 @@
+"""The block's shape: setup, teardown, and a leaf of its own - and that Airflow's own names keep their meaning."""
+
+from __future__ import annotations
+
+import inspect
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, BaseOperator, TaskGroup, task
+
+from airflow_gpu_provider import (
+    EksGpuPool,
+    EnsureGpuPoolOperator,
+    GpuPodOperator,
+    InstallDevicePluginOperator,
+    ScaleDownSensor,
+    gpu_nodes,
+)
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.block import current_pool
+
+POOL = EksGpuPool(
+    name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2
+)
+
+
+@pytest.fixture
+def dag() -> DAG:
+    return DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1))
+
+
+def pod(task_id: str, **kwargs: Any) -> GpuPodOperator:
+    return GpuPodOperator(task_id=task_id, image="busybox", cmds=["true"], **kwargs)
+
+
+def upstream(dag: DAG, task_id: str) -> set[str]:
+    return set(dag.get_task(task_id).upstream_task_ids)
+
+
+def test_the_block_is_setup_tasks_teardown_and_a_leaf(dag: DAG) -> None:
+    with dag, gpu_nodes(POOL, gpus=2) as block:
+        pod("train") >> pod("evaluate")
+    ensure, scale_down = dag.get_task("train-gpu.ensure"), dag.get_task("train-gpu.scale_down")
+    assert ensure.is_setup
+    assert ensure.gpus == 2
+    assert scale_down.is_teardown
+    assert scale_down.on_failure_fail_dagrun
+    assert upstream(dag, "train-gpu.device_plugin") == {"train-gpu.ensure"}
+    assert upstream(dag, "train") == {"train-gpu.device_plugin"}
+    assert upstream(dag, "train-gpu.scale_down") == {"evaluate", "train-gpu.ensure"}
+    assert upstream(dag, "train-gpu.done") == {"evaluate"}
+    assert [leaf.task_id for leaf in block.get_leaves()] == ["train-gpu.done"]
+    assert [root.task_id for root in block.get_roots()] == ["train-gpu.ensure"]
+
+
+def test_what_comes_after_the_block_waits_for_its_tasks_not_for_the_teardown(dag: DAG) -> None:
+    with dag:
+        before, after = EmptyOperator(task_id="extract"), EmptyOperator(task_id="report")
+        with gpu_nodes(POOL) as block:
+            pod("train")
+        before >> block >> after
+    assert upstream(dag, "train-gpu.ensure") == {"extract"}
+    assert upstream(dag, "report") == {"train-gpu.done"}
+
+
+def test_every_loose_end_of_the_block_is_tied(dag: DAG) -> None:
+    with dag, gpu_nodes(POOL):
+        first = pod("first")
+        with TaskGroup("sweep"):
+            one, _ = pod("one"), pod("two")
+        cleanup = EmptyOperator(task_id="cleanup").as_teardown(setups=first)
+        first >> one >> cleanup
+    assert upstream(dag, "train-gpu.done") == {"sweep.one", "sweep.two"}
+    assert upstream(dag, "train-gpu.scale_down") == {"cleanup", "sweep.two", "train-gpu.ensure"}
+    assert upstream(dag, "sweep.two") == {"train-gpu.device_plugin"}
+
+
+def test_mapped_and_taskflow_tasks_work_in_the_block(dag: DAG) -> None:
+    with dag, gpu_nodes(POOL):
+
+        @task
+        def rates() -> list[list[str]]:
+            return [["--rate", "0.1"]]
+
+        GpuPodOperator.partial(task_id="sweep", image="busybox").expand(arguments=rates())
+    assert upstream(dag, "train-gpu.done") == {"sweep"}
+    assert upstream(dag, "rates") == {"train-gpu.device_plugin"}
+    assert dag.get_task("sweep").partial_kwargs["gpu_pool"] == POOL
+
+
+def test_pods_take_the_pool_of_the_innermost_block(dag: DAG) -> None:
+    other = EksGpuPool(**_other())
+    with dag:
+        with gpu_nodes(POOL):
+            outer = pod("outer")
+            with gpu_nodes(other):
+                inner = pod("inner")
+            explicit = pod("explicit", gpu_pool=other)
+        assert current_pool() is None
+    assert (outer.gpu_pool, inner.gpu_pool, explicit.gpu_pool) == (POOL, other, other)
+
+
+def _other() -> dict[str, Any]:
+    return {
+        "name": "other",
+        "cluster_name": "k8s-ml",
+        "region": "us-west-2",
+        "instance_types": ["g5.xlarge"],
+        "max_nodes": 1,
+    }
+
+
+def test_an_empty_block_is_refused(dag: DAG) -> None:
+    with pytest.raises(PoolSpecError, match="holds no task"), dag, gpu_nodes(POOL):
+        pass
+    assert current_pool() is None
+
+
+@pytest.mark.parametrize("name", ["soft_fail", "never_fail", "silent_fail"])
+def test_a_leak_cannot_be_hidden(dag: DAG, name: str) -> None:
+    with pytest.raises(PoolSpecError, match=name), dag:
+        ScaleDownSensor(task_id="zero", gpu_pool=POOL, **{name: True})
+
+
+def test_scale_down_has_sane_defaults(dag: DAG) -> None:
+    with dag:
+        zero = ScaleDownSensor(task_id="zero", gpu_pool=POOL)
+    assert (zero.retries, zero.poke_interval, zero.release_timeout) == (3, 5, timedelta(minutes=30))
+
+
+@pytest.mark.parametrize("wanted", [{"gpus": 3}, {"nodes": 3}, {"gpus": 1, "nodes": 1}, {"wait_for": "drivers"}])
+def test_ensure_refuses_at_parse_time_what_the_pool_cannot_have(dag: DAG, wanted: dict[str, Any]) -> None:
+    with pytest.raises(PoolSpecError), dag:
+        EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL, **wanted)
+
+
+def test_a_spec_with_a_task_s_output_in_it_is_refused(dag: DAG) -> None:
+    with dag:
+
+        @task
+        def region() -> str:
+            return "us-west-2"
+
+        with pytest.raises(PoolSpecError, match="XComArg"):
+            EksGpuPool(**{**_other(), "region": region()})
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor, GpuPodOperator],
+    ids=lambda c: c.__name__,
+)
+def test_no_argument_or_attribute_bears_a_name_of_airflow_s(cls: type[BaseOperator]) -> None:
+    base = next(c for c in cls.__mro__[1:] if not c.__module__.startswith("airflow_gpu_provider"))
+    taken = set(inspect.signature(BaseOperator.__init__).parameters) | set(dir(BaseOperator))
+    inherited = set(inspect.signature(base.__init__).parameters)
+    # `dry_run` is what every tool calls a plan without changes; it is never an attribute of ours.
+    arguments = set(inspect.signature(cls.__init__).parameters) - {"self", "kwargs", "dry_run"} - inherited
+    assert not arguments & taken
+    overridden = {
+        "execute",
+        "poke",
+        "on_kill",
+        "resume_execution",
+        "template_fields",
+        "ui_color",
+        "operator_extra_links",
+    }
+    attributes = {name for name in vars(cls) if not name.startswith("_")} - overridden - set(dir(base))
+    assert not attributes & taken
