@@ -15,7 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus
+from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus, errors_in
 from airflow_gpu_provider.sandbox.aws import AwsCloud
 from airflow_gpu_provider.sandbox.demo_journal import Journal
 from airflow_gpu_provider.sandbox.demo_report import TRAINING_ENDED, TRAINING_STARTED
@@ -234,8 +234,8 @@ class AirflowWatch:
         event = str(record.get("event", ""))
         if event == PARSED:
             self._journal.write("worker", task_id, "begins", at=at)
-        elif OWN_LOGGER in str(record.get("logger", "")):
-            self._journal.write("note", task_id, event, at=at)
+        elif OWN_LOGGER in str(record.get("logger", "")) or record.get("level") in ("error", "critical"):
+            self._journal.write("note", task_id, "\n".join([event, *errors_in(record)]), at=at)
 
 
 def task_of(log_file: Path) -> str:
