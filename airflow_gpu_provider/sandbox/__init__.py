@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.faults import Faults, Stockout
     from airflow_gpu_provider.sandbox.sandbox import Sandbox
+    from airflow_gpu_provider.sandbox.sandbox_process import SandboxProcess
 
-__all__ = ["Faults", "Sandbox", "Stockout"]
+__all__ = ["Faults", "Sandbox", "SandboxProcess", "Stockout"]
 
-_HOME = {"Faults": "faults", "Sandbox": "sandbox", "Stockout": "faults"}
+_HOME = {"Faults": "faults", "Sandbox": "sandbox", "SandboxProcess": "sandbox_process", "Stockout": "faults"}
 
 
 def __getattr__(name: str) -> Any:

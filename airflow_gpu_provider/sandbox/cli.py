@@ -47,7 +47,12 @@ def _up(arguments: argparse.Namespace) -> None:
         data_dir=arguments.data_dir,
         progress=_say,
     )
-    supervisor.supervise(arguments.name, sandbox, ready=lambda: _say_ready(arguments.name))
+    supervisor.supervise(
+        arguments.name,
+        sandbox,
+        ready=lambda: _say_ready(arguments.name),
+        until_stdin_closes=arguments.until_stdin_closes,
+    )
 
 
 def _up_arguments(arguments: argparse.Namespace) -> list[str]:
@@ -174,6 +179,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--detach", action="store_true", help="return when it is ready; it runs on until `down`")
+    up.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="end it when standard input closes, for programs that start it",
+    )
     up.add_argument("--cluster-name", default="k8s-ml", help="the EKS cluster's name (default: %(default)s)")
     up.add_argument(
         "--boot-seconds", type=float, default=3.0, help="from an instance's launch to its Node (default: %(default)s)"

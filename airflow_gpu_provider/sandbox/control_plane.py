@@ -43,7 +43,8 @@ class ControlPlane:
 
     `server`, `ca_data` and `kubeconfig` (an administrator's) are known before it is started; `version` after.
     `token_webhook_url` is asked about bearer tokens that are not service accounts'; its answers are kept for
-    `token_cache_ttl` seconds, to which the API server adds up to ten of its own. No tokens but service accounts' are taken without it.
+    `token_cache_ttl` seconds, to which the API server adds up to ten of its own. Without it no tokens but
+    service accounts' are taken.
     """
 
     def __init__(

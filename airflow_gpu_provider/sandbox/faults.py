@@ -26,9 +26,7 @@ class Stockout:
 
     def covers(self, *, zone: str, instance_type: str, market: str) -> bool:
         return (
-            self.zone in (None, zone)
-            and self.instance_type in (None, instance_type)
-            and self.market in (None, market)
+            self.zone in (None, zone) and self.instance_type in (None, instance_type) and self.market in (None, market)
         )
 
 
@@ -89,8 +87,7 @@ class Faults:
     def out_of_stock(self, *, zone: str, instance_type: str, market: str) -> bool:
         """Whether AWS has no such capacity now."""
         return any(
-            stockout.covers(zone=zone, instance_type=instance_type, market=market)
-            for stockout in self._stockouts
+            stockout.covers(zone=zone, instance_type=instance_type, market=market) for stockout in self._stockouts
         )
 
     def draw_throttle(self, service: str) -> bool:

@@ -13,6 +13,7 @@ import pytest
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.sandbox import Sandbox
+    from airflow_gpu_provider.sandbox.sandbox_process import SandboxProcess
 
 
 @pytest.fixture(scope="session")
@@ -22,22 +23,25 @@ def gpu_sandbox_settings() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def gpu_sandbox_factory() -> Iterator[Callable[..., Sandbox]]:
-    """Starts one more sandbox at each call, with the arguments of `Sandbox`; all end with the session."""
+def gpu_sandbox(gpu_sandbox_settings: dict[str, Any]) -> Iterator[Sandbox]:
+    """One running sandbox per pytest process. Tests share it, so each ends the faults that it declares."""
     from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
-    with contextlib.ExitStack() as started:
-
-        def start(**settings: Any) -> Sandbox:
-            return started.enter_context(Sandbox(**settings))
-
-        yield start
+    with Sandbox(progress=print, **gpu_sandbox_settings) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture(scope="session")
-def gpu_sandbox(gpu_sandbox_factory: Callable[..., Sandbox], gpu_sandbox_settings: dict[str, Any]) -> Sandbox:
-    """One running sandbox per pytest process. Tests share it, so each ends the faults that it declares."""
-    return gpu_sandbox_factory(**gpu_sandbox_settings)
+def gpu_sandbox_factory() -> Iterator[Callable[..., SandboxProcess]]:
+    """Starts one more sandbox at each call, with the arguments of `SandboxProcess`; all end with the session."""
+    from airflow_gpu_provider.sandbox.sandbox_process import SandboxProcess
+
+    with contextlib.ExitStack() as started:
+
+        def start(**settings: Any) -> SandboxProcess:
+            return started.enter_context(SandboxProcess(**settings))
+
+        yield start
 
 
 @pytest.fixture

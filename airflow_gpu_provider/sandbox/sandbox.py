@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.sandbox.build import control_plane_binary
 from airflow_gpu_provider.sandbox.control_api import ControlApi
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+from airflow_gpu_provider.sandbox.errors import ComponentFailed
 from airflow_gpu_provider.sandbox.faults import Faults
 
 if TYPE_CHECKING:
@@ -180,9 +181,14 @@ class Sandbox:
         self.node_role_arn = network.node_role_arn
 
     def _start_nodes(self, starting: contextlib.ExitStack) -> None:
-        self.agent.start()
-        starting.callback(self.agent.stop)
-        self.agent.add_node(self._system_node())
+        from airflow_gpu_provider.sandbox.nodes import NodeAgentError
+
+        try:
+            self.agent.start()
+            starting.callback(self.agent.stop)
+            self.agent.add_node(self._system_node())
+        except NodeAgentError as error:
+            raise ComponentFailed(str(error)) from error
         self._machines.start()
         starting.callback(self._machines.stop)
 

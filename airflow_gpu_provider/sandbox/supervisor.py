@@ -14,9 +14,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -34,7 +34,9 @@ from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
 DEFAULT_NAME = "default"
 _STOP_TIMEOUT = 30.0
+_LOCK_TIMEOUT = 0.5
 _POLL = 0.05
+_KEPT_LOG_LINES = 30
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -55,17 +57,19 @@ class RunningSandbox:
 
 def find(name: str) -> RunningSandbox:
     """The running sandbox of that name. SandboxNotRunning if there is none."""
-    with _lock_file(name) as lock:
-        running = _read_state(name) if _held_by_another(lock) else None
+    running = _read_state(name) if _is_supervised(name) else None
     if running is None:
         raise SandboxNotRunning(f"no sandbox named {name!r} is running; start one: gpu-sandbox up")
     return running
 
 
-def supervise(name: str, sandbox: Sandbox, *, ready: Callable[[], None]) -> None:
-    """Start the sandbox, call `ready`, and end it at `down` or a signal. SandboxAlreadyRunning if one has that name."""
-    with _lock_file(name) as lock:
-        if _held_by_another(lock):
+def supervise(name: str, sandbox: Sandbox, *, ready: Callable[[], None], until_stdin_closes: bool = False) -> None:
+    """Start the sandbox, call `ready`, and end it at `down`, at a signal, or when standard input closes if so told.
+
+    SandboxAlreadyRunning if one has that name.
+    """
+    with _lock_path(name).open("w") as lock:
+        if not _lock(lock):
             raise SandboxAlreadyRunning(
                 f"a sandbox named {name!r} is running or starting; end it (gpu-sandbox down --name {name}) "
                 "or give this one another --name"
@@ -73,6 +77,8 @@ def supervise(name: str, sandbox: Sandbox, *, ready: Callable[[], None]) -> None
         remove_leftovers(name)
         for number in _END_SIGNALS:
             signal.signal(number, _interrupt_once)
+        if until_stdin_closes:
+            threading.Thread(target=_interrupt_when_stdin_closes, name="sandbox-stdin", daemon=True).start()
         try:
             sandbox.start()
             _write_state(name, sandbox)
@@ -87,33 +93,53 @@ def supervise(name: str, sandbox: Sandbox, *, ready: Callable[[], None]) -> None
             _state_path(name).unlink(missing_ok=True)
 
 
+def up_command() -> list[str]:
+    """The command line of `gpu-sandbox up`, which may not be on PATH."""
+    return [sys.executable, "-m", "airflow_gpu_provider.sandbox.cli", "up"]
+
+
 def start_detached(name: str, arguments: Sequence[str], *, progress: Callable[[str], None]) -> None:
     """Start a supervisor that outlives this process and its terminal; returns when its sandbox is ready.
 
     `arguments` are those of `gpu-sandbox up`, without --detach. Raises ComponentFailed if it ends instead.
     """
-    log_path = state_folder() / f"{name}.log"
-    with log_path.open("wb") as log:
-        supervisor = subprocess.Popen(
-            [sys.executable, "-m", "airflow_gpu_provider.sandbox.cli", "up", *arguments],
+    log_file = state_folder() / f"{name}.log"
+    with log_file.open("wb") as log:
+        process = subprocess.Popen(
+            [*up_command(), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
     try:
-        with log_path.open() as lines:
-            while not _is_supervised_by(supervisor.pid, name):
-                _tell(lines, progress)
-                if supervisor.poll() is not None:
-                    _tell(lines, progress)
-                    raise ComponentFailed(f"the supervisor ended with status {supervisor.returncode}; see {log_path}")
-                time.sleep(_POLL)
-            _tell(lines, progress)
+        wait_until_ready(name, process, log_file=log_file, progress=progress)
     except KeyboardInterrupt:
-        supervisor.terminate()
-        supervisor.wait()
+        process.terminate()
+        process.wait()
         raise
+
+
+def wait_until_ready(
+    name: str, process: subprocess.Popen[bytes], *, log_file: Path, progress: Callable[[str], None]
+) -> None:
+    """Returns when the supervisor's sandbox is ready; hands its log's lines to `progress`. No time limit: the
+    first start compiles. Raises ComponentFailed if the supervisor ends instead."""
+    told: list[str] = []
+
+    def tell(line: str) -> None:
+        told.append(line)
+        progress(line)
+
+    with log_file.open() as lines:
+        while not _is_supervised_by(process.pid, name):
+            _tell(lines, tell)
+            if process.poll() is not None:
+                _tell(lines, tell)
+                last = "\n".join(told[-_KEPT_LOG_LINES:])
+                raise ComponentFailed(f"the supervisor ended with status {process.returncode}:\n{last}")
+            time.sleep(_POLL)
+        _tell(lines, tell)
 
 
 def end(name: str) -> None:
@@ -145,6 +171,11 @@ def remove_leftovers(name: str) -> None:
     _state_path(name).unlink(missing_ok=True)
 
 
+def forget(name: str) -> None:
+    """Remove the lock file of a name that nobody will use again."""
+    _lock_path(name).unlink(missing_ok=True)
+
+
 def state_folder() -> Path:
     """Where this user's sandboxes are noted: in $XDG_RUNTIME_DIR, else in the user's cache."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -159,14 +190,19 @@ def _interrupt_once(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _interrupt_when_stdin_closes() -> None:
+    while sys.stdin.buffer.read(4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def _wait_for_end(name: str) -> bool:
     deadline = time.monotonic() + _STOP_TIMEOUT
-    while time.monotonic() < deadline:
-        with _lock_file(name) as lock:
-            if not _held_by_another(lock):
-                return True
+    while _is_supervised(name):
+        if time.monotonic() > deadline:
+            return False
         time.sleep(_POLL)
-    return False
+    return True
 
 
 def _is_supervised_by(pid: int, name: str) -> bool:
@@ -179,20 +215,36 @@ def _tell(lines: IO[str], progress: Callable[[str], None]) -> None:
         progress(line.rstrip("\n"))
 
 
-@contextmanager
-def _lock_file(name: str) -> Iterator[IO[str]]:
+def _lock_path(name: str) -> Path:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name):
         raise SandboxError(f"a sandbox's name is made of letters, digits, '.', '_' and '-'; not {name!r}")
-    with (state_folder() / f"{name}.lock").open("w") as lock:
-        yield lock
+    return state_folder() / f"{name}.lock"
 
 
-def _held_by_another(lock: IO[str]) -> bool:
-    """Takes the lock if nobody has it."""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+def _lock(lock: IO[str]) -> bool:
+    """Take the supervisor's lock; False if another supervisor has it."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            # For an instant it can be somebody who only looks, in _is_supervised.
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_POLL)
+        else:
+            return True
+
+
+def _is_supervised(name: str) -> bool:
+    path = _lock_path(name)
+    if not path.exists():
+        return False
+    with path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 

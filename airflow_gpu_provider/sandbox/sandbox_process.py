@@ -1,0 +1,108 @@
+"""A sandbox in a process of its own: any number of them side by side, each ended with the process that started it."""
+
+from __future__ import annotations
+
+import secrets
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from airflow_gpu_provider.sandbox import supervisor
+
+_STOP_TIMEOUT = 30.0
+
+
+class SandboxProcess:
+    """One sandbox, steered through its control API; only one `Sandbox` itself can run in a process.
+
+    Args:
+        cluster_name: The EKS cluster's name.
+        boot_seconds: From an instance's launch to its Node.
+        images: Folder, mounted at /app, by pattern of image reference; run with this interpreter.
+        progress: Gets a line, now and then, on what the start is doing.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster_name: str = "k8s-ml",
+        boot_seconds: float = 3.0,
+        images: Mapping[str, Path] | None = None,
+        progress: Callable[[str], None] = lambda line: None,
+    ) -> None:
+        self.cluster_name = cluster_name
+        self.name = f"process-{secrets.token_hex(4)}"
+        self._progress = progress
+        self._arguments = [
+            f"--name={self.name}",
+            f"--cluster-name={cluster_name}",
+            f"--boot-seconds={boot_seconds}",
+            *(f"--image={pattern}={folder}" for pattern, folder in (images or {}).items()),
+        ]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Returns when it is ready. Raises ComponentFailed, with the log's end, if it ends instead."""
+        with tempfile.NamedTemporaryFile(prefix="gpu-sandbox-", suffix=".log") as log:
+            self._process = subprocess.Popen(
+                [*supervisor.up_command(), "--until-stdin-closes", *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # Ctrl-C is for this process, which then stops it.
+                start_new_session=True,
+            )
+            try:
+                supervisor.wait_until_ready(self.name, self._process, log_file=Path(log.name), progress=self._progress)
+            except BaseException:
+                self.stop()
+                raise
+        self._running = supervisor.find(self.name)
+
+    def stop(self) -> None:
+        """End it and all its processes; safe to call twice."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            process.wait(_STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            supervisor.remove_leftovers(self.name)
+        supervisor.forget(self.name)
+
+    def __enter__(self) -> SandboxProcess:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def env(self) -> dict[str, str]:
+        """As `Sandbox.env`."""
+        env: dict[str, str] = self._running.api.call("GET", "/env")
+        return env
+
+    def describe(self) -> dict[str, Any]:
+        """As `Sandbox.describe`."""
+        described: dict[str, Any] = self._running.api.call("GET", "/status")
+        return described
+
+    def apply_faults(self, changes: Mapping[str, Any]) -> None:
+        """As `Faults.apply`. ControlApiError says what is wrong with them."""
+        self._running.api.call("POST", "/faults", dict(changes))
+
+    def clear_faults(self) -> None:
+        self._running.api.call("DELETE", "/faults")
+
+    def restart_apiserver(self, down_seconds: float = 0.0) -> None:
+        """As `Sandbox.restart_apiserver`."""
+        self._running.api.call("POST", "/restart-apiserver", {"down_seconds": down_seconds})
