@@ -27,6 +27,9 @@ class Ec2Backend(EC2Backend):
     def reset(self) -> None:
         """Backends live as long as their AwsCloud; moto's reset throws them away whole."""
 
+    def _load_amis(self) -> None:
+        """None of moto's 1300 AMIs: reading them takes longer than all else that AWS does to start."""
+
     def describe_instance_types(self, instance_types: list[str] | None = None, filters: Any = None) -> Any:
         return self.catalogue.describe_types(instance_types or [], filters)
 

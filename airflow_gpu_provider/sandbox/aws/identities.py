@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from urllib.parse import parse_qsl, urlsplit
 
 from botocore.credentials import Credentials
-from moto.core.exceptions import ServiceException
+from moto.core.exceptions import AccessDeniedError, InvalidClientTokenIdError
 from moto.core.responses import ActionResult
 from moto.iam.models import IAMBackend, iam_backends
 from moto.sts.models import sts_backends
@@ -186,7 +186,7 @@ class StsApi(TokenResponse):
     def get_caller_identity(self) -> ActionResult:
         known = self._identities.find(self.get_access_key())
         if known is None:
-            raise ServiceException("InvalidClientTokenId", "The security token included in the request is invalid.")
+            raise InvalidClientTokenIdError
         caller = known.identity
         return ActionResult({"UserId": caller.user_id, "Account": caller.account_id, "Arn": caller.arn})
 
@@ -195,8 +195,5 @@ class StsApi(TokenResponse):
         if not any(role.arn == wanted for role in self._identities.iam.roles.values()):
             known = self._identities.find(self.get_access_key())
             caller = known.identity.arn if known else "unknown"
-            raise ServiceException(
-                "AccessDenied",
-                f"User: {caller} is not authorized to perform: sts:AssumeRole on resource: {wanted}",
-            )
+            raise AccessDeniedError(caller, f"sts:AssumeRole on resource: {wanted}")
         return super().assume_role()

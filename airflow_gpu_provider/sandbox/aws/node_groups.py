@@ -13,6 +13,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.eks.exceptions import InvalidRequestException, ResourceInUseException, ResourceNotFoundException
 from moto.eks.models import Cluster, EKSBackend, Nodegroup
 from moto.eks.responses import EKSResponse
+from moto.iam.models import iam_backends
 from moto.moto_api._internal import mock_random
 
 from airflow_gpu_provider.sandbox.aws import node_group_rules as rules
@@ -210,6 +211,7 @@ class Eks(EKSBackend):
             disk_size=fields.get("disk_size"),
             catalogue=self._around.ec2.catalogue,
         )
+        self._check_node_role(fields["node_role"])
         self._check_subnets(subnets)
         if launch_template:
             data = self._launch_template_data(launch_template)
@@ -223,6 +225,17 @@ class Eks(EKSBackend):
                 raise rules.refuse(
                     "You must specify instance types either in the node group or in the launch template, not both"
                 )
+
+    def _check_node_role(self, arn: str) -> None:
+        roles = iam_backends[self.account_id][self.partition].roles.values()
+        role = next((role for role in roles if role.arn == arn), None)
+        if role is None:
+            raise rules.refuse(f"The role with name {arn.rpartition('/')[2]} cannot be found.")
+        if "ec2.amazonaws.com" not in role.assume_role_policy_document:
+            raise rules.refuse(
+                "Following required service principals [ec2.amazonaws.com] were not found in the trust relationships "
+                f"of nodeRole {arn}"
+            )
 
     def _check_subnets(self, subnets: list[str]) -> None:
         if not subnets:

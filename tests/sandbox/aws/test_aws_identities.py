@@ -1,0 +1,199 @@
+"""Who may call, and EKS's bearer tokens, made by the code that users run."""
+
+from __future__ import annotations
+
+import time
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from datetime import UTC, datetime, timedelta
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from airflow_gpu_provider.sandbox.aws import AccessKey, identities
+from tests.sandbox.aws.conftest import CLUSTER, Account
+
+
+def session(account: Account, key: AccessKey | None = None, token: str | None = None) -> boto3.Session:
+    key = key or account.cloud.access_key
+    return boto3.Session(
+        key.access_key_id, key.secret_access_key, aws_session_token=token, region_name=account.cloud.region
+    )
+
+
+def token_for(account: Account, who: boto3.Session, *, cluster: str = CLUSTER, expires: int = 60) -> str:
+    """As Airflow's EksHook and the AWS CLI make it."""
+    from botocore.signers import RequestSigner
+
+    client = who.client("sts", endpoint_url=account.cloud.endpoint_url)
+    signer = RequestSigner(
+        client.meta.service_model.service_id, "us-west-2", "sts", "v4", who.get_credentials(), who.events
+    )
+    url = signer.generate_presigned_url(
+        {
+            "method": "GET",
+            "url": f"{account.cloud.endpoint_url}/?Action=GetCallerIdentity&Version=2011-06-15",
+            "body": {},
+            "headers": {"x-k8s-aws-id": cluster},
+            "context": {},
+        },
+        region_name="us-west-2",
+        expires_in=expires,
+        operation_name="",
+    )
+    return "k8s-aws-v1." + urlsafe_b64encode(url.encode()).decode().rstrip("=")
+
+
+def tampered(token: str, old: str, new: str) -> str:
+    encoded = token.removeprefix("k8s-aws-v1.")
+    url = urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)).decode()
+    assert old in url
+    return "k8s-aws-v1." + urlsafe_b64encode(url.replace(old, new).encode()).decode().rstrip("=")
+
+
+def test_a_token_says_who_made_it(account: Account) -> None:
+    admin = account.cloud.identify(token_for(account, session(account)))
+    other_key = account.cloud.add_identity("airflow")
+    other = account.cloud.identify(token_for(account, session(account, other_key)))
+
+    assert admin is not None
+    assert admin.arn == account.cloud.access_key.arn
+    assert admin.account_id == "123456789012"
+    assert other is not None
+    assert other.arn == other_key.arn == "arn:aws:iam::123456789012:user/airflow"
+
+
+def test_airflows_own_token_is_accepted(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.providers.amazon.aws.utils.eks_get_token import fetch_access_token_for_cluster
+
+    for name, value in account.cloud.env().items():
+        monkeypatch.setenv(name, value)
+    sts_url = f"{account.cloud.endpoint_url}/?Action=GetCallerIdentity&Version=2011-06-15"
+    token = fetch_access_token_for_cluster(CLUSTER, sts_url, region_name="us-west-2")
+
+    assert account.cloud.identify(token) is not None
+
+
+def test_a_token_for_another_cluster_is_refused(account: Account) -> None:
+    assert account.cloud.identify(token_for(account, session(account), cluster="another")) is None
+
+
+def test_a_token_signed_with_a_wrong_secret_is_refused(account: Account) -> None:
+    key = account.cloud.access_key
+    forged = AccessKey(access_key_id=key.access_key_id, secret_access_key="guess", arn=key.arn)
+    unknown = AccessKey(access_key_id="AKIAIOSFODNN7EXAMPLE", secret_access_key="guess", arn=key.arn)
+
+    assert account.cloud.identify(token_for(account, session(account, forged))) is None
+    assert account.cloud.identify(token_for(account, session(account, unknown))) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("Action=GetCallerIdentity", "Action=GetSessionToken"),
+        ("X-Amz-Expires=60", "X-Amz-Expires=900"),
+        ("127.0.0.1", "127.0.0.2"),
+        ("&X-Amz-Expires=60", "&X-Amz-Expires=60&extra=1"),
+        ("x-k8s-aws-id", "x-other-header"),
+        ("us-west-2%2Fsts", "us-west-2%2Fs3"),
+    ],
+)
+def test_a_tampered_token_is_refused(account: Account, old: str, new: str) -> None:
+    token = token_for(account, session(account))
+    assert account.cloud.identify(token) is not None
+    assert account.cloud.identify(tampered(token, old, new)) is None
+
+
+@pytest.mark.parametrize(
+    "junk", ["", "k8s-aws-v1.", "k8s-aws-v1.!!!", "k8s-aws-v1.aGVsbG8", "Bearer x", "k8s-aws-v1.8J-Y"]
+)
+def test_junk_is_refused(account: Account, junk: str) -> None:
+    assert account.cloud.identify(junk) is None
+
+
+def test_a_token_lives_fifteen_minutes(account: Account) -> None:
+    token = token_for(account, session(account))
+    made = datetime.now(UTC)
+
+    def at(moment: datetime) -> bool:
+        who = identities.identify(
+            token,
+            identities=account.cloud._identities,
+            cluster_names=[CLUSTER],
+            hosts={account.cloud.endpoint_url.removeprefix("http://")},
+            now=moment,
+        )
+        return who is not None
+
+    assert at(made + timedelta(minutes=14, seconds=50))
+    assert not at(made + timedelta(minutes=15, seconds=1))
+    assert not at(made - timedelta(minutes=10))
+
+
+def test_a_url_that_would_live_longer_is_refused(account: Account) -> None:
+    assert account.cloud.identify(token_for(account, session(account), expires=3600)) is None
+
+
+def test_a_role_can_be_assumed_and_makes_tokens(account: Account) -> None:
+    sts = account.client("sts")
+    role = account.network.node_role_arn
+    given = sts.assume_role(RoleArn=role, RoleSessionName="night")["Credentials"]
+    key = AccessKey(access_key_id=given["AccessKeyId"], secret_access_key=given["SecretAccessKey"], arn=role)
+    assumed = session(account, key, given["SessionToken"])
+    who = account.cloud.identify(token_for(account, assumed))
+
+    assert who is not None
+    assert who.arn == f"arn:aws:sts::123456789012:assumed-role/{CLUSTER}-node/night"
+    called = assumed.client("sts", endpoint_url=account.cloud.endpoint_url).get_caller_identity()
+    assert called["Arn"] == who.arn
+    without_session_token = session(account, key)
+    assert account.cloud.identify(token_for(account, without_session_token)) is None
+    with pytest.raises(ClientError, match="InvalidClientTokenId"):
+        without_session_token.client("sts", endpoint_url=account.cloud.endpoint_url).get_caller_identity()
+
+
+def test_a_role_that_does_not_exist_cannot_be_assumed(account: Account) -> None:
+    with pytest.raises(ClientError) as error:
+        account.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/nope", RoleSessionName="night")
+    assert error.value.response["Error"]["Code"] == "AccessDenied"
+
+
+def test_the_caller_is_known_by_key(account: Account) -> None:
+    key = account.cloud.add_identity("someone")
+    assert account.client("sts", key).get_caller_identity()["Arn"] == key.arn
+
+
+@pytest.mark.parametrize(
+    ("service", "call", "code"),
+    [
+        ("eks", "list_clusters", "UnrecognizedClientException"),
+        ("ec2", "describe_instances", "AuthFailure"),
+        ("autoscaling", "describe_auto_scaling_groups", "InvalidClientTokenId"),
+        ("sts", "get_caller_identity", "InvalidClientTokenId"),
+    ],
+)
+def test_unknown_keys_and_wrong_secrets_are_rejected(account: Account, service: str, call: str, code: str) -> None:
+    key = account.cloud.access_key
+    unknown = AccessKey(access_key_id="AKIAIOSFODNN7EXAMPLE", secret_access_key="x", arn=key.arn)
+    wrong = AccessKey(access_key_id=key.access_key_id, secret_access_key="x", arn=key.arn)
+
+    with pytest.raises(ClientError) as error:
+        getattr(account.client(service, unknown), call)()
+    assert error.value.response["Error"]["Code"] == code
+    with pytest.raises(ClientError) as error:
+        getattr(account.client(service, wrong), call)()
+    assert error.value.response["Error"]["Code"] == "SignatureDoesNotMatch"
+
+
+def test_a_key_made_inactive_stops_working(account: Account) -> None:
+    key = account.cloud.add_identity("leaver")
+    account.client("iam").update_access_key(UserName="leaver", AccessKeyId=key.access_key_id, Status="Inactive")
+    with pytest.raises(ClientError):
+        account.client("sts", key).get_caller_identity()
+
+
+def test_checking_a_token_is_quick(account: Account) -> None:
+    tokens = [token_for(account, session(account)) for _ in range(20)]
+    began = time.perf_counter()
+    assert all(account.cloud.identify(token) for token in tokens)
+    assert (time.perf_counter() - began) / len(tokens) < 0.05

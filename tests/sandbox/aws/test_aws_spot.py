@@ -1,0 +1,62 @@
+"""Spot interruptions: the notice, the end, and the replacement."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from tests.sandbox.aws.conftest import Account, eventually
+
+
+def test_a_notice_comes_before_the_end(account: Account) -> None:
+    asg = account.node_group(capacityType="SPOT")
+    (instance,) = account.grow(asg, 1)
+    account.cloud.interrupt_spot(instance)
+    eventually(lambda: account.events.of("notice"))
+
+    assert account.ec2_state(instance) == "running"
+    assert account.events.notices[instance] > datetime.now(UTC)
+    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+    assert datetime.now(UTC) >= account.events.notices[instance]
+    (reservation,) = account.ec2.describe_instances(InstanceIds=[instance])["Reservations"]
+    assert reservation["Instances"][0]["StateReason"]["Code"] == "Server.SpotInstanceTermination"
+
+
+def test_the_taken_instance_is_replaced(account: Account) -> None:
+    asg = account.node_group(capacityType="SPOT")
+    (instance,) = account.grow(asg, 1)
+    account.cloud.interrupt_spot(instance)
+
+    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [instance])
+    assert [kind for kind in account.events.kinds() if kind == "notice"] == ["notice"]
+
+
+def test_a_second_interruption_changes_nothing(account: Account) -> None:
+    asg = account.node_group(capacityType="SPOT")
+    (instance,) = account.grow(asg, 1)
+    account.cloud.interrupt_spot(instance)
+    account.cloud.interrupt_spot(instance)
+    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+
+    assert len(account.events.of("notice")) == 1
+
+
+def test_an_interrupted_instance_may_end_earlier(account: Account) -> None:
+    asg = account.node_group(capacityType="SPOT")
+    (instance,) = account.grow(asg, 1)
+    account.cloud.interrupt_spot(instance)
+    account.asg.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=True)
+
+    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+    eventually(lambda: account.events.of("terminated"))
+    assert len(account.events.of("terminated")) == 1
+
+
+def test_on_demand_and_unknown_instances_cannot_be_interrupted(account: Account) -> None:
+    asg = account.node_group()
+    (instance,) = account.grow(asg, 1)
+    with pytest.raises(ValueError, match="no running spot instance"):
+        account.cloud.interrupt_spot(instance)
+    with pytest.raises(ValueError, match="i-nope"):
+        account.cloud.interrupt_spot("i-nope")
