@@ -252,14 +252,11 @@ def _time(text: str | None) -> datetime | None:
 def _log_line(line: str | Mapping[str, Any]) -> LogLine:
     if isinstance(line, str):
         return LogLine(at=None, level="info", event=line)
-    return LogLine(at=_time(line.get("timestamp")), level=str(line.get("level", "info")), event=_event_text(line))
+    text = "\n".join([str(line["event"]), *errors_in(line)])
+    return LogLine(at=_time(line.get("timestamp")), level=str(line.get("level", "info")), event=text)
 
 
-def _event_text(line: Mapping[str, Any]) -> str:
-    """The message, and below it the exceptions that the log carries in fields of their own."""
-    errors = [
-        f"{each.get('exc_type')}: {each.get('exc_value')}"
-        for each in line.get("error_detail") or []
-        if isinstance(each, Mapping)
-    ]
-    return "\n".join([str(line["event"]), *errors])
+def errors_in(record: Mapping[str, Any]) -> list[str]:
+    """The exceptions that a line of Airflow's structured log carries, one line each."""
+    details = record.get("error_detail") or []
+    return [f"{each.get('exc_type')}: {each.get('exc_value')}" for each in details if isinstance(each, Mapping)]
