@@ -72,6 +72,9 @@ _NO_CREDENTIALS = (
     boto.InvalidConfigError,
 )
 _ACTION = re.compile(r"perform: ([a-z0-9-]+:[A-Za-z]+)")
+# EKS checks roles and launch templates in the caller's name, and tells of a refusal as an invalid request.
+_MISSING_PERMISSION = re.compile(r"missing permissions for '([a-z0-9-]+:[A-Za-z]+)'")
+_LAUNCH_TEMPLATE_DENIED = "not authorized to launch instances with this launch template"
 
 
 @contextmanager
@@ -115,8 +118,8 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
     details = {"code": code, "message": message, "operation": error.operation_name}
     call = f"{service}:{error.operation_name}"
     said = f"{code}: {message}" if message else code
-    if code in _DENIED:
-        action = match[1] if (match := _ACTION.search(message)) else call
+    action = _refused_action(code, message, call)
+    if action:
         return PermissionDenied(
             f"AWS refused {action} ({said}).",
             f"Allow {action} to the identity of {connection}; docs/iam.md has the whole policy.",
@@ -148,3 +151,12 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
             **details,
         )
     return CloudError(f"{call} failed ({said}).", **details)
+
+
+def _refused_action(code: str, message: str, call: str) -> str | None:
+    """Return the IAM action that is missing, if that is what AWS says."""
+    if code in _DENIED:
+        return match[1] if (match := _ACTION.search(message)) else call
+    if match := _MISSING_PERMISSION.search(message):
+        return match[1]
+    return "ec2:RunInstances" if _LAUNCH_TEMPLATE_DENIED in message else None

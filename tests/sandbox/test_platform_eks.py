@@ -1,0 +1,735 @@
+"""EksPlatform against the sandbox's AWS: every question it answers, and what it does when things go wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.errors import (
+    CloudError,
+    ClusterNotFound,
+    CredentialsError,
+    GroupFailed,
+    GroupNotFound,
+    PermissionDenied,
+    PoolDrift,
+    PoolSpecError,
+)
+from airflow_gpu_provider.platforms.aws_autoscaling import SUSPENDED_TAG, SWITCH
+from airflow_gpu_provider.platforms.base import Group, Plan
+from airflow_gpu_provider.platforms.eks import EksPlatform
+from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, ZONE_TAG
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.faults import Stockout
+from tests.sandbox.aws.conftest import CLUSTER, Account, account, eventually, faults
+
+__all__ = ["account", "faults"]  # fixtures
+
+POLICY = Path(__file__).parents[2] / "docs" / "iam" / "eks-full.json"
+A, B = "us-west-2a", "us-west-2b"
+GROUP_A, GROUP_B = "train-a-g6-xlarge", "train-b-g6-xlarge"
+OWNER = "prod/nightly_training"
+
+
+class Pools:
+    """Makes pools of the account's cluster, their platforms, and groups that are ready."""
+
+    def __init__(self, account: Account) -> None:
+        self._account = account
+
+    def spec(self, **changes: Any) -> EksGpuPool:
+        fields: dict[str, Any] = {
+            "name": "train",
+            "cluster_name": CLUSTER,
+            "region": "us-west-2",
+            "instance_types": ["g6.xlarge"],
+            "zones": [A],
+            "max_nodes": 3,
+            "node_role": self._account.network.node_role_arn,
+        }
+        return EksGpuPool(**(fields | changes))
+
+    def platform(self, owner: str = OWNER, **changes: Any) -> EksPlatform:
+        return EksPlatform(self.spec(**changes), owner)
+
+    def ready(self, owner: str = OWNER, **changes: Any) -> EksPlatform:
+        """A platform whose groups are ACTIVE, at size 0."""
+        platform = self.platform(owner, **changes)
+        self.applied(platform)
+        return platform
+
+    def applied(self, platform: EksPlatform) -> Plan:
+        plan = platform.plan(1)
+        platform.apply(plan, print)
+        eventually(platform.observe, lambda groups: groups and all(g.status == "active" for g in groups))
+        return plan
+
+    def grown(self, size: int, **changes: Any) -> EksPlatform:
+        platform = self.ready(**changes)
+        platform.grow({GROUP_A: size})
+        running(platform, size)
+        return platform
+
+
+@pytest.fixture
+def pools(account: Account, monkeypatch: pytest.MonkeyPatch) -> Pools:
+    """The pools' connection is aws_default; nothing else in the environment leads to the account."""
+    for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    connect(monkeypatch, account)
+    return Pools(account)
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, account: Account, *, conn_id: str = "aws_default", **changes: Any) -> None:
+    key = account.cloud.access_key
+    connection = {
+        "conn_type": "aws",
+        "login": changes.pop("login", key.access_key_id),
+        "password": key.secret_access_key,
+        "extra": {"endpoint_url": account.cloud.endpoint_url} | changes,
+    }
+    monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
+
+
+def running(platform: EksPlatform, size: int) -> Group:
+    """The first group, once it has so many running machines and no other."""
+
+    def settled(groups: tuple[Group, ...]) -> bool:
+        return [m.state for m in groups[0].machines] == ["running"] * size
+
+    return eventually(platform.observe, settled)[0]
+
+
+def asg_of(account: Account, group: str = GROUP_A) -> str:
+    return str(account.describe(group)["resources"]["autoScalingGroups"][0]["name"])
+
+
+def raise_minimum(account: Account, size: int) -> None:
+    """Somebody sets the first group's minimum size."""
+    account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig={"minSize": size})
+    eventually(lambda: account.status(GROUP_A), lambda status: status == "ACTIVE")
+
+
+def suspended(account: Account, asg: str) -> list[str]:
+    return [process["ProcessName"] for process in account.group(asg)["SuspendedProcesses"]]
+
+
+def marks(account: Account, asg: str) -> list[str]:
+    return [tag["Value"] for tag in account.group(asg)["Tags"] if tag["Key"] == SUSPENDED_TAG]
+
+
+class TestPlanAndApply:
+    def test_creates_one_empty_group_for_each_zone(self, account: Account, pools: Pools) -> None:
+        tags = {"team": "ml"}
+        platform = pools.platform(zones=[B, A], node_labels={"tier": "gpu"}, tags=tags, max_nodes=2)
+
+        plan = pools.applied(platform)
+
+        assert [(change.action, change.group) for change in plan.changes] == [("create", GROUP_B), ("create", GROUP_A)]
+        assert plan.grow == (f"{GROUP_B} 0->1 (g6.xlarge on-demand in us-west-2b first)",)
+        created = account.describe(GROUP_A)
+        assert created["scalingConfig"] == {"minSize": 0, "maxSize": 2, "desiredSize": 0}
+        assert created["subnets"] == [account.network.subnets[A]]
+        assert created["labels"] == {"tier": "gpu", "airflow-gpu-provider/pool": "train"}
+        assert created["taints"] == [{"key": "nvidia.com/gpu", "value": "true", "effect": "NO_SCHEDULE"}]
+        assert created["instanceTypes"] == ["g6.xlarge"]
+        assert created["capacityType"] == "ON_DEMAND"
+        assert created["amiType"] == "AL2023_x86_64_NVIDIA"
+        assert created["diskSize"] == 100
+        assert created["nodeRole"] == account.network.node_role_arn
+        expected = {"team": "ml", POOL_TAG: "train", OWNER_TAG: OWNER, ZONE_TAG: A}
+        assert expected.items() <= created["tags"].items()
+        assert tags == {"team": "ml"}
+
+    def test_a_second_plan_changes_nothing(self, pools: Pools) -> None:
+        platform = pools.grown(1, zones=[A, B])
+        plan = pools.platform(zones=[A, B]).plan(1)
+        assert plan.is_empty
+        assert plan.lines() == ["Plan for train: no changes."]
+        assert platform.plan(3).grow == (f"{GROUP_A} 1->3 (g6.xlarge on-demand in us-west-2a first)",)
+
+    def test_candidates_follow_market_then_type_then_zone(self, pools: Pools) -> None:
+        platform = pools.ready(
+            zones=[B, A], instance_types=["g6.xlarge", "g5.xlarge"], capacity_types=["SPOT", "ON_DEMAND"]
+        )
+        wanted = [candidate.group for candidate in platform.candidates()]
+        assert wanted[:3] == ["train-b-g6-xlarge-spot", "train-a-g6-xlarge-spot", "train-b-g5-xlarge-spot"]
+        assert [group.name for group in platform.observe()] == wanted
+        assert [group.candidate for group in platform.observe()] == list(platform.candidates())
+
+    def test_planning_writes_nothing(self, account: Account, pools: Pools) -> None:
+        pools.platform().plan(1)
+        assert not [call for call in account.cloud.calls if not call.partition(":")[2].startswith(("Describe", "List"))]
+
+    def test_a_group_that_somebody_else_creates_meanwhile_is_fine(self, pools: Pools) -> None:
+        platform, other, said = pools.platform(), pools.platform(), []
+        plan = platform.plan(1)
+        other.apply(plan, print)
+        platform._groups.create(other._specs(other.candidates(), {})[0], said.append)
+        assert said == [f"{GROUP_A} exists already, or is being created by another run"]
+
+    def test_a_spot_pool_with_a_launch_template(self, account: Account, pools: Pools) -> None:
+        template = account.ec2.create_launch_template(
+            LaunchTemplateName="gpu-nodes", LaunchTemplateData={"UserData": ""}
+        )["LaunchTemplate"]
+        for reference in ("gpu-nodes", "gpu-nodes:1", template["LaunchTemplateId"]):
+            name = f"t{len(reference)}"
+            spec = {"name": name, "launch_template": reference, "capacity_types": ["SPOT"]}
+            platform = pools.ready(**spec)
+            assert pools.platform(**spec).plan(1).changes == ()
+            platform.delete(print)
+
+
+class TestDrift:
+    def test_mutable_fields_of_our_groups_are_brought_in_line(self, account: Account, pools: Pools) -> None:
+        pools.ready(node_labels={"old": "1"}, taints=["a=b:NoSchedule"], max_nodes=1)
+        changed = pools.platform(node_labels={"new": "1"}, taints=["a=c:NoSchedule", "x:NoExecute"], max_nodes=5)
+
+        plan = changed.plan(1)
+        (change,) = plan.changes
+        changed.apply(plan, print)
+
+        assert change.action == "update"
+        assert all(word in change.detail for word in ("maxSize", "labels", "taints", "tags"))
+        eventually(lambda: account.status(GROUP_A), lambda status: status == "ACTIVE")
+        group = account.describe(GROUP_A)
+        assert group["labels"] == {"new": "1", "airflow-gpu-provider/pool": "train"}
+        taints = {(t["key"], t.get("value"), t["effect"]) for t in group["taints"]}
+        assert taints == {("a", "c", "NO_SCHEDULE"), ("x", None, "NO_EXECUTE")}
+        assert group["scalingConfig"]["maxSize"] == 5
+        assert changed.plan(1).changes == ()
+
+    def test_a_minimum_that_somebody_set_goes_back_to_zero(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(1)
+        raise_minimum(account, 1)
+        pools.applied(platform)
+        assert account.describe(GROUP_A)["scalingConfig"]["minSize"] == 0
+
+    def test_a_limit_below_what_runs_waits_until_it_has_shrunk(self, account: Account, pools: Pools) -> None:
+        pools.grown(2)
+        smaller = pools.platform(max_nodes=1)
+        pools.applied(smaller)
+        assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 2
+        assert smaller.plan(1).changes == ()
+        smaller.release(smaller.observe()[0].live)
+        pools.applied(smaller)
+        assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 1
+
+    def test_another_owner_with_another_spec_is_named(self, account: Account, pools: Pools) -> None:
+        pools.ready("prod/nightly")
+        before = account.describe(GROUP_A)
+        with pytest.raises(PoolDrift, match=r"set up by prod/nightly, whose spec .* differs from that of prod/hourly"):
+            pools.platform("prod/hourly", max_nodes=7).plan(1)
+        assert account.describe(GROUP_A) == before
+
+    def test_another_owner_with_the_same_spec_is_fine(self, account: Account, pools: Pools) -> None:
+        pools.ready("prod/nightly")
+        assert pools.platform("prod/hourly").plan(1).changes == ()
+        assert account.describe(GROUP_A)["tags"][OWNER_TAG] == "prod/nightly"
+
+    def test_a_group_whose_owner_is_no_more_is_taken_over(self, account: Account, pools: Pools) -> None:
+        pools.ready("prod/nightly")
+        arn = account.describe(GROUP_A)["nodegroupArn"]
+        account.eks.untag_resource(resourceArn=arn, tagKeys=[OWNER_TAG])
+        heir = pools.platform("prod/hourly", max_nodes=7)
+        pools.applied(heir)
+        assert account.describe(GROUP_A)["tags"][OWNER_TAG] == "prod/hourly"
+
+    @pytest.mark.parametrize(
+        ("change", "named"),
+        [
+            ({"disk_size": 200}, "disk_size is 100, wanted 200"),
+            ({"ami_type": "BOTTLEROCKET_x86_64_NVIDIA"}, "ami_type is AL2023_x86_64_NVIDIA"),
+            ({"node_role": "arn:aws:iam::123456789012:role/other"}, "node_role is arn:"),
+        ],
+    )
+    def test_a_field_that_eks_cannot_change(self, pools: Pools, change: dict[str, Any], named: str) -> None:
+        pools.ready()
+        with pytest.raises(PoolDrift, match=named) as caught:
+            pools.platform(**change).plan(1)
+        assert "aws eks delete-nodegroup" in str(caught.value)
+
+    def test_a_group_that_is_not_ours(self, account: Account, pools: Pools) -> None:
+        account.node_group(GROUP_A)
+        with pytest.raises(PoolDrift, match="this package did not create"):
+            pools.platform().plan(1)
+        assert pools.platform().observe() == ()
+
+    def test_an_update_under_way_is_left_for_the_next_run(self, account: Account, pools: Pools) -> None:
+        pools.ready()
+        changed, said = pools.platform(max_nodes=9), []
+        plan = changed.plan(1)
+        account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig={"maxSize": 8})
+        changed.apply(plan, said.append)
+        assert said == [f"{GROUP_A} is being updated by somebody else: the next run brings it in line"]
+        eventually(lambda: account.status(GROUP_A), lambda status: status == "ACTIVE")
+        pools.applied(changed)
+        assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 9
+
+
+class TestFailedGroups:
+    def test_is_observed_replaced_and_named(self, account: Account, pools: Pools) -> None:
+        platform = pools.platform()
+        account.faults.add(Stockout())
+        request = platform._specs(platform.candidates(), {})[0].create_request()
+        account.eks.create_nodegroup(**(request | {"scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 1}}))
+        (group,) = eventually(platform.observe, lambda groups: groups[0].status == "failed")
+        assert "InsufficientInstanceCapacity" in group.issues[0]
+
+        with pytest.raises(GroupFailed, match="InsufficientInstanceCapacity"):
+            platform.apply(platform.plan(1), print)
+
+        account.faults.clear()
+        eventually(platform.observe, lambda groups: not groups)
+        pools.applied(platform)
+
+    def test_one_that_is_being_deleted_is_no_use_yet(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(1)
+        account.events.drains_at_once = False
+        platform.delete(print)
+        plan = platform.plan(1)
+        assert "is being deleted" in plan.changes[0].detail
+        with pytest.raises(GroupFailed, match="still being deleted"):
+            platform.apply(plan, print)
+
+
+class TestWhere:
+    def test_zones_default_to_those_of_the_clusters_subnets(self, pools: Pools) -> None:
+        assert [c.zone for c in pools.platform(zones=[]).candidates()] == [A, B, "us-west-2c"]
+
+    def test_private_subnets_come_before_public_ones(self, account: Account, pools: Pools) -> None:
+        public = account.network.subnets[A]
+        account.ec2.modify_subnet_attribute(SubnetId=public, MapPublicIpOnLaunch={"Value": True})
+        block = "10.64.240.0/24"
+        private = account.ec2.create_subnet(VpcId=account.network.vpc_id, CidrBlock=block, AvailabilityZone=A)
+        private_id = private["Subnet"]["SubnetId"]
+        platform = pools.platform(subnets=[])
+        cluster = {**platform._cluster, "resourcesVpcConfig": {"subnetIds": [public, private_id]}}
+        platform.__dict__["_cluster"] = cluster
+        assert platform._subnets == {A: private_id}
+        # What the user names is taken as it stands.
+        assert pools.platform(subnets=[public, private_id])._subnets == {A: public}
+
+    def test_a_zone_without_a_subnet(self, pools: Pools) -> None:
+        with pytest.raises(PoolSpecError, match="none of the subnets of cluster k8s-ml is in us-west-2d"):
+            pools.platform(zones=[A, "us-west-2d"]).plan(1)
+
+    def test_a_subnet_that_does_not_exist(self, pools: Pools) -> None:
+        with pytest.raises(PoolSpecError, match="subnet-0bad"):
+            pools.platform(subnets=["subnet-0bad"]).plan(1)
+
+    def test_what_a_zone_does_not_offer_is_left_out_and_said(self, account: Account, pools: Pools) -> None:
+        account.cloud.set_offered("g6.xlarge", A, offered=False)
+        plan = pools.platform(zones=[A, B]).plan(1)
+        assert [change.group for change in plan.changes] == [GROUP_B]
+        assert plan.lines()[-1] == "  ! g6.xlarge is left out in us-west-2a: EC2 does not offer it there"
+
+    def test_offered_nowhere(self, account: Account, pools: Pools) -> None:
+        account.cloud.set_offered("g6.xlarge", A, offered=False)
+        with pytest.raises(PoolSpecError, match=r"EC2 offers g6.xlarge in none of us-west-2a"):
+            pools.platform().plan(1)
+
+    def test_the_role_of_another_node_group_is_the_default(self, account: Account, pools: Pools) -> None:
+        account.node_group("web")
+        pools.ready(node_role=None)
+        assert account.describe(GROUP_A)["nodeRole"] == account.network.node_role_arn
+
+    def test_no_role_to_take(self, pools: Pools) -> None:
+        with pytest.raises(PoolSpecError, match="node_role is not set"):
+            pools.platform(node_role=None).plan(1)
+
+    def test_what_eks_refuses_is_the_specs_fault(self, pools: Pools) -> None:
+        platform = pools.platform(node_labels={"kubernetes.io/role": "gpu"})
+        with pytest.raises(PoolSpecError, match="reserved prefixes"):
+            platform.apply(platform.plan(1), print)
+
+
+class TestObserve:
+    def test_machines_come_and_go(self, pools: Pools) -> None:
+        started = datetime.now(UTC) - timedelta(seconds=1)
+        platform = pools.grown(2)
+        (group,) = platform.observe()
+        assert (group.status, group.desired, group.max_size, group.unfilled) == ("active", 2, 3, 0)
+        assert len({machine.id for machine in group.machines}) == 2
+        assert all(machine.launched_at and machine.launched_at > started for machine in group.machines)
+
+    def test_calls_do_not_grow_with_machines(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(3)
+        before = account.cloud.calls
+        platform.observe()
+        made = account.cloud.calls - before
+        assert made.total() <= 7, made
+
+    @pytest.mark.parametrize("market", ["ON_DEMAND", "SPOT"])
+    def test_out_of_stock(self, account: Account, pools: Pools, market: str) -> None:
+        platform = pools.ready(capacity_types=[market])
+        name = platform.observe()[0].name
+        account.faults.add(Stockout(zone=A))
+        platform.grow({name: 1})
+        (group,) = eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        assert group.launch_failure
+        assert group.launch_failure.out_of_stock
+        assert "apacity" in group.launch_failure.message
+        assert group.unfilled == 1
+        assert not group.launching
+        account.faults.clear()
+        eventually(platform.observe, lambda groups: groups[0].live and not groups[0].launch_failure)
+
+    @pytest.mark.parametrize(("market", "code"), [("ON_DEMAND", "L-DB2E81BA"), ("SPOT", "L-3819A6DF")])
+    def test_a_quota_is_no_stock_out(self, account: Account, pools: Pools, market: str, code: str) -> None:
+        platform = pools.ready(capacity_types=[market])
+        account.cloud.set_quota(code, 0)
+        platform.grow({platform.observe()[0].name: 1})
+        (group,) = eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        assert group.launch_failure
+        assert not group.launch_failure.out_of_stock
+        assert "xceeded" in group.launch_failure.message
+
+    def test_groups_of_an_earlier_spec_are_seen_last_and_cannot_grow(self, pools: Pools) -> None:
+        pools.grown(1, zones=[A, B])
+        (kept, retired) = pools.platform(zones=[B]).observe()
+        assert (kept.name, retired.name) == (GROUP_B, GROUP_A)
+        assert (kept.max_size, retired.max_size) == (3, 1)
+
+    def test_another_pools_groups_are_not_ours(self, pools: Pools) -> None:
+        pools.ready(name="train-b")
+        assert pools.platform(name="train").observe() == ()
+
+
+class TestSizes:
+    def test_growing_never_shrinks(self, pools: Pools) -> None:
+        platform = pools.grown(2)
+        platform.grow({GROUP_A: 1})
+        assert platform.observe()[0].desired == 2
+
+    def test_growing_beyond_the_limit(self, pools: Pools) -> None:
+        with pytest.raises(CloudError, match="above max value 3"):
+            pools.ready().grow({GROUP_A: 4})
+
+    def test_growing_a_group_that_is_not_there(self, pools: Pools) -> None:
+        with pytest.raises(GroupNotFound, match="does not exist"):
+            pools.ready().grow({GROUP_B: 1})
+
+    def test_exactly_the_named_machine_goes(self, pools: Pools) -> None:
+        platform = pools.grown(3)
+        first, second, third = platform.observe()[0].live
+        platform.release([second])
+        (group,) = eventually(platform.observe, lambda groups: len(groups[0].machines) == 2)
+        assert {machine.id for machine in group.live} == {first.id, third.id}
+        assert group.desired == 2
+
+    def test_releasing_twice_is_fine(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(2)
+        account.events.drains_at_once = False
+        (machine, other) = platform.observe()[0].live
+        platform.release([machine])
+        platform.release([machine])  # on its way
+        assert platform.observe()[0].desired == 1
+        account.cloud.complete_drain(machine.id)
+        eventually(platform.observe, lambda groups: len(groups[0].machines) == 1)
+        platform.release([machine])  # gone
+        assert [m.id for m in platform.observe()[0].live] == [other.id]
+
+    def test_a_machine_that_is_still_pending_goes_too(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready()
+        platform.grow({GROUP_A: 1})
+        (group,) = eventually(platform.observe, lambda groups: groups[0].live)
+        platform.release(group.live)
+        eventually(platform.observe, lambda groups: not groups[0].machines)
+        assert platform.observe()[0].desired == 0
+
+    def test_a_minimum_size_keeps_a_machine_and_is_said(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(1)
+        raise_minimum(account, 1)
+        (machine,) = platform.observe()[0].live
+        with pytest.raises(CloudError, match="would fall below its minimum size"):
+            platform.release([machine])
+
+    def test_one_machine_that_cannot_go_does_not_keep_the_others(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(2, zones=[A, B])
+        platform.grow({GROUP_B: 1})
+        groups = eventually(platform.observe, lambda groups: len(groups[1].live) == 1)
+        raise_minimum(account, 2)
+        with pytest.raises(CloudError):
+            platform.release([*groups[0].live, *groups[1].live])
+        assert [group.desired for group in platform.observe()] == [2, 0]
+
+
+class TestShrinkUnfilled:
+    @pytest.fixture
+    def starved(self, account: Account, pools: Pools) -> EksPlatform:
+        """One machine runs, two more are asked for and do not come."""
+        platform = pools.grown(1)
+        account.faults.add(Stockout())
+        platform.grow({GROUP_A: 3})
+        eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        return platform
+
+    def test_down_to_what_exists(self, account: Account, starved: EksPlatform) -> None:
+        (machine,) = starved.observe()[0].live
+        assert starved.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
+        account.faults.clear()
+        (group,) = starved.observe()
+        assert [m.id for m in group.live] == [machine.id]
+        assert (group.desired, group.unfilled) == (1, 0)
+        assert group.launch_failure  # remembered, for who looks for another place next
+        asg = asg_of(account)
+        assert (suspended(account, asg), marks(account, asg)) == ([], [])
+
+    def test_nothing_to_do(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(2)
+        assert platform.shrink_unfilled([GROUP_A]) == {}
+        assert platform.observe()[0].desired == 2
+
+    def test_a_machine_that_came_meanwhile_stays(self, account: Account, starved: EksPlatform) -> None:
+        account.faults.clear()
+        eventually(starved.observe, lambda groups: len(groups[0].live) == 3)
+        assert starved.shrink_unfilled([GROUP_A]) == {}
+        assert len(starved.observe()[0].live) == 3
+
+    def test_somebody_elses_suspension_stays(self, account: Account, starved: EksPlatform) -> None:
+        asg = asg_of(account)
+        account.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
+        assert starved.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
+        assert suspended(account, asg) == ["Launch"]
+
+    @pytest.mark.parametrize(
+        "last_words", ["CreateOrUpdateTags", "SuspendProcesses", "SetDesiredCapacity", "ResumeProcesses", "DeleteTags"]
+    )
+    @pytest.mark.parametrize("dies", ["before", "after"])
+    def test_a_death_at_any_step_is_mended(
+        self, account: Account, pools: Pools, starved: EksPlatform, last_words: str, dies: str
+    ) -> None:
+        asg = asg_of(account)
+        with dead(starved, last_words, dies=dies), pytest.raises(Dead):
+            starved.shrink_unfilled([GROUP_A])
+        account.faults.clear()
+
+        pools.platform().grow({GROUP_A: 2})
+
+        eventually(lambda: account.instances(asg), lambda ids: len(ids) >= 2)
+        assert (suspended(account, asg), marks(account, asg)) == ([], [])
+
+    def test_a_stale_suspension_is_ended_by_whoever_looks(self, account: Account, starved: EksPlatform) -> None:
+        asg = asg_of(account)
+        with dead(starved, "SetDesiredCapacity", dies="before"), pytest.raises(Dead):
+            starved.shrink_unfilled([GROUP_A])
+        starved.observe()
+        assert suspended(account, asg) == ["Launch"]  # its holder may be alive
+
+        old = (datetime.now(UTC) - timedelta(minutes=2)).isoformat()
+        tag = {"ResourceId": asg, "ResourceType": "auto-scaling-group", "Key": SUSPENDED_TAG}
+        account.asg.create_or_update_tags(Tags=[{**tag, "Value": old, "PropagateAtLaunch": False}])
+        starved.plan(1)
+        assert suspended(account, asg) == ["Launch"]  # a plan has no side effect
+        starved.observe()
+        assert (suspended(account, asg), marks(account, asg)) == ([], [])
+
+
+class Dead(Exception):
+    """The process is gone: it sends nothing any more."""
+
+
+class dead:
+    """Within this context a platform dies before, or right after, one call to Auto Scaling."""
+
+    def __init__(self, platform: EksPlatform, call: str, *, dies: str) -> None:
+        self._events = platform._clients.autoscaling._client.meta.events
+        self._last = f"{'before' if dies == 'before' else 'after'}-call.auto-scaling.{call}"
+        self._is_dead = False
+
+    def __enter__(self) -> None:
+        self._events.register(self._last, self._die)
+        self._events.register_first("before-call", self._stay_dead)
+
+    def __exit__(self, *_: object) -> None:
+        self._events.unregister(self._last, self._die)
+        self._events.unregister("before-call", self._stay_dead)
+
+    def _die(self, **_: Any) -> None:
+        self._is_dead = True
+        raise Dead
+
+    def _stay_dead(self, **_: Any) -> None:
+        if self._is_dead:
+            raise Dead
+
+
+class TestSwitch:
+    def test_sets_the_group_to_zero_by_itself(self, account: Account, pools: Pools) -> None:
+        platform = pools.grown(2)
+        at = datetime.now(UTC) + timedelta(seconds=2)
+        platform.set_switch([GROUP_A], at)
+        switch_at = platform.observe()[0].switch_at
+        assert switch_at
+        assert at <= switch_at < at + timedelta(seconds=1)
+        eventually(platform.observe, lambda groups: not groups[0].machines)
+        group = platform.observe()[0]
+        assert (group.desired, group.max_size, group.switch_at) == (0, 3, None)
+
+    def test_is_moved_and_taken_off(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready(zones=[A, B])
+        hour = timedelta(hours=1)
+        at = datetime.now(UTC).replace(microsecond=0) + hour
+        platform.set_switch([GROUP_A, GROUP_B], at)
+        platform.set_switch([GROUP_A], at + hour)
+        assert [group.switch_at for group in platform.observe()] == [at + hour, at]
+        platform.clear_switch([GROUP_A, GROUP_B, "train-nowhere"])
+        platform.clear_switch([GROUP_A])
+        assert [group.switch_at for group in platform.observe()] == [None, None]
+
+    def test_others_scheduled_actions_are_left_alone(self, account: Account, pools: Pools) -> None:
+        platform, asg = pools.ready(), asg_of(account)
+        at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+        account.asg.put_scheduled_update_group_action(
+            AutoScalingGroupName=asg, ScheduledActionName="theirs", StartTime=at, DesiredCapacity=1
+        )
+        platform.set_switch([GROUP_A], at)
+        switch_at = platform.observe()[0].switch_at
+        assert switch_at == at + timedelta(minutes=1)  # AWS takes no two actions at one moment
+        platform.clear_switch([GROUP_A])
+        actions = account.asg.describe_scheduled_actions(AutoScalingGroupName=asg)["ScheduledUpdateGroupActions"]
+        assert [action["ScheduledActionName"] for action in actions] == ["theirs"]
+
+    def test_only_the_size_is_in_it(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready()
+        platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
+        (action,) = account.asg.describe_scheduled_actions()["ScheduledUpdateGroupActions"]
+        assert action["ScheduledActionName"] == SWITCH
+        assert action["DesiredCapacity"] == 0
+        assert not {"MinSize", "MaxSize", "Recurrence"} & action.keys()
+
+
+class TestDelete:
+    def test_only_what_this_pool_created(self, account: Account, pools: Pools) -> None:
+        account.node_group("train-by-hand")
+        account.node_group("web")
+        pools.ready(name="train-c")
+        platform = pools.ready(zones=[A, B])
+        platform.delete(print)
+        platform.delete(print)
+        left = eventually(lambda: account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"], lambda n: len(n) == 3)
+        assert set(left) == {"train-by-hand", "web", "train-c-a-g6-xlarge"}
+
+
+class TestAccessAndErrors:
+    def test_cluster_access_makes_tokens_that_eks_takes(self, account: Account, pools: Pools) -> None:
+        access = pools.platform().cluster_access()
+        assert (access.server, access.ca_data) == ("https://127.0.0.1:6443", "Q0E=")
+        assert access.token
+        identity = account.cloud.identify(access.token())
+        assert identity
+        assert identity.arn == account.cloud.access_key.arn
+
+    def test_tokens_are_for_the_regional_endpoint(self, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+        import base64
+
+        monkeypatch.setenv("AWS_STS_REGIONAL_ENDPOINTS", "legacy")
+        connection = {"conn_type": "aws", "login": "AKIA", "password": "secret"}
+        monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(connection))
+        token = pools.platform()._clients.cluster_token(CLUSTER).removeprefix("k8s-aws-v1.")
+        url = base64.urlsafe_b64decode(token + "==").decode()
+        assert url.startswith("https://sts.us-west-2.amazonaws.com/?Action=GetCallerIdentity")
+
+    def test_unknown_cluster(self, pools: Pools) -> None:
+        platform = pools.platform(cluster_name="k8s-mi")
+        for ask in (platform.observe, platform.cluster_access, lambda: platform.plan(1)):
+            with pytest.raises(ClusterNotFound, match="k8s-mi"):
+                ask()
+
+    def test_a_connection_that_is_missing_never_means_ambient_credentials(
+        self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name, value in account.cloud.env().items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(CredentialsError, match="connection 'aws_prod' does not exist"):
+            pools.platform(aws_conn_id="aws_prod").observe()
+        assert pools.platform(aws_conn_id=None).observe() == ()  # asked for by name
+
+    def test_credentials_that_aws_does_not_know(
+        self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        connect(monkeypatch, account, login="AKIAUNKNOWN000000000")
+        platform = pools.platform()
+        with pytest.raises(CredentialsError, match="connection 'aws_default'"):
+            platform.observe()
+        with pytest.raises(CredentialsError):
+            platform._scaling.groups(["any"])
+
+    def test_no_credentials_at_all(self, pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+        platform = pools.platform(aws_conn_id=None)
+        with pytest.raises(CredentialsError, match="the worker's own AWS configuration"):
+            platform.observe()
+        with pytest.raises(CredentialsError):
+            platform._clients.cluster_token(CLUSTER)
+
+    def test_a_role_that_may_not_be_assumed(
+        self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        endpoint = {"sts": {"endpoint_url": account.cloud.endpoint_url}}
+        connect(monkeypatch, account, role_arn="arn:aws:iam::123456789012:role/no-such-role", service_config=endpoint)
+        with pytest.raises(PermissionDenied, match="sts:AssumeRole"):
+            pools.platform().observe()
+
+    def test_nobody_at_the_endpoint(self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+        connect(monkeypatch, account, endpoint_url="http://127.0.0.1:9", config_kwargs=ONE_TRY)
+        with pytest.raises(CloudError, match="did not answer"):
+            pools.platform().observe()
+
+    def test_a_few_errors_and_throttled_calls_are_tried_again(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready()
+        account.faults.set_throttle_rate(0.2)
+        account.faults.set_error_rate(0.2)
+        for _ in range(3):
+            assert platform.observe()[0].status == "active"
+
+    def test_throttled_for_good(self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
+        connect(monkeypatch, account, config_kwargs=ONE_TRY)  # the connection's settings come before ours
+        account.faults.set_throttle_rate(1.0)
+        with pytest.raises(CloudError, match=r"AWS throttled eks:ListNodegroups"):
+            pools.platform().observe()
+
+
+ONE_TRY = {"retries": {"mode": "standard", "total_max_attempts": 1}}
+
+
+@pytest.fixture
+def allowed() -> Iterator[Callable[[str], bool]]:
+    statements = json.loads(POLICY.read_text())["Statement"]
+    actions = {action for statement in statements for action in statement["Action"]}
+    return lambda call: call in actions
+
+
+def test_a_whole_life_needs_no_more_than_the_documented_permissions(
+    account: Account, pools: Pools, allowed: Callable[[str], bool]
+) -> None:
+    spec: dict[str, Any] = {"zones": [A, B], "node_role": None}
+    account.node_group("web")
+    before = account.cloud.calls
+    platform = pools.ready(**spec)
+    pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
+    platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
+    platform.grow({GROUP_A: 1})
+    machine = running(platform, 1).machines[0]
+    account.events.drains_at_once = False
+    platform.release([machine])
+    platform.release([machine])
+    account.faults.add(Stockout())
+    platform.grow({GROUP_B: 1})
+    eventually(platform.observe, lambda groups: groups[1].launch_failure)
+    platform.shrink_unfilled([GROUP_B])
+    platform.clear_switch([GROUP_A])
+    account.faults.clear()
+    platform.delete(print)
+
+    made = account.cloud.calls - before
+    assert len(made) > 15
+    assert [call for call in made if not allowed(call)] == []

@@ -1,0 +1,72 @@
+"""Plans from plain data: what would change, and whose group is whose."""
+
+from __future__ import annotations
+
+import pytest
+
+from airflow_gpu_provider.errors import PoolDrift
+from airflow_gpu_provider.platforms.base import Group, Machine
+from airflow_gpu_provider.platforms.eks_plan import changes, growth
+from airflow_gpu_provider.platforms.eks_spec import POOL_TAG
+from tests.unit.platforms.test_eks_spec import ZONE, as_described, spec
+
+NAME = "train-a-g6-xlarge"
+
+
+def test_creates_what_is_missing_and_leaves_what_is_right() -> None:
+    wanted = spec()
+    (change,) = changes([wanted], {})
+    assert (change.action, change.group) == ("create", NAME)
+    assert changes([wanted], {NAME: as_described(wanted)}) == ()
+
+
+def test_an_update_says_what() -> None:
+    (change,) = changes([spec(max_nodes=4)], {NAME: as_described(spec())})
+    assert change.action == "update"
+    assert "maxSize" in change.detail
+
+
+def test_a_change_that_no_group_shows_is_only_a_tag() -> None:
+    """The pool's order of zones is in its hash, and in no field of a group."""
+    (change,) = changes([spec(zones=[ZONE])], {NAME: as_described(spec())})
+    assert change.detail == "tags airflow-gpu-provider/spec"
+
+
+def test_immutable_fields_are_drift() -> None:
+    with pytest.raises(PoolDrift, match="disk_size is 100, wanted 50") as caught:
+        changes([spec(disk_size=50)], {NAME: as_described(spec())})
+    assert caught.value.details["fields"] == ["disk_size"]
+
+
+def test_two_owners_are_both_named() -> None:
+    group = as_described(spec("prod/nightly"))
+    with pytest.raises(PoolDrift, match=r"prod/nightly.* prod/hourly") as caught:
+        changes([spec("prod/hourly", max_nodes=9)], {NAME: group})
+    assert (caught.value.details["owner"], caught.value.details["other"]) == ("prod/nightly", "prod/hourly")
+    assert any("maxSize" in text for text in caught.value.details["differences"])
+
+
+@pytest.mark.parametrize("tags", [{}, {POOL_TAG: "other"}])
+def test_a_group_without_our_tag_is_nobody_we_know(tags: dict[str, str]) -> None:
+    with pytest.raises(PoolDrift, match="did not create"):
+        changes([spec()], {NAME: as_described(spec(), tags=tags)})
+
+
+def test_failed_groups_are_replaced() -> None:
+    issues = {"issues": [{"code": "Ec2SubnetNotFound", "message": "gone"}]}
+    group = as_described(spec(disk_size=50), status="CREATE_FAILED", health=issues)
+    (change,) = changes([spec(disk_size=50)], {NAME: group})
+    assert "Ec2SubnetNotFound: gone" in change.detail
+
+
+def test_growth() -> None:
+    wanted = spec()
+    machines = (
+        Machine(id="i-1", group=NAME, state="running"),
+        Machine(id="i-2", group=NAME, state="terminating"),
+    )
+    group = Group(name=NAME, candidate=wanted.candidate, status="active", desired=1, max_size=2, machines=machines)
+    candidates = (wanted.candidate,)
+    assert growth(wanted.pool, 1, candidates, [group]) == ()
+    assert growth(wanted.pool, 2, candidates, [group]) == (f"{NAME} 1->2 (g6.xlarge on-demand in us-west-2a first)",)
+    assert growth(wanted.pool, 9, candidates, [group]) == growth(wanted.pool, 2, candidates, [group])

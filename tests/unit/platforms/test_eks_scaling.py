@@ -1,0 +1,126 @@
+"""What an Auto Scaling group's answers mean."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.loaders import Loader
+
+from airflow_gpu_provider.platforms.aws_autoscaling import _size_of_existing, suspended_since
+from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.platforms.eks_scaling import (
+    is_launching,
+    is_out_of_stock,
+    launch_failure,
+    machine_state,
+    machines,
+)
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+STOCK_OUTS = [
+    "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently do not have sufficient"
+    " g6.xlarge capacity in the Availability Zone you requested (us-west-2a). Launching EC2 instance failed.",
+    "We currently do not have sufficient p5.48xlarge capacity in the Availability Zone you requested (us-west-2a).",
+    "Could not launch Spot Instances. UnfulfillableCapacity - Unable to fulfill capacity due to your request"
+    " configuration. Please adjust your request and try again. Launching EC2 instance failed.",
+    "There is no Spot capacity available that matches your request. Launching EC2 instance failed.",
+    "InsufficientHostCapacity - There is not enough capacity on the host.",
+    "Your requested instance type (g6.xlarge) is not supported in your requested Availability Zone (us-west-2d).",
+]
+OTHERS = [
+    "Could not launch On-Demand Instances. VcpuLimitExceeded - You have requested more vCPU capacity than your"
+    " current vCPU limit of 0 allows for the instance bucket that the specified instance type belongs to.",
+    "Could not launch Spot Instances. MaxSpotInstanceCountExceeded - Max spot instance count exceeded.",
+    "Access denied when attempting to assume role",
+    "The image id '[ami-1]' does not exist",
+]
+
+
+def activity(minute: int, status: str, *, what: str = "Launching a new EC2 instance", **fields: Any) -> dict[str, Any]:
+    start = START + timedelta(minutes=minute)
+    over = {"EndTime": start + timedelta(seconds=5)} if status in ("Successful", "Failed") else {}
+    return {"Description": what, "StatusCode": status, "StartTime": start, **over, **fields}
+
+
+@pytest.mark.parametrize("message", STOCK_OUTS)
+def test_stock_outs(message: str) -> None:
+    assert is_out_of_stock(message)
+
+
+@pytest.mark.parametrize("message", OTHERS)
+def test_other_failures(message: str) -> None:
+    assert not is_out_of_stock(message)
+
+
+def test_every_lifecycle_state_of_the_api_has_a_meaning() -> None:
+    model = Loader().load_service_model("autoscaling", "service-2")
+    states = {state: machine_state(state) for state in model["shapes"]["LifecycleState"]["enum"]}
+    assert {state for state, meaning in states.items() if meaning == "pending"} == {
+        "Pending",
+        "Pending:Wait",
+        "Pending:Proceed",
+        "Quarantined",
+    }
+    assert {"InService", "Standby", "EnteringStandby"} <= {s for s, meaning in states.items() if meaning == "running"}
+    assert all(states[s] == "terminating" for s in states if "Terminat" in s or "Detach" in s)
+
+
+def test_the_newest_launch_that_is_over_decides() -> None:
+    failed = activity(1, "Failed", StatusMessage=STOCK_OUTS[0])
+    failure = launch_failure([failed])
+    assert failure
+    assert (failure.at, failure.message) == (START + timedelta(minutes=1, seconds=5), STOCK_OUTS[0])
+    assert launch_failure([activity(2, "Successful"), failed]) is None
+    assert launch_failure([activity(2, "InProgress"), activity(0, "Successful"), failed]) == failure
+    assert launch_failure([activity(2, "Successful", what="Terminating EC2 instance: i-0a"), failed]) == failure
+    assert launch_failure([]) is None
+
+
+def test_a_launch_is_under_way_until_its_instance_shows_or_ends() -> None:
+    named = activity(1, "InProgress", what="Launching a new EC2 instance: i-0abc")
+    machine = Machine(id="i-0abc", group="g", state="pending")
+    ended = activity(2, "InProgress", what="Terminating EC2 instance: i-0abc")
+    assert is_launching([activity(1, "PreInService")], [])
+    assert is_launching([named], [])
+    assert not is_launching([named], [machine])
+    assert not is_launching([ended, named], [])
+    assert not is_launching([activity(1, "Cancelled"), activity(0, "Failed")], [])
+
+
+def test_machines_carry_the_moment_of_their_launch() -> None:
+    asg = {"Instances": [{"InstanceId": "i-0a", "LifecycleState": "InService"}]}
+    launch = activity(3, "Successful", what="Launching a new EC2 instance: i-0a")
+    (machine,) = machines("g", asg, [launch])
+    assert machine == Machine(id="i-0a", group="g", state="running", launched_at=START + timedelta(minutes=3))
+
+
+@pytest.mark.parametrize(
+    ("states", "desired", "minimum", "suspended", "size"),
+    [
+        (["InService"], 3, 0, True, 1),
+        (["InService", "Pending"], 3, 0, True, 2),
+        (["InService", "Terminating:Wait"], 3, 0, True, 1),
+        ([], 1, 0, True, 0),
+        (["InService"], 1, 0, True, None),
+        (["InService"] * 2, 1, 0, True, None),
+        ([], 2, 1, True, 1),
+        (["InService"], 3, 0, False, None),
+    ],
+)
+def test_the_size_of_what_exists(
+    states: list[str], desired: int, minimum: int, suspended: bool, size: int | None
+) -> None:
+    asg = {
+        "DesiredCapacity": desired,
+        "MinSize": minimum,
+        "Instances": [{"InstanceId": f"i-{n}", "LifecycleState": state} for n, state in enumerate(states)],
+        "SuspendedProcesses": [{"ProcessName": "Launch"}] if suspended else [],
+    }
+    assert _size_of_existing(asg, []) == size
+    assert _size_of_existing(asg, [activity(0, "InProgress")]) is None
+
+
+def test_no_mark() -> None:
+    assert suspended_since({"Tags": [{"Key": "a", "Value": "b"}]}) is None

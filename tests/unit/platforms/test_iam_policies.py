@@ -1,0 +1,46 @@
+"""The documented IAM policies: well formed, and each action is one that AWS knows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from botocore.loaders import Loader
+
+POLICIES = sorted((Path(__file__).parents[3] / "docs" / "iam").glob("*.json"))
+EVERYTHING_IS_ITS_RESOURCE = ("Describe", "RunInstances", "CreateTags")
+
+
+def statements(policy: Path) -> list[dict[str, Any]]:
+    return list(json.loads(policy.read_text())["Statement"])
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.name)
+def test_every_action_exists(policy: Path) -> None:
+    for action in {action for statement in statements(policy) for action in statement["Action"]}:
+        service, _, operation = action.partition(":")
+        operations = Loader().load_service_model(service, "service-2")["operations"]
+        # PassRole is a permission without an operation of its own.
+        assert operation in operations or action == "iam:PassRole", action
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda path: path.name)
+def test_no_more_than_needed(policy: Path) -> None:
+    sids = [statement["Sid"] for statement in statements(policy)]
+    assert len(set(sids)) == len(sids)
+    for statement in statements(policy):
+        assert statement["Effect"] == "Allow"
+        assert not any("*" in action for action in statement["Action"])
+        if statement["Resource"] == "*":
+            names = [action.partition(":")[2] for action in statement["Action"]]
+            assert all(name.startswith(EVERYTHING_IS_ITS_RESOURCE) for name in names)
+
+
+def test_the_page_explains_each_statement() -> None:
+    page = (POLICIES[0].parents[1] / "iam.md").read_text()
+    assert POLICIES
+    assert all(policy.name in page for policy in POLICIES)
+    for statement in statements(POLICIES[0].parent / "eks-full.json"):
+        assert statement["Sid"] in page
