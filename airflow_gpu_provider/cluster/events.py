@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Self
 
+from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json
 
 _GREW = re.compile(r"\{(\S+) (\d+)->(\d+) \(max: (\d+)\)\}")
 _PULLED = re.compile(r'pulled image "(?P<image>[^"]+)" in (?P<took>[\w.]+)(?:.*Image size: (?P<bytes>\d+) bytes)?')
-_PULLING = re.compile(r'[Pp]ulling image "([^"]+)"')
-_ASSIGNED = re.compile(r"assigned \S+ to (\S+)")
+_PULLING = re.compile(r'[Pp]ulling image "(?P<image>[^"]+)"')
+_PRESENT = re.compile(r'image "(?P<image>[^"]+)" already present')
+_WORTH_TELLING = 1.0  # seconds
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -25,7 +28,7 @@ class PodEvent:
     type: str
     reason: str
     message: str
-    count: int
+    at: datetime
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -37,7 +40,7 @@ class PodEvent:
             type=raw.get("type") or "Normal",
             reason=raw.get("reason") or "",
             message=raw.get("message") or "",
-            count=raw.get("count") or (raw.get("series") or {}).get("count") or 1,
+            at=_time_of(raw),
         )
 
     @property
@@ -47,6 +50,18 @@ class PodEvent:
         if words is None:
             return f"{self.reason}: {self.message}" if self.type == "Warning" else ""
         return words(self.message)
+
+    @property
+    def pulled_image(self) -> str:
+        """The image whose pull this event says is over; else empty."""
+        found = _PULLED.search(self.message) or _PRESENT.search(self.message) if self.reason == "Pulled" else None
+        return found["image"] if found else ""
+
+    @property
+    def pulling_image(self) -> str:
+        """The image whose pull this event says has begun; else empty."""
+        found = _PULLING.search(self.message) if self.reason == "Pulling" else None
+        return found["image"] if found else ""
 
     @property
     def pull_seconds(self) -> float | None:
@@ -65,13 +80,11 @@ def short_scheduling_message(message: str) -> str:
     return re.split(r"\.? (?:preemption: |no new claims to deallocate)", message)[0].rstrip(". ")
 
 
-def _scheduled(message: str) -> str:
-    found = _ASSIGNED.search(message)
-    return f"placed on node {found[1]}" if found else message
-
-
-def _unschedulable(message: str) -> str:
-    return f"waits for a node: {short_scheduling_message(message)}"
+def _time_of(raw: Json) -> datetime:
+    series = raw.get("series") or {}
+    times = (series.get("lastObservedTime"), raw.get("lastTimestamp"), raw.get("eventTime"))
+    found = next((time for time in times if time), raw["metadata"].get("creationTimestamp"))
+    return parse_time(found) or datetime.min.replace(tzinfo=UTC)
 
 
 def _grew(message: str) -> str:
@@ -85,24 +98,25 @@ def _did_not_grow(message: str) -> str:
 
 def _pulling(message: str) -> str:
     found = _PULLING.search(message)
-    return f"pulls image {found[1]}" if found else message
+    return f"pulls image {found['image']}" if found else message
 
 
 def _pulled(message: str) -> str:
     found = _PULLED.search(message)
-    if not found:
-        return ""  # "already present on machine": nothing was waited for
+    if not found or seconds_of(found["took"]) < _WORTH_TELLING:
+        return ""
     size = f", {int(found['bytes']) / 2**30:.1f} GiB" if found["bytes"] else ""
-    return f"pulled image {found['image']} in {seconds_of(found['took']):.1f} s{size}"
+    return f"pulled image {found['image']} in {seconds_of(found['took']):.0f} s{size}"
 
 
 def _nothing(message: str) -> str:
     return ""
 
 
+# What the pod's own status tells too is left to it: there it is gone when it is no longer so.
 _WORDS = {
-    "Scheduled": _scheduled,
-    "FailedScheduling": _unschedulable,
+    "Scheduled": _nothing,
+    "FailedScheduling": _nothing,
     "TriggeredScaleUp": _grew,
     "NotTriggerScaleUp": _did_not_grow,
     "Pulling": _pulling,

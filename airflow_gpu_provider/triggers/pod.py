@@ -11,6 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
@@ -47,7 +48,8 @@ class GpuPodTrigger(BaseTrigger):
         wait = PodWait.from_record(self.record["wait"])
         try:
             pool = deserialize_pool(self.record["pool"])
-            progress = await watch_pod(pool, wait, owner=self.record["owner"], say=self.log.info)
+            narrator = Narrator(self.log.info, started=wait.started)
+            progress = await watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator)
             event = _event(progress)
         except GpuError as error:
             event = {"status": "error", "message": str(error), "error": error.to_record()}

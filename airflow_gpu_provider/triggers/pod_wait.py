@@ -38,7 +38,8 @@ class PodSnapshot:
         gone: The pod is not there any more.
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
-        full_at: When all nodes that the pool may have were last seen up, while the pod waited; None if never.
+        is_full: All nodes that the pool may have are up, with their GPUs.
+        full_at: When that was last so while the pod waited; None if never.
         notes: What else is true now, in words: a stock-out, an API server that does not answer.
     """
 
@@ -46,6 +47,7 @@ class PodSnapshot:
     gone: bool = False
     events: tuple[PodEvent, ...] = ()
     nodes: tuple[Node, ...] = ()
+    is_full: bool = False
     full_at: datetime | None = None
     notes: tuple[str, ...] = ()
 
@@ -145,8 +147,7 @@ class PodWait:
 
     def _lines(self, snapshot: PodSnapshot) -> list[str]:
         pod = snapshot.pod
-        lines = [line for event in snapshot.events if (line := event.in_words)]
-        lines += snapshot.notes
+        lines = [*_event_lines(snapshot.events), *snapshot.notes]
         if pod is None or end_of(pod):
             return lines
         if not pod.started:
@@ -201,12 +202,16 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         waiting = [c for c in pod.waiting if c.reason not in ("", "ContainerCreating", "PodInitializing")]
         said = [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
         return [f"placed on node {pod.node}", *said]
-    lines = []
-    if snapshot.full_at is not None:
-        lines.append("all nodes that the pool may have are up and taken: the pod is queued")
-    elif pod.unschedulable:
-        lines.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
-    return lines + [_node_line(node) for node in snapshot.nodes]
+    if snapshot.is_full:
+        return ["all nodes that the pool may have are up and taken: the pod is queued"]
+    said = [f"waits for a node: {short_scheduling_message(pod.unschedulable)}"] if pod.unschedulable else []
+    return said + [_node_line(node) for node in snapshot.nodes]
+
+
+def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:
+    """Return what happened, in words; that a pull began is no news once it is over."""
+    pulled = {event.pulled_image for event in events}
+    return [event.in_words for event in events if event.in_words and event.pulling_image not in pulled - {""}]
 
 
 def _node_line(node: Node) -> str:

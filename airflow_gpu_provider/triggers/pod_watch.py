@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.events import PodEvent
@@ -10,7 +12,7 @@ from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_ev
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Say, platform_for
+from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
@@ -25,7 +27,14 @@ def cluster_access(pool: GpuPool) -> ClusterAccess:
     return platform_for(pool).cluster_access()
 
 
-async def watch_pod(pool: GpuPool, wait: PodWait, *, owner: str, say: Say) -> Progress:
+async def watch_pod(
+    pool: GpuPool,
+    wait: PodWait,
+    *,
+    owner: str,
+    narrator: Narrator,
+    open_access: Callable[[], ClusterAccess] | None = None,
+) -> Progress:
     """Wait for a pod, without polling; returns how the wait ended, errors included.
 
     While the pod has no node, the pool is kept at its size (see pool_keeper).
@@ -34,14 +43,14 @@ async def watch_pod(pool: GpuPool, wait: PodWait, *, owner: str, say: Say) -> Pr
         pool: The rendered spec.
         wait: What is waited for.
         owner: Who writes the groups' spec, "<installation>/<dag>".
-        say: Takes lines for the task's log.
+        narrator: Tells the task's log what is new.
+        open_access: Finds the cluster; called in a thread. Default: by the pool's platform.
 
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.
     """
     wants = {pods(wait.namespace): wait.name, pod_events(wait.namespace): wait.name, pool_nodes(): pool.name}
-    narrator = Narrator(say, started=wait.started)
-    async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
+    async with watching(pool.cluster_identity, open_access or partial(cluster_access, pool), wants) as feed:
         view = PodView(wait, pool, feed)
         try:
             while True:
@@ -136,8 +145,9 @@ class PodView:
         return PodSnapshot(
             pod=self._pod,
             gone=self._gone,
-            events=tuple(self._events.values()),
+            events=tuple(sorted(self._events.values(), key=lambda event: event.at)),
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
+            is_full=is_full,
             full_at=now if is_full else self._full_at,
             notes=(*self.pool_notes, *troubles),
         )

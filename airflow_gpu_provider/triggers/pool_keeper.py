@@ -37,7 +37,7 @@ def keep(pool: GpuPool, owner: str, listener: Listener) -> None:
 
 
 async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
-    """Undo `keep`; fine where it was not called. Returns when no reconcile for it is under way any more."""
+    """Undo `keep`; fine where it was not called. A reconcile that is under way ends by itself, unheard."""
     keepers = _keepers.get(asyncio.get_running_loop(), {})
     keeper = keepers.get((pool, owner))
     if keeper is None or listener not in keeper.listeners:

@@ -1,0 +1,88 @@
+"""Running an operator in this process, as a worker would, without a scheduler: its context, and its deferrals."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow.sdk.exceptions import TaskDeferred
+
+
+@dataclass
+class Ti:
+    """What the operators of this package ask of a task instance."""
+
+    task_id: str
+    dag_id: str = "nightly"
+    run_id: str = "manual__2026-01-01T00:00:00+00:00"
+    map_index: int = -1
+    try_number: int = 1
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    start_date: datetime = field(default_factory=lambda: datetime.now(UTC))
+    xcoms: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+    def xcom_pull(self, task_ids: Any = None, key: str = "return_value") -> Any:
+        return self.xcoms.get(key)
+
+
+def context_of(operator: Any, **ti: Any) -> dict[str, Any]:
+    """Return the context of one try of the operator's task."""
+    instance = Ti(task_id=operator.task_id, **ti)
+    return {"ti": instance, "task_instance": instance, "run_id": instance.run_id, "dag": None, "task": operator}
+
+
+def run(operator: Any, context: dict[str, Any] | None = None, **ti: Any) -> Any:
+    """Execute the operator; where it defers, run its trigger here and go on with its event."""
+    context = context or context_of(operator, **ti)
+    step: Callable[[], Any] = lambda: operator.execute(context)  # noqa: E731
+    while True:
+        try:
+            return step()
+        except TaskDeferred as deferral:
+            event = asyncio.run(first_event(copy_of(deferral.trigger)))
+            step = resumption(operator, deferral, context, event)
+
+
+def resumption(operator: Any, deferral: TaskDeferred, context: dict[str, Any], event: Any) -> Callable[[], Any]:
+    """Return the operator's next leg, with the event as Airflow would give it."""
+    kwargs = {**(deferral.kwargs or {}), "event": event}
+    return lambda: operator.resume_execution(deferral.method_name, kwargs, context)
+
+
+def copy_of(trigger: Any) -> Any:
+    """Return the trigger as the triggerer builds it from its row."""
+    from airflow.sdk.serde import deserialize, serialize
+
+    _, arguments = trigger.serialize()
+    return type(trigger)(**deserialize(serialize(arguments)))
+
+
+async def first_event(trigger: Any) -> Any:
+    async for event in trigger.run():
+        return event.payload
+    raise AssertionError("the trigger ended without an event")
+
+
+def eventually(look: Callable[[], Any], *, seconds: float = 20.0) -> Any:
+    """Return what `look` returns once it is true."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not so after {seconds} s: {look}")
+        time.sleep(0.05)
+    return found
+
+
+def uses(env: dict[str, str], monkeypatch: Any) -> Iterator[None]:
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    yield
