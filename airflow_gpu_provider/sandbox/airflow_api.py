@@ -113,7 +113,7 @@ class AirflowApi:
             raise
         return True
 
-    def wait_for_dag(self, dag_id: str, *, timeout: float = 60) -> None:
+    def wait_for_dag(self, dag_id: str, *, timeout: float = 120) -> None:
         """Return as soon as the DAG can be triggered; raises with the import error where there is one."""
 
         def there() -> bool:

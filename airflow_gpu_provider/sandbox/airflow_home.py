@@ -82,7 +82,7 @@ class AirflowHome:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, *, timeout: float = 120) -> None:
+    def start(self, *, timeout: float = 180) -> None:
         """Create the database, start every component and wait until all are healthy (`timeout` seconds)."""
         self.begin()
         self.wait_until_healthy(timeout=timeout)
@@ -207,6 +207,8 @@ class AirflowHome:
                 "simple_auth_manager_all_admins": True,
                 # The default asks the name server, which costs seconds where there is none.
                 "hostname_callable": "socket.gethostname",
+                # Reading a DAG file is seconds of pure CPU: on a busy machine, many seconds.
+                "dagbag_import_timeout": 120,
             },
             "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db?timeout=30"},
             "api": {"port": self.port, "base_url": self.url, "secret_key": secrets.token_hex(16)},
@@ -217,6 +219,7 @@ class AirflowHome:
                 "refresh_interval": 3,
                 "bundle_refresh_check_interval": 2,
                 "min_file_process_interval": 600,
+                "dag_file_processor_timeout": 180,
             },
             "usage_data_collection": {"enabled": False},
             "logging": {"colored_console_log": False},

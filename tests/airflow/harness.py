@@ -68,7 +68,7 @@ class Airflow:
 
     def trigger(self, dag_id: str, conf: Mapping[str, Any] | None = None) -> RunStatus:
         """Start a run, once the DAG's file has been parsed, and return at once."""
-        self.api.wait_for_dag(dag_id, timeout=60)
+        self.api.wait_for_dag(dag_id)
         run = self.api.trigger(dag_id, conf=conf)
         self._started.append(run)
         return run
