@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.nodes import Image, NodeAgent
 
 SYSTEM_NODE = "sandbox-system"
+SYSTEM_GROUP = "system"
+SYSTEM_INSTANCE_TYPE = "m6i.2xlarge"
 _DEFAULT_ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 _GIB = 2**30
 _GPU = "nvidia.com/gpu"
@@ -179,6 +181,20 @@ class Sandbox:
         self.vpc_id = network.vpc_id
         self.subnets = network.subnets
         self.node_role_arn = network.node_role_arn
+        self._make_system_group()
+
+    def _make_system_group(self) -> None:
+        """Have a general node group, as every EKS cluster does; its one node is kept apart from the cloud."""
+        from airflow_gpu_provider.sandbox.leftovers import aws_client
+
+        aws_client(self.aws, "eks").create_nodegroup(
+            clusterName=self.cluster_name,
+            nodegroupName=SYSTEM_GROUP,
+            scalingConfig={"minSize": 0, "maxSize": 1, "desiredSize": 0},
+            instanceTypes=[SYSTEM_INSTANCE_TYPE],
+            subnets=[self.subnets[self.zones[0]]],
+            nodeRole=self.node_role_arn,
+        )
 
     def _start_nodes(self, starting: contextlib.ExitStack) -> None:
         from airflow_gpu_provider.sandbox.nodes import NodeAgentError
@@ -202,10 +218,10 @@ class Sandbox:
                 "kubernetes.io/hostname": SYSTEM_NODE,
                 "kubernetes.io/os": "linux",
                 "kubernetes.io/arch": "amd64",
-                "node.kubernetes.io/instance-type": "m6i.2xlarge",
+                "node.kubernetes.io/instance-type": SYSTEM_INSTANCE_TYPE,
                 "topology.kubernetes.io/region": self.region,
                 "topology.kubernetes.io/zone": zone,
-                "eks.amazonaws.com/nodegroup": "system",
+                "eks.amazonaws.com/nodegroup": SYSTEM_GROUP,
                 "eks.amazonaws.com/capacityType": "ON_DEMAND",
             },
             provider_id=f"aws:///{zone}/i-00000000000000000",
