@@ -21,6 +21,10 @@ TRANSIENT: tuple[type[GpuError], ...] = (CloudError, ClusterUnreachable, DemandL
 """Errors that a wait sits out until its deadline: the API server restarts, the cloud throttles, the lock is held."""
 
 
+SOONEST = 2.0
+_PATIENCE = 8.0
+
+
 class Wait(Protocol):
     """A wait of `waits`: it steps, and has a deadline."""
 
@@ -62,7 +66,8 @@ async def drive(
         wait: What is waited for.
         reconcile: Brings the pool closer to what is wanted; runs in a thread.
         say: Takes lines for the task's log.
-        every: Seconds after which to look again when nothing was heard.
+        every: Seconds after which to look again when nothing was heard; at first it is sooner, for a cloud that is
+            just starting or ending a machine does not call.
         change: Returns when something may have changed, at the latest after the seconds it is given.
 
     Raises:
@@ -82,4 +87,5 @@ async def drive(
             if datetime.now(UTC) >= wait.deadline:
                 raise
             narrator.tell(f"{type(error).__name__}: {error} Trying again.")
-        await change(every)
+        waited = (datetime.now(UTC) - wait.started).total_seconds()
+        await change(min(every, max(SOONEST, waited / _PATIENCE)))

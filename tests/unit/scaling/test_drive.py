@@ -1,0 +1,83 @@
+"""The loop around a wait: what it says, what it sits out, and how often it looks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.errors import CloudError, NodesNotReady, PermissionDenied
+from airflow_gpu_provider.scaling import drive as module
+from airflow_gpu_provider.scaling.drive import Narrator, drive
+from airflow_gpu_provider.scaling.waits import Progress
+
+
+class Script:
+    """A wait, a reconcile and a clock's worth of pauses, played from a list."""
+
+    def __init__(self, *steps: Progress | Exception, deadline_in: float = 60, waited: float = 0) -> None:
+        self._steps: Iterator[Progress | Exception] = iter(steps)
+        self.started = datetime.now(UTC) - timedelta(seconds=waited)
+        self.deadline = datetime.now(UTC) + timedelta(seconds=deadline_in)
+        self.pauses: list[float] = []
+        self.said: list[str] = []
+
+    def reconcile(self) -> Any:
+        step = next(self._steps)
+        if isinstance(step, Exception):
+            raise step
+        return SimpleNamespace(snapshot=step, said=())
+
+    def step(self, snapshot: Any) -> Progress:
+        return snapshot
+
+    async def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+
+    def run(self, every: float = 15.0) -> Progress:
+        return asyncio.run(drive(self, self.reconcile, say=self.said.append, every=every, change=self.pause))
+
+
+def test_each_line_is_said_once_while_it_stays_true() -> None:
+    booting, ready = Progress(lines=("booting",)), Progress(lines=("ready",))
+    script = Script(booting, booting, ready, booting, Progress(done=True, result={"nodes": 1}))
+    assert script.run().result == {"nodes": 1}
+    assert [line.split("] ")[1] for line in script.said] == ["booting", "ready", "booting"]
+
+
+def test_what_passes_is_sat_out_until_the_deadline() -> None:
+    script = Script(CloudError("Throttled."), Progress(done=True))
+    assert script.run().done
+    assert "CloudError: Throttled. Trying again." in script.said[0]
+    with pytest.raises(CloudError):
+        Script(CloudError("Throttled."), deadline_in=-1).run()
+
+
+@pytest.mark.parametrize("error", [PermissionDenied("No."), RuntimeError("A bug.")])
+def test_what_does_not_pass_ends_the_wait_at_once(error: Exception) -> None:
+    script = Script(error)
+    with pytest.raises(type(error)):
+        script.run()
+    assert script.pauses == []
+
+
+def test_the_wait_s_own_error_ends_it() -> None:
+    with pytest.raises(NodesNotReady):
+        Script(Progress(), Progress(error=NodesNotReady("Late."))).run()
+
+
+@pytest.mark.parametrize(("waited", "pause"), [(0, module.SOONEST), (40, 5), (3600, 15)])
+def test_looks_soon_at_first_and_seldom_later(waited: float, pause: float) -> None:
+    script = Script(Progress(), Progress(done=True), waited=waited)
+    script.run()
+    assert script.pauses == [pytest.approx(pause, abs=0.5)]
+
+
+def test_the_narrator_stamps_the_time_since_the_start() -> None:
+    said: list[str] = []
+    Narrator(said.append, started=datetime.now(UTC) - timedelta(seconds=200)).tell("node joined", "node joined")
+    assert said == ["[3 min 20 s] node joined"]
