@@ -24,6 +24,8 @@ from airflow_gpu_provider.sandbox.leftovers import GPU, instances
 KPO_LABEL = "kubernetes_pod_operator"
 TRAINING_CONTAINER = "base"
 OWN_LOGGER = "airflow_gpu_provider"
+POD_LOG = f"[{TRAINING_CONTAINER}]"
+"""The pod's lines come into the task's log too, once the task is back; here they have come before."""
 PARSED = "Worker startup parse complete"
 READING = ("Describe", "Get", "List", "AssumeRole")
 
@@ -234,6 +236,8 @@ class AirflowWatch:
         event = str(record.get("event", ""))
         if event == PARSED:
             self._journal.write("worker", task_id, "begins", at=at)
+        elif event.startswith(POD_LOG):
+            return
         elif OWN_LOGGER in str(record.get("logger", "")) or record.get("level") in ("error", "critical"):
             self._journal.write("note", task_id, "\n".join([event, *errors_in(record)]), at=at)
 
