@@ -12,6 +12,7 @@ import boto3
 from airflow.providers.amazon.aws.hooks.eks import EksHook
 from botocore.config import Config
 from botocore.exceptions import NoCredentialsError
+from botocore.loaders import Loader
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
@@ -27,6 +28,10 @@ _CONFIG = Config(
     max_pool_connections=_PARALLEL_CALLS,
 )
 _TOKEN_URL_SECONDS = 60  # as aws eks get-token has it; EKS takes the token for 15 minutes all the same
+
+# One for all sessions of the process: each would parse, and keep, megabytes of service models, and a triggerer has a
+# session for each waiting trigger.
+_LOADER = Loader()
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -122,7 +127,9 @@ class AwsClients:
     @cached_property
     def _session(self) -> boto3.session.Session:
         with mapped_errors(service="sts", connection=self.connection):
-            return self._hook.get_session(region_name=self._region)
+            session = self._hook.get_session(region_name=self._region)
+        session._session.register_component("data_loader", _LOADER)
+        return session
 
     @cached_property
     def _sts_url(self) -> str:

@@ -101,7 +101,7 @@ class EksPlatform(Platform):
         groups = self._groups.read()
         candidates = self.candidates()
         changes = eks_plan.changes(self._specs(candidates, groups), groups)
-        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
+        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)}, mend=False)
         grow = eks_plan.growth(self._pool, nodes, candidates, observed)
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
 
@@ -165,13 +165,10 @@ class EksPlatform(Platform):
     # -- what there is ---------------------------------------------------------------------------------------
 
     def observe(self) -> tuple[Group, ...]:
-        groups = self._groups.owned()
-        asgs = self._scaling.groups(_asg_names(groups))
-        self._scaling.resume_stale(asgs.values())
-        return self._observe(groups)
+        return self._observe(self._groups.owned(), mend=True)
 
-    def _observe(self, groups: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
-        """Read the Auto Scaling side of node groups.
+    def _observe(self, groups: Mapping[str, Mapping[str, Any]], *, mend: bool) -> tuple[Group, ...]:
+        """Read the Auto Scaling side of node groups; `mend` ends suspensions that a dead process left.
 
         Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
         they come last, and their limit is the machines that they have.
@@ -181,6 +178,8 @@ class EksPlatform(Platform):
         activities = self._scaling.activities(names)
         asgs = self._scaling.groups(names)
         switches = self._scaling.switches() if names else {}
+        if mend:
+            self._scaling.resume_stale(asgs.values())
         found = []
         for raw in groups.values():
             name = asg_name(raw) or ""
