@@ -26,7 +26,7 @@ from airflow_gpu_provider.sandbox.demo_report import Report, make_report, render
 from airflow_gpu_provider.sandbox.demo_watchers import AirflowWatch, CloudWatch, ClusterWatch
 from airflow_gpu_provider.sandbox.errors import SandboxError
 from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.leftovers import aws_client, look_for_leftovers
+from airflow_gpu_provider.sandbox.leftovers import look_for_leftovers
 from airflow_gpu_provider.sandbox.live_view import shown_on
 from airflow_gpu_provider.sandbox.nodes import Image
 from airflow_gpu_provider.sandbox.sandbox import SYSTEM_NODE, Sandbox
@@ -117,7 +117,6 @@ class _Night:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-demo-")))
             with self._stage("sandbox up"):
                 sandbox = stack.enter_context(self._sandbox())
-                _have_a_node_group(sandbox)
             with self._stage("Airflow up"):
                 airflow = stack.enter_context(self._airflow(sandbox, folder))
             return self._night(sandbox, airflow, stack)
@@ -184,18 +183,6 @@ def training_image() -> Image:
     """`train-digits:*` stands for the example training, run by this very interpreter."""
     interpreter = str(Path(sys.executable).parent)
     return Image(pattern="train-digits:*", folder=example_dags() / "train_digits", path_prefix=interpreter)
-
-
-def _have_a_node_group(sandbox: Sandbox) -> None:
-    """A cluster in use has a node group for its ordinary pods; new groups take its role where they name none."""
-    aws_client(sandbox.aws, "eks").create_nodegroup(
-        clusterName=sandbox.cluster_name,
-        nodegroupName="system",
-        subnets=list(sandbox.subnets.values()),
-        nodeRole=sandbox.node_role_arn,
-        instanceTypes=["m6i.2xlarge"],
-        scalingConfig={"minSize": 0, "maxSize": 1, "desiredSize": 0},
-    )
 
 
 def _accuracy(airflow: AirflowHome, run: RunStatus) -> float | None:
