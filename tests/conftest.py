@@ -1,0 +1,23 @@
+"""Rules for every test: in CI a skip is a failure, unless its reason is something that CI cannot provide."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+# CI runs as root on Linux with Go and every Python package at hand; what it cannot have is listed here.
+NOT_IN_CI = ("no NVIDIA GPU", "apache/airflow#72716")
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not os.environ.get("CI"):
+        return
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is None:
+        return
+    for report in reporter.stats.get("skipped", []):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not any(allowed in reason for allowed in NOT_IN_CI):
+            reporter.write_line(f"SKIPPED in CI, where it has to run: {report.nodeid}: {reason}", red=True)
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
