@@ -21,6 +21,7 @@ from airflow_gpu_provider.sandbox.nodes import (
     probes,
     quantities,
     status,
+    waits,
 )
 from airflow_gpu_provider.sandbox.nodes.container_log import ContainerLog
 from airflow_gpu_provider.sandbox.nodes.errors import ContainerStartError
@@ -118,7 +119,7 @@ class ContainerRunner:
         process.signal(self._stop_signal())
         while process.running and (left := self._kill_at - time.monotonic()) > 0:
             self._kill_moved.clear()
-            await _first(process.exit_code, self._kill_moved, timeout=left)
+            await waits.first(process.exit_code, events=[self._kill_moved], timeout=left)
         process.signal(signal.SIGKILL)
         await asyncio.wait([process.exit_code])
 
@@ -453,17 +454,8 @@ class ContainerRunner:
             await asyncio.wait_for(self._stopping.wait(), max(seconds, 0.0))
 
 
-async def _first(end: asyncio.Future[int], event: asyncio.Event, *, timeout: float) -> None:
-    """Wait until the end is known, the event is set, or the time is over."""
-    watcher = asyncio.ensure_future(event.wait())
-    waited: list[asyncio.Future[Any]] = [end, watcher]
-    await asyncio.wait(waited, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    watcher.cancel()
-
-
 async def _cancelled(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.wait([task])
+    await waits.cancel(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a container's probes failed", exc_info=error)
 

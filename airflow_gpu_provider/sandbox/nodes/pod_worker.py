@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from airflow_gpu_provider.sandbox.nodes import clock, environment, status, volumes
+from airflow_gpu_provider.sandbox.nodes import clock, environment, status, volumes, waits
 from airflow_gpu_provider.sandbox.nodes.api import STRATEGIC_MERGE_PATCH
 from airflow_gpu_provider.sandbox.nodes.container import ContainerRunner, PodHome
 from airflow_gpu_provider.sandbox.nodes.errors import ApiError, ContainerStartError
@@ -17,6 +17,7 @@ from airflow_gpu_provider.sandbox.nodes.machine import Machine
 from airflow_gpu_provider.sandbox.nodes.node import HOST_IP, Node
 
 VOLUME_RETRY_SECONDS = 1.0
+TOGETHER_SECONDS = 0.003
 FORCED_GRACE_SECONDS = 2.0
 _DEADLINE = status.Verdict(
     phase="Failed",
@@ -58,7 +59,7 @@ class PodWorker:
         self._gone = asyncio.Event()
         self._reported: dict[str, Any] = dict(pod.get("status") or {})
         self._sandbox_ready = False
-        self._all_stopped = False
+        self._all_stopped = asyncio.Event()
         self._verdict: status.Verdict | None = None
         self._tmpfs: list[str] = []
         self._grace_moved = asyncio.Event()
@@ -113,20 +114,19 @@ class PodWorker:
         reporter = asyncio.create_task(self._report())
         try:
             await self._live_until_stopped()
-            self._all_stopped = True
             self.node.release(self.uid)
+            self._all_stopped.set()
             self._mark_changed()
-            await self._settled(reporter)
+            await reporter
         finally:
-            reporter.cancel()
+            await waits.cancel(reporter)
         await self._await_deletion()
 
     async def _live_until_stopped(self) -> None:
         life = asyncio.create_task(self._live())
-        stop = asyncio.create_task(self._stop.wait())
         deadline = asyncio.create_task(self._deadline())
         try:
-            await asyncio.wait([life, stop, deadline], return_when=asyncio.FIRST_COMPLETED)
+            await waits.first(life, deadline, events=[self._stop])
             if life.done():
                 life.result()
                 return
@@ -134,9 +134,7 @@ class PodWorker:
                 self._verdict = _DEADLINE
                 self._machine.events.about_pod(self.pod, "Normal", _DEADLINE.reason, _DEADLINE.message)
         finally:
-            for task in (life, stop, deadline):
-                task.cancel()
-            await asyncio.wait([life, stop, deadline])
+            await waits.cancel(life, deadline)
         await self._terminate()
 
     async def _live(self) -> None:
@@ -222,9 +220,7 @@ class PodWorker:
         stopping = asyncio.create_task(self._stop_all())
         while not stopping.done():
             self._grace_moved.clear()
-            moved = asyncio.create_task(self._grace_moved.wait())
-            await asyncio.wait([stopping, moved], return_when=asyncio.FIRST_COMPLETED)
-            moved.cancel()
+            await waits.first(stopping, events=[self._grace_moved])
             for runner in self.runners:
                 runner.hasten(self._grace())
         stopping.result()
@@ -260,16 +256,15 @@ class PodWorker:
     def _mark_changed(self) -> None:
         self._changed.set()
 
-    async def _settled(self, reporter: asyncio.Task[None]) -> None:
-        """Wait until the last status is in the API, or the pod is not."""
-        reporter.cancel()
-        await asyncio.wait([reporter])
-        await self._write_status()
-
     async def _report(self) -> None:
-        while True:
+        """Write the status whenever it has changed, until the final one is written."""
+        final = False
+        while not final:
             await self._changed.wait()
+            # Changes come together: the last container's end is the pod's end.
+            await waits.first(events=[self._all_stopped], timeout=TOGETHER_SECONDS)
             self._changed.clear()
+            final = self._all_stopped.is_set()
             await self._write_status()
 
     async def _write_status(self) -> None:
@@ -281,7 +276,7 @@ class PodWorker:
                 pod_ip=self._home.facts.pod_ip,
                 start_time=clock.seconds_text(self._began),
                 sandbox_ready=self._sandbox_ready,
-                all_stopped=self._all_stopped,
+                all_stopped=self._all_stopped.is_set(),
                 verdict=self._verdict,
             ),
             previous=self._reported,
@@ -291,6 +286,8 @@ class PodWorker:
             await self._patch_status(wanted)
 
     async def _patch_status(self, wanted: dict[str, Any]) -> None:
+        if self._gone.is_set():
+            return
         body = {"metadata": {"uid": self.uid}, "status": wanted}
         try:
             await self._api.patch(f"{self._path}/status", body, STRATEGIC_MERGE_PATCH)
