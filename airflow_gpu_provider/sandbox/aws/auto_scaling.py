@@ -1,4 +1,4 @@
-"""The Auto Scaling API: moto's, with groups that take time, and with what AWS refuses refused."""
+"""Auto Scaling: moto's, with groups that take time, a schedule that fires, and what AWS refuses refused."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import Any, cast
 
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import AutoScalingBackend
-from moto.autoscaling.responses import AutoScalingResponse
-from moto.core.responses import ActionResult, EmptyResult
 
-from airflow_gpu_provider.sandbox.aws.activities import PAGE_SIZE, Activity, at, page
+from airflow_gpu_provider.sandbox.aws.activities import Activity, at, page
 from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Member, Surroundings
 from airflow_gpu_provider.sandbox.aws.scheduled_actions import (
     Schedule,
@@ -372,58 +370,3 @@ def _aware(moment: Any) -> datetime | None:
         return None
     known = moment if isinstance(moment, datetime) else datetime.fromisoformat(str(moment))
     return known.replace(tzinfo=UTC) if known.tzinfo is None else known.astimezone(UTC)
-
-
-class AutoScalingApi(AutoScalingResponse):
-    """The calls whose shape moto lacks."""
-
-    autoscaling_backend: AutoScaling
-
-    def set_desired_capacity(self) -> ActionResult:
-        self.autoscaling_backend.set_desired_capacity(
-            self._get_param("AutoScalingGroupName"),
-            self._get_int_param("DesiredCapacity"),
-            honor_cooldown=self._get_bool_param("HonorCooldown", False),
-        )
-        return EmptyResult()
-
-    def delete_auto_scaling_group(self) -> ActionResult:
-        self.autoscaling_backend.delete_auto_scaling_group(
-            self._get_param("AutoScalingGroupName"), force=self._get_bool_param("ForceDelete", False)
-        )
-        return EmptyResult()
-
-    def describe_scaling_activities(self) -> ActionResult:
-        activities, token = self.autoscaling_backend.describe_scaling_activities(
-            group_name=self._get_param("AutoScalingGroupName"),
-            activity_ids=self._get_param("ActivityIds", []),
-            include_deleted=self._get_bool_param("IncludeDeletedGroups", False),
-            max_records=self._get_int_param("MaxRecords", PAGE_SIZE),
-            next_token=self._get_param("NextToken"),
-        )
-        return ActionResult({"Activities": [a.describe() for a in activities], "NextToken": token})
-
-    def terminate_instance_in_auto_scaling_group(self) -> ActionResult:
-        activity = self.autoscaling_backend.terminate_instance(
-            self._get_param("InstanceId"),
-            self._get_bool_param("ShouldDecrementDesiredCapacity", False),
-        )
-        return ActionResult({"Activity": activity.describe()})
-
-    def complete_lifecycle_action(self) -> ActionResult:
-        group, member = self._waiting_member()
-        group.complete_terminating(member, utc_now())
-        return EmptyResult()
-
-    def record_lifecycle_action_heartbeat(self) -> ActionResult:
-        group, member = self._waiting_member()
-        group.heartbeat(member, utc_now())
-        return EmptyResult()
-
-    def _waiting_member(self) -> tuple[AutoScalingGroup, Member]:
-        instance_id = self._get_param("InstanceId")
-        group = self.autoscaling_backend.group(self._get_param("AutoScalingGroupName"))
-        member = group.find(instance_id)
-        if member is None or member.lifecycle_state != "Terminating:Wait":
-            raise ValidationError(f"No active Lifecycle Action found with instance ID {instance_id}")
-        return group, member

@@ -15,9 +15,11 @@ from moto.ec2.models import ec2_backends
 from moto.eks.models import eks_backends
 
 from airflow_gpu_provider.sandbox.aws.activities import ActivityLog
-from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, AutoScalingApi, utc_now
+from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, utc_now
+from airflow_gpu_provider.sandbox.aws.auto_scaling_api import AutoScalingApi
 from airflow_gpu_provider.sandbox.aws.clock import Clock
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
+from airflow_gpu_provider.sandbox.aws.eks import Eks, EksApi
 from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Surroundings
 from airflow_gpu_provider.sandbox.aws.identities import Identities, StsApi, identify
 from airflow_gpu_provider.sandbox.aws.instance_types import InstanceTypeCatalogue
@@ -29,7 +31,6 @@ from airflow_gpu_provider.sandbox.aws.interface import (
     Identity,
 )
 from airflow_gpu_provider.sandbox.aws.launches import Ec2Capacity
-from airflow_gpu_provider.sandbox.aws.node_groups import Eks, EksApi
 from airflow_gpu_provider.sandbox.aws.outbox import Outbox, deliver
 from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
 from airflow_gpu_provider.sandbox.aws.server import AwsApi, AwsServer
@@ -202,7 +203,7 @@ class AwsCloud:
     def _describe_group(self, group: AutoScalingGroup) -> dict[str, Any]:
         managed = {node_group.asg_name: node_group for node_group in self._eks.node_groups()}.get(group.name)
         return {
-            "asg": group.name,
+            "name": group.name,
             "nodegroup": managed.nodegroup_name if managed else None,
             "status": managed.status if managed else None,
             "issues": [issue["message"] for issue in managed.health["issues"]] if managed else [],
@@ -211,7 +212,7 @@ class AwsCloud:
             "desired": group.size,
             "instances": [
                 {
-                    "id": member.instance.id,
+                    "instance_id": member.instance.id,
                     "type": member.instance.instance_type,
                     "zone": member.availability_zone,
                     "market": market_of(member.instance),

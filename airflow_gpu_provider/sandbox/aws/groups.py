@@ -84,6 +84,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         """Set by EKS for a managed group; None for one that its user made."""
         self._members: list[Member] = []
         self._retry_at: datetime | None = None
+        self._reacts_at = self._reaction(now)
         self._capacity_cause = f"{at(now)} a user request created an AutoScalingGroup."
         self._cooldown_until: datetime | None = None
         self.deleting = False
@@ -152,6 +153,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         self._capacity_cause = f"{at(now)} {cause} changing the desired capacity from {self.size} to {desired}."
         self.desired_capacity = desired
         self._retry_at = None
+        self._reacts_at = self._reaction(now)
 
     def terminate(self, member: Member, *, now: datetime, cause: str) -> Activity:
         """Begin to end an instance. It no longer counts; the group's hook, if any, is asked first."""
@@ -219,6 +221,8 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             self._next_state(member, now)
         if not self.is_suspended("ReplaceUnhealthy"):
             self._replace_unhealthy(now)
+        if now < self._reacts_at:
+            return
         if not self.is_suspended("Terminate"):
             self._shrink(now)
         if not self.is_suspended("Launch") and not self.deleting:
@@ -357,6 +361,9 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         )
         ready = now + timedelta(seconds=self._around.timings.asg_launch)
         self._members.append(Member(instance, group=self, activity=activity, deadline=ready))
+
+    def _reaction(self, now: datetime) -> datetime:
+        return now + timedelta(seconds=self._around.timings.asg_reaction)
 
     def _plan(self) -> LaunchPlan:
         return plan_of(

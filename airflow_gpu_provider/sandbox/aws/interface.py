@@ -47,6 +47,8 @@ class AwsTimings:
     """A group whose instances cannot be launched for so long becomes CREATE_FAILED."""
     nodegroup_update: float = 1.0
     nodegroup_delete: float = 1.0
+    asg_reaction: float = 0.1
+    """From a change of size to the first launch or end; nothing shows in between, as in AWS."""
     asg_launch: float = 0.2
     asg_retry: float = 5.0
     drain_timeout: float = 15.0

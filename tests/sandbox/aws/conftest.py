@@ -24,6 +24,7 @@ QUICK = AwsTimings(
     nodegroup_create_timeout=1.0,
     nodegroup_update=0.3,
     nodegroup_delete=0.1,
+    asg_reaction=0.05,
     asg_launch=0.05,
     asg_retry=0.3,
     drain_timeout=1.5,
@@ -169,9 +170,14 @@ def faults() -> Faults:
 
 
 @pytest.fixture
-def account(faults: Faults) -> Iterator[Account]:
+def timings() -> AwsTimings:
+    return QUICK
+
+
+@pytest.fixture
+def account(faults: Faults, timings: AwsTimings) -> Iterator[Account]:
     events = Recorder()
-    cloud = AwsCloud(faults=faults, timings=QUICK, events=events)
+    cloud = AwsCloud(faults=faults, timings=timings, events=events)
     events.complete_drain = cloud.complete_drain
     cloud.start()
     try:

@@ -230,6 +230,7 @@ def test_a_group_whose_own_group_was_deleted_is_degraded(account: Account) -> No
         ({"subnets": ["subnet-00000000"]}, "subnet-00000000"),
         ({"amiType": "AL2023_X86_64_NVIDIA"}, "amiType"),
         ({"capacityType": "PREEMPTIBLE"}, "capacityType"),
+        ({"capacityType": "CAPACITY_BLOCK"}, "launch template"),
         ({"labels": {"bad key!": "x"}}, "bad key!"),
         ({"labels": {"role": "not a value"}}, "role"),
         ({"labels": {"eks.amazonaws.com/mine": "x"}}, "reserved"),

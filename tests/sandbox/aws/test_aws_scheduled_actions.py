@@ -11,7 +11,7 @@ from botocore.exceptions import ClientError
 from tests.sandbox.aws.conftest import Account, eventually
 
 
-def soon(seconds: float = 1.0) -> datetime:
+def soon(seconds: float = 2.0) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
@@ -72,7 +72,7 @@ def test_groups_may_use_the_same_action_name(account: Account) -> None:
 
 def test_a_recurring_action_moves_on(account: Account) -> None:
     asg = account.node_group()
-    put(account, asg, StartTime=soon(0.5), Recurrence="0 2 * * *", DesiredCapacity=1, TimeZone="Europe/Berlin")
+    put(account, asg, StartTime=soon(), Recurrence="0 2 * * *", DesiredCapacity=1, TimeZone="Europe/Berlin")
     eventually(lambda: account.instances(asg))
 
     (action,) = actions(account, asg)
@@ -85,7 +85,7 @@ def test_a_suspended_action_passes_without_effect(account: Account) -> None:
     asg = account.node_group()
     (instance,) = account.grow(asg, 1)
     account.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["ScheduledActions"])
-    put(account, asg, StartTime=soon(0.5))
+    put(account, asg, StartTime=soon())
     eventually(lambda: not actions(account, asg))
 
     assert account.instances(asg) == [instance]
