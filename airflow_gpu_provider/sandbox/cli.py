@@ -135,7 +135,8 @@ def _fault_errors(arguments: argparse.Namespace) -> None:
 
 
 def _fault_restart_apiserver(arguments: argparse.Namespace) -> None:
-    _call(arguments, "POST", "/restart-apiserver", {"down_seconds": arguments.down_seconds})
+    seconds = arguments.down_seconds
+    _call(arguments, "POST", "/restart-apiserver", {"down_seconds": seconds}, may_take=seconds)
 
 
 def _fault_clear(arguments: argparse.Namespace) -> None:
@@ -146,10 +147,10 @@ def _change_faults(arguments: argparse.Namespace, changes: dict[str, Any]) -> No
     print(json.dumps(_call(arguments, "POST", "/faults", changes), indent=2))
 
 
-def _call(arguments: argparse.Namespace, method: str, path: str, body: Any = None) -> Any:
+def _call(arguments: argparse.Namespace, method: str, path: str, body: Any = None, *, may_take: float = 0.0) -> Any:
     from airflow_gpu_provider.sandbox import supervisor
 
-    return supervisor.find(arguments.name).api.call(method, path, body)
+    return supervisor.find(arguments.name).api.call(method, path, body, may_take=may_take)
 
 
 def _say(line: str) -> None:

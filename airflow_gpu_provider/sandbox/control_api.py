@@ -26,6 +26,9 @@ from airflow_gpu_provider.sandbox.errors import ControlApiError, SandboxError
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.loopback import LoopbackServer, Reply, Request
 
+# Long enough for a restart of the API server; a longer `down_seconds` is added to it.
+TIMEOUT = 120.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -111,8 +114,8 @@ class ControlApiClient:
         # Never through a proxy: it is this machine.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
-        """The decoded reply. ControlApiError if it was refused, or if nobody answers."""
+    def call(self, method: str, path: str, body: Any = None, *, may_take: float = 0.0) -> Any:
+        """The decoded reply. ControlApiError if it was refused, or if nobody answers (in 120 s + `may_take`)."""
         request = urllib.request.Request(
             self._url + path,
             method=method,
@@ -120,7 +123,7 @@ class ControlApiClient:
             headers={"Authorization": f"Bearer {self._token}", "Content-Type": "application/json"},
         )
         try:
-            with self._opener.open(request) as reply:
+            with self._opener.open(request, timeout=TIMEOUT + may_take) as reply:
                 return json.load(reply)
         except urllib.error.HTTPError as error:
             with error:

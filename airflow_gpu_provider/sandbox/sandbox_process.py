@@ -105,4 +105,4 @@ class SandboxProcess:
 
     def restart_apiserver(self, down_seconds: float = 0.0) -> None:
         """As `Sandbox.restart_apiserver`."""
-        self._running.api.call("POST", "/restart-apiserver", {"down_seconds": down_seconds})
+        self._running.api.call("POST", "/restart-apiserver", {"down_seconds": down_seconds}, may_take=down_seconds)

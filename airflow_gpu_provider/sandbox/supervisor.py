@@ -6,17 +6,19 @@ exactly while that lock is held, however the supervisor ended.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
@@ -26,6 +28,7 @@ from airflow_gpu_provider.sandbox.build import cache_folder
 from airflow_gpu_provider.sandbox.control_api import ControlApiClient
 from airflow_gpu_provider.sandbox.errors import (
     ComponentFailed,
+    ControlApiError,
     SandboxAlreadyRunning,
     SandboxError,
     SandboxNotRunning,
@@ -149,16 +152,14 @@ def end(name: str) -> None:
     except SandboxNotRunning:
         remove_leftovers(name)
         raise
-    try:
-        running.api.call("POST", "/down")
-        ended = _wait_for_end(name)
-    except SandboxError:
-        ended = False
-    if not ended:
-        # Everything that it started dies with it.
-        os.kill(running.pid, signal.SIGKILL)
-        if not _wait_for_end(name):
-            raise ComponentFailed(f"the supervisor, process {running.pid}, cannot be killed")
+    with _process(running.pid) as process:
+        with contextlib.suppress(ControlApiError):
+            running.api.call("POST", "/down")
+        if not _ended(process, timeout=_STOP_TIMEOUT):
+            # Everything that it started dies with it.
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            if not _ended(process, timeout=_STOP_TIMEOUT):
+                raise ComponentFailed(f"the supervisor, process {running.pid}, cannot be killed")
     remove_leftovers(name)
 
 
@@ -196,13 +197,19 @@ def _interrupt_when_stdin_closes() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _wait_for_end(name: str) -> bool:
-    deadline = time.monotonic() + _STOP_TIMEOUT
-    while _is_supervised(name):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL)
-    return True
+@contextlib.contextmanager
+def _process(pid: int) -> Iterator[int]:
+    """A descriptor that stands for this process and no later one of the same id."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _ended(process: int, *, timeout: float) -> bool:
+    readable, _, _ = select.select([process], [], [], timeout)
+    return bool(readable)
 
 
 def _is_supervised_by(pid: int, name: str) -> bool:
