@@ -20,7 +20,7 @@ help:
 $(INSTALLED): requirements-dev.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
 	@echo "== .venv: creating it, then installing some 300 packages (a minute or two when nothing is cached)"
-	@$(PYTHON) -m venv --clear .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
+	@$(PYTHON) -m venv .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip install --python $(BIN)/python --requirements requirements-dev.txt || $(BIN)/python -m pip install --requirement requirements-dev.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
