@@ -25,10 +25,7 @@ from airflow_gpu_provider.platforms.base import Group, Plan
 from airflow_gpu_provider.platforms.eks import EksPlatform
 from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, ZONE_TAG
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.faults import Stockout
-from tests.sandbox.aws.conftest import CLUSTER, Account, account, eventually, faults
-
-__all__ = ["account", "faults"]  # fixtures
+from tests.sandbox.aws_account import CLUSTER, Account, cloud_process, eventually
 
 POLICY = Path(__file__).parents[2] / "docs" / "iam" / "eks-full.json"
 A, B = "us-west-2a", "us-west-2b"
@@ -50,7 +47,7 @@ class Pools:
             "instance_types": ["g6.xlarge"],
             "zones": [A],
             "max_nodes": 3,
-            "node_role": self._account.network.node_role_arn,
+            "node_role": self._account.opened.node_role_arn,
         }
         return EksGpuPool(**(fields | changes))
 
@@ -76,6 +73,18 @@ class Pools:
         return platform
 
 
+@pytest.fixture(scope="module")
+def cloud() -> Iterator[Any]:
+    with cloud_process() as cloud:
+        yield cloud
+
+
+@pytest.fixture
+def account(cloud: Any) -> Iterator[Account]:
+    yield Account(cloud)
+    cloud.close()
+
+
 @pytest.fixture
 def pools(account: Account, monkeypatch: pytest.MonkeyPatch) -> Pools:
     """The pools' connection is aws_default; nothing else in the environment leads to the account."""
@@ -86,12 +95,11 @@ def pools(account: Account, monkeypatch: pytest.MonkeyPatch) -> Pools:
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, account: Account, *, conn_id: str = "aws_default", **changes: Any) -> None:
-    key = account.cloud.access_key
     connection = {
         "conn_type": "aws",
-        "login": changes.pop("login", key.access_key_id),
-        "password": key.secret_access_key,
-        "extra": {"endpoint_url": account.cloud.endpoint_url} | changes,
+        "login": changes.pop("login", account.opened.access_key_id),
+        "password": account.opened.secret_access_key,
+        "extra": {"endpoint_url": account.opened.endpoint_url} | changes,
     }
     monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
 
@@ -103,16 +111,6 @@ def running(platform: EksPlatform, size: int) -> Group:
         return [m.state for m in groups[0].machines] == ["running"] * size
 
     return eventually(platform.observe, settled)[0]
-
-
-def asg_of(account: Account, group: str = GROUP_A) -> str:
-    return str(account.describe(group)["resources"]["autoScalingGroups"][0]["name"])
-
-
-def raise_minimum(account: Account, size: int) -> None:
-    """Somebody sets the first group's minimum size."""
-    account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig={"minSize": size})
-    eventually(lambda: account.status(GROUP_A), lambda status: status == "ACTIVE")
 
 
 def suspended(account: Account, asg: str) -> list[str]:
@@ -134,14 +132,14 @@ class TestPlanAndApply:
         assert plan.grow == (f"{GROUP_B} 0->1 (g6.xlarge on-demand in us-west-2b first)",)
         created = account.describe(GROUP_A)
         assert created["scalingConfig"] == {"minSize": 0, "maxSize": 2, "desiredSize": 0}
-        assert created["subnets"] == [account.network.subnets[A]]
+        assert created["subnets"] == [account.opened.subnets[A]]
         assert created["labels"] == {"tier": "gpu", "airflow-gpu-provider/pool": "train"}
         assert created["taints"] == [{"key": "nvidia.com/gpu", "value": "true", "effect": "NO_SCHEDULE"}]
         assert created["instanceTypes"] == ["g6.xlarge"]
         assert created["capacityType"] == "ON_DEMAND"
         assert created["amiType"] == "AL2023_x86_64_NVIDIA"
         assert created["diskSize"] == 100
-        assert created["nodeRole"] == account.network.node_role_arn
+        assert created["nodeRole"] == account.opened.node_role_arn
         expected = {"team": "ml", POOL_TAG: "train", OWNER_TAG: OWNER, ZONE_TAG: A}
         assert expected.items() <= created["tags"].items()
         assert tags == {"team": "ml"}
@@ -164,7 +162,7 @@ class TestPlanAndApply:
 
     def test_planning_writes_nothing(self, account: Account, pools: Pools) -> None:
         pools.platform().plan(1)
-        assert not [call for call in account.cloud.calls if not call.partition(":")[2].startswith(("Describe", "List"))]
+        assert not [call for call in account.calls if not call.partition(":")[2].startswith(("Describe", "List"))]
 
     def test_a_group_that_somebody_else_creates_meanwhile_is_fine(self, pools: Pools) -> None:
         platform, other, said = pools.platform(), pools.platform(), []
@@ -192,7 +190,7 @@ class TestDrift:
 
         assert change.action == "update"
         assert all(word in change.detail for word in ("maxSize", "labels", "taints", "tags"))
-        eventually(lambda: account.status(GROUP_A), lambda status: status == "ACTIVE")
+        account.until_active(GROUP_A)
         group = account.describe(GROUP_A)
         assert group["labels"] == {"new": "1", "airflow-gpu-provider/pool": "train"}
         taints = {(t["key"], t.get("value"), t["effect"]) for t in group["taints"]}
@@ -202,7 +200,7 @@ class TestDrift:
 
     def test_a_minimum_that_somebody_set_goes_back_to_zero(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(1)
-        raise_minimum(account, 1)
+        account.scaling(GROUP_A, minSize=1)
         pools.applied(platform)
         assert account.describe(GROUP_A)["scalingConfig"]["minSize"] == 0
 
@@ -263,7 +261,7 @@ class TestDrift:
         account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig={"maxSize": 8})
         changed.apply(plan, said.append)
         assert said == [f"{GROUP_A} is being updated by somebody else: the next run brings it in line"]
-        eventually(lambda: account.status(GROUP_A), lambda status: status == "ACTIVE")
+        account.until_active(GROUP_A)
         pools.applied(changed)
         assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 9
 
@@ -271,7 +269,7 @@ class TestDrift:
 class TestFailedGroups:
     def test_is_observed_replaced_and_named(self, account: Account, pools: Pools) -> None:
         platform = pools.platform()
-        account.faults.add(Stockout())
+        account.stock_out()
         request = platform._specs(platform.candidates(), {})[0].create_request()
         account.eks.create_nodegroup(**(request | {"scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 1}}))
         (group,) = eventually(platform.observe, lambda groups: groups[0].status == "failed")
@@ -280,13 +278,13 @@ class TestFailedGroups:
         with pytest.raises(GroupFailed, match="InsufficientInstanceCapacity"):
             platform.apply(platform.plan(1), print)
 
-        account.faults.clear()
+        account.clear_faults()
         eventually(platform.observe, lambda groups: not groups)
         pools.applied(platform)
 
     def test_one_that_is_being_deleted_is_no_use_yet(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(1)
-        account.events.drains_at_once = False
+        account.hold_drains()
         platform.delete(print)
         plan = platform.plan(1)
         assert "is being deleted" in plan.changes[0].detail
@@ -299,10 +297,10 @@ class TestWhere:
         assert [c.zone for c in pools.platform(zones=[]).candidates()] == [A, B, "us-west-2c"]
 
     def test_private_subnets_come_before_public_ones(self, account: Account, pools: Pools) -> None:
-        public = account.network.subnets[A]
+        public = account.opened.subnets[A]
         account.ec2.modify_subnet_attribute(SubnetId=public, MapPublicIpOnLaunch={"Value": True})
         block = "10.64.240.0/24"
-        private = account.ec2.create_subnet(VpcId=account.network.vpc_id, CidrBlock=block, AvailabilityZone=A)
+        private = account.ec2.create_subnet(VpcId=account.opened.vpc_id, CidrBlock=block, AvailabilityZone=A)
         private_id = private["Subnet"]["SubnetId"]
         platform = pools.platform(subnets=[])
         cluster = {**platform._cluster, "resourcesVpcConfig": {"subnetIds": [public, private_id]}}
@@ -320,20 +318,20 @@ class TestWhere:
             pools.platform(subnets=["subnet-0bad"]).plan(1)
 
     def test_what_a_zone_does_not_offer_is_left_out_and_said(self, account: Account, pools: Pools) -> None:
-        account.cloud.set_offered("g6.xlarge", A, offered=False)
+        account.set_offered("g6.xlarge", A, offered=False)
         plan = pools.platform(zones=[A, B]).plan(1)
         assert [change.group for change in plan.changes] == [GROUP_B]
         assert plan.lines()[-1] == "  ! g6.xlarge is left out in us-west-2a: EC2 does not offer it there"
 
     def test_offered_nowhere(self, account: Account, pools: Pools) -> None:
-        account.cloud.set_offered("g6.xlarge", A, offered=False)
+        account.set_offered("g6.xlarge", A, offered=False)
         with pytest.raises(PoolSpecError, match=r"EC2 offers g6.xlarge in none of us-west-2a"):
             pools.platform().plan(1)
 
     def test_the_role_of_another_node_group_is_the_default(self, account: Account, pools: Pools) -> None:
         account.node_group("web")
         pools.ready(node_role=None)
-        assert account.describe(GROUP_A)["nodeRole"] == account.network.node_role_arn
+        assert account.describe(GROUP_A)["nodeRole"] == account.opened.node_role_arn
 
     def test_no_role_to_take(self, pools: Pools) -> None:
         with pytest.raises(PoolSpecError, match="node_role is not set"):
@@ -356,16 +354,16 @@ class TestObserve:
 
     def test_calls_do_not_grow_with_machines(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(3)
-        before = account.cloud.calls
+        before = account.calls
         platform.observe()
-        made = account.cloud.calls - before
+        made = account.calls - before
         assert made.total() == 5, made
 
     @pytest.mark.parametrize("market", ["ON_DEMAND", "SPOT"])
     def test_out_of_stock(self, account: Account, pools: Pools, market: str) -> None:
         platform = pools.ready(capacity_types=[market])
         name = platform.observe()[0].name
-        account.faults.add(Stockout(zone=A))
+        account.stock_out(zone=A)
         platform.grow({name: 1})
         (group,) = eventually(platform.observe, lambda groups: groups[0].launch_failure)
         assert group.launch_failure
@@ -373,13 +371,13 @@ class TestObserve:
         assert "apacity" in group.launch_failure.message
         assert group.unfilled == 1
         assert not group.launching
-        account.faults.clear()
+        account.clear_faults()
         eventually(platform.observe, lambda groups: groups[0].live and not groups[0].launch_failure)
 
     @pytest.mark.parametrize(("market", "code"), [("ON_DEMAND", "L-DB2E81BA"), ("SPOT", "L-3819A6DF")])
     def test_a_quota_is_no_stock_out(self, account: Account, pools: Pools, market: str, code: str) -> None:
         platform = pools.ready(capacity_types=[market])
-        account.cloud.set_quota(code, 0)
+        account.set_quota(code, 0)
         platform.grow({platform.observe()[0].name: 1})
         (group,) = eventually(platform.observe, lambda groups: groups[0].launch_failure)
         assert group.launch_failure
@@ -421,12 +419,12 @@ class TestSizes:
 
     def test_releasing_twice_is_fine(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(2)
-        account.events.drains_at_once = False
+        account.hold_drains()
         (machine, other) = platform.observe()[0].live
         platform.release([machine])
         platform.release([machine])  # on its way
         assert platform.observe()[0].desired == 1
-        account.cloud.complete_drain(machine.id)
+        account.complete_drain(machine.id)
         eventually(platform.observe, lambda groups: len(groups[0].machines) == 1)
         platform.release([machine])  # gone
         assert [m.id for m in platform.observe()[0].live] == [other.id]
@@ -441,7 +439,7 @@ class TestSizes:
 
     def test_a_minimum_size_keeps_a_machine_and_is_said(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(1)
-        raise_minimum(account, 1)
+        account.scaling(GROUP_A, minSize=1)
         (machine,) = platform.observe()[0].live
         with pytest.raises(CloudError, match="would fall below its minimum size"):
             platform.release([machine])
@@ -450,7 +448,7 @@ class TestSizes:
         platform = pools.grown(2, zones=[A, B])
         platform.grow({GROUP_B: 1})
         groups = eventually(platform.observe, lambda groups: len(groups[1].live) == 1)
-        raise_minimum(account, 2)
+        account.scaling(GROUP_A, minSize=2)
         with pytest.raises(CloudError):
             platform.release([*groups[0].live, *groups[1].live])
         assert [group.desired for group in platform.observe()] == [2, 0]
@@ -461,7 +459,7 @@ class TestShrinkUnfilled:
     def starved(self, account: Account, pools: Pools) -> EksPlatform:
         """One machine runs, two more are asked for and do not come."""
         platform = pools.grown(1)
-        account.faults.add(Stockout())
+        account.stock_out()
         platform.grow({GROUP_A: 3})
         eventually(platform.observe, lambda groups: groups[0].launch_failure)
         return platform
@@ -469,12 +467,12 @@ class TestShrinkUnfilled:
     def test_down_to_what_exists(self, account: Account, starved: EksPlatform) -> None:
         (machine,) = starved.observe()[0].live
         assert starved.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
-        account.faults.clear()
+        account.clear_faults()
         (group,) = starved.observe()
         assert [m.id for m in group.live] == [machine.id]
         assert (group.desired, group.unfilled) == (1, 0)
         assert group.launch_failure  # remembered, for who looks for another place next
-        asg = asg_of(account)
+        asg = account.asg_of(GROUP_A)
         assert (suspended(account, asg), marks(account, asg)) == ([], [])
 
     def test_nothing_to_do(self, account: Account, pools: Pools) -> None:
@@ -483,13 +481,13 @@ class TestShrinkUnfilled:
         assert platform.observe()[0].desired == 2
 
     def test_a_machine_that_came_meanwhile_stays(self, account: Account, starved: EksPlatform) -> None:
-        account.faults.clear()
+        account.clear_faults()
         eventually(starved.observe, lambda groups: len(groups[0].live) == 3)
         assert starved.shrink_unfilled([GROUP_A]) == {}
         assert len(starved.observe()[0].live) == 3
 
     def test_somebody_elses_suspension_stays(self, account: Account, starved: EksPlatform) -> None:
-        asg = asg_of(account)
+        asg = account.asg_of(GROUP_A)
         account.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
         assert starved.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
         assert suspended(account, asg) == ["Launch"]
@@ -501,18 +499,18 @@ class TestShrinkUnfilled:
     def test_a_death_at_any_step_is_mended(
         self, account: Account, pools: Pools, starved: EksPlatform, last_words: str, dies: str
     ) -> None:
-        asg = asg_of(account)
+        asg = account.asg_of(GROUP_A)
         with dead(starved, last_words, dies=dies), pytest.raises(Dead):
             starved.shrink_unfilled([GROUP_A])
-        account.faults.clear()
+        account.clear_faults()
 
         pools.platform().grow({GROUP_A: 2})
 
-        eventually(lambda: account.instances(asg), lambda ids: len(ids) >= 2)
+        eventually(lambda: account.in_service(asg), lambda ids: len(ids) >= 2)
         assert (suspended(account, asg), marks(account, asg)) == ([], [])
 
     def test_a_stale_suspension_is_ended_by_whoever_looks(self, account: Account, starved: EksPlatform) -> None:
-        asg = asg_of(account)
+        asg = account.asg_of(GROUP_A)
         with dead(starved, "SetDesiredCapacity", dies="before"), pytest.raises(Dead):
             starved.shrink_unfilled([GROUP_A])
         starved.observe()
@@ -580,7 +578,7 @@ class TestSwitch:
         assert [group.switch_at for group in platform.observe()] == [None, None]
 
     def test_others_scheduled_actions_are_left_alone(self, account: Account, pools: Pools) -> None:
-        platform, asg = pools.ready(), asg_of(account)
+        platform, asg = pools.ready(), account.asg_of(GROUP_A)
         at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
         account.asg.put_scheduled_update_group_action(
             AutoScalingGroupName=asg, ScheduledActionName="theirs", StartTime=at, DesiredCapacity=1
@@ -618,9 +616,9 @@ class TestAccessAndErrors:
         access = pools.platform().cluster_access()
         assert (access.server, access.ca_data) == ("https://127.0.0.1:6443", "Q0E=")
         assert access.token
-        identity = account.cloud.identify(access.token())
+        identity = account.identify(access.token())
         assert identity
-        assert identity.arn == account.cloud.access_key.arn
+        assert identity.arn == account.opened.arn
 
     def test_tokens_are_for_the_regional_endpoint(self, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
         import base64
@@ -641,7 +639,7 @@ class TestAccessAndErrors:
     def test_a_connection_that_is_missing_never_means_ambient_credentials(
         self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name, value in account.cloud.env().items():
+        for name, value in account.opened.env.items():
             monkeypatch.setenv(name, value)
         with pytest.raises(CredentialsError, match="connection 'aws_prod' does not exist"):
             pools.platform(aws_conn_id="aws_prod").observe()
@@ -670,7 +668,7 @@ class TestAccessAndErrors:
     def test_a_role_that_may_not_be_assumed(
         self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        endpoint = {"sts": {"endpoint_url": account.cloud.endpoint_url}}
+        endpoint = {"sts": {"endpoint_url": account.opened.endpoint_url}}
         connect(monkeypatch, account, role_arn="arn:aws:iam::123456789012:role/no-such-role", service_config=endpoint)
         with pytest.raises(PermissionDenied, match="sts:AssumeRole"):
             pools.platform().observe()
@@ -682,14 +680,13 @@ class TestAccessAndErrors:
 
     def test_a_few_errors_and_throttled_calls_are_tried_again(self, account: Account, pools: Pools) -> None:
         platform = pools.ready()
-        account.faults.set_throttle_rate(0.2)
-        account.faults.set_error_rate(0.2)
+        account.set_rates(throttled=0.2, failing=0.2)
         for _ in range(3):
             assert platform.observe()[0].status == "active"
 
     def test_throttled_for_good(self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
         connect(monkeypatch, account, config_kwargs=ONE_TRY)  # the connection's settings come before ours
-        account.faults.set_throttle_rate(1.0)
+        account.set_rates(throttled=1.0)
         with pytest.raises(CloudError, match=r"AWS throttled eks:ListNodegroups"):
             pools.platform().observe()
 
@@ -709,23 +706,23 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
 ) -> None:
     spec: dict[str, Any] = {"zones": [A, B], "node_role": None}
     account.node_group("web")
-    before = account.cloud.calls
+    before = account.calls
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
     platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
     platform.grow({GROUP_A: 1})
     machine = running(platform, 1).machines[0]
-    account.events.drains_at_once = False
+    account.hold_drains()
     platform.release([machine])
     platform.release([machine])
-    account.faults.add(Stockout())
+    account.stock_out()
     platform.grow({GROUP_B: 1})
     eventually(platform.observe, lambda groups: groups[1].launch_failure)
     platform.shrink_unfilled([GROUP_B])
     platform.clear_switch([GROUP_A])
-    account.faults.clear()
+    account.clear_faults()
     platform.delete(print)
 
-    made = account.cloud.calls - before
+    made = account.calls - before
     assert len(made) > 15
     assert [call for call in made if not allowed(call)] == []
