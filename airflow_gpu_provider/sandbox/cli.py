@@ -20,15 +20,20 @@ if TYPE_CHECKING:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status (1 for an error of the sandbox's, which is printed)."""
     arguments = _parser().parse_args(argv)
-    run: Callable[[argparse.Namespace], None] = arguments.run
+    run: Callable[[argparse.Namespace], int | None] = arguments.run
     try:
-        run(arguments)
+        return run(arguments) or 0
     except SandboxError as error:
         print(f"gpu-sandbox: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from airflow_gpu_provider.sandbox import demo
+
+    return demo.run(faults=arguments.fault, report=arguments.report)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -175,6 +180,16 @@ def _parser() -> argparse.ArgumentParser:
     _add_faults(fault.add_subparsers(required=True, metavar="FAULT"), named)
     down = commands.add_parser("down", parents=[named], help="end a sandbox; leaves no process")
     down.set_defaults(run=_down)
+    demo = commands.add_parser("demo", help="show one night's training in a sandbox and an Airflow of its own")
+    demo.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="stockout:ZONE or train-fails; may be repeated",
+    )
+    demo.add_argument("--report", type=Path, default=Path("build/demo-report.json"), help="(default: %(default)s)")
+    demo.set_defaults(run=_demo)
     return parser
 
 
