@@ -1,0 +1,110 @@
+"""Actors: production code that runs one request at a time, paused before each, killed or left to stall anywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from greenlet import greenlet
+
+EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
+
+
+class Killed(BaseException):
+    """What a killed actor's code meets instead of the world: no `except Exception` can catch it."""
+
+
+class ModelClock:
+    """Time that moves when the model says so, or when the only thing that an actor does is to sleep."""
+
+    def __init__(self, actors: Actors) -> None:
+        self._actors = actors
+
+    def now(self) -> datetime:
+        return EPOCH + timedelta(seconds=self._actors.time)
+
+    def monotonic(self) -> float:
+        return self._actors.time
+
+    def sleep(self, seconds: float) -> None:
+        self._actors.pause(until=self._actors.time + seconds)
+
+
+class Actor:
+    """One process. `wakes_at` is when it goes on; `error` is what ended it."""
+
+    def __init__(self, name: str, work: Callable[[], None], actors: Actors) -> None:
+        self.name = name
+        self.wakes_at = 0.0
+        self.killed = False
+        self.error: BaseException | None = None
+        self._actors = actors
+        self._greenlet = greenlet(work)
+
+    @property
+    def alive(self) -> bool:
+        return not self.killed and not self._greenlet.dead
+
+    def step(self) -> None:
+        """Let it do one request, and what it does by itself until the next."""
+        self._actors.advance_to(self.wakes_at)
+        self._actors.current = self
+        try:
+            self._greenlet.switch()
+        finally:
+            self._actors.current = None
+
+    def kill(self) -> None:
+        """End it on the spot. Its cleanup code runs, as Python insists, but does not reach the world any more."""
+        self.killed = True
+        try:
+            self._greenlet.throw(Killed)
+        except Killed:
+            return
+
+
+class Actors:
+    """All actors, and the time that they share."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.current: Actor | None = None
+        self.all: list[Actor] = []
+        self.events: list[str] = []
+        self.clock = ModelClock(self)
+        self.when_time_moves: Callable[[], None] = lambda: None
+
+    def note(self, event: str) -> None:
+        """Write down what happens, for whoever reads a failure."""
+        who = self.current.name if self.current else "-"
+        self.events.append(f"{self.time:8.1f} {who:8} {event}")
+
+    def start(self, name: str, work: Callable[[], None]) -> Actor:
+        actor = Actor(name, work, self)
+        self.all.append(actor)
+        return actor
+
+    @property
+    def alive(self) -> list[Actor]:
+        return [actor for actor in self.all if actor.alive]
+
+    def pause(self, until: float = 0.0) -> None:
+        """Called by an actor's code before a request: others may go on, and it may be a long time until it does."""
+        actor = self.current
+        if actor is None:
+            return
+        if actor.killed:
+            raise Killed
+        actor.wakes_at = until
+        greenlet.getcurrent().parent.switch()
+        if actor.killed:
+            raise Killed
+
+    def advance_to(self, time: float) -> None:
+        if time > self.time:
+            self.time = time
+            self.when_time_moves()
+
+    def close(self) -> None:
+        for actor in self.alive:
+            actor.kill()

@@ -1,0 +1,152 @@
+"""Auto Scaling groups that do what AWS's do to a careless caller: launch late, and take any machine they like."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, Plan, Platform, Say
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from tests.unit.scaling.model.actors import Actors
+
+
+@dataclass
+class Asg:
+    """One group: its size, its machines (id -> when launched), and those on their way out."""
+
+    candidate: Candidate
+    desired: int = 0
+    machines: dict[str, datetime] = field(default_factory=dict)
+    terminating: set[str] = field(default_factory=set)
+    launching: int = 0
+    out_of_stock: bool = False
+    failure: LaunchFailure | None = None
+    switch_at: datetime | None = None
+
+    @property
+    def live(self) -> list[str]:
+        return [machine for machine in self.machines if machine not in self.terminating]
+
+
+class Cloud:
+    """All groups of one pool. `on_removed` judges each removal of a machine, whoever decided it."""
+
+    def __init__(self, pool: EksGpuPool, actors: Actors) -> None:
+        self._actors = actors
+        self._pool = pool
+        self.asgs = {c.group: Asg(candidate=c) for c in pool.candidates(("us-west-2a", "us-west-2b"))}
+        self._count = 0
+
+    def launch_begins(self, name: str) -> bool:
+        asg = self.asgs[name]
+        if asg.desired <= len(asg.live) + asg.launching:
+            return False
+        asg.launching += 1
+        return True
+
+    def launch_ends(self, name: str) -> str | None:
+        """A machine appears, even if it is not asked for any more; or there is none to have."""
+        asg = self.asgs[name]
+        if not asg.launching:
+            return None
+        asg.launching -= 1
+        if asg.out_of_stock:
+            now = self._actors.clock.now()
+            asg.failure = LaunchFailure(at=now, message="InsufficientInstanceCapacity", out_of_stock=True)
+            return None
+        asg.failure = None
+        self._count += 1
+        self._actors.note(f"machine i-{self._count} is launched in {name}")
+        machine = f"i-{self._count}"
+        asg.machines[machine] = self._actors.clock.now()
+        return machine
+
+    def surplus(self, name: str) -> list[str]:
+        """Machines of which the group takes any, because its size says one less."""
+        asg = self.asgs[name]
+        return asg.live if asg.desired < len(asg.live) else []
+
+    def asg_of(self, machine: str) -> Asg | None:
+        return next((asg for asg in self.asgs.values() if machine in asg.machines), None)
+
+
+class ModelPlatform(Platform):
+    """The cloud as one actor's platform: reads pause the actor, writes come right after the lock's check.
+
+    Between that check and the write no other actor acts: nothing could make such a gap safe but the cloud itself,
+    and in production it is a few instructions long.
+    """
+
+    def __init__(self, cloud: Cloud, actors: Actors, terminate: Any) -> None:
+        self.cloud = cloud
+        self._actors = actors
+        self._terminate = terminate
+
+    def observe(self) -> tuple[Group, ...]:
+        self._actors.pause()
+        return tuple(self._group(name, asg) for name, asg in self.cloud.asgs.items())
+
+    def _group(self, name: str, asg: Asg) -> Group:
+        machines = tuple(
+            Machine(
+                id=machine,
+                group=name,
+                state="terminating" if machine in asg.terminating else "running",
+                launched_at=launched,
+            )
+            for machine, launched in asg.machines.items()
+        )
+        return Group(
+            name=name,
+            candidate=asg.candidate,
+            status="active",
+            desired=asg.desired,
+            max_size=self.cloud._pool.max_nodes,
+            machines=machines,
+            switch_at=asg.switch_at,
+            launch_failure=asg.failure,
+            launching=bool(asg.launching),
+        )
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        for name in groups:
+            self.cloud.asgs[name].switch_at = at
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        for name in groups:
+            self.cloud.asgs[name].switch_at = None
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        for name, size in sizes.items():
+            self._actors.note(f"{name} is set to {size}")
+            self.cloud.asgs[name].desired = size
+
+    def release(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            asg = self.cloud.asgs[machine.group]
+            if machine.id in asg.live:
+                asg.desired = max(0, asg.desired - 1)
+                self._terminate(machine.id)
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        sizes = {}
+        for name in groups:
+            asg = self.cloud.asgs[name]
+            if not asg.launching and asg.desired > len(asg.live):
+                asg.desired = sizes[name] = len(asg.live)
+                self._actors.note(f"{name} is shrunk to {asg.desired}")
+        return sizes
+
+    def cluster_access(self) -> Any:
+        raise NotImplementedError
+
+    def plan(self, nodes: int) -> Plan:
+        raise NotImplementedError
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        raise NotImplementedError
+
+    def delete(self, say: Say) -> None:
+        raise NotImplementedError

@@ -1,0 +1,311 @@
+"""World: cluster, cloud and actors together, and the rules of what must never happen to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
+from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.decisions import decide, usable_needed
+from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+from airflow_gpu_provider.scaling.supply import READY_WITHIN, usable_nodes
+from tests.unit.scaling.model.actors import Actors
+from tests.unit.scaling.model.api_server import ApiServer, Raw
+from tests.unit.scaling.model.cloud import Asg, Cloud, ModelPlatform
+
+BINDING_LAG = 0.9
+"""Seconds from the scheduler's choice of a node, by what it knew then, until the pod is bound; less than SETTLE."""
+
+READY_AFTER = 6.0
+"""Seconds from joining until a node can be Ready; more than FRESH."""
+
+
+class World:
+    """One pool, and all that happens to it."""
+
+    def __init__(self, *, max_nodes: int, reconciler: type[Reconciler] = Reconciler) -> None:
+        self.pool = EksGpuPool(
+            name="train",
+            cluster_name="ml",
+            region="us-west-2",
+            instance_types=("g6.xlarge",),
+            max_nodes=max_nodes,
+            max_runtime=timedelta(hours=6),
+        )
+        self.actors = Actors()
+        self.api = ApiServer(self.actors)
+        self.cloud = Cloud(self.pool, self.actors)
+        self.finished_runs: set[str] = set()
+        self.ends: dict[str, datetime] = {}  # run -> its until
+        self.bindings: dict[str, tuple[str, float]] = {}  # pod -> the node chosen for it, and when
+        self._reconciler = reconciler
+        self._count = 0
+        self.actors.when_time_moves = self._time_moved
+
+    @property
+    def now(self) -> datetime:
+        return self.actors.clock.now()
+
+    def require(self, holds: bool, what: str) -> None:
+        assert holds, "\n".join([what, *self.actors.events[-40:]])
+
+    def reconciler(self, holder: str) -> Reconciler:
+        platform = ModelPlatform(self.cloud, self.actors, self.terminate)
+        return self._reconciler(
+            self.pool,
+            platform,
+            self.api,
+            holder=holder,
+            say=self.actors.note,
+            clock=self.actors.clock,  # type: ignore[arg-type]
+        )
+
+    # -- what must never happen ------------------------------------------------------------------------------
+
+    def terminate(self, machine: str) -> None:
+        """A machine goes, by an actor's call or by its group's choice: was that right?"""
+        self.actors.note(f"machine {machine} goes")
+        for pod in self.pods_on(machine):
+            self.require(not self._is_protected(pod), f"machine {machine} goes with pod {pod.name}")
+        self._require_enough_without(machine)
+        asg = self.cloud.asg_of(machine)
+        if asg is None:
+            return
+        asg.terminating.add(machine)
+        for pod in self.pods_on(machine):
+            del self.api.pods[pod.name]
+
+    def _is_protected(self, pod: Pod) -> bool:
+        if pod.finished:
+            return pod.uncollected and self.now - (pod.finished_at or pod.created_at) < COLLECT_WITHIN
+        return pod.run is None or self.ends[pod.run] > self.now
+
+    def _require_enough_without(self, machine: str) -> None:
+        leased = sum(int(raw["metadata"]["annotations"]["airflow-gpu-provider/nodes"]) for raw in self._demand())
+        wanted = min(self.pool.max_nodes, leased)
+        overdue = any(pod.run and self.ends[pod.run] <= self.now for pod in self.pods_on(machine))
+        left = [each for asg in self.cloud.asgs.values() for each in asg.live if each != machine]
+        is_due = overdue or self._never_got_ready(machine) or len(left) >= wanted
+        self.require(is_due, f"machine {machine} goes, {len(left)} stay, {wanted} are wanted")
+
+    def _never_got_ready(self, machine: str) -> bool:
+        asg = self.cloud.asg_of(machine)
+        node = self.api.nodes.get(f"node-{machine}")
+        is_ready = node is not None and node["status"]["conditions"][0]["status"] == "True"
+        return asg is not None and not is_ready and self.now - asg.machines[machine] > READY_WITHIN
+
+    def _demand(self) -> list[Raw]:
+        return list(self.api.live_leases(self.now))
+
+    def check(self) -> None:
+        sizes = [max(asg.desired, len(asg.live) + asg.launching) for asg in self.cloud.asgs.values()]
+        self.require(sum(sizes) <= self.pool.max_nodes, f"sizes {sizes} are more than max_nodes")
+
+    def _time_moved(self) -> None:
+        for pod, (_, chosen_at) in list(self.bindings.items()):
+            if self.actors.time - chosen_at >= BINDING_LAG:
+                self.bind(pod)
+        for asg in self.cloud.asgs.values():
+            if asg.switch_at and asg.switch_at <= self.now:
+                self._switch_fires(asg)
+        for raw in list(self.api.pods.values()):
+            if (ends := Pod.parse(raw).delete_at) and ends <= self.now:
+                self.actors.note(f"pod {raw['metadata']['name']} is gone")
+                del self.api.pods[raw["metadata"]["name"]]
+
+    def _switch_fires(self, asg: Asg) -> None:
+        asg.switch_at = None
+        if asg.desired or asg.live:
+            self.actors.note(f"the switch of {asg.candidate.group} fires")
+            self.require(not self._demand(), "the switch fires while somebody's demand is live")
+        asg.desired = 0
+
+    # -- what clouds, nodes and schedulers do ----------------------------------------------------------------
+
+    def pods_on(self, machine: str) -> list[Pod]:
+        return [pod for raw in self.api.pods.values() if (pod := Pod.parse(raw)).node == f"node-{machine}"]
+
+    def join(self, machine: str) -> None:
+        """The machine's node registers; it cannot be Ready yet."""
+        ready = {"type": "Ready", "status": "False", "lastTransitionTime": self.api.stamp()}
+        node = {
+            "metadata": {"name": f"node-{machine}", "labels": {POOL_LABEL: self.pool.name}},
+            "spec": {"providerID": f"aws:///us-west-2a/{machine}"},
+            "status": {"conditions": [ready], "allocatable": {"nvidia.com/gpu": "1"}},
+        }
+        self.actors.note(f"node-{machine} joins")
+        self.api.put(self.api.nodes, node)
+
+    def joining(self) -> list[str]:
+        live = [machine for asg in self.cloud.asgs.values() for machine in asg.live]
+        return [machine for machine in live if f"node-{machine}" not in self.api.nodes]
+
+    def become_ready(self, node: Raw) -> None:
+        joined = datetime.fromisoformat(node["metadata"]["creationTimestamp"])
+        condition = node["status"]["conditions"][0]
+        if condition["status"] == "False" and self.now - joined >= timedelta(seconds=READY_AFTER):
+            condition["status"] = "True"
+            self.actors.note(f"{node['metadata']['name']} is Ready")
+            self.api.put(self.api.nodes, node)
+
+    def pending(self) -> list[Raw]:
+        pods = self.api.pods.values()
+        return [raw for raw in pods if not raw["spec"].get("nodeName") and raw["metadata"]["name"] not in self.bindings]
+
+    def choose_node(self, pod: Raw) -> None:
+        """The scheduler picks a node, by what it sees now; the binding may come a moment later."""
+        taken = {Pod.parse(raw).node for raw in self.api.pods.values() if not Pod.parse(raw).finished}
+        taken |= {node for node, _ in self.bindings.values()}
+        for name, node in self.api.nodes.items():
+            ready = node["status"]["conditions"][0]["status"] == "True"
+            machine = name.removeprefix("node-")
+            asg = self.cloud.asg_of(machine)
+            if ready and not node["spec"].get("unschedulable") and name not in taken and asg and machine in asg.live:
+                self.actors.note(f"pod {pod['metadata']['name']} is to run on {name}")
+                self.bindings[pod["metadata"]["name"]] = (name, self.actors.time)
+                return
+
+    def bind(self, pod: str) -> None:
+        node, _ = self.bindings.pop(pod)
+        asg = self.cloud.asg_of(node.removeprefix("node-"))
+        if pod in self.api.pods and asg and node.removeprefix("node-") in asg.live:
+            self.actors.note(f"pod {pod} is bound to {node}")
+            raw = self.api.pods[pod]
+            raw["spec"]["nodeName"] = node
+            raw["status"]["phase"] = "Running"
+            self.api.put(self.api.pods, raw)
+
+    def finish(self, pod: Raw) -> None:
+        self.actors.note(f"pod {pod['metadata']['name']} ends")
+        ended = {"state": {"terminated": {"finishedAt": self.api.stamp()}}}
+        pod["status"] = {"phase": "Succeeded", "containerStatuses": [ended]}
+        self.api.put(self.api.pods, pod)
+
+    def running(self) -> list[Raw]:
+        return [raw for raw in self.api.pods.values() if raw["status"]["phase"] == "Running"]
+
+    def create_pod(self, run: str | None) -> str:
+        self._count += 1
+        name = f"pod-{self._count}"
+        metadata = {"name": name, "namespace": "default", "labels": {RUN_LABEL: run} if run else {}}
+        if run:
+            metadata["annotations"] = {UNCOLLECTED: "true"}
+        resources = {"limits": {"nvidia.com/gpu": "1"}}
+        spec = {"nodeSelector": {POOL_LABEL: self.pool.name}, "containers": [{"resources": resources}]}
+        self.actors.note(f"pod {name} of {run} is created")
+        self.api.put(self.api.pods, {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+        return name
+
+    def terminated(self) -> None:
+        """Machines that were on their way out are gone, and their nodes with them."""
+        for asg in self.cloud.asgs.values():
+            for machine in asg.terminating:
+                del asg.machines[machine]
+                self.api.nodes.pop(f"node-{machine}", None)
+            asg.terminating.clear()
+
+    def everything_happens(self) -> None:
+        """One round of all that clouds, kubelets and the scheduler do by themselves."""
+        for name, asg in self.cloud.asgs.items():
+            while self.cloud.launch_begins(name):
+                continue
+            while asg.launching:
+                self.cloud.launch_ends(name)
+            if surplus := self.cloud.surplus(name):
+                self.terminate(surplus[0])
+        self.terminated()
+        for machine in self.joining():
+            self.join(machine)
+        for node in list(self.api.nodes.values()):
+            self.become_ready(node)
+        for pod in self.pending():
+            self.choose_node(pod)
+
+    # -- what DAG runs do ------------------------------------------------------------------------------------
+
+    def start_run(self, name: str, nodes: int) -> None:
+        self.actors.start(name, lambda: _Run(self, name, nodes).work())
+
+    def start_janitor(self, name: str = "janitor") -> None:
+        def work() -> None:
+            reconciler = self.reconciler(name)
+            while True:
+                _patiently(self, reconciler.reconcile)
+                self.actors.clock.sleep(60)
+
+        self.actors.start(name, work)
+
+
+class _Run:
+    """A DAG run: Ensure, its pods, ScaleDown, as the operators do it."""
+
+    def __init__(self, world: World, name: str, nodes: int) -> None:
+        self._world = world
+        self._nodes = nodes
+        self._key = DemandKey(installation="airflow", dag_id="dag", run_id=name, pool=world.pool.name)
+        self._reconciler = world.reconciler(name)
+        self._clock = world.actors.clock
+
+    def work(self) -> None:
+        until = self._world.ends[self._key.hash] = self._clock.now() + self._world.pool.max_runtime
+        if self._ensure(until):
+            self._train()
+        self._scale_down()
+        self._world.finished_runs.add(self._key.run_id)
+
+    def _ensure(self, until: datetime) -> bool:
+        outcome = _patiently(self._world, lambda: self._reconciler.want(self._key, self._nodes, until))
+        while self._clock.now() < until:
+            if len(usable_nodes(outcome.snapshot)) >= usable_needed(outcome.snapshot, self._key):
+                self._world.actors.note("has its nodes")
+                return True
+            self._clock.sleep(15)
+            if self._clock.now() < until:
+                outcome = _patiently(self._world, self._reconciler.reconcile)
+        return False
+
+    def _train(self) -> None:
+        self._world.actors.pause()
+        pods = [self._world.create_pod(self._key.hash) for _ in range(self._nodes)]
+        while any(name in self._world.api.pods for name in pods):
+            raws = [self._world.api.pods[name] for name in pods if name in self._world.api.pods]
+            if all(Pod.parse(raw).finished for raw in raws):
+                self._collect(raws)
+                return
+            self._clock.sleep(15)
+            _patiently(self._world, self._reconciler.reconcile)
+        self._world.require(self._clock.now() >= self._world.ends[self._key.hash], "the run's pods were taken from it")
+
+    def _collect(self, raws: list[Raw]) -> None:
+        for raw in raws:
+            self._world.actors.pause()
+            if raw["metadata"]["name"] in self._world.api.pods:
+                raw["metadata"]["annotations"].pop(UNCOLLECTED)
+                self._world.api.put(self._world.api.pods, raw)
+
+    def _scale_down(self) -> None:
+        while True:
+            self._reconciler.delete_run_pods(self._key)
+            outcome = _patiently(self._world, lambda: self._reconciler.give_up(self._key))
+            mine = [pod for pod in outcome.snapshot.pods if pod.run == self._key.hash and not pod.finished]
+            if not mine and decide(outcome.snapshot).is_empty:
+                return
+            self._clock.sleep(5)
+
+
+def _patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
+    """Try again as whoever waits does, when the lock is busy or was lost."""
+    while True:
+        try:
+            outcome = work()
+        except (DemandLockBusy, DemandLockLost) as error:
+            world.actors.note(type(error).__name__)
+            world.actors.clock.sleep(5)
+        else:
+            for line in outcome.said:
+                world.actors.note(line)
+            return outcome
