@@ -221,6 +221,8 @@ class AirflowHome:
                 "min_file_process_interval": 600,
                 "dag_file_processor_timeout": 180,
             },
+            # A worker that misses its task's end by a moment looks again only after so long.
+            "workers": {"min_heartbeat_interval": 1},
             "usage_data_collection": {"enabled": False},
             "logging": {"colored_console_log": False},
         }

@@ -58,10 +58,10 @@ class Journal:
             for listener in self._listeners:
                 listener(entry)
 
-    def write_change(self, subject: Subject, name: str, what: str, *, where: str = "") -> None:
+    def write_change(self, subject: Subject, name: str, what: str, *, where: str = "", at: float | None = None) -> None:
         """Add an entry unless it says what the last one about this name said."""
         if self.last(subject, name) != what:
-            self.write(subject, name, what, where=where)
+            self.write(subject, name, what, where=where, at=at)
 
     def last(self, subject: Subject, name: str) -> str | None:
         """What the latest entry about this name says."""

@@ -15,7 +15,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3 import HTTPResponse
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus, errors_in
+from airflow_gpu_provider.sandbox.airflow_api import TASK_ENDED, AirflowApi, AirflowApiError, RunStatus, errors_in
 from airflow_gpu_provider.sandbox.aws import AwsCloud
 from airflow_gpu_provider.sandbox.demo_journal import Journal
 from airflow_gpu_provider.sandbox.demo_report import TRAINING_ENDED, TRAINING_STARTED
@@ -197,7 +197,7 @@ class AirflowWatch:
         self._journal = journal
         self._read: dict[Path, int] = {}
         self._watchers = [
-            Watcher("demo-tasks", self._states, every=0.3),
+            Watcher("demo-tasks", self._states, every=0.5),
             Watcher("demo-task-logs", self.read_logs, every=0.2),
         ]
 
@@ -211,7 +211,8 @@ class AirflowWatch:
         for task in self._api.tasks(self._run.dag_id, self._run.run_id):
             if task.state is not None:
                 tries = f"try {task.try_number}" if task.try_number > 1 else ""
-                self._journal.write_change("task", task.task_id, task.state, where=tries)
+                at = task.end_date.timestamp() if task.end_date and task.state in TASK_ENDED else None
+                self._journal.write_change("task", task.task_id, task.state, where=tries, at=at)
         run = self._api.run(self._run.dag_id, self._run.run_id)
         if run.ended:
             self._journal.write_change("run", run.run_id, run.state)
