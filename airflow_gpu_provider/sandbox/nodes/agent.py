@@ -37,11 +37,13 @@ def main(argv: Sequence[str]) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
         # Before anything else is imported or started: the zygote is a copy of this process.
-        zygote = fork_zygote()
+        zygote, in_user_namespace = fork_zygote()
     except NamespacesForbidden as error:
         _say({"failed": {"type": "NamespacesForbidden", "message": error.cause}})
         return 1
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if in_user_namespace:
+        logging.getLogger(__name__).info("not privileged: pods run in a user namespace, all as one user")
     asyncio.run(_serve(arguments, zygote))
     return 0
 

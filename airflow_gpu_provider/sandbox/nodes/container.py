@@ -32,7 +32,7 @@ from airflow_gpu_provider.sandbox.nodes.restarts import BackOff, go_duration, sh
 from airflow_gpu_provider.sandbox.nodes.spec import Image
 from airflow_gpu_provider.sandbox.nodes.stdio import Stdio
 
-CONFIG_RETRY_SECONDS = 5.0
+CONFIG_RETRY_SECONDS = 2.0
 PULL_ERROR_SHOWN_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
@@ -314,7 +314,7 @@ class ContainerRunner:
         if self._stopping.is_set():
             process.signal(signal.SIGKILL)  # stopped while it was being started
         if image.kind == "device-plugin":
-            self._home.node.device_plugin_started(self)
+            self._home.node.device_plugin_started(self, variables)
         around = asyncio.create_task(self._around(process))
         try:
             code = await asyncio.shield(process.exit_code)

@@ -29,10 +29,15 @@ _REGISTERED = (
 )
 
 
+def fails(environment: Mapping[str, str], *, node_has_gpus: bool) -> bool:
+    """Whether the plugin ends with an error: on a node without GPUs, unless FAIL_ON_INIT_ERROR says not to."""
+    strict = environment.get("FAIL_ON_INIT_ERROR", "true").lower() in ("true", "1", "t")
+    return strict and not node_has_gpus
+
+
 def command(environment: Mapping[str, str], *, node_has_gpus: bool) -> list[str]:
-    """The plugin as a process: it idles, or on a node without GPUs fails as FAIL_ON_INIT_ERROR (default true) says."""
-    fails = environment.get("FAIL_ON_INIT_ERROR", "true").lower() in ("true", "1", "t")
-    return ["sh", "-c", _FAIL if fails and not node_has_gpus else _IDLE]
+    """The plugin as a process: it idles, or fails."""
+    return ["sh", "-c", _FAIL if fails(environment, node_has_gpus=node_has_gpus) else _IDLE]
 
 
 def driver_command(*, is_init: bool) -> list[str]:
@@ -40,13 +45,13 @@ def driver_command(*, is_init: bool) -> list[str]:
     return ["sh", "-c", _DRIVER_DONE + ("exit 0" if is_init else _IDLE)]
 
 
-def start_log(*, registered: bool, will_fail: bool) -> bytes:
+def start_log(*, registered: bool, failing: bool) -> bytes:
     """What the plugin says when it starts."""
     if registered:
         return _lines("I", _START) + registration_log()
     last = (
         ("Failed to start plugins: failed to initialize NVML",)
-        if will_fail
+        if failing
         else ("No devices found. Waiting indefinitely.",)
     )
     return _lines("I", _START) + _lines("E", _NO_NVML) + _lines("I", last)

@@ -40,8 +40,10 @@ class Process:
         return not self.exit_code.done()
 
 
-def fork_zygote() -> socket.socket:
+def fork_zygote() -> tuple[socket.socket, bool]:
     """Fork the zygote. To be called before this process has threads or an event loop.
+
+    Returns the line to it, and whether it had to make a user namespace.
 
     Raises NamespacesForbidden where the kernel does not let us isolate pods.
     """
@@ -56,7 +58,7 @@ def fork_zygote() -> socket.socket:
     answer = json.loads(hello) if hello else {"failed": "the first process in the new namespaces died"}
     if "failed" in answer:
         raise NamespacesForbidden(answer["failed"])
-    return ours
+    return ours, bool(answer["in_user_namespace"])
 
 
 class Launcher:

@@ -209,11 +209,11 @@ class Node:
         present = self.spec.device_plugin_builtin or bool(self._plugins)
         return bool(self.gpus) and self._plugin_allowed and present
 
-    def device_plugin_started(self, runner: ContainerRunner) -> None:
-        """A device-plugin container runs on this node."""
+    def device_plugin_started(self, runner: ContainerRunner, variables: Mapping[str, str]) -> None:
+        """A device-plugin container runs on this node, with these environment variables."""
         self._plugins.append(runner)
-        fails = not self.gpus and runner.process is not None
-        runner.logs[-1].write("stderr", device_plugin.start_log(registered=self._registered, will_fail=fails))
+        failing = device_plugin.fails(variables, node_has_gpus=bool(self.gpus))
+        runner.logs[-1].write("stderr", device_plugin.start_log(registered=self._registered, failing=failing))
         self._registration_may_have_changed()
 
     def device_plugin_ended(self, runner: ContainerRunner) -> None:

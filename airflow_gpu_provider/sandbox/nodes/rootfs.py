@@ -124,8 +124,8 @@ def _devices(root: str, spec: Mapping[str, Any]) -> None:
 
 def _bind_volume(mount: Mapping[str, Any]) -> None:
     source, target = _OLD + mount["source"], mount["target"]
-    if mount.get("make"):
-        os.makedirs(source, exist_ok=True)
+    if mount.get("make") and not os.path.exists(source):
+        os.makedirs(source)
     _mount_point(target, file=not stat.S_ISDIR(os.stat(source).st_mode))
     syscalls.bind(source, target, read_only=mount["read_only"])
 

@@ -97,7 +97,7 @@ class _Zygote:
         except OSError as error:
             self._send({"failed": str(error)})
             return
-        self._send({"ready": True})
+        self._send({"ready": True, "in_user_namespace": self._in_user_namespace})
         selector = selectors.DefaultSelector()
         selector.register(self._sock, selectors.EVENT_READ)
         selector.register(wake_read, selectors.EVENT_READ)
@@ -169,7 +169,7 @@ class _Zygote:
 
         def join(spec: Mapping[str, Any]) -> None:
             syscalls.setns(pidfd, syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS)
-            _become(spec)
+            _become(spec, one_user=self._in_user_namespace)
 
         try:
             return self._fork(fds, join)
@@ -194,7 +194,7 @@ class _Zygote:
         syscalls.unshare(syscalls.CLONE_NEWNS | syscalls.CLONE_NEWUTS)
         socket.sethostname(spec["hostname"])
         rootfs.enter(spec["staging"], spec, in_user_namespace=self._in_user_namespace)
-        _become(spec)
+        _become(spec, one_user=self._in_user_namespace)
 
 
 def _drain(fd: int) -> None:
@@ -232,8 +232,11 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
-def _become(spec: Mapping[str, Any]) -> None:
-    """Turn into the wanted program: folder, capabilities, user, and exec."""
+def _become(spec: Mapping[str, Any], *, one_user: bool) -> None:
+    """Turn into the wanted program: folder, capabilities, user, and exec.
+
+    In a user namespace of one user there is nobody else to become.
+    """
     os.makedirs(spec["cwd"], exist_ok=True)
     os.chdir(spec["cwd"])
     os.umask(0o022)
@@ -244,14 +247,19 @@ def _become(spec: Mapping[str, Any]) -> None:
             last = int(file.read())
         for number in set(range(last + 1)) - _DEFAULT_CAPABILITIES:
             syscalls.drop_capability(number)
+    if not one_user:
+        _become_user(spec)
+    argv, env = spec["argv"], spec["env"]
+    program = _find(argv[0], env.get("PATH", ""))
+    os.execve(program, argv, env)
+
+
+def _become_user(spec: Mapping[str, Any]) -> None:
     if spec["gid"] is not None:
         os.setgroups(spec["groups"])
         os.setgid(spec["gid"])
     if spec["uid"] is not None:
         os.setuid(spec["uid"])
-    argv, env = spec["argv"], spec["env"]
-    program = _find(argv[0], env.get("PATH", ""))
-    os.execve(program, argv, env)
 
 
 def _find(name: str, path: str) -> str:

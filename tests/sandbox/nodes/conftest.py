@@ -76,7 +76,8 @@ class Cluster:
         keys = client.V1Container.openapi_types.keys() - {"name"} - {"restart_policy"}
         camel = {client.V1Container.attribute_map[key] for key in keys}
         container = {"name": "main", "image": image, "command": list(command) or None}
-        container |= {key: spec.pop(key) for key in list(spec) if key in camel}
+        if "containers" not in spec:
+            container |= {key: spec.pop(key) for key in list(spec) if key in camel}
         if gpus:
             container.setdefault("resources", {})["limits"] = {"nvidia.com/gpu": str(gpus)}
         selector = {"nodeSelector": {"role": node}} if node else {}

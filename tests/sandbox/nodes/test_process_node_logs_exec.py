@@ -1,0 +1,149 @@
+"""kubectl logs and exec through the API server, and what Airflow does with them."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+
+import pytest
+from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import add_xcom_sidecar
+from kubernetes import client, stream
+
+from tests.sandbox.nodes.conftest import Cluster
+
+
+def test_log_options(cluster: Cluster) -> None:
+    name = cluster.sh("echo one; echo two >&2; echo three; printf 'no end'")
+    cluster.wait(name, "Succeeded")
+    assert sorted(cluster.logs(name).splitlines()) == ["no end", "one", "three", "two"]
+    assert cluster.logs(name, tail_lines=1) == "no end"
+    assert cluster.logs(name, limit_bytes=3) in ("one", "two")
+    stamped = cluster.logs(name, timestamps=True).splitlines()[0]
+    moment = datetime.fromisoformat(stamped.split(" ")[0][:26]).replace(tzinfo=UTC)
+    assert abs((datetime.now(UTC) - moment).total_seconds()) < 30
+    assert cluster.logs(name, since_seconds=3600) == cluster.logs(name)
+
+
+def test_since_seconds(cluster: Cluster) -> None:
+    name = cluster.sh("echo old; sleep 2.2; echo new")
+    cluster.wait(name, "Succeeded")
+    assert cluster.logs(name, since_seconds=1) == "new\n"
+
+
+def test_follow_delivers_lines_as_they_come_and_ends_with_the_container(cluster: Cluster) -> None:
+    name = cluster.sh("for i in 1 2 3; do echo line $i; sleep 0.3; done")
+    cluster.wait(name, "Running")
+    response = cluster.core.read_namespaced_pod_log(name, cluster.namespace, follow=True, _preload_content=False)
+    arrived = [(time.monotonic(), line) for line in response]
+    assert [line for _, line in arrived] == [b"line 1\n", b"line 2\n", b"line 3\n"]
+    assert arrived[2][0] - arrived[1][0] > 0.1
+
+
+def test_logs_of_a_container_that_waits(cluster: Cluster) -> None:
+    name = cluster.pod("true", image="nothing:1")
+    cluster.waiting(name, "ImagePullBackOff")
+    with pytest.raises(client.ApiException) as caught:
+        cluster.core.read_namespaced_pod_log(name, cluster.namespace)
+    assert caught.value.status == 400
+    assert f'container \\"main\\" in pod \\"{name}\\" is waiting to start: ImagePullBackOff' in str(caught.value.body)
+    with pytest.raises(client.ApiException) as caught:
+        cluster.core.read_namespaced_pod_log(name, cluster.namespace, previous=True)
+    assert "previous terminated container" in str(caught.value.body)
+
+
+def test_a_large_log_comes_whole(cluster: Cluster) -> None:
+    name = cluster.pod("python", "-c", "for i in range(200000): print(f'{i:>24}')", image="python:3.11")
+    cluster.wait(name, "Succeeded")
+    assert len(cluster.logs(name)) == 200000 * 25
+    assert cluster.logs(name, tail_lines=2).split() == ["199998", "199999"]
+
+
+@pytest.fixture
+def sleeper(cluster: Cluster) -> str:
+    name = cluster.sh(
+        "export HERE=1; trap 'exit 0' TERM; while :; do sleep 0.1; done", env=[{"name": "A", "value": "b"}]
+    )
+    cluster.wait(name, "Running")
+    return name
+
+
+def test_exec_prints_and_fails_as_kubectl_shows_it(cluster: Cluster, sleeper: str) -> None:
+    shown = cluster.exec(sleeper, "sh", "-c", "echo err >&2; echo $A; hostname; pwd").splitlines()
+    assert sorted(shown) == sorted(["err", "b", sleeper, "/"])
+    call = cluster.core.connect_get_namespaced_pod_exec
+    failed = stream.stream(
+        call, sleeper, cluster.namespace, command=["sh", "-c", "exit 7"], stdout=True, _preload_content=False
+    )
+    failed.run_forever(timeout=10)
+    assert failed.returncode == 7
+    unknown = stream.stream(
+        call, sleeper, cluster.namespace, command=["no-such"], stdout=True, stderr=True, _preload_content=False
+    )
+    unknown.run_forever(timeout=10)
+    assert "executable file not found" in json.loads(unknown.read_channel(3))["message"]
+
+
+def test_exec_reads_its_input(cluster: Cluster, sleeper: str) -> None:
+    call = cluster.core.connect_get_namespaced_pod_exec
+    session = stream.stream(
+        call,
+        sleeper,
+        cluster.namespace,
+        command=["sh", "-c", "read line; echo got $line"],
+        stdin=True,
+        stdout=True,
+        _preload_content=False,
+    )
+    session.write_stdin("something\n")
+    session.run_forever(timeout=10)
+    assert session.read_stdout() == "got something\n"
+    assert session.returncode == 0
+
+
+def test_exec_with_a_terminal(cluster: Cluster, sleeper: str) -> None:
+    output = cluster.exec(sleeper, "sh", "-c", "test -t 1 && echo terminal", tty=True, stderr=False)
+    assert output == "terminal\r\n"
+
+
+def test_exec_of_a_lot(cluster: Cluster, sleeper: str) -> None:
+    assert len(cluster.exec(sleeper, "sh", "-c", "yes 0123456 | head -c 5000000")) == 5_000_000
+
+
+def test_what_exec_started_ends_when_the_client_hangs_up(cluster: Cluster, sleeper: str) -> None:
+    call = cluster.core.connect_get_namespaced_pod_exec
+    command = ["sleep", "987"]
+    session = stream.stream(call, sleeper, cluster.namespace, command=command, stdout=True, _preload_content=False)
+    deadline = time.monotonic() + 10
+    while "sleep 987" not in cluster.exec(sleeper, "ps", "-ef"):
+        assert time.monotonic() < deadline
+    session.close()
+    while "sleep 987" in cluster.exec(sleeper, "ps", "-ef"):
+        assert time.monotonic() < deadline
+
+
+def test_airflows_xcom_sidecar(cluster: Cluster) -> None:
+    core = cluster.core
+    pod = client.V1Pod(
+        metadata=client.V1ObjectMeta(name="xcom", namespace=cluster.namespace),
+        spec=client.V1PodSpec(
+            restart_policy="Never",
+            node_selector={"role": "cpu"},
+            containers=[
+                client.V1Container(
+                    name="base",
+                    image="busybox:1",
+                    command=["sh", "-c", "printf '{\"accuracy\": 0.97}' > /airflow/xcom/return.json"],
+                )
+            ],
+        ),
+    )
+    pod = core.create_namespaced_pod(cluster.namespace, add_xcom_sidecar(pod))
+    cluster.until_container("xcom", lambda s: s.state.running or s.state.terminated)
+    cluster.until("xcom", lambda p: {s.name for s in p.status.container_statuses if s.state.terminated} == {"base"})
+    manager = PodManager(kube_client=core)
+    began = time.monotonic()
+    assert manager.extract_xcom(core.read_namespaced_pod("xcom", cluster.namespace)) == '{"accuracy": 0.97}'
+    assert time.monotonic() - began < 5
+    cluster.wait("xcom", "Succeeded", seconds=5)
