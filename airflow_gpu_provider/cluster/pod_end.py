@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import (
@@ -27,6 +27,9 @@ _PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError
 
 # A registry that is overloaded, and the pull may work a minute later.
 _MAY_PASS = ("too many requests", "rate limit", "timeout", "unavailable", "bad gateway", "qps exceeded", "i/o error")
+
+_KILLED = (128 + 9, 128 + 15)
+_KUBELET_SAYS_IN = timedelta(seconds=5)
 
 _RETRY = "Retry the task: the next try waits for new capacity."
 
@@ -54,6 +57,24 @@ def end_of(pod: PodState) -> PodEnd | None:
     return None
 
 
+def certain_at(pod: PodState) -> datetime | None:
+    """Return when the end that `end_of` sees may be believed; None if at once.
+
+    A kubelet that ends a pod (eviction, node shutdown) says why only when all its containers have ended: until then
+    there is nothing to see but a container that was killed, or that answered SIGTERM with exit 0.
+    """
+    base = pod.base
+    if base is None or base.finished_at is None or pod.phase in ("Succeeded", "Failed"):
+        return None
+    if pod.disruption or pod.deletion_asked_at or base.reason == "OOMKilled":
+        return None
+    if base.exit_code in _KILLED:
+        return base.finished_at + pod.grace + _KUBELET_SAYS_IN
+    if any(container.status == "running" for container in pod.others):
+        return None  # a sidecar: the pod's phase says nothing for as long as it likes
+    return base.finished_at + _KUBELET_SAYS_IN
+
+
 def end_of_gone(pod: PodState | None, *, name: str) -> PodEnd:
     """Return how a pod ended that is no longer there; `pod` is what was last seen of it."""
     if pod is not None and (end := end_of(pod)):
@@ -62,17 +83,10 @@ def end_of_gone(pod: PodState | None, *, name: str) -> PodEnd:
     return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", _RETRY, pod=name))
 
 
-def lost_with_node(pod: PodState, now: datetime) -> PodEnd:
-    """Return the end of a pod whose deletion is never confirmed, because its node does not answer any more."""
-    since = int((now - pod.gone_by).total_seconds()) if pod.gone_by else 0
-    return PodEnd(
-        error=PodPreempted(
-            f"Pod {pod.name} should have been gone {since} s ago, but its node {pod.node} does not answer.",
-            _RETRY,
-            pod=pod.name,
-            node=pod.node,
-        )
-    )
+def lost_with_node(pod: PodState, why: str) -> PodEnd:
+    """Return the end of a pod whose node will never tell how it ended."""
+    what = f"Pod {pod.name} was lost before it had finished: its node {pod.node} {why}."
+    return PodEnd(error=PodPreempted(what, _RETRY, pod=pod.name, node=pod.node))
 
 
 def cannot_start(pod: PodState) -> PodImageError | None:
@@ -93,7 +107,7 @@ def cannot_start(pod: PodState) -> PodImageError | None:
 def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
     if _was_cut_short(pod, base):
         return _preempted(pod)
-    if pod.reason == "DeadlineExceeded":
+    if pod.reason == "DeadlineExceeded" or _ran_over(pod, base):
         return _deadline(pod)
     if base.exit_code == 0:
         return None
@@ -128,6 +142,13 @@ def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
     if told_to_stop is None or base.finished_at is None:
         return False
     return base.finished_at >= told_to_stop
+
+
+def _ran_over(pod: PodState, base: ContainerState) -> bool:
+    """Say whether the container ended because of activeDeadlineSeconds: the node says so a moment later."""
+    if pod.deadline_at is None or base.finished_at is None:
+        return False
+    return base.finished_at >= pod.deadline_at
 
 
 def _pod_error(pod: PodState) -> GpuError:

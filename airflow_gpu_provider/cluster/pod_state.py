@@ -48,6 +48,8 @@ class PodState:
     Attributes:
         owner: The task instance try that the pod belongs to, from its annotation.
         reason: The pod's own reason (Evicted, DeadlineExceeded, Preempting, ...), mostly empty.
+        deadline_at: When its activeDeadlineSeconds are over; None while no node has it, or without a deadline.
+        grace: How long its containers have to stop by themselves.
         unschedulable: The scheduler's message while it finds no node, else empty.
         deletion_asked_at: When somebody deleted the pod; it may run on until its grace period ends.
         gone_by: When the grace period of that deletion ends.
@@ -66,6 +68,8 @@ class PodState:
     node: str | None
     created_at: datetime
     scheduled_at: datetime | None
+    deadline_at: datetime | None
+    grace: timedelta
     unschedulable: str
     deletion_asked_at: datetime | None
     gone_by: datetime | None
@@ -99,6 +103,8 @@ class PodState:
             node=spec.get("nodeName"),
             created_at=parse_time(metadata.get("creationTimestamp")) or datetime.now(UTC),
             scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
+            deadline_at=_deadline(spec, status),
+            grace=timedelta(seconds=spec.get("terminationGracePeriodSeconds") or 30),
             unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
             deletion_asked_at=gone_by - grace if gone_by else None,
             gone_by=gone_by,
@@ -119,6 +125,11 @@ class PodState:
         """The containers that wait for something, in the order in which they start."""
         base = (self.base,) if self.base else ()
         return tuple(container for container in (*self.others, *base) if container.status == "waiting")
+
+
+def _deadline(spec: Json, status: Json) -> datetime | None:
+    started_at, seconds = parse_time(status.get("startTime")), spec.get("activeDeadlineSeconds")
+    return started_at + timedelta(seconds=seconds) if started_at and seconds is not None else None
 
 
 def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:

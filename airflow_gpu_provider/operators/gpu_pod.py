@@ -46,6 +46,7 @@ from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, 
 from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.triggers.pod_wait import PodWait
@@ -119,6 +120,8 @@ class GpuPodOperator(KubernetesPodOperator):
         self._error: GpuError | None = None
         self._ownership: Ownership | None = None
         self._context: Context | None = None
+        self._narrator: Narrator | None = None
+        self._until: datetime | None = None
         if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
             check_gpus(self.gpu_pool, int(gpus))
 
@@ -243,7 +246,9 @@ class GpuPodOperator(KubernetesPodOperator):
         """Return this try's pod, created now unless the try was interrupted before; earlier tries' pods are deleted."""
         owner = self._owner(context)
         for pod in self._own_pods(pod_request_obj.metadata.namespace, owner):
-            if self.reattach_on_restart and _is_of_try(pod, owner) and not pod.metadata.deletion_timestamp:
+            if pod.metadata.deletion_timestamp:
+                continue
+            if self.reattach_on_restart and _is_of_try(pod, owner):
                 self.log.info("Goes on with pod %s, which this try has created before.", pod.metadata.name)
                 return pod
             self.log.info("Deleting pod %s of an earlier try.", pod.metadata.name)
@@ -336,10 +341,12 @@ class GpuPodOperator(KubernetesPodOperator):
         assert self._context is not None
         wait = self._wait(self._context, until)
         owner = self._owner(self._context).writer
-        progress = asyncio.run(
-            watch_pod(self._rendered_pool(), wait, owner=owner, say=self.log.info, open_access=lambda: self.hook.access)
+        if self._narrator is None:
+            self._narrator = Narrator(self.log.info, started=wait.started)
+        watch = watch_pod(
+            self._rendered_pool(), wait, owner=owner, narrator=self._narrator, open_access=lambda: self.hook.access
         )
-        self._take(progress)
+        self._take(asyncio.run(watch))
 
     def _take(self, progress: Progress) -> None:
         result = progress.result or {}
@@ -374,12 +381,15 @@ class GpuPodOperator(KubernetesPodOperator):
 
     def _demand_until(self, context: Context) -> datetime | None:
         key = self._owner(context).key
+        if self._until is not None:
+            return self._until
         try:
             leases = list_demand(self.client.api_client, key.pool)
         except PermissionDenied as error:
             self.log.warning("The run's own deadline is not known: %s", error)
             return None
-        return next((lease.until for lease in leases if lease.key == key), None)
+        self._until = next((lease.until for lease in leases if lease.key == key), None)
+        return self._until
 
     def _follow_logs(self, pod: V1Pod) -> None:
         if not self.get_logs:
@@ -432,9 +442,14 @@ class GpuPodOperator(KubernetesPodOperator):
     def _with_last_lines(self, error: GpuError, pod: V1Pod) -> GpuError:
         """Return a failure with the container's last words, which tell more than its exit code."""
         try:
-            text = self.client.read_namespaced_pod_log(
-                pod.metadata.name, pod.metadata.namespace, container=self.base_container_name, tail_lines=_LAST_LINES
+            answer = self.client.read_namespaced_pod_log(
+                pod.metadata.name,
+                pod.metadata.namespace,
+                container=self.base_container_name,
+                tail_lines=_LAST_LINES,
+                _preload_content=False,
             )
+            text = answer.data.decode(errors="replace")
         except (ApiException, HTTPError) as failure:
             self.log.debug("No last lines of pod %s: %s", pod.metadata.name, failure)
             return error

@@ -16,6 +16,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_end import (
     PodEnd,
     cannot_start,
+    certain_at,
     end_of,
     end_of_gone,
     lost_with_node,
@@ -36,6 +37,7 @@ class PodSnapshot:
     Attributes:
         pod: What was last seen of the pod; None before anything was.
         gone: The pod is not there any more.
+        node_gone: The pod's node was there, and is not any more; Kubernetes deletes its pods a minute later.
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
         is_full: All nodes that the pool may have are up, with their GPUs.
@@ -45,6 +47,7 @@ class PodSnapshot:
 
     pod: PodState | None = None
     gone: bool = False
+    node_gone: bool = False
     events: tuple[PodEvent, ...] = ()
     nodes: tuple[Node, ...] = ()
     is_full: bool = False
@@ -83,11 +86,15 @@ class PodWait:
         if pod is None:
             return Progress(lines=lines)
         if end := end_of(pod):
+            if (believed_at := certain_at(pod)) and now < believed_at:
+                return Progress(lines=lines)
             return self._over(end, snapshot, lines, container_ended=True)
         if self.until == "started" and pod.started:
             return Progress(done=True, lines=lines)
+        if snapshot.node_gone:
+            return self._over(lost_with_node(pod, "left the cluster"), snapshot, lines, container_ended=False)
         if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
-            return self._over(lost_with_node(pod, now), snapshot, lines, container_ended=False)
+            return self._over(lost_with_node(pod, "does not answer"), snapshot, lines, container_ended=False)
         error = (None if pod.started else cannot_start(pod)) or self._late(pod, snapshot, now)
         if error is None:
             return Progress(lines=lines)
@@ -99,6 +106,8 @@ class PodWait:
         times = [self.deadline]
         if pod and not pod.started:
             times.append(self._start_deadline(pod) or self._schedule_deadline(pod, snapshot))
+        if pod and (believed_at := certain_at(pod)):
+            times.append(believed_at)
         if pod and pod.gone_by:
             times.append(pod.gone_by + UNCONFIRMED)
         return min(times)

@@ -58,7 +58,8 @@ async def watch_pod(
                 now = datetime.now(UTC)
                 snapshot = view.snapshot(now)
                 progress = wait.step(snapshot, now)
-                narrator.tell(*progress.lines)
+                if progress.lines:
+                    narrator.tell(*progress.lines)
                 if progress.done or progress.error:
                     return progress
                 if view.refusal:
@@ -94,6 +95,7 @@ class PodView:
         self._synced = False
         self._events: dict[str, PodEvent] = {}
         self._nodes: dict[str, Node] = {}
+        self._gone_nodes: set[str] = set()
         self._full_at: datetime | None = None
         self._trouble: dict[Resource, GpuError] = {}
         self.pool_notes: tuple[str, ...] = ()
@@ -145,6 +147,7 @@ class PodView:
         return PodSnapshot(
             pod=self._pod,
             gone=self._gone,
+            node_gone=self._pod is not None and self._pod.node in self._gone_nodes,
             events=tuple(sorted(self._events.values(), key=lambda event: event.at)),
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
             is_full=is_full,
@@ -162,8 +165,10 @@ class PodView:
     def _take_node(self, change: Change) -> None:
         if change.kind == "present":
             self._nodes[change.raw["metadata"]["uid"]] = Node.parse(dict(change.raw))
+            self._gone_nodes.discard(change.raw["metadata"]["name"])
         elif change.kind == "gone":
             self._nodes.pop(change.raw["metadata"]["uid"], None)
+            self._gone_nodes.add(change.raw["metadata"]["name"])
 
     def _take_event(self, raw: Json) -> None:
         event = PodEvent.parse(raw)

@@ -1,0 +1,373 @@
+"""GpuPodOperator against a real API server and scheduler: placement, results, every way to end, and being killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
+from kubernetes import client, config
+from kubernetes.client import models as k8s
+
+from airflow_gpu_provider.errors import (
+    GpuError,
+    PodDeadline,
+    PodFailed,
+    PodImageError,
+    PodOutOfMemory,
+    PodPreempted,
+    TaskKilled,
+)
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
+
+BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
+
+
+@pytest.fixture(scope="module")
+def env(gpu_sandbox: Sandbox) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu_sandbox.env().items():
+            patch.setenv(name, value)
+        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
+    """A pool with one node of four GPUs."""
+    pool = EksGpuPool(
+        name="pods",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=["g6.12xlarge"],
+        zones=[gpu_sandbox.zones[0]],
+        node_role=gpu_sandbox.node_role_arn,
+        max_nodes=1,
+    )
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
+    return pool
+
+
+@pytest.fixture
+def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
+    """The cluster, as its administrator; pods that a test left are deleted."""
+    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+    yield core
+    for pod in core.list_namespaced_pod("default").items:
+        core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triggers send their events at once: there is no scheduler here to be patient for."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+
+
+pytestmark = pytest.mark.usefixtures("api", "now")
+
+
+def pod(pool: EksGpuPool, *cmds: str, **changes: Any) -> GpuPodOperator:
+    arguments: dict[str, Any] = {"task_id": "train", "image": "busybox:1.36", "cmds": list(cmds) or ["true"]}
+    return GpuPodOperator(gpu_pool=pool, **(arguments | changes))
+
+
+def pods(api: client.CoreV1Api) -> list[client.V1Pod]:
+    return [one for one in api.list_namespaced_pod("default").items if not one.metadata.deletion_timestamp]
+
+
+def running_pod(api: client.CoreV1Api) -> client.V1Pod:
+    return eventually(lambda: next((one for one in pods(api) if one.status.phase == "Running"), None))
+
+
+def meanwhile(do: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=do)
+    thread.start()
+    return thread
+
+
+# -- how it runs -----------------------------------------------------------------------------------------------
+
+
+@BOTH_WAYS
+def test_result_comes_back_and_the_pod_goes(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    script = """nvidia-smi -L; echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
+    task = pod(pool, "sh", "-c", script, deferrable=deferrable, do_xcom_push=True, gpus=2)
+    context = context_of(task)
+    result = run(task, context)
+    assert len(result["gpus"].split(",")) == 2
+    assert context["ti"].xcoms["pod_name"].startswith("train-")
+    eventually(lambda: not pods(api))
+
+
+def test_pod_says_where_it_belongs(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    task = pod(
+        pool, on_finish_action="keep_pod", container_resources=k8s.V1ResourceRequirements(limits={"memory": "1Gi"})
+    )
+    run(task)
+    (kept,) = pods(api)
+    base = kept.spec.containers[0]
+    assert kept.spec.node_selector == {"airflow-gpu-provider/pool": "pods"}
+    assert base.resources.limits == {"memory": "1Gi", "nvidia.com/gpu": "1"}
+    assert 0 < kept.spec.active_deadline_seconds <= pool.max_runtime.total_seconds()
+    assert kept.metadata.annotations["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+    assert kept.metadata.labels["airflow-gpu-provider/pool"] == "pods"
+
+
+@BOTH_WAYS
+def test_kept_pod_no_longer_holds_its_node(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    run(pod(pool, on_finish_action="keep_pod", deferrable=deferrable))
+    (kept,) = pods(api)
+    assert "airflow-gpu-provider/uncollected" not in kept.metadata.annotations
+
+
+@BOTH_WAYS
+def test_sidecar_that_never_ends_holds_nothing(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    sidecar = k8s.V1Container(name="exporter", image="busybox:1.36", command=FOREVER)
+    spec = k8s.V1Pod(
+        metadata=k8s.V1ObjectMeta(),
+        spec=k8s.V1PodSpec(containers=[k8s.V1Container(name="base"), sidecar], termination_grace_period_seconds=1),
+    )
+    started = time.monotonic()
+    run(pod(pool, full_pod_spec=spec, deferrable=deferrable))
+    assert time.monotonic() - started < 8
+    eventually(lambda: not api.list_namespaced_pod("default").items)
+
+
+def test_event_comes_at_once_when_the_pod_ends(pool: EksGpuPool) -> None:
+    task = pod(pool, "sh", "-c", "sleep 2; date +%s.%N > /airflow/xcom/return.json", do_xcom_push=True)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context)
+
+    async def event_and_time() -> tuple[Any, float]:
+        return await first_event(copy_of(deferral.value.trigger)), time.time()
+
+    event, heard_at = asyncio.run(event_and_time())
+    ended_at = float(task.trigger_reentry(context, event))
+    assert heard_at - ended_at < 0.5
+    assert [phase["phase"] for phase in event["timeline"]] == ["waited for a node", "image and start", "ran"]
+
+
+def test_trigger_row_holds_no_secret(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
+    task = pod(pool)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context_of(task))
+    row = json.dumps(deferral.value.trigger.serialize())
+    key = gpu_sandbox.aws.access_key
+    assert key.secret_access_key not in row
+    assert key.access_key_id not in row
+    assert "k8s-aws-v1" not in row
+
+
+# -- how it ends -----------------------------------------------------------------------------------------------
+
+
+@BOTH_WAYS
+def test_failure_tells_exit_code_and_last_words(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    with pytest.raises(PodFailed, match=r"exit code 3(.|\n)*CUDA is sad") as error:
+        run(pod(pool, "sh", "-c", "echo CUDA is sad; exit 3", deferrable=deferrable))
+    assert type(error.value) is PodFailed
+    assert error.value.details["exit_code"] == 3
+    eventually(lambda: not pods(api))
+
+
+@BOTH_WAYS
+def test_failure_with_result_is_still_a_failure(pool: EksGpuPool, deferrable: bool) -> None:
+    script = "echo 1 > /airflow/xcom/return.json; exit 4"
+    with pytest.raises(PodFailed, match="exit code 4"):
+        run(pod(pool, "sh", "-c", script, deferrable=deferrable, do_xcom_push=True))
+
+
+def test_exit_code_that_skips(pool: EksGpuPool) -> None:
+    with pytest.raises(AirflowSkipException):
+        run(pod(pool, "sh", "-c", "exit 9", skip_on_exit_code=9))
+
+
+@BOTH_WAYS
+def test_out_of_memory_names_the_limit(pool: EksGpuPool, deferrable: bool) -> None:
+    hog = ["python", "-c", "import time; x = bytearray(400 * 2**20); time.sleep(20)"]
+    limits = k8s.V1ResourceRequirements(limits={"memory": "200Mi"})
+    with pytest.raises(PodOutOfMemory, match="200Mi"):
+        run(pod(pool, *hog, image="python:3.12", container_resources=limits, deferrable=deferrable))
+
+
+@BOTH_WAYS
+def test_image_that_does_not_exist_fails_at_once(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    started = time.monotonic()
+    with pytest.raises(PodImageError, match=r"nowhere\.example/train:1"):
+        run(pod(pool, image="nowhere.example/train:1", deferrable=deferrable))
+    assert time.monotonic() - started < 20
+    eventually(lambda: not pods(api))
+
+
+@BOTH_WAYS
+def test_evicted_pod_is_preempted_even_if_it_ends_well(
+    pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
+) -> None:
+    def evict() -> None:
+        name = running_pod(api).metadata.name
+        eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace="default"))
+        api.create_namespaced_pod_eviction(name, "default", eviction)
+
+    polite = "trap 'echo checkpoint saved; exit 0' TERM; while :; do sleep 0.1; done"
+    thread = meanwhile(evict)
+    with pytest.raises(PodPreempted, match=r"Evict|deleted"):
+        run(pod(pool, "sh", "-c", polite, deferrable=deferrable))
+    thread.join()
+
+
+@BOTH_WAYS
+def test_deleted_pod_is_preempted(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    def delete() -> None:
+        api.delete_namespaced_pod(running_pod(api).metadata.name, "default", grace_period_seconds=0)
+
+    thread = meanwhile(delete)
+    with pytest.raises(PodPreempted, match="deleted"):
+        run(pod(pool, *FOREVER, deferrable=deferrable))
+    thread.join()
+
+
+@BOTH_WAYS
+def test_pod_over_its_deadline(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    with pytest.raises(PodDeadline):
+        run(pod(pool, *FOREVER, active_deadline_seconds=2, termination_grace_period=1, deferrable=deferrable))
+    eventually(lambda: not pods(api))
+
+
+def test_execution_timeout_counts_while_deferred(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    with pytest.raises(PodDeadline, match="deadline"):
+        run(pod(pool, *FOREVER, execution_timeout=timedelta(seconds=4), termination_grace_period=1))
+    eventually(lambda: not pods(api))
+
+
+@BOTH_WAYS
+def test_pod_that_gets_no_node_says_what_it_waited_for(pool: EksGpuPool, deferrable: bool) -> None:
+    task = pod(pool, node_selector={"disk": "huge"}, schedule_timeout_seconds=2, deferrable=deferrable)
+    # The pool's one node is up, so the pod would be queued without end; a second node that may come makes it late.
+    task.gpu_pool = EksGpuPool(**{**_fields(pool), "max_nodes": 2})
+    with pytest.raises(PodDeadline, match=r"got no node in 2 s.*node affinity/selector"):
+        run(task)
+
+
+def _fields(pool: EksGpuPool) -> dict[str, Any]:
+    spec = pool.serialize()
+    return {name: value for name, value in spec.items() if name not in ("kind", "version")}
+
+
+@BOTH_WAYS
+def test_api_server_may_restart_meanwhile(
+    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, deferrable: bool
+) -> None:
+    thread = meanwhile(lambda: (running_pod(api), gpu_sandbox.restart_apiserver(down_seconds=3)))
+    assert run(pod(pool, "sh", "-c", "sleep 3", deferrable=deferrable)) is None
+    thread.join()
+
+
+# -- tries and kills --------------------------------------------------------------------------------------------
+
+
+def test_next_try_deletes_what_the_last_one_left(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    for number in (1, 2):
+        task = pod(pool, *FOREVER)
+        with pytest.raises(TaskDeferred):
+            task.execute(context_of(task, try_number=number))
+    (left,) = pods(api)
+    assert left.metadata.labels["try_number"] == "2"
+
+
+def test_same_try_goes_on_with_its_pod(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    first, second = pod(pool, *FOREVER), pod(pool, *FOREVER)
+    context = context_of(first)
+    for task in (first, second):
+        with pytest.raises(TaskDeferred):
+            task.execute(context)
+    assert len(pods(api)) == 1
+
+
+def test_other_tasks_pods_are_left_alone(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    for ti in ({"map_index": 0}, {"map_index": 1}, {"run_id": "another"}, {"dag_id": "other"}):
+        task = pod(pool, *FOREVER)
+        with pytest.raises(TaskDeferred):
+            task.execute(context_of(task, **ti))
+    assert len(pods(api)) == 4
+
+
+def test_sigterm_deletes_the_pod_and_is_never_green(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    task = pod(pool, *FOREVER, deferrable=False, termination_grace_period=1)
+
+    def worker_is_evicted() -> None:
+        running_pod(api)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+    thread = meanwhile(worker_is_evicted)
+    try:
+        with pytest.raises(TaskKilled):
+            run(task)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        thread.join()
+    eventually(lambda: not pods(api))
+
+
+@pytest.mark.parametrize(("state", "is_deleted"), [("deferred", False), ("failed", True), (None, True)])
+def test_trigger_deletes_the_pod_of_a_task_that_was_killed(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, state: str | None, is_deleted: bool
+) -> None:
+    task = pod(pool, *FOREVER, termination_grace_period=1)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context)
+    states = {context["run_id"]: {"train": state} if state else {}}
+    path = "airflow.sdk.execution_time.task_runner.RuntimeTaskInstance.get_task_states"
+    monkeypatch.setattr(path, lambda **_: states)
+    trigger = copy_of(deferral.value.trigger)
+    trigger.task_instance = context["ti"]
+    asyncio.run(trigger.on_kill())
+    assert bool(pods(api)) is not is_deleted
+
+
+def test_trigger_that_died_leaves_no_pod(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    task = pod(pool, *FOREVER, termination_grace_period=1)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred):
+        task.execute(context)
+    with pytest.raises(PodDeadline, match="triggerer"):
+        pod(pool).resume_execution("__fail__", {"error": "Trigger timeout"}, context)
+    assert not pods(api)
+
+
+# -- losing the node --------------------------------------------------------------------------------------------
+
+
+def test_lost_machine_is_a_preemption(pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox) -> None:
+    import boto3
+
+    lost = EksGpuPool(**{**_fields(pool), "name": "lost", "instance_types": ["g6.xlarge"]})
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=lost, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=lost))
+
+    def terminate() -> None:
+        node = api.read_node(running_pod(api).spec.node_name)
+        boto3.client("ec2").terminate_instances(InstanceIds=[node.spec.provider_id.rpartition("/")[2]])
+
+    thread = meanwhile(terminate)
+    with pytest.raises(GpuError) as error:
+        run(pod(lost, *FOREVER))
+    thread.join()
+    assert type(error.value) is PodPreempted
