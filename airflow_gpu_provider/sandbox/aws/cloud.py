@@ -42,9 +42,9 @@ _SUBNET_PREFIX = 20
 
 
 class AwsCloud:
-    """One account in one region. moto's state is the process's: only one may run in it at a time.
+    """One account in one region. moto's state is the process's, by account: two with the same may not run in it.
 
-    `start` begins with an empty account, `stop` leaves moto empty.
+    `start` begins with an empty account, `stop` leaves it empty.
     """
 
     def __init__(
@@ -67,10 +67,11 @@ class AwsCloud:
     # Life
 
     def start(self) -> None:
-        """Ready when it returns. RuntimeError if this or another AwsCloud runs in the process."""
-        if not _only_one.acquire(blocking=False):
-            raise RuntimeError("another AwsCloud runs in this process, and moto's state is the process's")
-        BackendDict.reset()
+        """Ready when it returns. RuntimeError if an AwsCloud of this account runs in the process."""
+        if self.account_id in _running:
+            raise RuntimeError(f"an AwsCloud of account {self.account_id} runs in this process already")
+        _running.add(self.account_id)
+        _forget(self.account_id)
         self.catalogue = InstanceTypeCatalogue(self.region)
         self.quotas = VcpuQuotas(region=self.region, account_id=self.account_id)
         self._identities = Identities(account_id=self.account_id, region=self.region)
@@ -97,8 +98,8 @@ class AwsCloud:
         self._running = False
         self._server.stop()
         self._clock.stop()
-        BackendDict.reset()
-        _only_one.release()
+        _forget(self.account_id)
+        _running.discard(self.account_id)
 
     def _build_services(self) -> None:
         """Put the completed backends where moto's own code looks for its backends."""
@@ -268,4 +269,10 @@ class AwsCloud:
             self.catalogue.set_offered(instance_type, zone, offered)
 
 
-_only_one = threading.Lock()
+_running: set[str] = set()
+
+
+def _forget(account_id: str) -> None:
+    """Empty one account in all of moto's services."""
+    for backends in list(BackendDict._instances):  # type: ignore[misc]  # moto keeps it there
+        backends.pop(account_id, None)

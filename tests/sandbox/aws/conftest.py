@@ -19,6 +19,8 @@ from airflow_gpu_provider.sandbox.faults import Faults
 
 T = TypeVar("T")
 CLUSTER = "k8s-ml"
+# Not the default: a whole sandbox may be running in this process, with an account of its own
+ACCOUNT_ID = "210987654321"
 QUICK = AwsTimings(
     nodegroup_create=0.1,
     nodegroup_create_timeout=1.0,
@@ -177,7 +179,7 @@ def timings() -> AwsTimings:
 @pytest.fixture
 def account(faults: Faults, timings: AwsTimings) -> Iterator[Account]:
     events = Recorder()
-    cloud = AwsCloud(faults=faults, timings=timings, events=events)
+    cloud = AwsCloud(account_id=ACCOUNT_ID, faults=faults, timings=timings, events=events)
     events.complete_drain = cloud.complete_drain
     cloud.start()
     try:

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from airflow_gpu_provider.sandbox.aws import AccessKey, identities
-from tests.sandbox.aws.conftest import CLUSTER, Account
+from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, Account
 
 
 def session(account: Account, key: AccessKey | None = None, token: str | None = None) -> boto3.Session:
@@ -58,9 +58,9 @@ def test_a_token_says_who_made_it(account: Account) -> None:
 
     assert admin is not None
     assert admin.arn == account.cloud.access_key.arn
-    assert admin.account_id == "123456789012"
+    assert admin.account_id == ACCOUNT_ID
     assert other is not None
-    assert other.arn == other_key.arn == "arn:aws:iam::123456789012:user/airflow"
+    assert other.arn == other_key.arn == f"arn:aws:iam::{ACCOUNT_ID}:user/airflow"
 
 
 def test_airflows_own_token_is_accepted(account: Account, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +143,7 @@ def test_a_role_can_be_assumed_and_makes_tokens(account: Account) -> None:
     who = account.cloud.identify(token_for(account, assumed))
 
     assert who is not None
-    assert who.arn == f"arn:aws:sts::123456789012:assumed-role/{CLUSTER}-node/night"
+    assert who.arn == f"arn:aws:sts::{ACCOUNT_ID}:assumed-role/{CLUSTER}-node/night"
     called = assumed.client("sts", endpoint_url=account.cloud.endpoint_url).get_caller_identity()
     assert called["Arn"] == who.arn
     without_session_token = session(account, key)
@@ -154,7 +154,7 @@ def test_a_role_can_be_assumed_and_makes_tokens(account: Account) -> None:
 
 def test_a_role_that_does_not_exist_cannot_be_assumed(account: Account) -> None:
     with pytest.raises(ClientError) as error:
-        account.client("sts").assume_role(RoleArn="arn:aws:iam::123456789012:role/nope", RoleSessionName="night")
+        account.client("sts").assume_role(RoleArn=f"arn:aws:iam::{ACCOUNT_ID}:role/nope", RoleSessionName="night")
     assert error.value.response["Error"]["Code"] == "AccessDenied"
 
 

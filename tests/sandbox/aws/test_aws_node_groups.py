@@ -8,7 +8,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from airflow_gpu_provider.sandbox.faults import Stockout
-from tests.sandbox.aws.conftest import CLUSTER, Account, eventually
+from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, Account, eventually
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> str:
@@ -239,8 +239,8 @@ def test_a_group_whose_own_group_was_deleted_is_degraded(account: Account) -> No
         ({"diskSize": 0}, "diskSize"),
         ({"updateConfig": {"maxUnavailable": 9}}, "max-unavailable"),
         ({"amiType": "AL2023_ARM_64_NVIDIA"}, "not a valid instance type"),
-        ({"nodeRole": "arn:aws:iam::123456789012:role/nope"}, "role with name nope"),
-        ({"nodeRole": f"arn:aws:iam::123456789012:role/{CLUSTER}-cluster"}, "service principals"),
+        ({"nodeRole": f"arn:aws:iam::{ACCOUNT_ID}:role/nope"}, "role with name nope"),
+        ({"nodeRole": f"arn:aws:iam::{ACCOUNT_ID}:role/{CLUSTER}-cluster"}, "service principals"),
     ],
 )
 def test_creation_refuses_what_eks_refuses(account: Account, change: dict[str, Any], said: str) -> None:

@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from airflow_gpu_provider.sandbox.aws import AwsCloud
 from airflow_gpu_provider.sandbox.faults import Faults
-from tests.sandbox.aws.conftest import CLUSTER, QUICK, Account, Recorder
+from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, QUICK, Account, Recorder
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("eks", "list_clusters", {}),
@@ -117,11 +117,11 @@ def test_an_unfinished_operation_says_so_at_once(account: Account) -> None:
 
 def test_one_after_the_other_starts_empty(account: Account) -> None:
     account.node_group()
-    with pytest.raises(RuntimeError, match="another AwsCloud"):
-        AwsCloud(faults=Faults(), timings=QUICK, events=Recorder()).start()
+    following = AwsCloud(account_id=ACCOUNT_ID, faults=Faults(), timings=QUICK, events=Recorder())
+    with pytest.raises(RuntimeError, match=ACCOUNT_ID):
+        following.start()
 
     account.cloud.stop()
-    following = AwsCloud(faults=Faults(), timings=QUICK, events=Recorder())
     following.start()
     try:
         again = Account(following, Recorder(), Faults(), account.network)
@@ -130,6 +130,23 @@ def test_one_after_the_other_starts_empty(account: Account) -> None:
     finally:
         following.stop()
         following.stop()
+
+
+def test_accounts_run_side_by_side(account: Account) -> None:
+    other = AwsCloud(account_id="111122223333", faults=Faults(), timings=QUICK, events=Recorder())
+    other.start()
+    try:
+        neighbour = Account(other, Recorder(), Faults(), account.network)
+        account.node_group()
+
+        assert neighbour.client("sts").get_caller_identity()["Account"] == "111122223333"
+        assert neighbour.eks.list_clusters()["clusters"] == []
+        assert account.eks.list_clusters()["clusters"] == [CLUSTER]
+        with pytest.raises(ClientError):
+            neighbour.client("eks", account.cloud.access_key).list_clusters()
+    finally:
+        other.stop()
+    assert account.status() == "ACTIVE"
 
 
 def test_a_listener_that_raises_does_not_stop_aws(account: Account, caplog: pytest.LogCaptureFixture) -> None:
