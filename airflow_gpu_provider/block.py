@@ -69,7 +69,7 @@ def gpu_nodes(
     token = _current.set(gpu_pool)
     try:
         with group:
-            ensure = EnsureGpuPoolOperator(
+            ensure = EnsureGpuPoolOperator(  # type: ignore[no-untyped-call]
                 task_id=f"{name}.ensure", gpu_pool=gpu_pool, gpus=gpus, nodes=nodes, **(ensure_args or {})
             ).as_setup()
             plugin = None

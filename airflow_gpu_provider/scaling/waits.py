@@ -262,7 +262,7 @@ def _group_lines(snapshot: PoolSnapshot) -> list[str]:
 
 
 def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
-    lines = []
+    lines: list[str] = []
     live = [machine for group in snapshot.groups for machine in group.live]
     if not live:
         return lines

@@ -31,7 +31,7 @@ class _PoolTrigger(BaseTrigger):
     every: ClassVar[float]
 
     def __init__(self, record: dict[str, Any]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -50,7 +50,7 @@ class _PoolTrigger(BaseTrigger):
                 "error": GpuError(f"The wait ended unexpectedly: {error!r}.", "See the log above.").to_record(),
             }
         await settle(self.record["deferred_at"])
-        yield TriggerEvent(event)
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def _wait(self) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.changes import pool_changes

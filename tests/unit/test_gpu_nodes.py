@@ -18,8 +18,8 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     gpu_nodes,
 )
-from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.block import current_pool
+from airflow_gpu_provider.errors import PoolSpecError
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2
