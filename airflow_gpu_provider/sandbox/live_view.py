@@ -82,19 +82,23 @@ class Screen:
         elif entry.subject in ("note", "call"):
             self._notes.append(entry)
         elif entry.subject in ("stage", "run"):
-            self._stage = f"{entry.name}: {entry.what}"
+            name = "DAG run" if entry.subject == "run" else entry.name
+            self._stage = f"{name}: {entry.what}"
 
     def render(self) -> RenderableType:
         states = self._states
         seconds = time.time() - self._begin
         heading = Text(f"{self._title}   {seconds:5.1f} s   {self._stage}", style="bold")
         tables = [_table(title, states[subject]) for subject, title in TITLES.items() if states[subject]]
-        lines = [
-            Panel(Text("\n".join(entry.what for entry in list(kept))), title=title, title_align="left")
-            for kept, title in ((self._log, "The training's log"), (self._notes, "What the tasks say, and ask of AWS"))
-            if kept
+        panels = [
+            Panel(Text("\n".join(lines), no_wrap=True, overflow="ellipsis"), title=title, title_align="left")
+            for lines, title in (
+                ([entry.what for entry in list(self._log)], "The training's log"),
+                ([f"{entry.name}: {entry.what}" for entry in list(self._notes)], "The tasks' log, and calls to AWS"),
+            )
+            if lines
         ]
-        return Group(heading, *tables, *lines)
+        return Group(heading, *tables, *panels)
 
 
 def _table(title: str, entries: Mapping[str, Entry]) -> Table:
