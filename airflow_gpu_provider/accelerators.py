@@ -1,7 +1,8 @@
 """The GPU catalogue: which machine types carry which GPUs. Data and look-ups, no I/O.
 
 Sources: Amazon EC2's instance type pages (accelerated computing) and DescribeInstanceTypes for vCPUs, memory
-and GPUs; Google's "GPU platforms" page for the values of the label cloud.google.com/gke-accelerator.
+and GPUs; Google's "GPU platforms" page for the values of the label cloud.google.com/gke-accelerator, "GPU machine
+types" and "N1 machine series" for Compute Engine's machine types and what can be attached to them.
 A machine type that is not listed here still works: what depends on the catalogue is left to the cloud to check.
 """
 
@@ -56,6 +57,7 @@ GPUS: dict[str, Gpu] = {
         Gpu(name="L4", product="NVIDIA-L4", accelerator="nvidia-l4", memory_gib=24),
         Gpu(name="L40S", product="NVIDIA-L40S", accelerator="nvidia-l40s", memory_gib=48),
         Gpu(name="H100", product="NVIDIA-H100-80GB-HBM3", accelerator="nvidia-h100-80gb", memory_gib=80),
+        Gpu(name="H100-MEGA", product="NVIDIA-H100-80GB-HBM3", accelerator="nvidia-h100-mega-80gb", memory_gib=80),
         Gpu(name="H200", product="NVIDIA-H200", accelerator="nvidia-h200-141gb", memory_gib=141),
         Gpu(name="B200", product="NVIDIA-B200", accelerator="nvidia-b200", memory_gib=180),
     )
@@ -132,3 +134,110 @@ def instance_type(name: str) -> InstanceType | None:
 def instance_types() -> tuple[str, ...]:
     """Return the names of all EC2 types in the catalogue."""
     return tuple(_EC2)
+
+
+# Compute Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class GceMachineType:
+    """A machine type of Compute Engine; `gpu` is None for those that have none, or only what is attached to them."""
+
+    name: str
+    gpu: Gpu | None
+    gpus: int
+    vcpus: int
+    memory_gib: float
+
+    @property
+    def takes_attached_gpus(self) -> bool:
+        """Whether GPUs are attached to it, rather than part of it: N1 alone."""
+        return self.name.startswith("n1-")
+
+
+# Machine type with GPUs of its own: (GPU, GPUs, vCPUs, memory GiB)
+_GCE: dict[str, tuple[str, int, int, float]] = {
+    "g2-standard-4": ("L4", 1, 4, 16),
+    "g2-standard-8": ("L4", 1, 8, 32),
+    "g2-standard-12": ("L4", 1, 12, 48),
+    "g2-standard-16": ("L4", 1, 16, 64),
+    "g2-standard-24": ("L4", 2, 24, 96),
+    "g2-standard-32": ("L4", 1, 32, 128),
+    "g2-standard-48": ("L4", 4, 48, 192),
+    "g2-standard-96": ("L4", 8, 96, 384),
+    "a2-highgpu-1g": ("A100", 1, 12, 85),
+    "a2-highgpu-2g": ("A100", 2, 24, 170),
+    "a2-highgpu-4g": ("A100", 4, 48, 340),
+    "a2-highgpu-8g": ("A100", 8, 96, 680),
+    "a2-megagpu-16g": ("A100", 16, 96, 1360),
+    "a2-ultragpu-1g": ("A100-80GB", 1, 12, 170),
+    "a2-ultragpu-2g": ("A100-80GB", 2, 24, 340),
+    "a2-ultragpu-4g": ("A100-80GB", 4, 48, 680),
+    "a2-ultragpu-8g": ("A100-80GB", 8, 96, 1360),
+    "a3-highgpu-1g": ("H100", 1, 26, 234),
+    "a3-highgpu-2g": ("H100", 2, 52, 468),
+    "a3-highgpu-4g": ("H100", 4, 104, 936),
+    "a3-highgpu-8g": ("H100", 8, 208, 1872),
+    "a3-edgegpu-8g": ("H100", 8, 208, 1872),
+    "a3-megagpu-8g": ("H100-MEGA", 8, 208, 1872),
+    "a3-ultragpu-8g": ("H200", 8, 224, 2952),
+    "a4-highgpu-8g": ("B200", 8, 224, 3968),
+}
+
+# Series and class: (GiB of memory for each vCPU, numbers of vCPUs)
+_GCE_WITHOUT_GPUS: dict[str, tuple[float, tuple[int, ...]]] = {
+    "n1-standard": (3.75, (1, 2, 4, 8, 16, 32, 64, 96)),
+    "n1-highmem": (6.5, (2, 4, 8, 16, 32, 64, 96)),
+    "n1-highcpu": (0.9, (2, 4, 8, 16, 32, 64, 96)),
+    "e2-standard": (4, (2, 4, 8, 16, 32)),
+    "e2-highmem": (8, (2, 4, 8, 16)),
+    "n2-standard": (4, (2, 4, 8, 16, 32, 48, 64, 80, 96, 128)),
+}
+
+# What can be attached to an N1 machine: accelerator -> number of GPUs -> the most vCPUs that the machine may have
+_ATTACHABLE: dict[str, dict[int, int]] = {
+    "nvidia-tesla-k80": {1: 8, 2: 16, 4: 32, 8: 64},
+    "nvidia-tesla-p4": {1: 24, 2: 48, 4: 96},
+    "nvidia-tesla-p100": {1: 16, 2: 32, 4: 96},
+    "nvidia-tesla-v100": {1: 12, 2: 24, 4: 48, 8: 96},
+    "nvidia-tesla-t4": {1: 48, 2: 48, 4: 96},
+}
+
+
+@cache
+def gce_machine_type(name: str) -> GceMachineType | None:
+    """Return what Compute Engine's machine type `name` is, or None where the catalogue does not know it."""
+    if row := _GCE.get(name):
+        gpu, gpus, vcpus, memory = row
+        return GceMachineType(name=name, gpu=GPUS[gpu], gpus=gpus, vcpus=vcpus, memory_gib=memory)
+    series, _, size = name.rpartition("-")
+    memory_each, sizes = _GCE_WITHOUT_GPUS.get(series, (0.0, ()))
+    if size.isdecimal() and int(size) in sizes:
+        return GceMachineType(name=name, gpu=None, gpus=0, vcpus=int(size), memory_gib=memory_each * int(size))
+    return None
+
+
+def gce_machine_types() -> tuple[str, ...]:
+    """Return the names of Compute Engine's machine types in the catalogue."""
+    without = (f"{series}-{size}" for series, (_, sizes) in _GCE_WITHOUT_GPUS.items() for size in sizes)
+    return (*_GCE, *without)
+
+
+@cache
+def gpu_of_accelerator(accelerator: str) -> Gpu | None:
+    """Return the GPU that Google Cloud calls `accelerator` (`nvidia-l4`), or None where it is unknown."""
+    return next((gpu for gpu in GPUS.values() if gpu.accelerator == accelerator), None)
+
+
+def attachable_gpus(machine_type: str, accelerator: str) -> tuple[int, ...]:
+    """Return how many GPUs of that kind can be attached to the N1 machine type; empty where none can."""
+    machine = gce_machine_type(machine_type)
+    if machine is None or not machine.takes_attached_gpus:
+        return ()
+    return tuple(count for count, vcpus in _ATTACHABLE.get(accelerator, {}).items() if machine.vcpus <= vcpus)
+
+
+def gce_accelerators() -> tuple[str, ...]:
+    """Return the accelerator types that Compute Engine's machine types in the catalogue have or take."""
+    built_in = {GPUS[row[0]].accelerator for row in _GCE.values()}
+    return tuple(sorted(built_in | _ATTACHABLE.keys()))
