@@ -17,7 +17,6 @@ from moto.eks.models import eks_backends
 from airflow_gpu_provider.sandbox.aws.activities import ActivityLog
 from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, utc_now
 from airflow_gpu_provider.sandbox.aws.auto_scaling_api import AutoScalingApi
-from airflow_gpu_provider.sandbox.aws.clock import Clock
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
 from airflow_gpu_provider.sandbox.aws.eks import Eks, EksApi
 from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Surroundings
@@ -35,6 +34,7 @@ from airflow_gpu_provider.sandbox.aws.outbox import Outbox, deliver
 from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
 from airflow_gpu_provider.sandbox.aws.server import AwsApi, AwsServer
 from airflow_gpu_provider.sandbox.aws.spot import SpotInterruptions
+from airflow_gpu_provider.sandbox.clock import Clock
 from airflow_gpu_provider.sandbox.faults import Faults
 
 _VPC_CIDR = "10.64.0.0/16"
@@ -86,7 +86,7 @@ class AwsCloud:
             after_call=lambda: self._clock.wake(),
         )
         self._server = AwsServer(self._api)
-        self._clock = Clock(self._step, poll=self.timings.poll)
+        self._clock = Clock(self._step, poll=self.timings.poll, name="aws-clock")
         self._running = True
         self._server.start()
         self._clock.start()

@@ -1,4 +1,4 @@
-"""The thread that moves AWS's life cycles on: one step every `poll` seconds, and at once when it is woken."""
+"""The thread that moves a cloud's life cycles on: one step every `poll` seconds, and at once when it is woken."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ log = logging.getLogger(__name__)
 class Clock:
     """Calls `step` until stopped. A step that raises is logged and the next one comes."""
 
-    def __init__(self, step: Callable[[], None], *, poll: float) -> None:
+    def __init__(self, step: Callable[[], None], *, poll: float, name: str) -> None:
         self._step = step
         self._poll = poll
         self._woken = threading.Event()
         self._stopping = False
-        self._thread = threading.Thread(target=self._run, name="aws-clock", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -39,4 +39,4 @@ class Clock:
             try:
                 self._step()
             except Exception:
-                log.exception("a step of AWS's clock failed")
+                log.exception("a step of %s failed", self._thread.name)

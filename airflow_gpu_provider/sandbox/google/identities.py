@@ -1,0 +1,131 @@
+"""Service accounts, their keys, and the tokens that prove who calls: OAuth access tokens and self-signed JWTs."""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from airflow_gpu_provider.sandbox.google.interface import Identity
+
+JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+_CLOCK_SKEW = 60.0
+_LONGEST_JWT = 3600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Account:
+    identity: Identity
+    key_id: str
+    key: rsa.RSAPrivateKey
+
+
+class InvalidGrant(Exception):
+    """An assertion that proves nothing; the text says why, as Google's token endpoint does."""
+
+
+class Identities:
+    """The service accounts of one project, each with one key."""
+
+    def __init__(
+        self, *, project_id: str, token_uri: str, token_lifetime: float, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._project_id = project_id
+        self._token_uri = token_uri
+        self._token_lifetime = token_lifetime
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._accounts: dict[str, _Account] = {}
+        self._tokens: dict[str, tuple[Identity, float]] = {}
+
+    def add(self, name: str) -> Identity:
+        """A new service account. ValueError if the name is taken."""
+        email = f"{name}@{self._project_id}.iam.gserviceaccount.com"
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        unique_id = str(secrets.randbelow(9 * 10**20) + 10**20)
+        identity = Identity(email=email, unique_id=unique_id, project_id=self._project_id)
+        with self._lock:
+            if email in self._accounts:
+                raise ValueError(f"service account {email} exists")
+            self._accounts[email] = _Account(identity=identity, key_id=secrets.token_hex(20), key=key)
+        return identity
+
+    def keyfile(self, identity: Identity) -> dict[str, str]:
+        """The account's key, in the form of the JSON file that Google's console hands out."""
+        account = self._accounts[identity.email]
+        pem = account.key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+        return {
+            "type": "service_account",
+            "project_id": self._project_id,
+            "private_key_id": account.key_id,
+            "private_key": pem.decode(),
+            "client_email": identity.email,
+            "client_id": identity.unique_id,
+            "token_uri": self._token_uri,
+            "universe_domain": "googleapis.com",
+        }
+
+    def exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
+        """What the token endpoint answers. Raises InvalidGrant."""
+        if form.get("grant_type") != JWT_BEARER:
+            raise InvalidGrant(f"Unsupported grant_type: {form.get('grant_type')}")
+        identity, claims = self._verify(form.get("assertion", ""))
+        if claims.get("aud") != self._token_uri:
+            raise InvalidGrant("Invalid JWT: the audience is not this token endpoint")
+        token = f"ya29.sandbox-{secrets.token_urlsafe(48)}"
+        with self._lock:
+            now = self._clock()
+            self._tokens = {t: held for t, held in self._tokens.items() if held[1] > now}
+            self._tokens[token] = (identity, now + self._token_lifetime)
+        return {"access_token": token, "expires_in": int(self._token_lifetime), "token_type": "Bearer"}
+
+    def revoke_all(self) -> None:
+        """No access token issued so far is taken any more."""
+        with self._lock:
+            self._tokens.clear()
+
+    def identify_access_token(self, token: str) -> Identity | None:
+        """Who holds this access token; None if it was not issued here or has expired."""
+        with self._lock:
+            identity, until = self._tokens.get(token, (None, 0.0))
+        return identity if identity and until > self._clock() else None
+
+    def identify(self, token: str) -> Identity | None:
+        """Who calls an API with this token, an access token or a JWT that the account signed itself."""
+        if token.count(".") != 2 or token.startswith("ya29."):
+            return self.identify_access_token(token)
+        try:
+            identity, _ = self._verify(token)
+        except InvalidGrant:
+            return None
+        return identity
+
+    def _verify(self, jwt: str) -> tuple[Identity, dict[str, Any]]:
+        try:
+            signed, _, signature = jwt.rpartition(".")
+            claims = json.loads(_decode(signed.partition(".")[2]))
+            account = self._accounts[claims["iss"]]
+            account.key.public_key().verify(_decode(signature), signed.encode(), padding.PKCS1v15(), hashes.SHA256())
+            issued, expires = float(claims["iat"]), float(claims["exp"])
+        except KeyError as error:
+            raise InvalidGrant(f"Invalid grant: account not found or claim missing ({error})") from error
+        except (ValueError, TypeError, InvalidSignature) as error:
+            raise InvalidGrant("Invalid JWT Signature.") from error
+        now = self._clock()
+        if not issued - _CLOCK_SKEW <= now <= expires + _CLOCK_SKEW or expires - issued > _LONGEST_JWT + _CLOCK_SKEW:
+            raise InvalidGrant("Invalid JWT: Token must be a short-lived token (60 minutes)")
+        return account.identity, claims
+
+
+def _decode(part: str) -> bytes:
+    return base64.urlsafe_b64decode(part + "=" * (-len(part) % 4))

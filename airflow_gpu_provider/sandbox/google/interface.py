@@ -1,0 +1,103 @@
+"""What the rest of the sandbox sees of Google Cloud: instances, timings, and who calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, Protocol
+
+from airflow_gpu_provider.accelerators import Gpu
+
+Market = Literal["on-demand", "spot"]
+Driver = Literal["default", "latest", "disabled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taint:
+    """A taint in Kubernetes' spelling (`NoSchedule`, not GKE's `NO_SCHEDULE`)."""
+
+    key: str
+    value: str = ""
+    effect: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Instance:
+    """All that a node needs to register as GKE's node image would."""
+
+    instance_id: str
+    name: str
+    zone: str
+    region: str
+    project_id: str
+    machine_type: str
+    market: Market
+    cluster_name: str
+    node_pool: str
+    group: str
+    """The managed instance group's name."""
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    gpu: Gpu | None
+    gpus: int
+    """As many as pods may ask for: more than the machine has where they are shared or partitioned."""
+    driver: Driver
+    """`disabled`: there is none until a driver DaemonSet installs it."""
+
+    @property
+    def node_name(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoogleTimings:
+    """How long Google Cloud takes, in seconds. The defaults are far quicker than Google Cloud, in the same order."""
+
+    operation_pending: float = 0.1
+    node_pool_create: float = 2.0
+    node_pool_update: float = 1.0
+    node_pool_resize: float = 0.5
+    """At least; a resize is over when the instances are there, or cannot be had."""
+    node_pool_delete: float = 1.0
+    patience: float = 3.0
+    """An operation ends with an error once an instance could not be had for so long."""
+    group_reaction: float = 0.1
+    """From a change of an instance group's size to its first step; nothing shows in between."""
+    instance_create: float = 0.3
+    instance_delete: float = 0.5
+    launch_retry: float = 5.0
+    drain_timeout: float = 15.0
+    """A node whose pods do not go ends after so long when its pool is made smaller or deleted; GKE's hour."""
+    preemption_notice: float = 3.0
+    """From Compute Engine's notice to the end of a spot instance; Google's 30 seconds."""
+    driver: float = 1.0
+    """From the Node to the GPUs, where GKE installs the driver."""
+    token_lifetime: float = 3600.0
+    poll: float = 0.1
+    """The step of the clock that moves life cycles on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """A service account, as the API server sees the bearer of its token."""
+
+    email: str
+    unique_id: str
+    project_id: str
+
+
+class CloudEvents(Protocol):
+    """What Google Cloud tells the sandbox. Called one after another from its clock thread, so each must return fast."""
+
+    def instance_launched(self, instance: Instance) -> None:
+        """The instance is running; its Node may join once it has booted."""
+
+    def drain_requested(self, instance: Instance) -> None:
+        """GKE makes the pool smaller: cordon and evict, then call `GoogleCloud.complete_drain`."""
+
+    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
+        """The instance will be taken at this moment (UTC)."""
+
+    def instance_terminated(self, instance: Instance) -> None:
+        """The instance is gone. Comes once for each `instance_launched`."""
