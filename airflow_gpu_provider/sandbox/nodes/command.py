@@ -47,7 +47,7 @@ def start_spec(
     attempt: Path,
 ) -> dict[str, Any]:
     """What the zygote is told about a container."""
-    security = (home.pod["spec"].get("securityContext") or {}) | (container.get("securityContext") or {})
+    security = _security(container, home.pod)
     mounts = volumes.mounts(container, home.volumes, variables)
     mounts.append(_mount(message_file, container.get("terminationMessagePath") or "/dev/termination-log"))
     if image.folder is not None:
@@ -72,19 +72,22 @@ def start_spec(
     }
 
 
+def user_of(container: Mapping[str, Any], pod: Mapping[str, Any]) -> int:
+    """The UID that a container is to run as."""
+    return int(_security(container, pod).get("runAsUser") or 0)
+
+
+def _security(container: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:
+    return (pod["spec"].get("securityContext") or {}) | (container.get("securityContext") or {})
+
+
 def _gpu_mounts(variables: Mapping[str, str], home: PodHome, mounts: list[dict[str, Any]], attempt: Path) -> list[str]:
     """As NVIDIA's container runtime: GPUs appear where NVIDIA_VISIBLE_DEVICES asks for them. Returns device files."""
-    seen = variables.get("NVIDIA_VISIBLE_DEVICES", "")
-    if not home.node.gpus or seen in ("", "void", "none"):
-        return []
-    if home.machine.real_gpus:
-        return gpus.devices(home.machine.real_gpus)
-    named = seen.split(",")
-    chosen = [
-        gpu.to_json() for i, gpu in enumerate(home.node.gpus) if seen == "all" or gpu.uuid in named or str(i) in named
-    ]
+    chosen = gpus.visible(home.node.gpus, variables.get("NVIDIA_VISIBLE_DEVICES", ""))
+    if home.machine.real_gpus or not chosen:
+        return gpus.devices(chosen) if chosen else []
     list_file = attempt / "gpus.json"
-    list_file.write_text(json.dumps(chosen))
+    list_file.write_text(json.dumps([gpu.to_json() for gpu in chosen]))
     mounts.append(_mount(home.machine.smi_folder, "/usr/local/nvidia/bin", read_only=True))
     mounts.append(_mount(list_file, "/usr/local/nvidia/gpus.json", read_only=True))
     return []

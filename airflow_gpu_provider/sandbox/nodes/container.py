@@ -17,6 +17,7 @@ from airflow_gpu_provider.sandbox.nodes import (
     clock,
     command,
     environment,
+    gpus,
     images,
     probes,
     quantities,
@@ -252,7 +253,7 @@ class ContainerRunner:
         path = environment.DEFAULT_PATH
         base = {
             "PATH": f"{image.path_prefix}:{path}" if image.path_prefix else path,
-            "HOME": "/root",
+            "HOME": "/" if command.user_of(self.container, home.pod) else "/root",
             "HOSTNAME": home.pod["metadata"]["name"][:63],
         }
         access = home.machine.api.access
@@ -264,8 +265,8 @@ class ContainerRunner:
             lookup=home.lookup,
         )
         variables = base | dict(image.env) | self._gpu_variables() | asked
-        seen = variables.get("NVIDIA_VISIBLE_DEVICES", "")
-        if home.node.gpus and seen not in ("", "void", "none") and not home.machine.real_gpus:
+        seen = gpus.visible(home.node.gpus, variables.get("NVIDIA_VISIBLE_DEVICES", ""))
+        if seen and not home.machine.real_gpus:
             variables["PATH"] += ":/usr/local/nvidia/bin"
         return variables
 
@@ -275,8 +276,7 @@ class ContainerRunner:
             return {}
         return {
             "NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in held),
-            "CUDA_VISIBLE_DEVICES": ",".join(str(gpu.index) for gpu in held),
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+            "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in held),
         }
 
     # One run -------------------------------------------------------------------------------------------------
@@ -287,7 +287,8 @@ class ContainerRunner:
         attempt = self._home.folder / "containers" / self.name / str(record.restart_count)
         attempt.mkdir(parents=True)
         message_file = attempt / "termination-log"
-        message_file.touch(mode=0o666)
+        message_file.touch()
+        message_file.chmod(0o666)  # whoever the container runs as
         record.container_id = f"containerd://{secrets.token_hex(32)}"
         container_log = ContainerLog(attempt / "log")
         self.logs.append(container_log)

@@ -18,13 +18,18 @@ _NAMESPACE = uuid.UUID("b4f5c1de-1d0a-4b0c-9d53-4f0a6a4f1c5e")
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """One GPU; ``index`` is what CUDA_VISIBLE_DEVICES wants, the machine's own for a real one."""
+    """One GPU; ``index`` is its number on the node, or on this machine for a real one."""
 
     index: int
     uuid: str
     name: str
     memory_mib: int
     real: bool = False
+
+    @property
+    def cuda_name(self) -> str:
+        """What CUDA_VISIBLE_DEVICES calls it. A real one goes by its UUID: its number changes with what is visible."""
+        return self.uuid if self.real else str(self.index)
 
     def to_json(self) -> dict[str, Any]:
         """As the simulated nvidia-smi reads it."""
@@ -61,9 +66,19 @@ def of_node(spec: NodeSpec, real: Sequence[Gpu]) -> list[Gpu]:
     ]
 
 
-def devices(real: Sequence[Gpu]) -> list[str]:
-    """The device files that a container with real GPUs needs."""
-    return sorted(str(path) for path in Path("/dev").glob("nvidia*")) if real else []
+def devices(chosen: Sequence[Gpu]) -> list[str]:
+    """The device files that a container with these real GPUs needs: theirs, and the driver's own."""
+    own = {f"nvidia{gpu.index}" for gpu in chosen}
+    files = [path for path in sorted(Path("/dev").glob("nvidia*")) if path.is_char_device()]
+    return [str(path) for path in files if path.name in own or not path.name.removeprefix("nvidia").isdigit()]
+
+
+def visible(gpus: Sequence[Gpu], wanted: str) -> list[Gpu]:
+    """What NVIDIA_VISIBLE_DEVICES means on a node with these GPUs: ``all``, or UUIDs or indices; else none."""
+    if wanted == "all":
+        return list(gpus)
+    named = wanted.split(",")
+    return [gpu for i, gpu in enumerate(gpus) if gpu.uuid in named or str(i) in named]
 
 
 class AllocationError(Exception):
@@ -72,12 +87,19 @@ class AllocationError(Exception):
 
 @dataclass
 class Inventory:
-    """Which of a node's GPUs are held by which container of which pod."""
+    """Which of a node's GPUs (by their place on it) are held by which containers of which pod."""
 
     gpus: Sequence[Gpu]
-    _holders: dict[int, tuple[str, str]] = field(default_factory=dict)
+    _holders: dict[int, tuple[str, list[str]]] = field(default_factory=dict)
 
-    def allocate(self, pod_uid: str, container: str, count: int, *, healthy: bool) -> list[Gpu]:
+    def share(self, pod_uid: str, container: str, count: int) -> int:
+        """Let an init container use what other containers of its pod hold; returns how many it lacks still."""
+        own = [names for uid, names in self._holders.values() if uid == pod_uid][:count]
+        for names in own:
+            names.append(container)
+        return count - len(own)
+
+    def allocate(self, pod_uid: str, container: str, count: int, *, healthy: bool) -> None:
         """Give count GPUs to a container. Raises AllocationError when that many are not free and healthy."""
         free = [slot for slot in range(len(self.gpus)) if slot not in self._holders] if healthy else []
         if len(free) < count:
@@ -86,12 +108,12 @@ class Inventory:
                 f"Requested: {count}, Available: {len(free)}, which is unexpected"
             )
         for slot in free[:count]:
-            self._holders[slot] = (pod_uid, container)
-        return [self.gpus[slot] for slot in free[:count]]
+            self._holders[slot] = (pod_uid, [container])
 
     def held_by(self, pod_uid: str, container: str) -> list[Gpu]:
         """The GPUs that a container holds."""
-        return [self.gpus[slot] for slot, who in sorted(self._holders.items()) if who == (pod_uid, container)]
+        slots = [slot for slot, (uid, names) in self._holders.items() if uid == pod_uid and container in names]
+        return [self.gpus[slot] for slot in sorted(slots)]
 
     def release(self, pod_uid: str) -> None:
         """Take back all that a pod holds."""

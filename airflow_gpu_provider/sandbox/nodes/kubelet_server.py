@@ -90,7 +90,8 @@ def _choose_log(runner: ContainerRunner, request: web.Request) -> ContainerLog:
     pod = request.match_info["pod"]
     running = runner.process is not None
     if request.query.get("previous") in ("true", "1"):
-        ended = runner.logs[:-1]
+        waits = "waiting" in runner.record.state
+        ended = runner.logs if waits else runner.logs[:-1]
         if not ended:
             text = f'previous terminated container "{runner.name}" in pod "{pod}" not found'
             raise web.HTTPBadRequest(text=text)

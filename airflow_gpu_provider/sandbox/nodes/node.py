@@ -265,10 +265,16 @@ class Node:
         self.inventory.release(pod_uid)
 
     def _allocate_gpus(self, pod: Mapping[str, Any], uid: str) -> None:
-        for container in [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]:
+        if not (self._ever_registered or self._registered):
+            return
+        inits = pod["spec"].get("initContainers") or []
+        lasting = [c for c in inits if c.get("restartPolicy") == "Always"] + pod["spec"]["containers"]
+        for container in [*lasting, *(c for c in inits if c not in lasting)]:
             limits = (container.get("resources") or {}).get("limits") or {}
             count = quantities.whole(limits.get(gpus.RESOURCE, 0))
-            if count and (self._ever_registered or self._registered):
+            if container not in lasting:
+                count = self.inventory.share(uid, container["name"], count)
+            if count:
                 self.inventory.allocate(uid, container["name"], count, healthy=self._registered)
 
 

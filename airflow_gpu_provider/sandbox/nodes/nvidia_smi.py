@@ -105,7 +105,7 @@ def _table(gpus: Sequence[Mapping[str, Any]]) -> str:
         "|" + "=" * 41 + "+" + "=" * 24 + "+" + "=" * 22 + "|",
     ]
     for i, gpu in enumerate(gpus):
-        usage = f"{1:>8}MiB / {gpu['memory_mib']:>6}MiB"
+        usage = f"{1:>7}MiB / {gpu['memory_mib']:>6}MiB"
         lines += [
             _row(f"{i:>3}  {gpu['name'][:24]:<24}     On", f"{_bus_id(i)} Off", "0".rjust(20)),
             _row("N/A   34C    P8             16W /  72W", usage, "0%      Default".rjust(20)),
@@ -123,7 +123,7 @@ def _table(gpus: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _line(left: str, middle: str, right: str) -> str:
-    return f"| {left:<39} {middle:<24} {right:<22} |"
+    return f"| {left:<38} {middle:<26} {right:<21} |"
 
 
 def _row(left: str, middle: str, right: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +12,7 @@ import aiohttp
 
 from airflow_gpu_provider.sandbox.nodes.errors import ApiError
 from airflow_gpu_provider.sandbox.nodes.machine import Machine
-from airflow_gpu_provider.sandbox.nodes.node import Node
+from airflow_gpu_provider.sandbox.nodes.node import HOST_IP, Node
 from airflow_gpu_provider.sandbox.nodes.pod_worker import PodWorker
 
 RETRY_SECONDS = 0.2
@@ -101,12 +102,16 @@ class Pods:
         node = self._nodes.get(pod["spec"].get("nodeName", ""))
         if node is None:
             return
-        # Every address in 127/8 is this machine: pods get one each, so that they can tell themselves apart.
-        self._addresses = self._addresses % 0xFFFF00 + 1
-        high, low = divmod(self._addresses, 256)
-        worker = PodWorker(pod, node, self._machine, pod_ip=f"127.{1 + (high >> 8) % 254}.{high % 256}.{low}")
+        worker = PodWorker(pod, node, self._machine, pod_ip=self._address(pod))
         self._workers[uid] = worker
         worker.start().add_done_callback(lambda task: self._finished(uid, task))
+
+    def _address(self, pod: Mapping[str, Any]) -> str:
+        """Every address in 127/8 is this machine: pods get one each, so that they can tell themselves apart."""
+        if pod["spec"].get("hostNetwork"):
+            return HOST_IP
+        self._addresses = self._addresses % 0xFDFFFF + 1
+        return str(ipaddress.IPv4Address("127.1.0.0") + self._addresses)
 
     def _removed(self, uid: str) -> None:
         self._seen.pop(uid, None)
