@@ -1,0 +1,128 @@
+"""The device plugin's DaemonSet, and the wait for its GPUs in virtual time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait, PluginSnapshot
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
+from tests.unit.cluster.test_pod_end import START, pod, running, waiting
+from tests.unit.operators.test_pod_placement import a_pool
+
+WAIT = GpusWait(pool="train-gpu", server="ours", started=START, deadline=START + timedelta(minutes=10))
+NODE = Node(name="n1", machine="i-1", ready=True, gpus=0, created_at=START)
+
+
+def pod_spec(**plugin: Any) -> dict[str, Any]:
+    manifest = DevicePlugin(**({"pool": a_pool()} | plugin)).manifest()
+    spec: dict[str, Any] = manifest["spec"]["template"]["spec"]
+    return spec
+
+
+def environment(**plugin: Any) -> dict[str, str]:
+    return {entry["name"]: entry["value"] for entry in pod_spec(**plugin)["containers"][0]["env"]}
+
+
+def test_each_pool_has_its_own() -> None:
+    names = {DevicePlugin(pool=a_pool(name=name)).manifest()["metadata"]["name"] for name in ("a", "b")}
+    assert names == {"nvidia-device-plugin-a", "nvidia-device-plugin-b"}
+
+
+def test_it_runs_on_the_pools_nodes_and_on_no_others() -> None:
+    spec = pod_spec(pool=a_pool(taints=["nvidia.com/gpu=true:NoSchedule", "team=vision:NoExecute"]))
+    (term,) = spec["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {
+        "matchExpressions": [{"key": "airflow-gpu-provider/pool", "operator": "In", "values": ["train-gpu"]}]
+    }
+    assert {"key": "nvidia.com/gpu", "operator": "Exists"} in spec["tolerations"]
+    assert {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoExecute"} in spec["tolerations"]
+    assert spec["priorityClassName"] == "system-node-critical"
+    assert spec["volumes"][0]["hostPath"] == {"path": "/var/lib/kubelet/device-plugins"}
+
+
+def test_selector_is_part_of_the_labels_and_never_changes_with_options() -> None:
+    plain, other = (DevicePlugin(pool=a_pool(), options=o).manifest()["spec"] for o in ({}, {"A": "1"}))
+    assert plain["selector"] == other["selector"]
+    assert plain["selector"]["matchLabels"].items() <= plain["template"]["metadata"]["labels"].items()
+
+
+def test_options() -> None:
+    assert environment() == {"FAIL_ON_INIT_ERROR": "true"}
+    assert environment(options={"FAIL_ON_INIT_ERROR": "false", "DP_DISABLE_HEALTHCHECKS": "xids"}) == {
+        "FAIL_ON_INIT_ERROR": "false",
+        "DP_DISABLE_HEALTHCHECKS": "xids",
+    }
+    with pytest.raises(PoolSpecError, match="FAIL_ON_INIT_ERROR=False"):
+        environment(options={"FAIL_ON_INIT_ERROR": False})
+
+
+def test_image_and_resources() -> None:
+    assert pod_spec()["containers"][0]["image"] == "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
+    assert pod_spec(version="v0.19.0")["containers"][0]["image"].endswith(":v0.19.0")
+    assert pod_spec(image="mirror/plugin:1")["containers"][0]["image"] == "mirror/plugin:1"
+    assert pod_spec(resources={"limits": {"memory": "100Mi"}})["containers"][0]["resources"] == {
+        "limits": {"memory": "100Mi"}
+    }
+
+
+# -- the wait ----------------------------------------------------------------------------------------------------
+
+
+def snapshot(*nodes: Node, **pods: PodState) -> PluginSnapshot:
+    return PluginSnapshot(nodes=nodes, pods=pods)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def test_no_node_is_nothing_to_wait_for() -> None:
+    progress = WAIT.step(snapshot(), at(0))
+    assert progress.done
+    assert progress.result == {"nodes": {}}
+
+
+def test_every_node_is_waited_for() -> None:
+    ready = replace(NODE, name="n2", gpus=4)
+    assert not WAIT.step(snapshot(NODE, ready), at(1)).done
+    progress = WAIT.step(snapshot(replace(NODE, gpus=1), ready), at(1))
+    assert progress.result == {"nodes": {"n1": 1, "n2": 4}}
+
+
+def test_nodes_on_their_way_out_are_not_waited_for() -> None:
+    assert WAIT.step(snapshot(replace(NODE, cordoned=True), replace(NODE, autoscaler_deleting=True)), at(1)).done
+
+
+@given(seconds=st.floats(0, 2000))
+def test_late(seconds: float) -> None:
+    error = WAIT.step(snapshot(NODE), at(seconds)).error
+    assert (type(error) is GpusNotAllocatable) == (seconds >= 600)
+
+
+@pytest.mark.parametrize(
+    ("plugin_pod", "words"),
+    [
+        (None, "served by ours"),
+        (pod(running()), "plugin pod train-x runs, and has not registered any GPU"),
+        (pod(waiting("CrashLoopBackOff", "back-off 5m0s")), "is waiting (CrashLoopBackOff: back-off 5m0s)"),
+        (pod(phase="Pending"), "plugin pod train-x is Pending"),
+    ],
+)
+def test_error_names_the_node_and_what_its_plugin_does(plugin_pod: PodState | None, words: str) -> None:
+    pods = {"n1": plugin_pod} if plugin_pod else {}
+    progress = WAIT.step(snapshot(NODE, **pods), at(600))
+    assert "not allocatable on n1 after 10 min 0 s" in str(progress.error)
+    assert words in str(progress.error)
+
+
+def test_record_survives_the_database() -> None:
+    assert GpusWait.from_record(json.loads(json.dumps(WAIT.to_record()))) == WAIT

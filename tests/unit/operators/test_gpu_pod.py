@@ -1,0 +1,101 @@
+"""GpuPodOperator in a DAG file: its arguments, its pool, and where it refuses."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+from airflow.sdk import DAG, BaseOperator
+
+from airflow_gpu_provider.block import gpu_nodes
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from tests.unit.operators.test_pod_placement import a_pool
+
+
+def test_drop_in_arguments_keep_their_meaning() -> None:
+    task = GpuPodOperator(
+        task_id="train", gpu_pool=a_pool(), image="train:1", cmds=["python"], env_vars={"A": "1"}, namespace="ml"
+    )
+    assert isinstance(task, KubernetesPodOperator)
+    assert (task.image, task.cmds, task.namespace) == ("train:1", ["python"], "ml")
+    assert task.pool == "default_pool"
+
+
+def test_defaults_are_promises() -> None:
+    task = GpuPodOperator(task_id="train", gpu_pool=a_pool())
+    assert task.deferrable is True
+    assert task.gpus == 1
+    assert task.schedule_timeout_seconds == timedelta(minutes=30).total_seconds()
+    assert task.startup_timeout_seconds == timedelta(minutes=20).total_seconds()
+    assert task.on_finish_action.value == "delete_pod"
+    assert "gpu_pool" in task.template_fields
+
+
+def test_pool_comes_from_the_block() -> None:
+    pool = a_pool()
+    with DAG("nightly", schedule=None), gpu_nodes(pool):
+        task = GpuPodOperator(task_id="train")
+        mapped = GpuPodOperator.partial(task_id="sweep").expand(arguments=[["1"], ["2"]])
+    assert task.gpu_pool == pool
+    assert mapped.partial_kwargs["gpu_pool"] == pool
+
+
+def test_own_pool_wins_over_the_blocks() -> None:
+    own = a_pool(name="own")
+    with DAG("nightly", schedule=None), gpu_nodes(a_pool()):
+        task = GpuPodOperator(task_id="train", gpu_pool=own)
+        mapped = GpuPodOperator.partial(task_id="sweep", gpu_pool=own).expand(arguments=[["1"]])
+    assert task.gpu_pool == own
+    assert mapped.partial_kwargs["gpu_pool"] == own
+
+
+def test_mapped_pools() -> None:
+    with DAG("nightly", schedule=None):
+        mapped = GpuPodOperator.partial(task_id="sweep", image="train:1").expand(gpu_pool=[a_pool(), a_pool(name="b")])
+    assert "gpu_pool" not in mapped.partial_kwargs
+
+
+def test_gpu_pool_in_airflows_pool_is_refused() -> None:
+    with pytest.raises(PoolSpecError, match="gpu_pool="):
+        GpuPodOperator(task_id="train", pool=a_pool())
+
+
+def test_more_gpus_than_a_machine_has_is_seen_when_the_dag_is_parsed() -> None:
+    with pytest.raises(PoolSpecError, match="has 4"):
+        GpuPodOperator(task_id="train", gpu_pool=a_pool(), gpus=8)
+    templated = EksGpuPool(**{**_fields(a_pool()), "cluster_name": "{{ var.value.cluster }}"})
+    GpuPodOperator(task_id="train", gpu_pool=templated, gpus=8)  # known when it is rendered
+
+
+def test_without_a_pool_it_says_so_when_it_runs() -> None:
+    task = GpuPodOperator(task_id="train")
+    with pytest.raises(PoolSpecError, match="no GPU pool"):
+        task.dry_run()
+
+
+def test_dry_run_needs_no_cluster(capsys: pytest.CaptureFixture[str]) -> None:
+    GpuPodOperator(task_id="train", gpu_pool=a_pool(), gpus=2, image="train:1", namespace="ml").dry_run()
+    printed = capsys.readouterr().out
+    assert "nvidia.com/gpu: '2'" in printed
+    assert "airflow-gpu-provider/pool: train-gpu" in printed
+
+
+@pytest.mark.parametrize("operator", [GpuPodOperator, InstallDevicePluginOperator])
+def test_no_name_of_base_operators_is_taken(operator: type[BaseOperator]) -> None:
+    inherited = set(dir(KubernetesPodOperator(task_id="x"))) | set(BaseOperator(task_id="y").__dict__)
+    base = inherited if operator is GpuPodOperator else set(dir(BaseOperator(task_id="y")))
+    task: Any = operator(task_id="z", gpu_pool=a_pool())  # type: ignore[call-arg]
+    new = {name for name in vars(task) if name not in vars(BaseOperator(task_id="y"))}
+    if operator is GpuPodOperator:
+        new -= set(vars(KubernetesPodOperator(task_id="x")))
+    assert not new & base
+
+
+def _fields(pool: EksGpuPool) -> dict[str, Any]:
+    spec = pool.serialize()
+    return {name: value for name, value in spec.items() if name not in ("kind", "version")}

@@ -1,0 +1,237 @@
+"""The wait for a pod in virtual time: deadlines, explanations, losses, and its record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.events import PodEvent
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodPreempted
+from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait, timeline
+from tests.unit.cluster.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting
+
+WAIT = PodWait(
+    namespace="ml",
+    name="train-x",
+    uid="u1",
+    base_container="base",
+    started=START,
+    schedule_seconds=600,
+    start_seconds=300,
+    deadline=START + timedelta(hours=6),
+)
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no GPU."}
+NODE = Node(
+    name="n1", machine="i-1", ready=True, gpus=1, created_at=START, zone="us-west-2a", instance_type="g6.xlarge"
+)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def scheduled(seconds: float) -> dict[str, Any]:
+    return {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(seconds)}
+
+
+PENDING = pod(phase="Pending", conditions=(UNSCHEDULABLE,), spec={"nodeName": None})
+STARTING = pod(waiting("ContainerCreating"), phase="Pending", conditions=(scheduled(100),))
+
+
+def event(reason: str, message: str) -> PodEvent:
+    return PodEvent(uid=message, pod="train-x", pod_uid="u1", type="Normal", reason=reason, message=message, at=START)
+
+
+# -- deadlines ---------------------------------------------------------------------------------------------------
+
+
+@given(seconds=st.floats(0, 2000))
+def test_pod_without_a_node_is_late_after_its_time(seconds: float) -> None:
+    progress = WAIT.step(PodSnapshot(pod=PENDING), at(seconds))
+    assert (type(progress.error) is PodDeadline) == (seconds >= 600)
+
+
+def test_error_of_a_late_pod_is_the_explanation() -> None:
+    progress = WAIT.step(PodSnapshot(pod=PENDING, notes=("no g6.xlarge in us-west-2a",)), at(601))
+    assert "got no node in 10 min 0 s (waits for a node: 0/1 nodes: no GPU; no g6.xlarge in us-west-2a)" in str(
+        progress.error
+    )
+
+
+@given(full_until=st.floats(0, 5000), seconds=st.floats(0, 8000))
+def test_time_in_the_queue_does_not_count(full_until: float, seconds: float) -> None:
+    snapshot = PodSnapshot(pod=PENDING, full_at=at(full_until))
+    assert (WAIT.step(snapshot, at(seconds)).error is not None) == (seconds >= full_until + 600)
+
+
+@given(seconds=st.floats(100, 2000))
+def test_container_has_its_time_from_the_node_on(seconds: float) -> None:
+    progress = WAIT.step(PodSnapshot(pod=STARTING), at(seconds))
+    assert (type(progress.error) is PodDeadline) == (seconds >= 400)
+
+
+def test_running_pod_has_until_its_deadline() -> None:
+    snapshot = PodSnapshot(pod=pod(running(), conditions=(scheduled(100),)))
+    assert WAIT.step(snapshot, at(6 * 3600 - 1)).error is None
+    assert "had not finished" in str(WAIT.step(snapshot, at(6 * 3600)).error)
+
+
+@given(seconds=st.floats(0, 30000), full=st.one_of(st.none(), st.floats(0, 5000)))
+def test_step_changes_its_mind_only_at_the_next_deadline(seconds: float, full: float | None) -> None:
+    for state in (PENDING, STARTING, pod(running()), pod(running(), deleted_at=50), pod(ended(143))):
+        snapshot = PodSnapshot(pod=state, full_at=None if full is None else at(full))
+        now, then = at(seconds), WAIT.next_deadline(PodSnapshot(pod=state, full_at=snapshot.full_at))
+        before = WAIT.step(snapshot, now)
+        if before.error is None and not before.done:
+            assert then > now
+            assert WAIT.step(snapshot, now + (then - now) * 0.99).error is None
+
+
+# -- ends --------------------------------------------------------------------------------------------------------
+
+
+def test_base_container_that_ended_is_the_end() -> None:
+    snapshot = PodSnapshot(pod=pod(ended(0), running("exporter"), conditions=(scheduled(4),)))
+    progress = WAIT.step(snapshot, at(61))
+    assert progress.done
+    assert progress.result == {
+        "container_ended": True,
+        "timeline": [
+            {"phase": "waited for a node", "seconds": 4.0},
+            {"phase": "image and start", "seconds": 6.0},
+            {"phase": "ran", "seconds": 50.0},
+        ],
+    }
+
+
+def test_container_that_was_killed_is_not_judged_before_its_node_spoke() -> None:
+    killed = pod(ended(143, at=60))
+    assert not WAIT.step(PodSnapshot(pod=killed), at(61)).error
+    assert type(WAIT.step(PodSnapshot(pod=killed), at(96)).error) is PodFailed
+    told = pod(ended(143, at=60), phase="Failed", reason="Terminated")
+    assert type(WAIT.step(PodSnapshot(pod=told), at(61)).error) is PodPreempted
+
+
+def test_started_is_enough_where_that_is_waited_for() -> None:
+    wait = replace(WAIT, until="started")
+    assert not wait.step(PodSnapshot(pod=STARTING), at(101)).done
+    assert wait.step(PodSnapshot(pod=pod(running())), at(101)).done
+
+
+def test_lost_pods_are_preempted() -> None:
+    assert type(WAIT.step(PodSnapshot(gone=True), at(5)).error) is PodPreempted
+    assert type(WAIT.step(PodSnapshot(pod=pod(running()), node_gone=True), at(5)).error) is PodPreempted
+    deleted = PodSnapshot(pod=pod(running(), deleted_at=50, grace=30))
+    assert WAIT.step(deleted, at(109)).error is None
+    assert "does not answer" in str(WAIT.step(deleted, at(111)).error)
+
+
+def test_pod_that_had_finished_before_it_went_has_succeeded() -> None:
+    assert WAIT.step(PodSnapshot(pod=pod(ended(0)), gone=True), at(70)).done
+    assert WAIT.step(PodSnapshot(pod=pod(ended(0), phase="Succeeded"), node_gone=True), at(70)).done
+
+
+def test_image_that_cannot_be_pulled_is_not_waited_for() -> None:
+    snapshot = PodSnapshot(pod=pod(waiting("ErrImagePull", "not found"), phase="Pending", conditions=(scheduled(1),)))
+    assert type(WAIT.step(snapshot, at(2)).error) is PodImageError
+    sidecar = PodSnapshot(pod=pod(running(), waiting("ErrImagePull", "not found", name="exporter")))
+    assert WAIT.step(sidecar, at(2)).error is None
+
+
+# -- words -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "lines"),
+    [
+        (PodSnapshot(), ()),
+        (PodSnapshot(pod=PENDING), ("waits for a node: 0/1 nodes: no GPU",)),
+        (
+            PodSnapshot(pod=PENDING, nodes=(replace(NODE, ready=False),)),
+            (
+                "waits for a node: 0/1 nodes: no GPU",
+                "node n1 joined (g6.xlarge, us-west-2a), not Ready yet",
+            ),
+        ),
+        (
+            PodSnapshot(pod=PENDING, nodes=(replace(NODE, gpus=0),)),
+            (
+                "waits for a node: 0/1 nodes: no GPU",
+                "node n1 is Ready, its GPUs are not allocatable yet: driver or device plugin",
+            ),
+        ),
+        (
+            PodSnapshot(pod=PENDING, nodes=(NODE,), is_full=True, full_at=START),
+            ("all nodes that the pool may have are up and taken: the pod is queued",),
+        ),
+        (PodSnapshot(pod=STARTING), ("placed on node n1",)),
+        (
+            PodSnapshot(pod=STARTING, events=(event("Pulling", 'Pulling image "train:1"'),)),
+            ("pulls image train:1", "placed on node n1"),
+        ),
+        (
+            PodSnapshot(
+                pod=STARTING,
+                events=(
+                    event("Pulling", 'Pulling image "train:1"'),
+                    event("Pulled", 'Successfully pulled image "train:1" in 40s (40s including waiting)'),
+                ),
+            ),
+            ("pulled image train:1 in 40 s", "placed on node n1"),
+        ),
+        (
+            PodSnapshot(
+                pod=pod(waiting("CreateContainerConfigError", "no secret"), phase="Pending", conditions=(scheduled(1),))
+            ),
+            ("placed on node n1", "container base waits: CreateContainerConfigError: no secret"),
+        ),
+        (PodSnapshot(pod=pod(running())), ("container base started on node n1",)),
+        (
+            PodSnapshot(pod=pod(running(), conditions=(disrupted(),), deleted_at=50)),
+            (
+                "container base started on node n1",
+                "the pod is being taken away: EvictionByEvictionAPI: Eviction API: evicting",
+            ),
+        ),
+    ],
+)
+def test_lines(snapshot: PodSnapshot, lines: tuple[str, ...]) -> None:
+    assert WAIT.step(snapshot, at(55)).lines == lines
+
+
+# -- the record --------------------------------------------------------------------------------------------------
+
+
+def test_record_survives_the_database() -> None:
+    assert PodWait.from_record(json.loads(json.dumps(WAIT.to_record()))) == WAIT
+
+
+def test_record_of_a_newer_release_still_loads() -> None:
+    assert PodWait.from_record({**WAIT.to_record(), "max_preemptions": 3}) == WAIT
+
+
+def test_record_of_this_release_is_kept_readable() -> None:
+    """A triggerer may be upgraded while pods run: a field may be added with a default, never renamed or dropped."""
+    assert {field.name for field in fields(PodWait)} >= {
+        "namespace",
+        "name",
+        "uid",
+        "base_container",
+        "started",
+        "schedule_seconds",
+        "start_seconds",
+        "deadline",
+        "until",
+    }
+
+
+def test_timeline_has_only_what_is_over() -> None:
+    assert timeline(PENDING) == []
+    assert timeline(STARTING) == [{"phase": "waited for a node", "seconds": 100.0}]
