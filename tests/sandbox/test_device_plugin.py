@@ -1,0 +1,190 @@
+"""InstallDevicePluginOperator against a real API server: what it looks for, applies, waits for and refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+from kubernetes import client, config, utils
+
+from airflow_gpu_provider.errors import DevicePluginConflict, GpusNotAllocatable
+from airflow_gpu_provider.operators import device_plugin
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
+from tests.unit.addons.test_detection import DRA, STATIC
+
+NODES = "airflow-gpu-provider/pool"
+
+
+@pytest.fixture(scope="module")
+def env(gpu_sandbox: Sandbox) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu_sandbox.env().items():
+            patch.setenv(name, value)
+        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+        yield
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
+    """A pool with one node that has no plugin."""
+    pool = a_pool(gpu_sandbox, "plugin")
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
+    return pool
+
+
+def a_pool(sandbox: Sandbox, name: str) -> EksGpuPool:
+    return EksGpuPool(
+        name=name,
+        cluster_name=sandbox.cluster_name,
+        region=sandbox.region,
+        instance_types=["g6.xlarge"],
+        zones=[sandbox.zones[0]],
+        node_role=sandbox.node_role_arn,
+        max_nodes=1,
+    )
+
+
+@pytest.fixture(autouse=True)
+def apps(env: None) -> Iterator[client.AppsV1Api]:
+    """The cluster's DaemonSets, as its administrator; those that a test left are deleted, pods and GPUs too."""
+    api = config.new_client_from_config(os.environ["KUBECONFIG"])
+    yield client.AppsV1Api(api)
+    for one in client.AppsV1Api(api).list_daemon_set_for_all_namespaces().items:
+        client.AppsV1Api(api).delete_namespaced_daemon_set(one.metadata.name, one.metadata.namespace)
+    core = client.CoreV1Api(api)
+    eventually(lambda: not [pod for pod in core.list_namespaced_pod("kube-system").items])
+    eventually(lambda: not any(gpus_of(node) for node in core.list_node(label_selector=NODES).items))
+
+
+def gpus_of(node: client.V1Node) -> int:
+    return int((node.status.allocatable or {}).get("nvidia.com/gpu", 0))
+
+
+def plugin(pool: EksGpuPool, **changes: Any) -> InstallDevicePluginOperator:
+    return InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, **changes)
+
+
+def apply(apps: client.AppsV1Api, manifest: dict[str, Any]) -> None:
+    """Create a DaemonSet as somebody else would."""
+    spec = manifest["spec"]["template"]["spec"]
+    mounted = [{**container, "command": ["sleep", "600"]} for container in spec["containers"]]
+    template = {"metadata": {"labels": {"app": "other"}}, "spec": {**spec, "containers": mounted}}
+    body = {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": manifest["metadata"]["name"], "namespace": "kube-system"},
+        "spec": {"selector": {"matchLabels": {"app": "other"}}, "template": template},
+    }
+    utils.create_from_dict(apps.api_client, body)
+
+
+def daemon_sets(apps: client.AppsV1Api) -> list[str]:
+    return [one.metadata.name for one in apps.list_daemon_set_for_all_namespaces().items]
+
+
+def test_installs_and_waits_for_the_gpus(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
+    result = run(plugin(pool))
+    assert result["change"] == "created"
+    assert list(result["nodes"].values()) == [1]
+    assert daemon_sets(apps) == ["nvidia-device-plugin-plugin"]
+
+
+def test_second_run_changes_nothing(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
+    run(plugin(pool))
+    before = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", "kube-system")
+    assert run(plugin(pool))["change"] == "unchanged"
+    after = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", "kube-system")
+    assert after.metadata.generation == before.metadata.generation
+
+
+def test_option_reaches_the_plugin_and_changes_it_once(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
+    run(plugin(pool))
+    options = {"DP_DISABLE_HEALTHCHECKS": "xids"}
+    changes = [run(plugin(pool, options=options))["change"] for _ in range(2)]
+    assert changes == ["configured", "unchanged"]
+    after = apps.read_namespaced_daemon_set("nvidia-device-plugin-plugin", "kube-system")
+    environment = {entry.name: entry.value for entry in after.spec.template.spec.containers[0].env}
+    assert environment["DP_DISABLE_HEALTHCHECKS"] == "xids"
+
+
+def test_pool_without_a_node_is_done_at_once(gpu_sandbox: Sandbox, apps: client.AppsV1Api) -> None:
+    result = run(plugin(a_pool(gpu_sandbox, "empty")))
+    assert result["nodes"] == {}
+    assert daemon_sets(apps) == ["nvidia-device-plugin-empty"]
+
+
+def test_each_pool_has_its_own_and_they_do_not_meet(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, apps: client.AppsV1Api
+) -> None:
+    run(plugin(a_pool(gpu_sandbox, "empty")))
+    run(plugin(pool))
+    scheduled = {
+        one.metadata.name: one.status.desired_number_scheduled
+        for one in apps.list_daemon_set_for_all_namespaces().items
+    }
+    assert scheduled == {"nvidia-device-plugin-empty": 0, "nvidia-device-plugin-plugin": 1}
+
+
+def test_dry_run_changes_nothing(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
+    assert run(plugin(pool, dry_run=True))["change"] == "created"
+    assert daemon_sets(apps) == []
+
+
+def test_plugin_that_is_there_is_respected(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
+    apply(apps, STATIC)
+    result = run(plugin(pool, deferrable=False))
+    assert result["served_by"] == "device plugin kube-system/nvidia-device-plugin-daemonset"
+    assert result["change"] == "unchanged"
+    assert daemon_sets(apps) == ["nvidia-device-plugin-daemonset"]
+
+
+def test_dra_driver_is_refused(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
+    apply(apps, DRA)
+    with pytest.raises(DevicePluginConflict):
+        run(plugin(pool))
+    assert daemon_sets(apps) == ["nvidia-dra-driver-gpu-kubelet-plugin"]
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+def test_plugin_that_never_registers_names_node_and_last_words(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    monkeypatch.setattr(device_plugin, "_BLOCK_FIRST", timedelta(seconds=1))
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    gpu_sandbox.faults.device_plugin_never_ready = True
+    gpu_sandbox.agent.set_device_plugin_ready(False)
+    try:
+        with pytest.raises(GpusNotAllocatable, match=r"ip-.*plugin pod nvidia-device-plugin-plugin-\w+.*last said: .+"):
+            run(plugin(pool, timeout=timedelta(seconds=4), deferrable=deferrable))
+    finally:
+        gpu_sandbox.faults.device_plugin_never_ready = False
+        gpu_sandbox.agent.set_device_plugin_ready(True)
+
+
+def test_slow_plugin_is_waited_for_in_the_triggerer(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_plugin, "_BLOCK_FIRST", timedelta(seconds=1))
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    gpu_sandbox.agent.set_device_plugin_ready(False)
+    task = plugin(pool)
+    context = context_of(task)
+    try:
+        with pytest.raises(TaskDeferred) as deferral:
+            task.execute(context)
+    finally:
+        gpu_sandbox.agent.set_device_plugin_ready(True)
+    trigger = copy_of(deferral.value.trigger)
+    assert gpu_sandbox.aws.access_key.secret_access_key not in json.dumps(trigger.serialize())
+    event = asyncio.run(first_event(trigger))
+    assert list(task.resume(context, event)["nodes"].values()) == [1]
