@@ -70,8 +70,18 @@ def family(pid: int) -> list[psutil.Process]:
 
 
 def until_dead(processes: list[psutil.Process], *, seconds: float) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=seconds)
-    assert alive == []
+    deadline = time.monotonic() + seconds
+    while alive := [process for process in processes if lives(process)]:
+        assert time.monotonic() < deadline, f"still there after {seconds} s: {alive}"
+        time.sleep(0.02)
+
+
+def lives(process: psutil.Process) -> bool:
+    """A zombie does not: only its parent's interest in it is left."""
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 def exports(shell: str) -> dict[str, str]:
