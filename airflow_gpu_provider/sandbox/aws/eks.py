@@ -117,7 +117,6 @@ class Eks(EKSBackend):
         )
         if group.launch_template and self._creation.launch_template_data(group.launch_template).get("InstanceType"):
             group.instance_types = []
-        self._creation.create_auto_scaling_group(group)
         cluster.nodegroups[nodegroup_name] = group
         cluster.nodegroup_count += 1
         return group
@@ -237,6 +236,8 @@ class Eks(EKSBackend):
             group.status = "DEGRADED" if group.health["issues"] else "ACTIVE"
 
     def _settle_creation(self, group: NodeGroup, now: datetime) -> None:
+        if not group.has_asg and now >= group.makes_asg_at:
+            self._creation.create_auto_scaling_group(group)
         asg = self._asg(group)
         if asg is not None and asg.satisfied and now >= group.settles_at:
             group.status = "ACTIVE"
@@ -249,8 +250,9 @@ class Eks(EKSBackend):
 
         A failed launch stays an issue until another succeeds, even when the group is scaled to zero, as in EKS.
         """
-        asg = self._asg(group)
-        if asg is None:
+        if not group.has_asg:
+            return []
+        if self._asg(group) is None:
             message = (
                 f"We couldn't find the Auto Scaling group associated with the managed node group {group.nodegroup_name}"
             )

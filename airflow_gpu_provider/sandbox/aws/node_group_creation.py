@@ -128,6 +128,7 @@ class NodeGroupCreation:
             capacity_rebalance=spot,
         )
         asg.registration = group.registration()
+        group.resources = {"autoScalingGroups": [{"name": group.asg_name}]}
         self._auto_scaling.create_lifecycle_hook(
             DRAIN_HOOK, group.asg_name, "autoscaling:EC2_INSTANCE_TERMINATING", 1800, "CONTINUE"
         )

@@ -49,7 +49,8 @@ class NodeGroup(Nodegroup):
         self.created_at = self.modified_at = now
         self.disk_size = int(self.disk_size) if self.launch_template is None else None  # type: ignore[assignment]
         self.asg_name = f"eks-{self.nodegroup_name}-{self.uuid}"
-        self.resources = {"autoScalingGroups": [{"name": self.asg_name}]}
+        self.resources: dict[str, Any] = {}
+        self.makes_asg_at = now + timedelta(seconds=timings.nodegroup_create / 2)
         self.health = {"issues": []}
         self.remote_access = fields.get("remote_access")  # type: ignore[assignment]
         self.release_version = fields.get("release_version") or f"{self.version}.0-20260101"
@@ -57,6 +58,11 @@ class NodeGroup(Nodegroup):
         self.status: Status = "CREATING"
         self.settles_at = now + timedelta(seconds=timings.nodegroup_create)
         self.gives_up_at = now + timedelta(seconds=timings.nodegroup_create_timeout)
+
+    @property
+    def has_asg(self) -> bool:
+        """Whether the Auto Scaling group has been made; a while of CREATING passes without one, as in EKS."""
+        return bool(self.resources)
 
     @property
     def update_in_progress(self) -> Update | None:

@@ -119,9 +119,9 @@ class Account:
 
     def node_group(self, name: str = "train-gpu-a", **changes: Any) -> str:
         """Create a group at size 0 in zone a, wait for ACTIVE, and return its Auto Scaling group's name."""
-        created = self.eks.create_nodegroup(**self.node_group_request(name, **changes))["nodegroup"]
-        eventually(lambda: self.status(name), lambda status: status == "ACTIVE")
-        return str(created["resources"]["autoScalingGroups"][0]["name"])
+        self.eks.create_nodegroup(**self.node_group_request(name, **changes))
+        active = eventually(lambda: self.describe(name), lambda group: group["status"] == "ACTIVE")
+        return str(active["resources"]["autoScalingGroups"][0]["name"])
 
     def node_group_request(self, name: str = "train-gpu-a", **changes: Any) -> dict[str, Any]:
         return {

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from airflow_gpu_provider.sandbox.faults import Stockout
-from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, Account, eventually
+from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, QUICK, Account, eventually
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> str:
@@ -40,6 +41,15 @@ def test_creation_passes_through_creating_to_active(account: Account) -> None:
     assert created["status"] == "CREATING"
     assert account.status() == "CREATING"
     eventually(account.status, lambda status: status == "ACTIVE")
+
+
+@pytest.mark.parametrize("timings", [replace(QUICK, nodegroup_create=1.0)])
+def test_the_group_behind_comes_later(account: Account) -> None:
+    created = account.eks.create_nodegroup(**account.node_group_request())["nodegroup"]
+    assert created.get("resources", {}) == {}
+
+    eventually(lambda: account.describe()["resources"].get("autoScalingGroups"))
+    assert account.status() == "CREATING"
 
 
 def test_creation_with_instances_waits_for_them(account: Account) -> None:
