@@ -82,10 +82,14 @@ def run(*, faults: Sequence[str] = (), report: Path, console: Console | None = N
     """Show one night; return the process's exit status.
 
     0: the run has the colour that it should have and nothing is left. 1: not so, or it could not be shown.
-    130: Ctrl-C. `report` is the JSON file to write.
+    2: a fault that it does not know. 130: Ctrl-C. `report` is the JSON file to write.
     """
-    scenario = Scenario.parse(faults)
     console = console or Console()
+    try:
+        scenario = Scenario.parse(faults)
+    except ValueError as error:
+        console.print(str(error), markup=False, soft_wrap=True)
+        return 2
     journal = Journal()
     with _one_interrupt():
         try:

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.demo import training_image
+from airflow_gpu_provider.sandbox.demo import example_dags, training_image
 from tests.airflow.harness import Airflow
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,11 +25,10 @@ def sandbox() -> Iterator[Sandbox]:
 @pytest.fixture(scope="session")
 def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    home = AirflowHome(
-        tmp_path_factory.mktemp("airflow"),
-        Path(__file__).parent / "dags",
-        sandbox.env() | {"PYTHONPATH": path},
-    )
+    dags = tmp_path_factory.mktemp("dags")
+    (dags / "tests").symlink_to(Path(__file__).parent / "dags")
+    (dags / "examples").symlink_to(example_dags())
+    home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, sandbox.env() | {"PYTHONPATH": path})
     with home:
         yield Airflow(home, sandbox)
 

@@ -1,0 +1,43 @@
+"""`gpu-sandbox demo`, as make demo runs it: a sandbox and an Airflow of its own, watched from outside."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEMO = (sys.executable, "-m", "airflow_gpu_provider.sandbox.cli", "demo")
+
+
+@pytest.mark.slow
+def test_a_red_night_is_shown_as_it_should_be(tmp_path: Path) -> None:
+    report_file = tmp_path / "report.json"
+    shown = subprocess.run(
+        [*DEMO, "--fault", "train-fails", "--fault", "stockout:us-west-2a", "--report", str(report_file)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "The run is red, as it should be." in shown.stdout
+    assert "Nothing is left." in shown.stdout
+    assert "us-west-2b g6.xlarge" in shown.stdout
+    report = json.loads(report_file.read_text())
+    assert report["dag_run_state"] == "failed"
+    assert (report["max_nodes_seen"], report["nodes_after"], report["desired_after"]) == (1, 0, 0)
+    assert report["release_seconds"] is not None
+
+
+def test_an_unknown_fault_is_refused(tmp_path: Path) -> None:
+    refused = subprocess.run(
+        [*DEMO, "--fault", "nonsense", "--report", str(tmp_path / "none.json")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert refused.returncode == 2
+    assert "known: stockout:ZONE" in refused.stdout

@@ -1,0 +1,27 @@
+"""The example DAGs, the very files that users are shown: each runs a real training and leaves nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.airflow.harness import Airflow
+
+
+@pytest.mark.parametrize("dag_id", ["nightly_training_eks", "nightly_training_eks_tasks"])
+def test_an_example_trains_and_leaves_nothing(airflow: Airflow, dag_id: str) -> None:
+    run = airflow.run_dag(dag_id)
+    assert run.state == "success"
+    result = airflow.xcom(run, "train")
+    assert result["accuracy"] >= 0.95
+    assert result["epochs"] == 30
+    assert "epoch 30/30" in airflow.log(run, "train")
+    assert airflow.leftovers().nothing
+
+
+def test_a_training_that_fails_is_a_red_night_and_leaves_nothing(airflow: Airflow) -> None:
+    run = airflow.run_dag("nightly_training_eks", {"fail_at_epoch": 3})
+    assert run.state == "failed"
+    assert run.task("train").state == "failed"
+    assert run.task("train-gpu.scale_down").state == "success"
+    assert "failing in epoch 3, as told" in airflow.log(run, "train")
+    assert airflow.leftovers().nothing
