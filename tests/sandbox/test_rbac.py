@@ -1,0 +1,84 @@
+"""A whole night under the roles in docs/rbac and nothing else; and what a missing one looks like."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from airflow_gpu_provider.cluster.apply import server_side_apply
+from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import run
+
+ROLES = Path(__file__).parents[2] / "docs" / "rbac"
+GROUP = "airflow-gpu-provider"
+
+
+@pytest.fixture(scope="module")
+def administrator(gpu_sandbox: Sandbox) -> client.ApiClient:
+    return config.new_client_from_config(str(gpu_sandbox.kubeconfig))
+
+
+@pytest.fixture
+def airflow_identity(
+    request: pytest.FixtureRequest, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Everything below runs as an IAM user who is nobody in the cluster but a member of one group."""
+    key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name}")
+    gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
+    connection = {
+        "conn_type": "aws",
+        "login": key.access_key_id,
+        "password": key.secret_access_key,
+        "extra": {"region_name": gpu_sandbox.region, "endpoint_url": gpu_sandbox.aws.endpoint_url},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_IDENTITY", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    yield key.arn
+    del gpu_sandbox.authenticator.access_entries[key.arn]
+
+
+@pytest.fixture
+def pool(gpu_sandbox: Sandbox, airflow_identity: str) -> EksGpuPool:
+    return EksGpuPool(
+        name="rbac",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=["g6.xlarge"],
+        zones=[gpu_sandbox.zones[0]],
+        max_nodes=1,
+        aws_conn_id="airflow_identity",
+    )
+
+
+def test_without_the_roles_the_missing_permission_is_named(pool: EksGpuPool) -> None:
+    with pytest.raises(PermissionDenied, match="leases"):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+
+
+def test_a_night_needs_no_more_than_the_documented_roles(pool: EksGpuPool, administrator: client.ApiClient) -> None:
+    for manifest in yaml.safe_load_all((ROLES / "full.yaml").read_text()):
+        server_side_apply(administrator, manifest)
+    assert len(run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))["nodes"]) == 1
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
+    result = run(
+        GpuPodOperator(
+            task_id="train",
+            gpu_pool=pool,
+            image="busybox:1.36",
+            cmds=["sh", "-c", "echo '{\"accuracy\": 0.97}' > /airflow/xcom/return.json"],
+            do_xcom_push=True,
+        )
+    )
+    assert result == {"accuracy": 0.97}
+    assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["nodes"] == 0
