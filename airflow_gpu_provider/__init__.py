@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
     from airflow_gpu_provider.pools.eks import EksGpuPool
+    from airflow_gpu_provider.pools.gke import GkeGpuPool
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 _NAMES = {
     "EksGpuPool": "pools.eks",
     "EnsureGpuPoolOperator": "operators.ensure",
+    "GkeGpuPool": "pools.gke",
     "GpuPodOperator": "operators.gpu_pod",
     "InstallDevicePluginOperator": "operators.device_plugin",
     "ScaleDownSensor": "sensors.scale_down",
@@ -30,6 +32,7 @@ _NAMES = {
 __all__ = [
     "EksGpuPool",
     "EnsureGpuPoolOperator",
+    "GkeGpuPool",
     "GpuPodOperator",
     "InstallDevicePluginOperator",
     "ScaleDownSensor",

@@ -19,7 +19,10 @@ Say = Callable[[str], None]
 MachineState = Literal["pending", "running", "terminating"]
 GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "deleting"]
 
-_PLATFORMS = {"eks": "airflow_gpu_provider.platforms.eks:EksPlatform"}
+_PLATFORMS = {
+    "eks": "airflow_gpu_provider.platforms.eks:EksPlatform",
+    "gke": "airflow_gpu_provider.platforms.gke:GkePlatform",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

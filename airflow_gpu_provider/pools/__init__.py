@@ -2,5 +2,6 @@
 
 from airflow_gpu_provider.pools.base import Candidate, GpuPool, Taint, deserialize_pool
 from airflow_gpu_provider.pools.eks import EksGpuPool
+from airflow_gpu_provider.pools.gke import GkeGpuPool
 
-__all__ = ["Candidate", "EksGpuPool", "GpuPool", "Taint", "deserialize_pool"]
+__all__ = ["Candidate", "EksGpuPool", "GkeGpuPool", "GpuPool", "Taint", "deserialize_pool"]

@@ -22,13 +22,16 @@ from airflow_gpu_provider.errors import PoolSpecError
 POOL_LABEL = "airflow-gpu-provider/pool"
 """The node label that says which pool a node belongs to; every pod placed by this package selects it."""
 
-Market = Literal["ON_DEMAND", "SPOT"]
+Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE"]
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
-_KINDS = {"eks": "airflow_gpu_provider.pools.eks:EksGpuPool"}
+_KINDS = {
+    "eks": "airflow_gpu_provider.pools.eks:EksGpuPool",
+    "gke": "airflow_gpu_provider.pools.gke:GkeGpuPool",
+}
 _VERSION = 1
 
 
@@ -65,8 +68,7 @@ class Candidate:
     market: Market
 
     def __str__(self) -> str:
-        market = "spot" if self.market == "SPOT" else "on-demand"
-        return f"{self.instance_type} {market} in {self.zone}"
+        return f"{self.instance_type} {self.market.lower().replace('_', '-')} in {self.zone}"
 
 
 def is_template(value: Any) -> bool:

@@ -1,0 +1,353 @@
+"""GkeGpuPool: GPU nodes of a Google Kubernetes Engine cluster, in node pools."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, ClassVar
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, Taint, _as_tuple, is_template
+
+GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
+"""GKE puts it on the nodes of every pool with GPUs."""
+
+DRIVERS = ("default", "latest", "disabled", "daemonset")
+
+_PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
+_LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-[a-z])?")
+_GPU_FAMILY = re.compile(r"[ag]\d+-[a-z0-9-]+")
+_LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
+_MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
+_SHARING = ("TIME_SHARING", "MPS")
+_MAX_NAME = 40  # of a node pool
+_MARGIN = timedelta(minutes=15)
+_MOST_RUN_DURATION = timedelta(days=7)
+# How many partitions a GPU gives, by how many of its seven slices each has.
+_PARTITIONS = {"1g": 7, "2g": 3, "3g": 2, "4g": 1, "7g": 1}
+
+
+@dataclass(frozen=True, kw_only=True, eq=True)
+class GkeGpuPool(GpuPool):
+    """GPU nodes of a Google Kubernetes Engine cluster.
+
+    There is one node pool of GKE for each zone, machine type and capacity type, so that the order of preference is
+    the one given here. Candidates are tried in order: every zone for the first machine type on the first capacity
+    type, then the next machine type, then the next capacity type.
+
+    Args:
+        project_id: The Google Cloud project.
+        location: The cluster's zone or region, like "us-central1-a" or "us-central1".
+        cluster_name: The GKE cluster.
+        machine_types: Compute Engine machine types in order of preference: with GPUs of their own (G2, A2, A3), or N1.
+        accelerator_type: What is attached to N1 machines, like "nvidia-tesla-t4"; others have theirs built in.
+        accelerator_count: How many of them. Default 1 for N1.
+        node_locations: Zones, in order of preference. Default: those of the cluster.
+        capacity_types: "ON_DEMAND", "SPOT" and "PREEMPTIBLE", in order of preference. Default on-demand only.
+        driver: "default" or "latest": GKE installs NVIDIA's driver; "daemonset": a DaemonSet does, which
+            InstallDevicePluginOperator applies; "disabled": you see to it. Default "default".
+        gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`.
+        gpu_partition_size: Parts of a GPU for pods, like "1g.5gb".
+        max_run_duration: How long a machine may live from its creation, at most 7 days; after that Google Cloud
+            takes it, pods or not, and Airflow is not needed for that. Default: max_runtime and 15 minutes, so that
+            no machine outlives the run that it came for; none where min_nodes keeps machines without an end.
+        disk_size: Boot disk in GB. Default 100.
+        disk_type: Its type, like "pd-balanced". Default GKE's for the machine type.
+        image_type: Node image. Default COS_CONTAINERD.
+        service_account: The nodes' service account. Default: the cluster's own choice.
+        tags: Network tags of the machines.
+        resource_labels: Labels of the machines, for billing.
+        use_internal_ip: Reach the API server by its internal address. Default False.
+        use_dns_endpoint: Reach the API server by its DNS name. Default False.
+        gcp_conn_id: Airflow connection. Default google_cloud_default.
+        impersonation_chain: Service account to act as, or a chain of them, as the Google provider has it.
+
+    The other arguments are GpuPool's. GKE taints GPU nodes by itself, and that taint cannot be left out.
+    """
+
+    kind: ClassVar[str] = "gke"
+    __hash__ = GpuPool.__hash__  # a dataclass would make its own, which dictionaries in fields break
+
+    project_id: str
+    location: str
+    cluster_name: str
+    machine_types: tuple[str, ...]
+    accelerator_type: str | None = None
+    accelerator_count: int | None = None
+    node_locations: tuple[str, ...] = ()
+    capacity_types: tuple[Market, ...] = ("ON_DEMAND",)
+    taints: tuple[str, ...] = (str(GPU_TAINT),)
+    driver: str = "default"
+    gpu_sharing: dict[str, Any] = field(default_factory=dict)
+    gpu_partition_size: str | None = None
+    max_run_duration: timedelta | None = None
+    disk_size: int | None = None
+    disk_type: str | None = None
+    image_type: str = "COS_CONTAINERD"
+    service_account: str | None = None
+    tags: tuple[str, ...] = ()
+    resource_labels: dict[str, str] = field(default_factory=dict)
+    use_internal_ip: bool = False
+    use_dns_endpoint: bool = False
+    gcp_conn_id: str = "google_cloud_default"
+    impersonation_chain: str | tuple[str, ...] | None = None
+
+    # -- what others ask -------------------------------------------------------------------------------------
+
+    @property
+    def region(self) -> str:
+        """The region that the location is, or is in."""
+        match = _LOCATION.fullmatch(self.location)
+        return match[1] if match else self.location
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        return min(self._devices(self.accelerator_of(name)[1]) for name in self.machine_types)
+
+    @property
+    def gpu_products(self) -> tuple[str, ...]:
+        known = (accelerators.gpu_of_accelerator(self.accelerator_of(name)[0]) for name in self.machine_types)
+        return tuple(dict.fromkeys(gpu.name for gpu in known if gpu))
+
+    @property
+    def parsed_taints(self) -> tuple[Taint, ...]:
+        own = super().parsed_taints
+        return own if GPU_TAINT in own else (GPU_TAINT, *own)
+
+    @property
+    def console_url(self) -> str:
+        cluster = f"{self.location}/{self.cluster_name}"
+        return f"https://console.cloud.google.com/kubernetes/clusters/details/{cluster}/nodes?project={self.project_id}"
+
+    @property
+    def cluster_identity(self) -> str:
+        chain = _as_tuple(self.impersonation_chain) or ()
+        return f"gke/{self.gcp_conn_id}/{','.join(chain)}/{self.project_id}/{self.location}/{self.cluster_name}"
+
+    @property
+    def node_lifetime(self) -> timedelta | None:
+        """How long Google Cloud lets a machine live; None: without an end."""
+        if self.max_run_duration is not None:
+            return self.max_run_duration
+        derived = self.max_runtime + _MARGIN
+        return None if self.min_nodes or derived > _MOST_RUN_DURATION else derived
+
+    def accelerator_of(self, machine_type: str) -> tuple[str, int]:
+        """Return the accelerator type of a machine of this type, and how many it has."""
+        machine = accelerators.gce_machine_type(machine_type)
+        if machine and machine.gpu:
+            return machine.gpu.accelerator, machine.gpus
+        return self.accelerator_type or "", self.accelerator_count or 1
+
+    def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
+        """Return the pool's candidates over `zones`, the most wanted first."""
+        zones = tuple(zones)
+        return tuple(
+            Candidate(
+                group=self._group_name(zone, machine_type, market),
+                zone=zone,
+                instance_type=machine_type,
+                market=market,
+            )
+            for market in self.capacity_types
+            for machine_type in self.machine_types
+            for zone in zones
+        )
+
+    def _group_name(self, zone: str, machine_type: str, market: Market) -> str:
+        """Name the node pool; where GKE's 40 characters are too few, a hash stands for the rest of the pool's name."""
+        market_suffix = {"SPOT": "-spot", "PREEMPTIBLE": "-pvm"}.get(market, "")
+        suffix = f"{zone.removeprefix(self.region).strip('-')}-{machine_type}{market_suffix}"
+        name = f"{self.name}-{suffix}"
+        if len(name) <= _MAX_NAME:
+            return name
+        digest = hashlib.sha256(self.name.encode()).hexdigest()[:4]
+        room = _MAX_NAME - len(suffix) - len(digest) - 2
+        return f"{self.name[:room].rstrip('-')}-{digest}-{suffix}"
+
+    def _devices(self, gpus: int) -> int:
+        """Return how many nvidia.com/gpu a node with that many GPUs offers, shared and partitioned."""
+        each = _PARTITIONS.get((self.gpu_partition_size or "").partition(".")[0], 1)
+        return gpus * each * int(self.gpu_sharing.get("max_shared_clients", 1))
+
+    def _group_fields(self) -> dict[str, Any]:
+        lifetime = self.node_lifetime
+        seconds = lifetime.total_seconds() if lifetime else None
+        not_in_groups = ("use_internal_ip", "use_dns_endpoint", "gcp_conn_id", "impersonation_chain")
+        fields = {key: value for key, value in super()._group_fields().items() if key not in not_in_groups}
+        return {**fields, "max_run_duration": seconds}
+
+    # -- validation ------------------------------------------------------------------------------------------
+
+    def _coerce(self) -> None:
+        super()._coerce()
+        for name in ("machine_types", "node_locations", "tags"):
+            self._set(name, _as_tuple(getattr(self, name)))
+        if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
+            self._set("impersonation_chain", _as_tuple(self.impersonation_chain))
+        markets = _as_tuple(self.capacity_types)
+        if not is_template(markets):
+            markets = tuple(_constant(market) for market in markets)
+        self._set("capacity_types", markets)
+        for name in ("disk_size", "accelerator_count"):
+            if getattr(self, name) is not None:
+                self._set(name, self._as_int(name, getattr(self, name)))
+        if self.max_run_duration is not None:
+            self._set("max_run_duration", self._as_timedelta("max_run_duration", self.max_run_duration))
+        if isinstance(self.price_per_hour, dict):
+            self._set("price_per_hour", {_constant(k): float(v) for k, v in self.price_per_hour.items()})
+        if "strategy" in self.gpu_sharing and not is_template(self.gpu_sharing):
+            self._set("gpu_sharing", {**self.gpu_sharing, "strategy": _constant(self.gpu_sharing["strategy"])})
+
+    def _validate(self) -> None:
+        super()._validate()
+        self._check("project_id", _PROJECT.fullmatch, "the id of a Google Cloud project")
+        self._check("location", _LOCATION.fullmatch, "a zone or a region, like us-central1-a or us-central1")
+        self._check("cluster_name", bool, "the name of a GKE cluster")
+        self._check("machine_types", len, "at least one Compute Engine machine type")
+        self._check("capacity_types", _are_markets, "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order")
+        self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
+        self._check("manage", lambda value: value == "full", '"full"')
+        self._check("scaling", lambda value: value == "direct", '"direct"')
+        self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
+        self._check_machine_types()
+        self._check_zones()
+        self._check_sharing()
+        self._check_lifetime()
+        self._check_taints()
+
+    def _check_machine_types(self) -> None:
+        if is_template(self.machine_types) or is_template(self.accelerator_type) or is_template(self.accelerator_count):
+            return
+        if len(set(self.machine_types)) < len(self.machine_types):
+            raise self._error(f"machine_types names one twice: {', '.join(self.machine_types)}")
+        if self.accelerator_type is not None:
+            self._check_accelerator_type(self.accelerator_type)
+        if self.accelerator_count is not None and self.accelerator_count < 1:
+            raise self._error(f"accelerator_count={self.accelerator_count} must be at least 1")
+        attaches = any(name.startswith("n1-") for name in self.machine_types)
+        for name in self.machine_types:
+            self._check_machine_type(name, attaches)
+
+    def _check_accelerator_type(self, name: str) -> None:
+        known = accelerators.gce_accelerators()
+        if name in known or accelerators.gpu_of_accelerator(name):
+            return
+        by_name = {gpu.name: gpu.accelerator for gpu in accelerators.GPUS.values() if gpu.accelerator in known}
+        close = by_name.get(name.upper()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
+        hint = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
+        raise self._error(f"accelerator_type={name!r} is not a GPU of Google Cloud", hint)
+
+    def _check_machine_type(self, name: str, attaches: bool) -> None:
+        machine = accelerators.gce_machine_type(name)
+        if machine is None:
+            self._check_unknown_machine_type(name)
+        elif machine.gpu:
+            self._check_built_in(machine, attaches)
+        elif machine.takes_attached_gpus:
+            self._check_attached(machine)
+        else:
+            raise self._error(f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT)
+
+    def _check_unknown_machine_type(self, name: str) -> None:
+        known = accelerators.gce_machine_types()
+        if name.startswith("n1-") or not _GPU_FAMILY.fullmatch(name) or name[:3] in {one[:3] for one in known}:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
+            raise self._error(f"{name!r} is not a machine type of Compute Engine with GPUs", hint)
+        if not self.accelerator_type or not self.accelerator_count:  # newer than the catalogue: GKE will check it
+            raise self._error(
+                f"{name} is not in the catalogue", "Say what it has: set accelerator_type and accelerator_count."
+            )
+
+    def _check_built_in(self, machine: accelerators.GceMachineType, attaches: bool) -> None:
+        assert machine.gpu is not None
+        if attaches:
+            return  # accelerator_type and accelerator_count speak of the N1 machines
+        if self.accelerator_type and self.accelerator_type != machine.gpu.accelerator:
+            raise self._error(
+                f"{machine.name} has {machine.gpu.accelerator}, not {self.accelerator_type}",
+                "Leave accelerator_type out.",
+            )
+        if self.accelerator_count and self.accelerator_count != machine.gpus:
+            raise self._error(
+                f"{machine.name} has {machine.gpus} GPUs, not {self.accelerator_count}", "Leave accelerator_count out."
+            )
+
+    def _check_attached(self, machine: accelerators.GceMachineType) -> None:
+        if not self.accelerator_type:
+            raise self._error(f"{machine.name} has no GPUs of its own", 'Set accelerator_type, like "nvidia-tesla-t4".')
+        counts = accelerators.attachable_gpus(machine.name, self.accelerator_type)
+        if not counts:
+            raise self._error(f"{self.accelerator_type} cannot be attached to {machine.name}", _MACHINE_HINT)
+        if (self.accelerator_count or 1) not in counts:
+            allowed = " or ".join(map(str, counts))
+            raise self._error(
+                f"{self.accelerator_count or 1} x {self.accelerator_type} cannot be attached to {machine.name}",
+                f"Set accelerator_count to {allowed}.",
+            )
+
+    def _check_zones(self) -> None:
+        if is_template(self.node_locations) or is_template(self.location):
+            return
+        for zone in self.node_locations:
+            match = _LOCATION.fullmatch(zone)
+            if not match or not match[2] or match[1] != self.region:
+                raise self._error(f"{zone!r} in node_locations is not a zone of {self.region}")
+
+    def _check_sharing(self) -> None:
+        sharing = self.gpu_sharing
+        if not sharing or is_template(sharing):
+            return
+        clients = sharing.get("max_shared_clients")
+        if set(sharing) != {"strategy", "max_shared_clients"} or sharing["strategy"] not in _SHARING:
+            raise self._error(
+                f"gpu_sharing={sharing!r}",
+                'Write {"strategy": "TIME_SHARING" or "MPS", "max_shared_clients": 2 to 48}.',
+            )
+        if isinstance(clients, bool) or not isinstance(clients, int) or not 2 <= clients <= 48:
+            raise self._error(f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48")
+
+    def _check_lifetime(self) -> None:
+        limit = self.max_run_duration
+        if limit is None or is_template(limit) or is_template(self.max_runtime):
+            return
+        if limit > _MOST_RUN_DURATION:
+            raise self._error("max_run_duration is more than 7 days")
+        if limit < self.max_runtime:
+            raise self._error(
+                f"max_run_duration={limit} is less than max_runtime={self.max_runtime}",
+                "Machines would be taken from a run that may still want them: raise it, or lower max_runtime.",
+            )
+
+    def _check_taints(self) -> None:
+        if is_template(self.taints):
+            return
+        for taint in super().parsed_taints:
+            if (taint.key, taint.effect) == (GPU_TAINT.key, GPU_TAINT.effect) and taint != GPU_TAINT:
+                raise self._error(
+                    f"taint {taint} contradicts GKE, which taints GPU nodes with {GPU_TAINT}", "Leave it out."
+                )
+
+
+_MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
+
+
+def _constant(value: Any) -> str:
+    return str(value).upper().replace("-", "_")
+
+
+def _are_markets(markets: tuple[str, ...]) -> bool:
+    return bool(markets) and len(set(markets)) == len(markets) and set(markets) <= _MARKETS
+
+
+def _are_resource_labels(labels: Any) -> bool:
+    return isinstance(labels, dict) and all(
+        isinstance(value, str) and _LABEL_KEY.fullmatch(str(key)) and _LABEL_VALUE.fullmatch(value)
+        for key, value in labels.items()
+    )

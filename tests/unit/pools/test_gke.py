@@ -1,0 +1,188 @@
+"""GkeGpuPool: what it refuses, what it knows of machines, how it names node pools, and that it survives its JSON."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools import GkeGpuPool, Taint, deserialize_pool
+
+ZONES = ("us-central1-a", "us-central1-b")
+
+
+def pool(**fields: Any) -> GkeGpuPool:
+    defaults: dict[str, Any] = {
+        "name": "train-gpu",
+        "project_id": "ml-project",
+        "location": "us-central1",
+        "cluster_name": "k8s-ml",
+        "machine_types": ["g2-standard-4"],
+        "max_nodes": 4,
+    }
+    return GkeGpuPool(**{**defaults, **fields})
+
+
+def n1(**fields: Any) -> GkeGpuPool:
+    return pool(**{"machine_types": ["n1-standard-4"], "accelerator_type": "nvidia-tesla-t4", **fields})
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"project_id": "X"}, "project_id='X' must be the id of a Google Cloud project"),
+        ({"location": "us-central"}, "a zone or a region"),
+        ({"machine_types": []}, "at least one Compute Engine machine type"),
+        ({"machine_types": ["g2-standrad-4"]}, "Did you mean g2-standard-4?"),
+        ({"machine_types": ["g2-standard-5"]}, "Did you mean g2-standard-"),
+        ({"machine_types": ["e2-standard-4"]}, "has no GPUs, and none can be attached"),
+        ({"machine_types": ["g6.xlarge"]}, "not a machine type of Compute Engine with GPUs"),
+        ({"machine_types": ["g2-standard-4", "g2-standard-4"]}, "one twice"),
+        ({"machine_types": ["n1-standard-4"]}, 'Set accelerator_type, like "nvidia-tesla-t4"'),
+        ({"machine_types": ["a9-hugegpu-1g"]}, "not in the catalogue"),
+        ({"accelerator_type": "T4"}, "Did you mean nvidia-tesla-t4?"),
+        ({"accelerator_type": "nvidia-tesla-t5"}, "Did you mean nvidia-tesla-t4?"),
+        ({"accelerator_type": "nvidia-tesla-t4"}, "g2-standard-4 has nvidia-l4, not nvidia-tesla-t4"),
+        ({"accelerator_count": 2}, "g2-standard-4 has 1 GPUs, not 2"),
+        ({"accelerator_count": 0}, "at least 1"),
+        ({"node_locations": ["us-east1-b"]}, "not a zone of us-central1"),
+        ({"node_locations": ["us-central1"]}, "not a zone of us-central1"),
+        ({"capacity_types": ["RESERVED"]}, "some of ON_DEMAND, SPOT and PREEMPTIBLE"),
+        ({"driver": "newest"}, "default, latest, disabled, daemonset"),
+        ({"gpu_sharing": {"strategy": "MPS"}}, "max_shared_clients"),
+        ({"gpu_sharing": {"strategy": "MPS", "max_shared_clients": 1}}, "must be 2 to 48"),
+        ({"max_run_duration": timedelta(days=8)}, "more than 7 days"),
+        ({"max_run_duration": timedelta(hours=1)}, "less than max_runtime"),
+        ({"resource_labels": {"Team": "ml"}}, "lower-case letters"),
+        ({"taints": ["nvidia.com/gpu=true:NoSchedule"]}, "contradicts GKE"),
+        ({"manage": "some"}, "manage='some'"),
+        ({"service_account": object()}, "holds a object"),
+    ],
+)
+def test_refuses_what_cannot_work(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(PoolSpecError) as raised:
+        pool(**fields)
+    assert says in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        (
+            {"machine_types": ["n1-standard-16"], "accelerator_type": "nvidia-tesla-k80"},
+            "Set accelerator_count to 2 or",
+        ),
+        ({"accelerator_count": 3}, "Set accelerator_count to 1 or 2 or 4."),
+        ({"accelerator_type": "nvidia-l4"}, "cannot be attached to n1-standard-4"),
+        ({"machine_types": ["n1-standard-5"]}, "Did you mean n1-standard-"),
+    ],
+)
+def test_refuses_what_cannot_be_attached(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(PoolSpecError) as raised:
+        n1(**fields)
+    assert says in str(raised.value)
+
+
+def test_knows_what_machines_have() -> None:
+    assert pool().accelerator_of("g2-standard-4") == ("nvidia-l4", 1)
+    assert (pool().gpus_per_node, pool().gpu_products) == (1, ("L4",))
+    assert (n1(accelerator_count=2).gpus_per_node, n1().gpu_products) == (2, ("T4",))
+    both = n1(machine_types=["g2-standard-24", "n1-standard-8"], accelerator_count=4)
+    assert [both.accelerator_of(name) for name in both.machine_types] == [("nvidia-l4", 2), ("nvidia-tesla-t4", 4)]
+    assert both.gpus_per_node == 2
+    newer = pool(machine_types=["a9-hugegpu-1g"], accelerator_type="nvidia-b200", accelerator_count=4)
+    assert newer.gpus_per_node == 4
+
+
+def test_a_shared_or_partitioned_gpu_counts_as_often_as_pods_may_ask_for_it() -> None:
+    assert pool(gpu_sharing={"strategy": "time-sharing", "max_shared_clients": 4}).gpus_per_node == 4
+    a100 = {"machine_types": ["a2-highgpu-2g"]}
+    assert pool(**a100, gpu_partition_size="1g.5gb").gpus_per_node == 14
+
+
+@pytest.mark.parametrize("name", accelerators.gce_machine_types())
+def test_takes_every_machine_type_of_the_catalogue_that_has_gpus(name: str) -> None:
+    machine = accelerators.gce_machine_type(name)
+    assert machine
+    if machine.gpu:
+        assert pool(machine_types=[name]).gpus_per_node == machine.gpus
+
+
+def test_candidates_come_by_market_then_type_then_zone() -> None:
+    spec = n1(machine_types=["n1-standard-4", "n1-standard-8"], capacity_types=["spot", "on-demand"])
+    found = spec.candidates(ZONES)
+    assert [candidate.group for candidate in found] == [
+        "train-gpu-a-n1-standard-4-spot",
+        "train-gpu-b-n1-standard-4-spot",
+        "train-gpu-a-n1-standard-8-spot",
+        "train-gpu-b-n1-standard-8-spot",
+        "train-gpu-a-n1-standard-4",
+        "train-gpu-b-n1-standard-4",
+        "train-gpu-a-n1-standard-8",
+        "train-gpu-b-n1-standard-8",
+    ]
+    assert str(found[0]) == "n1-standard-4 spot in us-central1-a"
+    assert str(pool(capacity_types=["preemptible"]).candidates(ZONES)[0]).startswith("g2-standard-4 preemptible")
+
+
+@given(st.from_regex(r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", fullmatch=True))
+def test_node_pools_have_names_that_gke_takes(name: str) -> None:
+    candidates = pool(name=name, machine_types=["a2-megagpu-16g"], capacity_types=["SPOT"]).candidates(ZONES)
+    names = [candidate.group for candidate in candidates]
+    assert all(len(one) <= 40 and one.replace("-", "").isalnum() for one in names)
+    assert len(set(names)) == len(ZONES)
+
+
+def test_machines_live_a_little_longer_than_a_run() -> None:
+    run = {"max_runtime": timedelta(hours=6)}
+    assert pool(**run).node_lifetime == timedelta(hours=6, minutes=15)
+    assert pool(**run, max_run_duration=timedelta(days=1)).node_lifetime == timedelta(days=1)
+    assert pool(**run, min_nodes=1).node_lifetime is None
+    assert pool(max_runtime=timedelta(days=30)).node_lifetime is None
+
+
+def test_the_spec_hash_is_of_what_shapes_the_node_pools() -> None:
+    assert pool().spec_hash == pool(price_per_hour=1.0, use_internal_ip=True, gcp_conn_id="other").spec_hash
+    assert pool().spec_hash != pool(driver="latest").spec_hash
+    assert pool().spec_hash != pool(max_runtime=timedelta(hours=1)).spec_hash
+
+
+def test_gkes_own_taint_is_always_there() -> None:
+    gpu = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
+    assert pool().parsed_taints == (gpu,)
+    assert pool(taints=()).parsed_taints == (gpu,)
+    assert len(pool(taints=["team=ml:NoExecute"]).parsed_taints) == 2
+
+
+def test_survives_its_own_json() -> None:
+    spec = n1(
+        node_locations=list(ZONES),
+        capacity_types=["SPOT", "ON_DEMAND"],
+        price_per_hour={"spot": 0.1, "on-demand": 0.3},
+        gpu_sharing={"strategy": "MPS", "max_shared_clients": 2},
+        max_run_duration=timedelta(days=2),
+        impersonation_chain=["a@x.iam", "b@x.iam"],
+        tags=["gpu"],
+        resource_labels={"team": "ml"},
+    )
+    again = deserialize_pool(json.loads(json.dumps(spec.serialize())))
+    assert again == spec
+    assert hash(again) == hash(spec)
+
+
+def test_is_rendered_before_it_is_checked() -> None:
+    class Task:
+        def render_template(self, content: Any, context: Any) -> Any:
+            return json.loads(json.dumps(content).replace("{{ zone }}", "us-central1-a").replace("{{ n }}", "2"))
+
+    spec = n1(location="{{ zone }}", accelerator_count="{{ n }}", node_locations=["{{ zone }}"])
+    assert not spec.is_rendered
+    rendered = spec.resolve({"task": Task()})
+    assert (rendered.location, rendered.accelerator_count, rendered.region) == ("us-central1-a", 2, "us-central1")
+    assert rendered.node_locations == ("us-central1-a",)
