@@ -90,6 +90,7 @@ def run(*, faults: Sequence[str] = (), report: Path, console: Console | None = N
     except ValueError as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return 2
+    report.unlink(missing_ok=True)
     journal = Journal()
     with _one_interrupt():
         try:
@@ -139,6 +140,7 @@ class _Night:
             ended = airflow.api.wait_for_run(DAG_ID, dag_run.run_id, timeout=RUN_TIMEOUT)
         finally:
             watch.stop()
+            cloud.stop()
         return make_report(
             self._journal.entries,
             run_state=ended.state,
@@ -176,10 +178,10 @@ _PACKAGE = Path(__file__).parents[1]
 
 
 def example_dags() -> Path:
-    """The folder of the example DAGs, in a checkout; FileNotFoundError says where it was looked for."""
+    """The folder of the example DAGs; SandboxError where this is no checkout."""
     folder = _PACKAGE.parent / "example_dags"
     if not folder.is_dir():
-        raise FileNotFoundError(f"the demonstration runs from a checkout: there is no {folder}")
+        raise SandboxError(f"the demonstration runs from a checkout of the repository: there is no {folder}")
     return folder
 
 

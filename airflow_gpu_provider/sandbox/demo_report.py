@@ -15,6 +15,9 @@ CLUSTER_AUTOSCALER_SECONDS = 630
 GROWING = ("SetDesiredCapacity", "UpdateNodegroupConfig", "UpdateAutoScalingGroup")
 RELEASING = ("TerminateInstanceInAutoScalingGroup", *GROWING)
 
+STAGES = ("sandbox up", "Airflow up", "DAG parsed")
+"""What is done before the night begins."""
+
 TRAINING_STARTED = "training runs"
 TRAINING_ENDED = "training ended"
 
@@ -225,20 +228,13 @@ def render(report: Report) -> str:
     longest = max((len(phase.name) for phase in (*report.phases, *report.hops)), default=0)
     lines = ["", "Timeline"]
     lines += [f"  {phase.name:<{longest}} {phase.seconds:7.1f} s" for phase in report.phases]
-    run_seconds = sum(phase.seconds for phase in report.phases if phase.name not in _stage_names(report))
+    run_seconds = sum(phase.seconds for phase in report.phases if phase.name not in STAGES)
     lines += ["", "GPU nodes"]
     lines += [f"  {row}" for row in chart(report.node_count, seconds=max(run_seconds, 1))]
     lines += ["", "From the training's end to the release call"]
     lines += [f"  {hop.name:<{longest}} {hop.seconds:7.1f} s" for hop in report.hops]
     lines += ["", *_figures(report), "", *_verdict(report)]
     return "\n".join(lines)
-
-
-def _stage_names(report: Report) -> set[str]:
-    return {phase.name for phase in report.phases if phase.name in STAGES}
-
-
-STAGES = ("sandbox up", "Airflow up", "DAG parsed")
 
 
 def _figures(report: Report) -> list[str]:
