@@ -87,7 +87,7 @@ class Api:
 
     async def __aenter__(self) -> Api:
         headers = {"Authorization": f"Bearer {self.access.token}"} if self.access.token else {}
-        connector = aiohttp.TCPConnector(ssl=self.access.ssl_context, limit=200, keepalive_timeout=60)
+        connector = aiohttp.TCPConnector(ssl=self.access.ssl_context, limit=24, keepalive_timeout=60)
         self._session = aiohttp.ClientSession(connector=connector, headers=headers)
         return self
 
@@ -141,7 +141,7 @@ class Api:
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, str] | None = None,
         content_type: str = "application/json",
-        patience: float = 120.0,
+        patience: float = float("inf"),
     ) -> dict[str, Any]:
         """One request, repeated while the server is away or overloaded, for at most patience seconds."""
         data = None if body is None else json.dumps(body)

@@ -15,7 +15,39 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.nodes.container import PodHome
     from airflow_gpu_provider.sandbox.nodes.status import ContainerRecord
 
+TERMINATION_LOG = "termination-log"
 _SHM_BYTES = 64 * 2**20
+
+
+async def variables(container: Mapping[str, Any], image: Image, home: PodHome) -> dict[str, str]:
+    """A container's whole environment: the runtime's, the image's, its GPUs', the pod's.
+
+    Raises ConfigError for a reference to what is not there.
+    """
+    path = environment.DEFAULT_PATH
+    base = {
+        "PATH": f"{image.path_prefix}:{path}" if image.path_prefix else path,
+        "HOME": "/" if _security(container, home.pod).get("runAsUser") else "/root",
+        "HOSTNAME": home.pod["metadata"]["name"][:63],
+    }
+    access = home.machine.api.access
+    services = environment.service_variables(access.host, access.port)
+    asked = await environment.build(container, home.pod, facts=home.facts, services=services, lookup=home.lookup)
+    result = base | dict(image.env) | _gpu_variables(container, home) | asked
+    seen = gpus.visible(home.node.gpus, result.get("NVIDIA_VISIBLE_DEVICES", ""))
+    if seen and not home.machine.real_gpus:
+        result["PATH"] += ":/usr/local/nvidia/bin"
+    return result
+
+
+def _gpu_variables(container: Mapping[str, Any], home: PodHome) -> dict[str, str]:
+    held = home.node.inventory.held_by(home.uid, container["name"])
+    if not held:
+        return {}
+    return {
+        "NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in held),
+        "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in held),
+    }
 
 
 def of(
@@ -43,13 +75,12 @@ def start_spec(
     variables: Mapping[str, str],
     home: PodHome,
     argv: list[str],
-    message_file: Path,
     attempt: Path,
 ) -> dict[str, Any]:
-    """What the zygote is told about a container."""
+    """What the zygote is told about a container; ``attempt`` is the folder of this run of it."""
     security = _security(container, home.pod)
     mounts = volumes.mounts(container, home.volumes, variables)
-    mounts.append(_mount(message_file, container.get("terminationMessagePath") or "/dev/termination-log"))
+    mounts.append(_mount(attempt / TERMINATION_LOG, container.get("terminationMessagePath") or "/dev/termination-log"))
     if image.folder is not None:
         mounts.append(_mount(image.folder, "/app", read_only=True))
     devices = _gpu_mounts(variables, home, mounts, attempt)
@@ -70,11 +101,6 @@ def start_spec(
         "groups": [*(security.get("supplementalGroups") or ()), *_group(security.get("fsGroup"))],
         "privileged": bool(security.get("privileged")),
     }
-
-
-def user_of(container: Mapping[str, Any], pod: Mapping[str, Any]) -> int:
-    """The UID that a container is to run as."""
-    return int(_security(container, pod).get("runAsUser") or 0)
 
 
 def _security(container: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str, Any]:

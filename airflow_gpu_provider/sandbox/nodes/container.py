@@ -17,8 +17,7 @@ from airflow_gpu_provider.sandbox.nodes import (
     clock,
     command,
     environment,
-    gpus,
-    images,
+    image_pull,
     probes,
     quantities,
     status,
@@ -34,7 +33,6 @@ from airflow_gpu_provider.sandbox.nodes.spec import Image
 from airflow_gpu_provider.sandbox.nodes.stdio import Stdio
 
 CONFIG_RETRY_SECONDS = 2.0
-PULL_ERROR_SHOWN_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -77,6 +75,8 @@ class ContainerRunner:
         self._process: Process | None = None
         self._spec: dict[str, Any] = {}
         self._out_of_memory = False
+        self._starting: asyncio.Task[Process] | None = None
+        self._killing: asyncio.Task[None] | None = None
         self._kill_at = float("inf")
         self._kill_moved = asyncio.Event()
         self.logs: list[ContainerLog] = []
@@ -92,6 +92,16 @@ class ContainerRunner:
     def process(self) -> Process | None:
         """The container's first process while it runs."""
         return self._process
+
+    @property
+    def home(self) -> PodHome:
+        """What it shares with the other containers of its pod."""
+        return self._home
+
+    @property
+    def stopping(self) -> bool:
+        """Whether it is being ended for good."""
+        return self._stopping.is_set()
 
     def start(self) -> asyncio.Task[None]:
         """Run it in a task of its own."""
@@ -110,12 +120,15 @@ class ContainerRunner:
         process = self._process
         if process is None or not process.running:
             return
-        if self._kill_at != float("inf"):
-            self.hasten(grace)
-            await asyncio.wait([process.exit_code])
-            return
-        self._kill_at = time.monotonic() + grace
-        self._event("Normal", "Killing", message)
+        if self._killing is None:
+            self._kill_at = time.monotonic() + grace
+            # A task of its own: whoever asked for it may be gone before it is done.
+            self._killing = asyncio.create_task(self._kill(process, message))
+        self.hasten(grace)
+        await asyncio.wait([self._killing])
+
+    async def _kill(self, process: Process, message: str) -> None:
+        self.say("Normal", "Killing", message)
         await self._pre_stop()
         process.signal(self._stop_signal())
         while process.running and (left := self._kill_at - time.monotonic()) > 0:
@@ -126,17 +139,21 @@ class ContainerRunner:
 
     def hasten(self, grace: float) -> None:
         """Shorten the grace period of a stop that is under way; one that is not is left alone."""
-        if self._kill_at != float("inf"):
+        if self._killing is not None:
             self._kill_at = min(self._kill_at, time.monotonic() + grace)
             self._kill_moved.set()
 
     async def destroy(self) -> None:
         """End it at once and without a word, as a machine that is switched off does."""
         self._stopping.set()
-        if self._process is not None:
-            self._process.signal(signal.SIGKILL)
+        if self._starting is not None:
+            await asyncio.wait([self._starting])
+            if self._starting.exception() is None:
+                process = self._starting.result()
+                process.signal(signal.SIGKILL)
+                await asyncio.wait([process.exit_code])
         if self.task is not None:
-            await asyncio.wait([self.task])
+            await waits.cancel(self.task)
 
     async def exec(self, argv: list[str], stdio: tuple[int, int, int], *, tty: bool) -> Process:
         """Run a command inside the running container. Raises ContainerStartError."""
@@ -150,7 +167,7 @@ class ContainerRunner:
         policy = self._home.pod["spec"].get("restartPolicy", "Always")
         try:
             while not self._stopping.is_set():
-                image = await self._image()
+                image = await image_pull.have_image(self)
                 variables = await self._variables(image) if image else None
                 if image is None or variables is None or self._stopping.is_set():
                     return
@@ -168,116 +185,23 @@ class ContainerRunner:
         self.record.last_state = self.record.state
         if delay:
             message = f"back-off {go_duration(delay)} restarting failed container={self.name} pod={self._home.title}"
-            self._wait_state("CrashLoopBackOff", message)
+            self.wait_state("CrashLoopBackOff", message)
             text = f"Back-off restarting failed container {self.name} in pod {self._home.title}"
-            self._event("Warning", "BackOff", text)
-            await self._pause(delay)
+            self.say("Warning", "BackOff", text)
+            await self.pause(delay)
         if not self._stopping.is_set():
             self.record.restart_count += 1
-
-    # The image -----------------------------------------------------------------------------------------------
-
-    async def _image(self) -> Image | None:
-        """Have the image on the node, however long that takes; None when stopped meanwhile."""
-        reference = self.container["image"]
-        policy = images.pull_policy(self.container.get("imagePullPolicy"), reference)
-        back_off = BackOff()
-        back_off.after_end(time.monotonic())
-        while not self._stopping.is_set():
-            image = images.find(reference, self._home.machine.images)
-            if image is not None:
-                if await self._pull(image, reference, policy):
-                    self.record.image_id = images.image_id(reference)
-                    return image
-            elif policy == "Never":
-                text = f'Container image "{reference}" is not present with pull policy of Never'
-                self._event("Warning", "ErrImageNeverPull", text)
-                self._event("Warning", "Failed", "Error: ErrImageNeverPull")
-                self._wait_state("ErrImageNeverPull", text)
-                await self._pause(CONFIG_RETRY_SECONDS)
-            else:
-                await self._pull_failed(reference, back_off)
-        return None
-
-    async def _pull(self, image: Image, reference: str, policy: str) -> bool:
-        present = images.familiar(reference) in self._home.node.pulled_images
-        if policy == "Never" or (present and policy == "IfNotPresent"):
-            text = f'Container image "{reference}" already present on machine and can be accessed by the pod'
-            self._event("Normal", "Pulled", text)
-            return True
-        self._event("Normal", "Pulling", f'Pulling image "{reference}"')
-        began = time.monotonic()
-        if not present and image.pull_seconds:
-            await self._pause(image.pull_seconds)
-            if self._stopping.is_set():
-                return False
-        self._home.node.pulled_images.add(images.familiar(reference))
-        took = _go_seconds(time.monotonic() - began)
-        self._event(
-            "Normal",
-            "Pulled",
-            f'Successfully pulled image "{reference}" in {took} ({took} including waiting). Image size: 0 bytes.',
-        )
-        return True
-
-    async def _pull_failed(self, reference: str, back_off: BackOff) -> None:
-        reason = images.not_found(reference)
-        self._event("Normal", "Pulling", f'Pulling image "{reference}"')
-        self._event("Warning", "Failed", f'Failed to pull image "{reference}": {reason}')
-        self._event("Warning", "Failed", "Error: ErrImagePull")
-        self._wait_state("ErrImagePull", reason)
-        await self._pause(PULL_ERROR_SHOWN_SECONDS)
-        if self._stopping.is_set():
-            return
-        text = f'Back-off pulling image "{reference}"'
-        self._event("Normal", "BackOff", text)
-        self._event("Warning", "Failed", "Error: ImagePullBackOff")
-        self._wait_state("ImagePullBackOff", f"{text}: ErrImagePull: {reason}")
-        await self._pause(back_off.after_end(time.monotonic()) - PULL_ERROR_SHOWN_SECONDS)
-
-    # Its configuration ---------------------------------------------------------------------------------------
 
     async def _variables(self, image: Image) -> dict[str, str] | None:
         """The container's environment, once all that it refers to exists; None when stopped meanwhile."""
         while not self._stopping.is_set():
             try:
-                return await self._build_variables(image)
+                return await command.variables(self.container, image, self._home)
             except environment.ConfigError as error:
-                self._event("Warning", "Failed", f"Error: {error}")
-                self._wait_state("CreateContainerConfigError", str(error))
-            await self._pause(CONFIG_RETRY_SECONDS)
+                self.say("Warning", "Failed", f"Error: {error}")
+                self.wait_state("CreateContainerConfigError", str(error))
+            await self.pause(CONFIG_RETRY_SECONDS)
         return None
-
-    async def _build_variables(self, image: Image) -> dict[str, str]:
-        home = self._home
-        path = environment.DEFAULT_PATH
-        base = {
-            "PATH": f"{image.path_prefix}:{path}" if image.path_prefix else path,
-            "HOME": "/" if command.user_of(self.container, home.pod) else "/root",
-            "HOSTNAME": home.pod["metadata"]["name"][:63],
-        }
-        access = home.machine.api.access
-        asked = await environment.build(
-            self.container,
-            home.pod,
-            facts=home.facts,
-            services=environment.service_variables(access.host, access.port),
-            lookup=home.lookup,
-        )
-        variables = base | dict(image.env) | self._gpu_variables() | asked
-        seen = gpus.visible(home.node.gpus, variables.get("NVIDIA_VISIBLE_DEVICES", ""))
-        if seen and not home.machine.real_gpus:
-            variables["PATH"] += ":/usr/local/nvidia/bin"
-        return variables
-
-    def _gpu_variables(self) -> dict[str, str]:
-        held = self._home.node.inventory.held_by(self._home.uid, self.name)
-        if not held:
-            return {}
-        return {
-            "NVIDIA_VISIBLE_DEVICES": ",".join(gpu.uuid for gpu in held),
-            "CUDA_VISIBLE_DEVICES": ",".join(gpu.cuda_name for gpu in held),
-        }
 
     # One run -------------------------------------------------------------------------------------------------
 
@@ -286,50 +210,64 @@ class ContainerRunner:
         record = self.record
         attempt = self._home.folder / "containers" / self.name / str(record.restart_count)
         attempt.mkdir(parents=True)
-        message_file = attempt / "termination-log"
+        message_file = attempt / command.TERMINATION_LOG
         message_file.touch()
         message_file.chmod(0o666)  # whoever the container runs as
         record.container_id = f"containerd://{secrets.token_hex(32)}"
         container_log = ContainerLog(attempt / "log")
         self.logs.append(container_log)
         stdio = Stdio(container_log, tty=bool(self.container.get("tty")), stdin=bool(self.container.get("stdin")))
-        started = clock.seconds_text(clock.now())
         try:
-            argv = command.of(self.container, image, variables, self._home, record)
-            self._spec = command.start_spec(self.container, image, variables, self._home, argv, message_file, attempt)
-            process = await self._home.machine.launcher.start(self._spec, stdio.child_ends)
-        except (ContainerStartError, environment.ConfigError) as error:
+            process = await self._launch(image, variables, stdio, attempt)
+            if process is None:
+                return 128
+            code = await self._accompany(process, image, variables)
+            await stdio.drained()
+        finally:
             stdio.close()
-            return self._start_failed(str(error))
+        self._ended(code, message_file)
+        return code
+
+    async def _launch(self, image: Image, variables: Mapping[str, str], stdio: Stdio, attempt: Path) -> Process | None:
+        home = self._home
+        try:
+            argv = command.of(self.container, image, variables, home, self.record)
+            self._spec = command.start_spec(self.container, image, variables, home, argv, attempt)
+            self._starting = asyncio.create_task(home.machine.launcher.start(self._spec, stdio.child_ends))
+            process = await asyncio.shield(self._starting)
+        except (ContainerStartError, environment.ConfigError) as error:
+            self._start_failed(str(error))
+            return None
         stdio.started()
-        self._process, self._out_of_memory, self._kill_at = process, False, float("inf")
-        self._event("Normal", "Created", "Container created")
-        self._event("Normal", "Started", "Container started")
-        record.state = {"running": {"startedAt": started}}
+        self._process, self._out_of_memory, self._killing, self._kill_at = process, False, None, float("inf")
+        self.say("Normal", "Created", "Container created")
+        self.say("Normal", "Started", "Container started")
+        return process
+
+    async def _accompany(self, process: Process, image: Image, variables: Mapping[str, str]) -> int:
+        """See a running process to its end; returns its exit code."""
+        record, machine = self.record, self._home.machine
+        record.state = {"running": {"startedAt": clock.seconds_text(clock.now())}}
         record.started = not self.container.get("startupProbe")
         record.ready = record.started and not self.container.get("readinessProbe")
         if record.started:
             self.running_or_done.set()
         self._home.changed()
-        self._watch_memory(process)
         if self._stopping.is_set():
             process.signal(signal.SIGKILL)  # stopped while it was being started
         if image.kind == "device-plugin":
             self._home.node.device_plugin_started(self, variables)
-        around = asyncio.create_task(self._around(process))
+        self._watch_memory(process)
+        around = asyncio.create_task(self._around())
         try:
-            code = await asyncio.shield(process.exit_code)
+            return await asyncio.shield(process.exit_code)
         finally:
             await _cancelled(around)
-        await stdio.drained()
-        self._ended(code, started, message_file)
-        return code
+            machine.memory.remove(process.host_pid)
+            self._home.node.device_plugin_ended(self)
 
-    def _ended(self, code: int, started: str, message_file: Path) -> None:
-        record, process = self.record, self._process
-        assert process is not None
-        self._home.machine.memory.remove(process.host_pid)
-        self._home.node.device_plugin_ended(self)
+    def _ended(self, code: int, message_file: Path) -> None:
+        record = self.record
         reason = "OOMKilled" if self._out_of_memory else "Completed" if code == 0 else "Error"
         record.ready = False
         # The API shows an init container that is done as ready.
@@ -339,7 +277,7 @@ class ContainerRunner:
         record.state = status.terminated(
             code,
             reason,
-            started=started,
+            started=record.state["running"]["startedAt"],
             finished=clock.seconds_text(clock.now()),
             container_id=record.container_id,
             message=self._termination_message(code, message_file),
@@ -347,13 +285,13 @@ class ContainerRunner:
         self._process = None
         self._home.changed()
 
-    def _start_failed(self, problem: str) -> int:
+    def _start_failed(self, problem: str) -> None:
         text = (
             "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
             f"failed: unable to start container process: error during container init: {problem}: unknown"
         )
-        self._event("Normal", "Created", "Container created")
-        self._event("Warning", "Failed", f"Error: {text}")
+        self.say("Normal", "Created", "Container created")
+        self.say("Warning", "Failed", f"Error: {text}")
         self.record.state = status.terminated(
             128,
             "StartError",
@@ -363,7 +301,6 @@ class ContainerRunner:
             message=text,
         )
         self._home.changed()
-        return 128
 
     def _termination_message(self, code: int, file: Path) -> str:
         message = file.read_bytes()[:4096].decode(errors="replace")
@@ -385,11 +322,11 @@ class ContainerRunner:
 
     # Hooks and probes ----------------------------------------------------------------------------------------
 
-    async def _around(self, process: Process) -> None:
+    async def _around(self) -> None:
         """What accompanies a running container: its postStart hook, then its probes."""
         hook = (self.container.get("lifecycle") or {}).get("postStart")
         if hook is not None and not await self._handle(hook, timeout=None):
-            self._event("Warning", "FailedPostStartHook", "PostStartHook failed")
+            self.say("Warning", "FailedPostStartHook", "PostStartHook failed")
             await self.kill(self._grace(), "FailedPostStartHook")
             return
         await probes.watch(self)
@@ -400,7 +337,7 @@ class ContainerRunner:
             return
         timeout = max(self._kill_at - time.monotonic(), 0.0)
         if not await self._handle(hook, timeout=timeout):
-            self._event("Warning", "FailedPreStopHook", "PreStopHook failed")
+            self.say("Warning", "FailedPreStopHook", "PreStopHook failed")
 
     async def _handle(self, hook: Mapping[str, Any], *, timeout: float | None) -> bool:
         return (await probes.attempt(hook, self, timeout=timeout)).passed
@@ -425,7 +362,7 @@ class ContainerRunner:
 
     def unhealthy(self, kind: str, output: str) -> None:
         """Say in an event that a probe (``Liveness``, ``Readiness``, ``Startup``) failed."""
-        self._event("Warning", "Unhealthy", f"{kind} probe failed: {output}")
+        self.say("Warning", "Unhealthy", f"{kind} probe failed: {output}")
 
     def _grace(self) -> float:
         return float(self._home.pod["spec"].get("terminationGracePeriodSeconds", 30))
@@ -440,16 +377,18 @@ class ContainerRunner:
 
     # Small change --------------------------------------------------------------------------------------------
 
-    def _wait_state(self, reason: str, message: str) -> None:
+    def wait_state(self, reason: str, message: str) -> None:
+        """Show that the container waits, and why."""
         self.record.state = status.waiting(reason, message)
         self._home.changed()
 
-    def _event(self, kind: str, reason: str, message: str) -> None:
+    def say(self, kind: str, reason: str, message: str) -> None:
+        """An event about this container."""
         self._home.machine.events.about_pod(
             self._home.pod, kind, reason, message, container=self.name, is_init=self.record.is_init
         )
 
-    async def _pause(self, seconds: float) -> None:
+    async def pause(self, seconds: float) -> None:
         """Wait, or until stopped."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), max(seconds, 0.0))
@@ -459,7 +398,3 @@ async def _cancelled(task: asyncio.Task[None]) -> None:
     await waits.cancel(task)
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("a container's probes failed", exc_info=error)
-
-
-def _go_seconds(seconds: float) -> str:
-    return f"{seconds * 1000:.0f}ms" if seconds < 1 else f"{seconds:.3f}".rstrip("0").rstrip(".") + "s"

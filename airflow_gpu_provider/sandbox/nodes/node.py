@@ -102,7 +102,14 @@ class Node:
                 raise
             owner = {"apiVersion": "v1", "kind": "Node", "name": self.name, "uid": self._uid}
             metadata = {"name": self.name, "namespace": "kube-node-lease", "ownerReferences": [owner]}
-            await self._api.create(self._lease_path.rpartition("/")[0], {"metadata": metadata, "spec": spec})
+            await self._create_lease({"metadata": metadata, "spec": spec})
+
+    async def _create_lease(self, lease: Mapping[str, Any]) -> None:
+        try:
+            await self._api.create(self._lease_path.rpartition("/")[0], lease)
+        except ApiError as error:
+            if error.reason != "AlreadyExists":  # as after a request that was answered but not heard
+                raise
 
     async def report_status(self) -> None:
         """Write conditions, capacity and allocatable."""

@@ -24,6 +24,7 @@ from airflow_gpu_provider.sandbox.nodes.pods import Pods
 from airflow_gpu_provider.sandbox.nodes.spec import Image, NodeSpec
 
 HEARTBEAT_SECONDS = 10.0
+OBEY_SECONDS = 120.0
 STATUS_EVERY_HEARTBEATS = 6
 log = logging.getLogger(__name__)
 
@@ -79,9 +80,11 @@ class NodeSet:
         """Carry out a request of the parent's."""
         match operation:
             case "add_node":
-                await self._add(NodeSpec.from_json(arguments["spec"]))
+                async with asyncio.timeout(OBEY_SECONDS):
+                    await self._add(NodeSpec.from_json(arguments["spec"]))
             case "remove_node":
-                await self._remove(arguments["name"], delete_object=arguments["delete_object"])
+                async with asyncio.timeout(OBEY_SECONDS):
+                    await self._remove(arguments["name"], delete_object=arguments["delete_object"])
             case "set_device_plugin_ready":
                 self._plugin_allowed = arguments["ready"]
                 for node in self._nodes.values():

@@ -265,7 +265,11 @@ class PodWorker:
             await waits.first(events=[self._all_stopped], timeout=TOGETHER_SECONDS)
             self._changed.clear()
             final = self._all_stopped.is_set()
-            await self._write_status()
+            try:
+                await self._write_status()
+            except ApiError:
+                # What the API refuses now it will refuse again: the next change is another status.
+                log.exception("the status of %s was not taken", self._home.title)
 
     async def _write_status(self) -> None:
         wanted = status.pod_status(

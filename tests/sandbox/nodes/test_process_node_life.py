@@ -110,6 +110,19 @@ def test_a_sidecar_starts_before_and_ends_after_the_main_container(cluster: Clus
     assert cluster.logs(name, container="side") == "up\nbye\n"
 
 
+def test_a_pod_deleted_while_its_sidecar_lingers(cluster: Cluster) -> None:
+    sidecar = {
+        "name": "side",
+        "image": "busybox:1",
+        "restartPolicy": "Always",
+        "command": ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"],
+    }
+    name = cluster.sh("true", initContainers=[sidecar], terminationGracePeriodSeconds=60)
+    cluster.until_container(name, lambda s: s.state.terminated, "the main container's end")
+    cluster.delete(name, grace_period_seconds=1)
+    assert cluster.wait_gone(name) < 4
+
+
 def test_a_pod_is_over_when_all_its_containers_are(cluster: Cluster) -> None:
     two = [
         {"name": "good", "image": "busybox:1", "command": ["true"]},
