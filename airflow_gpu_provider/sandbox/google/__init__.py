@@ -19,3 +19,8 @@ How a client gets here, which is how it would get to a private or regional endpo
 Instance groups: a node pool's `instance_group_urls` have the form
 `https://www.googleapis.com/compute/v1/projects/P/zones/Z/instanceGroupManagers/NAME`, one for each zone.
 """
+
+from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance, Taint
+
+__all__ = ["GoogleCloud", "GoogleTimings", "Identity", "Instance", "Taint"]

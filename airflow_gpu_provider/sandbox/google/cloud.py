@@ -1,0 +1,234 @@
+"""Google Cloud for one sandbox: one project, one region, one GKE cluster, behind one endpoint, with a clock."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from airflow_gpu_provider.sandbox.clock import Clock
+from airflow_gpu_provider.sandbox.faults import Faults
+from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
+from airflow_gpu_provider.sandbox.google.compute_api import ComputeApi
+from airflow_gpu_provider.sandbox.google.container_api import Cluster, ContainerApi
+from airflow_gpu_provider.sandbox.google.http_server import TOKEN_PATH, Api, ApiServer
+from airflow_gpu_provider.sandbox.google.identities import Identities
+from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Surroundings
+from airflow_gpu_provider.sandbox.google.interface import CloudEvents, GoogleTimings, Identity
+from airflow_gpu_provider.sandbox.google.node_pools import NodePools
+from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress, timestamp
+from airflow_gpu_provider.sandbox.google.outbox import Outbox, deliver
+from airflow_gpu_provider.sandbox.google.quotas import Quotas
+
+
+class GoogleCloud:
+    """One project with one cluster. `create_cluster` comes before `start`; any number may run in a process.
+
+    Args:
+        location: Where the cluster is: the region, or one of its zones for a zonal cluster.
+        zones: Of the region; a regional cluster's node pools are in all of them unless they say otherwise.
+    """
+
+    def __init__(
+        self,
+        *,
+        project_id: str = "sandbox-project",
+        region: str = "us-central1",
+        zones: Sequence[str] = ("us-central1-a", "us-central1-b", "us-central1-c"),
+        location: str | None = None,
+        faults: Faults,
+        timings: GoogleTimings | None = None,
+        events: CloudEvents,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.project_id = project_id
+        self.region = region
+        self.zones = tuple(zones)
+        self.location = location or region
+        self.timings = timings or GoogleTimings()
+        self.catalogue = Catalogue(region=region, zones=zones)
+        self.quotas = Quotas(region=region)
+        self._faults = faults
+        self._now = clock
+        self._lock = threading.RLock()
+        self._outbox = Outbox(events)
+        self._server = ApiServer()
+        self.endpoint_url = self._server.url
+        self._identities = Identities(
+            project_id=project_id,
+            token_uri=f"{self.endpoint_url}{TOKEN_PATH}",
+            token_lifetime=self.timings.token_lifetime,
+        )
+        self.administrator = self._identities.add("sandbox-admin")
+        self._around = Surroundings(
+            project_id=project_id, timings=self.timings, quotas=self.quotas, faults=faults, outbox=self._outbox
+        )
+        self._operations = Operations(
+            project_id=project_id, location=self.location, pending=self.timings.operation_pending
+        )
+        self._clock = Clock(self._step, poll=self.timings.poll, name="google-clock")
+        self._running = False
+
+    # Life
+
+    def create_cluster(
+        self, name: str, *, endpoint: str, certificate_authority: str, version: str = "1.36.3-gke.1000000"
+    ) -> None:
+        """A RUNNING cluster without node pools. `endpoint` is host and port, `certificate_authority` base64 PEM."""
+        locations = self.zones if self.location == self.region else (self.location,)
+        cluster = Cluster(
+            project_id=self.project_id,
+            location=self.location,
+            name=name,
+            locations=locations,
+            endpoint=endpoint,
+            certificate_authority=certificate_authority,
+            version=version,
+            created_at=timestamp(self._now()),
+        )
+        self.cluster = cluster
+        self.node_pools = NodePools(
+            cluster=name,
+            cluster_path=cluster.path,
+            locations=locations,
+            version=version,
+            catalogue=self.catalogue,
+            operations=self._operations,
+            around=self._around,
+        )
+
+    def start(self) -> None:
+        """Ready when it returns."""
+        container = ContainerApi(
+            cluster=self.cluster, node_pools=self.node_pools, operations=self._operations, clock=self._now
+        )
+        compute = ComputeApi(
+            project_id=self.project_id,
+            catalogue=self.catalogue,
+            quotas=self.quotas,
+            groups=self.node_pools.groups,
+            clock=self._now,
+        )
+        self._api = Api(
+            routes=[*container.routes(), *compute.routes()],
+            identities=self._identities,
+            faults=self._faults,
+            lock=self._lock,
+            after_call=self._clock.wake,
+        )
+        self._server.start(self._api)
+        self._clock.start()
+        self._running = True
+
+    def stop(self) -> None:
+        """Ends the endpoint and the clock; does nothing if it does not run."""
+        if self._running:
+            self._running = False
+            self._server.stop()
+            self._clock.stop()
+
+    def _step(self) -> None:
+        with self._lock:
+            now = self._now()
+            self.node_pools.advance(now)
+            self._operations.advance(now)
+            events = self._outbox.take()
+        deliver(events)
+
+    # What the sandbox asks
+
+    @property
+    def calls(self) -> Counter[str]:
+        """API calls so far by operation, `container:CreateNodePool`."""
+        with self._lock:
+            return self._api.calls.copy()
+
+    def identify(self, token: str) -> Identity | None:
+        """Whose access token this is; the cluster takes nothing else, as GKE does."""
+        return self._identities.identify_access_token(token)
+
+    def add_identity(self, name: str) -> Identity:
+        """A new service account. ValueError if the name is taken."""
+        return self._identities.add(name)
+
+    def keyfile(self, identity: Identity | None = None) -> dict[str, str]:
+        """The key of the administrator, or of another service account."""
+        return self._identities.keyfile(identity or self.administrator)
+
+    def connection(self, identity: Identity | None = None) -> dict[str, Any]:
+        """An Airflow connection to this project, as JSON takes it."""
+        return {
+            "conn_type": "google_cloud_platform",
+            "extra": {
+                "project": self.project_id,
+                "keyfile_dict": json.dumps(self.keyfile(identity)),
+                "gke_endpoint": self.endpoint_url,
+                "compute_endpoint": self.endpoint_url,
+            },
+        }
+
+    def expire_tokens(self) -> None:
+        """Take no access token that was issued so far."""
+        self._identities.revoke_all()
+
+    def complete_drain(self, instance_id: str) -> None:
+        """The instance's pods are gone: end it. Does nothing if it waits for no drain."""
+        with self._lock:
+            for group in self.node_pools.groups():
+                group.drained(instance_id, self._now())
+        self._clock.wake()
+
+    def preempt(self, name: str) -> None:
+        """Give a spot instance its notice now. ValueError if it is no running spot instance."""
+        with self._lock:
+            group = next((group for group in self.node_pools.groups() if group.member(name)), None)
+            if group is None:
+                raise ValueError(f"no instance is named {name!r}")
+            group.preempt(name, self._now())
+        self._clock.wake()
+
+    def set_quota(self, metric: str, limit: float) -> None:
+        """Set one of Compute Engine's quotas. ValueError if there is none of that name."""
+        with self._lock:
+            self.quotas.set(metric, limit)
+
+    def set_offered(self, name: str, zone: str, *, offered: bool) -> None:
+        """Say whether a zone has a machine type or accelerator at all. ValueError if it is unknown."""
+        with self._lock:
+            self.catalogue.set_offered(name, zone, offered=offered)
+
+    def begin_cluster_operation(self, seconds: float, *, kind: str = "UPGRADE_MASTER") -> str:
+        """GKE's own doing, as an upgrade of the control plane, which lets no other operation start. Its name."""
+        with self._lock:
+            until = self._now() + seconds
+            operation: Operation = self._operations.start(
+                kind,
+                self.cluster.path,
+                self._now(),
+                begin=lambda now: None,
+                look=lambda now: Progress(over=now >= until),
+                end=lambda error: None,
+            )
+            return operation.name
+
+    def describe_groups(self) -> list[dict[str, Any]]:
+        """Every instance group with its instances, as plain data for a live view."""
+        with self._lock:
+            return [_describe_group(group) for group in self.node_pools.groups()]
+
+
+def _describe_group(group: InstanceGroup) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "nodegroup": group.template.node_pool,
+        "zone": group.zone,
+        "desired": group.target_size,
+        "max": None,
+        "instances": [
+            {"instance_id": member.name, "state": member.status or member.action} for member in group.members
+        ],
+        "issues": sorted({member.error.message for member in group.members if member.error}),
+    }
