@@ -52,7 +52,9 @@ class Ec2Backend(EC2Backend):
         launch_template: dict[str, Any] | None,
         tags: dict[str, str],
     ) -> Ec2Instance:
-        """One instance, still pending."""
+        """One instance, still pending. EC2ClientError if what the request names is not there."""
+        if launch_template is not None:
+            self.get_launch_template(launch_template["LaunchTemplateId"])
         reservation = self.run_instances(
             image_id,
             1,

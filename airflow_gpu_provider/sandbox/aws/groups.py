@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from moto.autoscaling.models import FakeAutoScalingGroup, InstanceState, LifecycleHook
+from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import Instance as Ec2Instance
 
 from airflow_gpu_provider.sandbox.aws.activities import Activity, ActivityLog, at
@@ -326,39 +327,39 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             if pool.zone in failed_zones:
                 continue
             choice = self._around.capacity.choose(pools, plan)
-            if isinstance(choice, CapacityPool):
-                self._launch(choice, now, cause)
+            outcome = self._launch(choice) if isinstance(choice, CapacityPool) else choice
+            if isinstance(outcome, Ec2Instance):
+                self._take_in(outcome, now, cause)
                 return True
             failed_zones.add(pool.zone)
             activity = self._activity(
                 "Launching a new EC2 instance", cause, now, subnet_id=pool.subnet_id, zone=pool.zone
             )
-            activity.fail(now, choice)
+            activity.fail(now, outcome)
         return False
 
-    def _launch(self, pool: CapacityPool, now: datetime, cause: str) -> None:
+    def _launch(self, pool: CapacityPool) -> Ec2Instance | str:
+        """The instance, or why EC2 refuses the request: its template or a security group may be gone."""
         template = self.ec2_launch_template
-        instance = self._around.ec2.launch(
-            subnet_id=pool.subnet_id,
-            zone=pool.zone,
-            instance_type=pool.instance_type,
-            market=pool.market,
-            image_id=self.image_id,
-            security_groups=self.security_groups,
-            user_data=self.user_data,
-            launch_template={"LaunchTemplateId": template.id, "Version": self.launch_template_version}
-            if template
-            else None,
-            tags=self.get_propagated_tags() | {"aws:autoscaling:groupName": self.name} | self.instance_tags,
-        )
+        version = {"LaunchTemplateId": template.id, "Version": self.launch_template_version} if template else None
+        try:
+            return self._around.ec2.launch(
+                subnet_id=pool.subnet_id,
+                zone=pool.zone,
+                instance_type=pool.instance_type,
+                market=pool.market,
+                image_id=self.image_id,
+                security_groups=self.security_groups,
+                user_data=self.user_data,
+                launch_template=version,
+                tags=self.get_propagated_tags() | {"aws:autoscaling:groupName": self.name} | self.instance_tags,
+            )
+        except EC2ClientError as error:
+            return f"{error.message} Launching EC2 instance failed."
+
+    def _take_in(self, instance: Ec2Instance, now: datetime, cause: str) -> None:
         instance.autoscaling_group = self  # type: ignore[attr-defined]
-        activity = self._activity(
-            f"Launching a new EC2 instance: {instance.id}",
-            cause,
-            now,
-            subnet_id=pool.subnet_id,
-            zone=pool.zone,
-        )
+        activity = self._activity_of(instance, f"Launching a new EC2 instance: {instance.id}", cause, now)
         ready = now + timedelta(seconds=self._around.timings.asg_launch)
         self._members.append(Member(instance, group=self, activity=activity, deadline=ready))
 

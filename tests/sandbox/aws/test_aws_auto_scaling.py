@@ -192,6 +192,16 @@ def test_a_zone_without_the_type_refuses(account: Account) -> None:
     assert "Your requested instance type (p3.2xlarge) is not supported in your requested Availability Zone" in message
 
 
+def test_a_launch_without_its_template_fails(account: Account) -> None:
+    own_group(account)
+    account.ec2.delete_launch_template(LaunchTemplateName="own-template")
+    account.asg.set_desired_capacity(AutoScalingGroupName="own", DesiredCapacity=1)
+
+    failures = eventually(lambda: account.failed("own"))
+    assert "launch template" in failures[0]["StatusMessage"]
+    assert failures[0]["StatusMessage"].endswith("Launching EC2 instance failed.")
+
+
 # Size
 
 
