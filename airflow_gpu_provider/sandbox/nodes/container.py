@@ -257,6 +257,8 @@ class ContainerRunner:
             process.signal(signal.SIGKILL)  # stopped while it was being started
         if image.kind == "device-plugin":
             self._home.node.device_plugin_started(self, variables)
+        if image.kind == "driver" and not record.is_init:
+            self._home.node.driver_installed()
         self._watch_memory(process)
         around = asyncio.create_task(self._around())
         try:
@@ -265,6 +267,8 @@ class ContainerRunner:
             await _cancelled(around)
             machine.memory.remove(process.host_pid)
             self._home.node.device_plugin_ended(self)
+            if image.kind == "driver" and process.exit_code.done() and process.exit_code.result() == 0:
+                self._home.node.driver_installed()
 
     def _ended(self, code: int, message_file: Path) -> None:
         record = self.record

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import uuid
@@ -54,6 +55,7 @@ class Node:
         self._ready_since = clock.seconds_text(clock.now())
         self._plugins: list[ContainerRunner] = []
         self._ever_registered = False
+        self._driver_loaded = spec.driver_seconds == 0
         self._requests: dict[str, dict[str, Decimal]] = {}
         self._uid = ""
 
@@ -82,6 +84,8 @@ class Node:
             await self._api.patch(f"{self.path}/status", {"status": body["status"]}, STRATEGIC_MERGE_PATCH)
         self._uid = created["metadata"]["uid"]
         await self.renew_lease()
+        if self.spec.driver_seconds:
+            asyncio.get_running_loop().call_later(self.spec.driver_seconds, self.driver_installed)
 
     async def unregister(self) -> None:
         """Delete the Node and its Lease, as a cloud's node controller does for an instance that is gone."""
@@ -214,12 +218,23 @@ class Node:
     def _registered(self) -> bool:
         """Whether a device plugin serves GPUs on this node now."""
         present = self.spec.device_plugin_builtin or bool(self._plugins)
-        return bool(self.gpus) and self._plugin_allowed and present
+        return self.gpus_usable and self._plugin_allowed and present
+
+    @property
+    def gpus_usable(self) -> bool:
+        """Whether there are GPUs, and the driver for them."""
+        return bool(self.gpus) and self._driver_loaded
+
+    def driver_installed(self) -> None:
+        """NVIDIA's driver is there now; calling it again changes nothing."""
+        if not self._driver_loaded:
+            before, self._driver_loaded = self._registered, True
+            self._tell_plugins(were_registered=before)
 
     def device_plugin_started(self, runner: ContainerRunner, variables: Mapping[str, str]) -> None:
         """A device-plugin container runs on this node, with these environment variables."""
         self._plugins.append(runner)
-        failing = device_plugin.fails(variables, node_has_gpus=bool(self.gpus))
+        failing = device_plugin.fails(variables, node_has_gpus=self.gpus_usable)
         runner.logs[-1].write("stderr", device_plugin.start_log(registered=self._registered, failing=failing))
         self._registration_may_have_changed()
 
@@ -232,7 +247,10 @@ class Node:
     def allow_device_plugin(self, allowed: bool) -> None:
         """Let device plugins find the GPUs, or (a fault) keep them from it."""
         before, self._plugin_allowed = self._registered, allowed
-        if self._registered and not before:
+        self._tell_plugins(were_registered=before)
+
+    def _tell_plugins(self, *, were_registered: bool) -> None:
+        if self._registered and not were_registered:
             for runner in self._plugins:
                 runner.logs[-1].write("stderr", device_plugin.registration_log())
         self._registration_may_have_changed()

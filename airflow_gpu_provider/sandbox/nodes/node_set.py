@@ -135,7 +135,7 @@ class NodeSet:
 
     def _status_changed(self, node: Node) -> None:
         """Write a node's status now; what changes while it is being written is written after it."""
-        if node.name not in self._nodes:
+        if self._nodes.get(node.name) is not node:
             return
         before = self._dirty.get(node.name)
 

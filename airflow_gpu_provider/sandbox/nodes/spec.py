@@ -33,7 +33,8 @@ class NodeSpec:
     """A machine that joins the cluster as a Node.
 
     ``device_plugin_builtin`` is for machines whose image carries NVIDIA's device plugin (Bottlerocket): their
-    GPUs are allocatable without a plugin pod.
+    GPUs are allocatable without a plugin pod. ``driver_seconds`` is how long after the Node NVIDIA's driver is there;
+    None means never, until a container of an image of kind ``driver`` installs it on the node.
     """
 
     name: str
@@ -46,6 +47,7 @@ class NodeSpec:
     gpu_product: str = "NVIDIA-L4"
     gpu_memory_mib: int = 23034
     device_plugin_builtin: bool = False
+    driver_seconds: float | None = 0.0
     kubernetes_version: str = "v1.36.3"
 
     def to_json(self) -> dict[str, Any]:
