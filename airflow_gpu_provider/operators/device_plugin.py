@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
+from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.retries import default_retry_policy
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class InstallDevicePluginOperator(BaseOperator):
         self.wait_timeout = timeout
         self.deferrable = deferrable
         self.plan_only = dry_run
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.addons.detection import look, served_by
@@ -99,7 +101,9 @@ class InstallDevicePluginOperator(BaseOperator):
             change, name = "unchanged", str(server)
             self.log.info("Nothing to do: the nodes of pool %s are served by %s", self.gpu_pool.name, name)
         result = {"pool": self.gpu_pool.name, "served_by": name, "change": change}
-        return {**result, "nodes": {}} if self.plan_only else self._wait(result, name)
+        if self.plan_only:
+            return self._finish({**result, "nodes": {}})
+        return self._wait(result, name)
 
     def _plugin(self) -> DevicePlugin:
         from airflow_gpu_provider.addons.device_plugin import DevicePlugin
@@ -126,11 +130,10 @@ class InstallDevicePluginOperator(BaseOperator):
         return self._finish({**result, **(progress.result or {})})
 
     def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
-        import asyncio
-
         from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
 
-        return asyncio.run(watch_plugin(self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until))
+        watch = watch_plugin(self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
+        return self._stop.run(watch)
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
         from airflow_gpu_provider.triggers.device_plugin import RECORD_VERSION, GpusTrigger
@@ -166,13 +169,12 @@ class InstallDevicePluginOperator(BaseOperator):
             ) from error
 
     def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        self._stop.check()
         nodes = ", ".join(f"{name}: {gpus}" for name, gpus in result["nodes"].items())
         self.log.info("Allocatable GPUs of pool %s: %s", self.gpu_pool.name, nodes or "none, it has no node yet")
         return result
 
     def on_kill(self) -> None:
         """End the task with an error, never green. What it applied stays: it holds no machine."""
-        raise TaskKilled(
-            f"Task {self.task_id} was told to stop while it installed the device plugin of pool {self.gpu_pool.name}.",
-            "Run the task again.",
-        )
+        what = f"Task {self.task_id} was told to stop while it installed the device plugin of {self.gpu_pool.name}."
+        self._stop.ask(TaskKilled(what, "Run the task again."))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import threading
 import time
@@ -44,6 +43,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
+from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -122,6 +122,7 @@ class GpuPodOperator(KubernetesPodOperator):
         self._context: Context | None = None
         self._narrator: Narrator | None = None
         self._until: datetime | None = None
+        self._stop = Stop()
         if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
             check_gpus(self.gpu_pool, int(gpus))
 
@@ -199,8 +200,8 @@ class GpuPodOperator(KubernetesPodOperator):
                 f"The Kubernetes API server did not answer: {error}.", "Check that the worker can reach it."
             ) from error
         finally:
-            if self._killed and not isinstance(sys.exc_info()[1], AirflowTaskTimeout | TaskKilled):
-                raise self._task_killed()
+            if not isinstance(sys.exc_info()[1], TaskKilled):
+                self._stop.check()
 
     # -- credentials -----------------------------------------------------------------------------------------
 
@@ -346,7 +347,7 @@ class GpuPodOperator(KubernetesPodOperator):
         watch = watch_pod(
             self._rendered_pool(), wait, owner=owner, narrator=self._narrator, open_access=lambda: self.hook.access
         )
-        self._take(asyncio.run(watch))
+        self._take(self._stop.run(watch))
 
     def _take(self, progress: Progress) -> None:
         result = progress.result or {}
@@ -482,7 +483,8 @@ class GpuPodOperator(KubernetesPodOperator):
         elif self.pod is not None:
             self._delete_now(self.pod)
         if not timed_out:
-            raise self._task_killed()
+            name = self.pod.metadata.name if self.pod else "none yet"
+            self._stop.ask(TaskKilled(f"Task {self.task_id} was told to stop (pod: {name}).", "Run it again."))
 
     def _delete_now(self, pod: V1Pod) -> None:
         """Delete with a client of its own: this is a signal handler, and the interrupted code may hold locks."""
@@ -496,10 +498,6 @@ class GpuPodOperator(KubernetesPodOperator):
         except (ApiException, HTTPError, GpuError) as error:
             if getattr(error, "status", None) != 404:
                 self.log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
-
-    def _task_killed(self) -> TaskKilled:
-        name = self.pod.metadata.name if self.pod else "none yet"
-        return TaskKilled(f"Task {self.task_id} was told to stop (pod: {name}).", "Run it again.")
 
 
 class _PodManager(PodManager):

@@ -82,23 +82,23 @@ class PodWait:
         """Say whether the wait is over, and how; `lines` is what is so now, for the log."""
         pod, lines = snapshot.pod, tuple(self._lines(snapshot))
         if snapshot.gone:
-            return self._over(end_of_gone(pod, name=self.name), snapshot, lines, container_ended=False)
+            return self._over(end_of_gone(pod, name=self.name), snapshot, lines)
         if pod is None:
             return Progress(lines=lines)
         if end := end_of(pod):
             if (believed_at := certain_at(pod)) and now < believed_at:
                 return Progress(lines=lines)
-            return self._over(end, snapshot, lines, container_ended=True)
+            return self._over(end, snapshot, lines)
         if self.until == "started" and pod.started:
             return Progress(done=True, lines=lines)
         if snapshot.node_gone:
-            return self._over(lost_with_node(pod, "left the cluster"), snapshot, lines, container_ended=False)
+            return self._over(lost_with_node(pod, "left the cluster"), snapshot, lines)
         if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
-            return self._over(lost_with_node(pod, "does not answer"), snapshot, lines, container_ended=False)
+            return self._over(lost_with_node(pod, "does not answer"), snapshot, lines)
         error = (None if pod.started else cannot_start(pod)) or self._late(pod, snapshot, now)
         if error is None:
             return Progress(lines=lines)
-        return self._over(PodEnd(error=error), snapshot, lines, container_ended=False)
+        return self._over(PodEnd(error=error), snapshot, lines)
 
     def next_deadline(self, snapshot: PodSnapshot) -> datetime:
         """Return when `step` may say something else though nothing has changed."""
@@ -169,9 +169,10 @@ class PodWait:
             lines.append("the pod is being deleted")
         return lines
 
-    def _over(self, end: PodEnd, snapshot: PodSnapshot, lines: tuple[str, ...], *, container_ended: bool) -> Progress:
-        phases = timeline(snapshot.pod) if snapshot.pod else []
-        result = {"timeline": phases, "container_ended": container_ended}
+    def _over(self, end: PodEnd, snapshot: PodSnapshot, lines: tuple[str, ...]) -> Progress:
+        pod = snapshot.pod
+        has_ended = not snapshot.gone and pod is not None and pod.base is not None and pod.base.status == "terminated"
+        result = {"timeline": timeline(pod) if pod else [], "container_ended": has_ended}
         return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
 
     # -- as JSON ---------------------------------------------------------------------------------------------

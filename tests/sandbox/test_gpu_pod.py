@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
+import boto3
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes import client, config
@@ -68,8 +69,8 @@ def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
     """The cluster, as its administrator; pods that a test left are deleted."""
     core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
     yield core
-    for pod in core.list_namespaced_pod("default").items:
-        core.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
+    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
+    eventually(lambda: not core.list_namespaced_pod("default").items)
 
 
 @pytest.fixture
@@ -355,19 +356,25 @@ def test_trigger_that_died_leaves_no_pod(pool: EksGpuPool, api: client.CoreV1Api
 # -- losing the node --------------------------------------------------------------------------------------------
 
 
-def test_lost_machine_is_a_preemption(pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox) -> None:
-    import boto3
-
+def test_lost_machine_is_a_preemption_and_the_next_pod_gets_another(
+    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool is looked after while a pod waits: the machine that Ensure got is gone, and nobody runs Ensure again."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
     lost = EksGpuPool(**{**_fields(pool), "name": "lost", "instance_types": ["g6.xlarge"]})
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=lost, deferrable=False))
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=lost))
 
     def terminate() -> None:
         node = api.read_node(running_pod(api).spec.node_name)
-        boto3.client("ec2").terminate_instances(InstanceIds=[node.spec.provider_id.rpartition("/")[2]])
+        boto3.client("autoscaling").terminate_instance_in_auto_scaling_group(
+            InstanceId=node.spec.provider_id.rpartition("/")[2], ShouldDecrementDesiredCapacity=True
+        )
 
     thread = meanwhile(terminate)
     with pytest.raises(GpuError) as error:
-        run(pod(lost, *FOREVER))
+        run(pod(lost, *FOREVER, termination_grace_period=1))
     thread.join()
     assert type(error.value) is PodPreempted
+    eventually(lambda: not api.list_node(label_selector="airflow-gpu-provider/pool=lost").items)
+    assert run(pod(lost, "true")) is None

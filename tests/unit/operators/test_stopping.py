@@ -1,0 +1,89 @@
+"""A task that is told to stop ends with TaskKilled, wherever it is, and never green."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_gpu_provider.errors import TaskKilled
+from airflow_gpu_provider.operators.stopping import Stop
+
+ERROR = TaskKilled("Told to stop.")
+
+
+@pytest.fixture
+def stop() -> Iterator[Stop]:
+    """A Stop that SIGTERM asks, as Airflow's task runner does by on_kill."""
+    stop = Stop()
+    before = signal.signal(signal.SIGTERM, lambda *_: stop.ask(ERROR))
+    yield stop
+    signal.signal(signal.SIGTERM, before)
+
+
+def sigterm_in(seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    return timer
+
+
+def test_wait_in_a_loop_is_ended(stop: Stop) -> None:
+    timer = sigterm_in(0.1)
+    with pytest.raises(TaskKilled):
+        stop.run(asyncio.sleep(30))
+    timer.join()
+
+
+def test_code_that_swallows_errors_does_not_swallow_this_one(stop: Stop) -> None:
+    async def swallows() -> None:
+        while True:
+            try:
+                await asyncio.sleep(0.001)
+                sum(range(1000))
+            except Exception:  # noqa: BLE001
+                continue
+
+    timer = sigterm_in(0.1)
+    with pytest.raises(TaskKilled):
+        stop.run(swallows())
+    timer.join()
+
+
+def test_wait_cleans_up_on_its_way_out(stop: Stop) -> None:
+    closed = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(30)
+        finally:
+            await asyncio.sleep(0.01)
+            closed.append(True)
+
+    timer = sigterm_in(0.1)
+    with pytest.raises(TaskKilled):
+        stop.run(wait())
+    timer.join()
+    assert closed == [True]
+
+
+def test_outside_a_loop_it_is_raised_at_once(stop: Stop) -> None:
+    with pytest.raises(TaskKilled):
+        stop.ask(ERROR)
+
+
+def test_it_is_raised_again_where_it_was_swallowed(stop: Stop) -> None:
+    stop.check()
+    with pytest.raises(TaskKilled):
+        stop.ask(ERROR)
+    with pytest.raises(TaskKilled):
+        stop.check()
+    with pytest.raises(TaskKilled):
+        stop.run(asyncio.sleep(0))
+
+
+def test_result_comes_back(stop: Stop) -> None:
+    assert stop.run(asyncio.sleep(0, "done")) == "done"
