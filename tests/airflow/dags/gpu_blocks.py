@@ -32,7 +32,7 @@ def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[s
 
 ok = block("block_ok", command="echo trained", fields={})
 train_fails = block("block_train_fails", command="echo no such file: data.csv; exit 3", fields={})
-long_training = block("block_long", command="echo started; sleep 600", fields={})
+long_training = block("block_long", command="echo started; exec sleep 600", fields={})
 ensure_fails = block(
     "block_ensure_fails",
     command="echo never",
@@ -48,8 +48,8 @@ zero_fails = block(
 # The second try of the training is quick: its first one was cleared while it ran.
 cleared = block(
     "block_cleared",
-    command="test {{ ti.try_number }} -gt 1 && echo trained again || sleep 600",
+    command="test {{ ti.try_number }} -gt 1 && echo trained again || exec sleep 600",
     fields={},
 )
-two_runs_two_nodes = block("block_two_nodes", command="sleep 5", max_active_runs=2, fields={"max_nodes": 2})
-two_runs_one_node = block("block_one_node", command="sleep 5", max_active_runs=2, fields={})
+two_runs_two_nodes = block("block_two_nodes", command="exec sleep 5", max_active_runs=2, fields={"max_nodes": 2})
+two_runs_one_node = block("block_one_node", command="exec sleep 5", max_active_runs=2, fields={})
