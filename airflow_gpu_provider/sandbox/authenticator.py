@@ -1,6 +1,6 @@
-"""EKS's login: the API server asks here (TokenReview) who the bearer of a `k8s-aws-v1.` token is.
+"""The cloud's login: the API server asks here (TokenReview) who the bearer of a token of the cloud's is.
 
-Which AWS identity a token proves is AWS's to say; which Kubernetes groups that identity has is said by access
+Which identity a token proves is the cloud's to say; which Kubernetes groups that identity has is said by access
 entries, as in EKS. The account's own identity created the cluster, so it is an administrator.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -20,22 +20,22 @@ _log = logging.getLogger(__name__)
 
 
 class Identity(Protocol):
-    """Who AWS says it is."""
+    """Who the cloud says it is."""
 
     @property
-    def arn(self) -> str: ...
+    def username(self) -> str: ...
     @property
-    def account_id(self) -> str: ...
+    def uid(self) -> str: ...
     @property
-    def user_id(self) -> str: ...
+    def extra(self) -> Mapping[str, list[str]]: ...
 
 
 class Authenticator:
     """Serves TokenReview v1 at `url`, which nobody can guess.
 
     `identify` returns None for a token that proves nothing: malformed, expired, for another cluster, signed by
-    nobody known. `access_entries` maps an ARN to its Kubernetes groups and may be changed at any time (the API
-    server keeps answers for its cache's time); an ARN without an entry gets `default_groups`.
+    nobody known. `access_entries` maps a user name (an ARN, an e-mail address) to its Kubernetes groups and may be
+    changed at any time (the API server keeps answers for its cache's time); one without an entry gets `default_groups`.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class Authenticator:
         return {
             "authenticated": True,
             "user": {
-                "username": identity.arn,
-                "uid": f"aws-iam-authenticator:{identity.account_id}:{identity.user_id}",
-                "groups": list(self.access_entries.get(identity.arn, self._default_groups)),
-                "extra": {"arn": [identity.arn], "canonicalArn": [identity.arn]},
+                "username": identity.username,
+                "uid": identity.uid,
+                "groups": list(self.access_entries.get(identity.username, self._default_groups)),
+                "extra": dict(identity.extra),
             },
         }

@@ -46,6 +46,7 @@ def _up(arguments: argparse.Namespace) -> None:
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sandbox = Sandbox(
+        platform=arguments.platform,
         cluster_name=arguments.cluster_name,
         boot_seconds=arguments.boot_seconds,
         images=[_image(given) for given in arguments.image],
@@ -63,6 +64,7 @@ def _up(arguments: argparse.Namespace) -> None:
 def _up_arguments(arguments: argparse.Namespace) -> list[str]:
     given = [
         f"--name={arguments.name}",
+        f"--platform={arguments.platform}",
         f"--cluster-name={arguments.cluster_name}",
         f"--boot-seconds={arguments.boot_seconds}",
         *(f"--image={image}" for image in arguments.image),
@@ -200,7 +202,8 @@ def _add_up(up: argparse.ArgumentParser) -> None:
         action="store_true",
         help="end it when standard input closes, for programs that start it",
     )
-    up.add_argument("--cluster-name", default="k8s-ml", help="the EKS cluster's name (default: %(default)s)")
+    up.add_argument("--platform", choices=["eks", "gke"], default="eks", help="which cloud (default: %(default)s)")
+    up.add_argument("--cluster-name", default="k8s-ml", help="the cluster's name (default: %(default)s)")
     up.add_argument(
         "--boot-seconds", type=float, default=3.0, help="from an instance's launch to its Node (default: %(default)s)"
     )
@@ -228,18 +231,20 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
 
     stockout = add("stockout", _fault_stockout, "no capacity; what is not named stands for any")
     stockout.add_argument("--zone")
-    stockout.add_argument("--instance-type")
+    stockout.add_argument("--instance-type", help="in Google Cloud also an accelerator's type")
     stockout.add_argument("--market", choices=["on-demand", "spot"])
     boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
     boot.add_argument("seconds", type=float)
     add("device-plugin-never-ready", _fault_device_plugin, "GPUs never become allocatable")
     rates: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
-        ("throttle", _fault_throttle, "throttle a share of the AWS calls"),
-        ("errors", _fault_errors, "fail a share of the AWS calls with a 5xx"),
+        ("throttle", _fault_throttle, "throttle a share of the cloud's calls"),
+        ("errors", _fault_errors, "fail a share of the cloud's calls with a 5xx"),
     ]
     for name, run, text in rates:
         rate = add(name, run, text)
-        rate.add_argument("--service", default="*", help="eks, autoscaling, ec2, ... (default: all)")
+        rate.add_argument(
+            "--service", default="*", help="eks, ec2, container, compute, ... (default: all)"
+        )
         rate.add_argument("--rate", type=float, required=True, help="0 to 1")
     restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
     restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")

@@ -44,7 +44,7 @@ class ControlPlane:
     `server`, `ca_data` and `kubeconfig` (an administrator's) are known before it is started; `version` after.
     `token_webhook_url` is asked about bearer tokens that are not service accounts'; its answers are kept for
     `token_cache_ttl` seconds, to which the API server adds up to ten of its own. Without it no tokens but
-    service accounts' are taken.
+    service accounts' are taken. `admission_plugins` are enabled beside Kubernetes' default ones.
     """
 
     def __init__(
@@ -55,6 +55,7 @@ class ControlPlane:
         token_webhook_url: str | None = None,
         token_cache_ttl: float = 10.0,
         cluster_name: str = "sandbox",
+        admission_plugins: Sequence[str] = (),
     ) -> None:
         data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         data_dir.chmod(0o700)
@@ -63,6 +64,7 @@ class ControlPlane:
         self._cluster_name = cluster_name
         self._token_webhook_url = token_webhook_url
         self._token_cache_ttl = token_cache_ttl
+        self._admission_plugins = tuple(admission_plugins)
         # Bound, never listening: it keeps the port ours from now until stop, API server restarts included.
         self._port_holder = _reserve_port()
         self._port: int = self._port_holder.getsockname()[1]
@@ -232,6 +234,7 @@ class ControlPlane:
             f"--kubelet-client-key={kubelet_client.key_file}",
             "--kubelet-preferred-address-types=InternalIP",
             *self._token_webhook(),
+            *([f"--enable-admission-plugins={','.join(self._admission_plugins)}"] if self._admission_plugins else []),
         ]
 
     def _token_webhook(self) -> list[str]:

@@ -1,7 +1,7 @@
-"""The life of each EC2 instance as the cluster sees it: boot, Node, drain, gone.
+"""The life of each cloud instance as the cluster sees it: boot, Node, drain, gone.
 
-AWS tells what happened to instances (`CloudEvents`); this turns it into Nodes of the node agent, and into what
-EKS itself does to Nodes: cordon and evict before a managed group's instance ends, delete the Node after it.
+The cloud tells what happened to instances (`CloudEvents`); this turns it into Nodes of the node agent, and into what
+EKS and GKE themselves do to Nodes: cordon and evict before an instance ends, delete the Node after it.
 """
 
 from __future__ import annotations
@@ -14,38 +14,49 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Protocol
 
-from airflow_gpu_provider.accelerators import instance_type as gpu_instance_type
-from airflow_gpu_provider.sandbox.aws import Instance
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
 from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.nodes import NodeAgent, NodeSpec
+from airflow_gpu_provider.sandbox.nodes import NodeAgent, NodeAgentError, NodeSpec
 
 _TICK_SECONDS = 0.1
 _RETRY_SECONDS = 0.2
+_REJOIN_SECONDS = 1.0
 _DRAINS_AT_ONCE = 32
-_GIB = 2**30
 
 _log = logging.getLogger(__name__)
+
+
+class Instance(Protocol):
+    """An instance of whichever cloud."""
+
+    @property
+    def instance_id(self) -> str: ...
+    @property
+    def node_name(self) -> str: ...
+    @property
+    def zone(self) -> str: ...
 
 
 @dataclass
 class _Machine:
     instance: Instance
     launched_at: float
+    join_after: float = 0.0
     state: str = "booting"  # booting -> joined -> draining; booting -> ending where it was drained before it joined
 
     @property
     def node_name(self) -> str:
-        return self.instance.private_dns_name
+        return self.instance.node_name
 
 
 class Machines:
-    """Keeps the cluster's Nodes in step with AWS's instances. Implements `CloudEvents`.
+    """Keeps the cluster's Nodes in step with the cloud's instances. Implements the clouds' `CloudEvents`.
 
     An instance becomes a Node `faults.boot_seconds` (else `boot_seconds`) after its launch; the fault is looked
-    at anew until then, so that ending a slow boot lets those that wait join at once.
+    at anew until then, so that ending a slow boot lets those that wait join at once. `node_spec` says what an
+    instance's kubelet would register.
     """
 
     def __init__(
@@ -55,14 +66,17 @@ class Machines:
         agent: NodeAgent,
         faults: Faults,
         boot_seconds: float,
+        node_spec: Callable[[Any], NodeSpec],
         complete_drain: Callable[[str], None],
     ) -> None:
         self._control_plane = control_plane
         self._agent = agent
         self._faults = faults
         self._boot_seconds = boot_seconds
+        self._node_spec = node_spec
         self._complete_drain = complete_drain
         self._machines: dict[str, _Machine] = {}
+        self._removing: set[str] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._plugin_was_ready = True
@@ -84,7 +98,7 @@ class Machines:
             machines = [m for m in self._machines.values() if m.state == "booting"]
         return [{"instance_id": m.instance.instance_id, "name": m.node_name, "zone": m.instance.zone} for m in machines]
 
-    # What AWS tells
+    # What the cloud tells
 
     def instance_launched(self, instance: Instance) -> None:
         with self._lock:
@@ -99,7 +113,10 @@ class Machines:
     def instance_terminated(self, instance: Instance) -> None:
         with self._lock:
             machine = self._machines.pop(instance.instance_id, None)
-        if machine and machine.state in ("joined", "draining"):
+            joined = machine is not None and machine.state in ("joined", "draining")
+            if joined:
+                self._removing.add(instance.node_name)
+        if machine and joined:
             self._submit(self._remove, machine)
 
     def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
@@ -113,7 +130,7 @@ class Machines:
         while not self._stopping.wait(_TICK_SECONDS):
             self._tell_agent_of_faults()
             for machine in self._booted():
-                _logged(self._join, machine)
+                self._submit(self._join, machine)
 
     def _tell_agent_of_faults(self) -> None:
         ready = not self._faults.device_plugin_never_ready
@@ -123,19 +140,30 @@ class Machines:
 
     def _booted(self) -> list[_Machine]:
         fault = self._faults.boot_seconds
-        launched_before = time.monotonic() - (self._boot_seconds if fault is None else fault)
+        now = time.monotonic()
+        launched_before = now - (self._boot_seconds if fault is None else fault)
         with self._lock:
             booted = [
                 machine
                 for machine in self._machines.values()
-                if machine.state == "booting" and machine.launched_at <= launched_before
+                if machine.state == "booting"
+                and machine.launched_at <= launched_before
+                and machine.join_after <= now
+                # A group may make a lost instance anew, under the name of one whose Node is still going.
+                and machine.node_name not in self._removing
             ]
             for machine in booted:
                 machine.state = "joined"
         return booted
 
     def _join(self, machine: _Machine) -> None:
-        self._agent.add_node(node_spec(machine.instance, version=self._control_plane.version))
+        try:
+            self._agent.add_node(self._node_spec(machine.instance))
+        except NodeAgentError:
+            _log.exception("%s could not join; it tries again", machine.node_name)
+            with self._lock:
+                machine.state, machine.join_after = "booting", time.monotonic() + _REJOIN_SECONDS
+            return
         with self._lock:
             ended_meanwhile = machine.instance.instance_id not in self._machines
         if ended_meanwhile:
@@ -193,12 +221,16 @@ class Machines:
 
     def _remove(self, machine: _Machine) -> None:
         """The machine is gone, and its processes with it; then the Node, as EKS's node controller does."""
-        self._agent.remove_node(machine.node_name, delete_object=False)
-        self._call("DELETE", f"/api/v1/nodes/{machine.node_name}")
+        try:
+            self._agent.remove_node(machine.node_name, delete_object=False)
+            self._call("DELETE", f"/api/v1/nodes/{machine.node_name}")
+        finally:
+            with self._lock:
+                self._removing.discard(machine.node_name)
 
     def _record_spot_notice(self, instance: Instance, at: datetime) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        node = instance.private_dns_name
+        node = instance.node_name
         self._call(
             "POST",
             "/api/v1/namespaces/default/events",
@@ -209,8 +241,8 @@ class Machines:
                 "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
                 "type": "Warning",
                 "reason": "SpotInterruption",
-                "message": f"EC2 takes spot instance {instance.instance_id} back at {at.isoformat()}",
-                "source": {"component": "ec2"},
+                "message": f"the cloud takes spot instance {instance.instance_id} back at {at.isoformat()}",
+                "source": {"component": "cloud"},
                 "firstTimestamp": now,
                 "lastTimestamp": now,
                 "count": 1,
@@ -220,7 +252,7 @@ class Machines:
     def _call(
         self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
     ) -> tuple[int, Any]:
-        """One call, repeated while the API server is away: AWS does not wait for it, and nothing may be forgotten."""
+        """One call, repeated while the API server is away: the cloud does not wait, and nothing may be forgotten."""
         while True:
             try:
                 status, reply = self._control_plane.request(method, path, body, content_type=content_type)
@@ -228,44 +260,6 @@ class Machines:
                 status, reply = HTTPStatus.SERVICE_UNAVAILABLE, {}
             if status < HTTPStatus.INTERNAL_SERVER_ERROR or self._stopping.wait(_RETRY_SECONDS):
                 return status, reply
-
-
-def node_spec(instance: Instance, *, version: str) -> NodeSpec:
-    """What the instance's kubelet would register."""
-    known = gpu_instance_type(instance.instance_type)
-    hardware = {} if known else _hardware_in_motos_table(instance.instance_type)
-    if known:
-        hardware = {
-            "cpus": known.vcpus,
-            "memory_bytes": int(known.memory_gib * _GIB),
-            "gpus": known.gpus,
-            "gpu_product": known.gpu.product,
-            "gpu_memory_mib": known.gpu.memory_gib * 1024,
-        }
-    return NodeSpec(
-        name=instance.private_dns_name,
-        labels=instance.labels,
-        taints=instance.taints,
-        provider_id=f"aws:///{instance.zone}/{instance.instance_id}",
-        kubernetes_version=version,
-        **hardware,
-    )
-
-
-def _hardware_in_motos_table(instance_type: str) -> dict[str, Any]:
-    from moto.ec2.models.instance_types import INSTANCE_TYPES
-
-    described = INSTANCE_TYPES[instance_type]
-    hardware: dict[str, Any] = {
-        "cpus": described["VCpuInfo"]["DefaultVCpus"],
-        "memory_bytes": described["MemoryInfo"]["SizeInMiB"] * 2**20,
-    }
-    for gpu in described.get("GpuInfo", {}).get("Gpus", []):
-        if gpu["Manufacturer"] == "NVIDIA":
-            hardware["gpus"] = gpu["Count"]
-            hardware["gpu_product"] = f"NVIDIA-{gpu['Name']}"
-            hardware["gpu_memory_mib"] = gpu["MemoryInfo"]["SizeInMiB"]
-    return hardware
 
 
 def _is_evicted_by_drain(pod: dict[str, Any]) -> bool:

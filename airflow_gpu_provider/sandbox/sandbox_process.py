@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from airflow_gpu_provider.sandbox import supervisor
+from airflow_gpu_provider.sandbox.managed_cluster import Platform
 
 _STOP_TIMEOUT = 30.0
 
@@ -19,7 +20,8 @@ class SandboxProcess:
     """One sandbox, steered through its control API; only one `Sandbox` itself can run in a process.
 
     Args:
-        cluster_name: The EKS cluster's name.
+        platform: "eks" or "gke".
+        cluster_name: The cluster's name.
         boot_seconds: From an instance's launch to its Node.
         images: Folder, mounted at /app, by pattern of image reference; run with this interpreter.
         progress: Gets a line, now and then, on what the start is doing.
@@ -28,6 +30,7 @@ class SandboxProcess:
     def __init__(
         self,
         *,
+        platform: Platform = "eks",
         cluster_name: str = "k8s-ml",
         boot_seconds: float = 3.0,
         images: Mapping[str, Path] | None = None,
@@ -38,6 +41,7 @@ class SandboxProcess:
         self._progress = progress
         self._arguments = [
             f"--name={self.name}",
+            f"--platform={platform}",
             f"--cluster-name={cluster_name}",
             f"--boot-seconds={boot_seconds}",
             *(f"--image={pattern}={folder}" for pattern, folder in (images or {}).items()),

@@ -37,6 +37,10 @@ class Instance:
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
 
+    @property
+    def node_name(self) -> str:
+        return self.private_dns_name
+
 
 @dataclass(frozen=True, kw_only=True)
 class AwsTimings:
@@ -66,6 +70,20 @@ class Identity:
     arn: str
     account_id: str
     user_id: str
+
+    # As EKS's authenticator tells the API server
+
+    @property
+    def username(self) -> str:
+        return self.arn
+
+    @property
+    def uid(self) -> str:
+        return f"aws-iam-authenticator:{self.account_id}:{self.user_id}"
+
+    @property
+    def extra(self) -> Mapping[str, list[str]]:
+        return {"arn": [self.arn], "canonicalArn": [self.arn]}
 
 
 @dataclass(frozen=True, kw_only=True)

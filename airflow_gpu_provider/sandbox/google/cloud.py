@@ -9,6 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from google.cloud.container_v1.types import NodeConfig, NodePool
+
 from airflow_gpu_provider.sandbox.clock import Clock
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
@@ -99,6 +101,10 @@ class GoogleCloud:
             operations=self._operations,
             around=self._around,
         )
+
+    def add_node_pool(self, name: str, *, machine_type: str) -> None:
+        """Have a RUNNING node pool of size 0, as a cluster's first one, without an operation."""
+        self.node_pools.add(NodePool(name=name, config=NodeConfig(machine_type=machine_type)), self._now())
 
     def start(self) -> None:
         """Ready when it returns."""

@@ -86,6 +86,20 @@ class Identity:
     unique_id: str
     project_id: str
 
+    # As GKE tells the API server
+
+    @property
+    def username(self) -> str:
+        return self.email
+
+    @property
+    def uid(self) -> str:
+        return self.unique_id
+
+    @property
+    def extra(self) -> Mapping[str, list[str]]:
+        return {}
+
 
 class CloudEvents(Protocol):
     """What Google Cloud tells the sandbox. Called one after another from its clock thread, so each must return fast."""

@@ -96,7 +96,16 @@ class NodePools:
 
     # Operations
 
-    def create(self, settings: NodePool, now: float) -> Operation:
+    def add(self, settings: NodePool, now: float) -> Pool:
+        """A pool that is there at once, of size 0."""
+        pool = self._new(settings)
+        for zone in settings.locations:
+            self._add_group(pool, zone, 0, now)
+        _set_status(pool, _Status.RUNNING, None)
+        self.pools[pool.name] = pool
+        return pool
+
+    def _new(self, settings: NodePool) -> Pool:
         complete(settings, locations=self._locations)
         check(settings, self._catalogue)
         if settings.name in self.pools:
@@ -107,6 +116,10 @@ class NodePools:
         settings.pod_ipv4_cidr_size = 24
         pool = Pool(settings=settings)
         _touch(pool)
+        return pool
+
+    def create(self, settings: NodePool, now: float) -> Operation:
+        pool = self._new(settings)
 
         def begin(now: float) -> None:
             for zone in settings.locations:

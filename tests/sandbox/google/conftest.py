@@ -117,7 +117,9 @@ class Project:
         return self.done(self.gke.set_node_pool_size(request={"name": self.pool_name(name), "node_count": size}))
 
 
-def node_pool(name: str = "gpu", *, nodes: int = 0, zones: tuple[str, ...] = ("us-central1-a",), **config: Any) -> NodePool:
+def node_pool(
+    name: str = "gpu", *, nodes: int = 0, zones: tuple[str, ...] = ("us-central1-a",), **config: Any
+) -> NodePool:
     config.setdefault("machine_type", "g2-standard-4")
     return NodePool(name=name, initial_node_count=nodes, locations=list(zones), config=NodeConfig(**config))
 

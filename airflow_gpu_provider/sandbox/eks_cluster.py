@@ -1,0 +1,187 @@
+"""EKS as a whole sandbox has it: one cluster in an AWS account of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.accelerators import instance_type as gpu_instance_type
+from airflow_gpu_provider.sandbox.faults import Faults
+from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.aws import AwsCloud, AwsTimings, Identity, Instance
+    from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+    from airflow_gpu_provider.sandbox.machines import Machines
+    from airflow_gpu_provider.sandbox.nodes import Image, NodeSpec
+
+SYSTEM_GROUP = "system"
+SYSTEM_INSTANCE_TYPE = "m6i.2xlarge"
+DEFAULT_REGION = "us-west-2"
+DEFAULT_ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
+_GIB = 2**30
+
+
+class EksCluster:
+    """Implements `ManagedCluster`."""
+
+    admission_plugins: Sequence[str] = ()
+
+    def __init__(
+        self, *, name: str, region: str, zones: Sequence[str], faults: Faults, timings: AwsTimings | None
+    ) -> None:
+        self.name = name
+        self.region = region
+        self.zones = tuple(zones)
+        self._faults = faults
+        self._timings = timings
+        self._started = False
+
+    aws: AwsCloud
+    vpc_id: str
+    subnets: Mapping[str, str]
+    """Subnet id by zone."""
+    node_role_arn: str
+
+    def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
+        from airflow_gpu_provider.sandbox.aws import AwsCloud
+
+        self.aws = AwsCloud(region=self.region, faults=self._faults, timings=self._timings, events=machines)
+        self.aws.start()
+        self._started = True
+        network = self.aws.create_cluster(
+            self.name,
+            endpoint=control_plane.server,
+            certificate_authority=control_plane.ca_data,
+            zones=self.zones,
+        )
+        self.vpc_id = network.vpc_id
+        self.subnets = network.subnets
+        self.node_role_arn = network.node_role_arn
+        self._make_system_group()
+
+    def _make_system_group(self) -> None:
+        """Have a general node group, as every EKS cluster does; its one node is kept apart from the cloud."""
+        from airflow_gpu_provider.sandbox.leftovers import aws_client
+
+        aws_client(self.aws, "eks").create_nodegroup(
+            clusterName=self.name,
+            nodegroupName=SYSTEM_GROUP,
+            scalingConfig={"minSize": 0, "maxSize": 1, "desiredSize": 0},
+            instanceTypes=[SYSTEM_INSTANCE_TYPE],
+            subnets=[self.subnets[self.zones[0]]],
+            nodeRole=self.node_role_arn,
+        )
+
+    def stop(self) -> None:
+        if self._started:
+            self.aws.stop()
+
+    def identify(self, token: str) -> Identity | None:
+        if not self._started:
+            raise RuntimeError("AWS is still starting")
+        return self.aws.identify(token)
+
+    def complete_drain(self, instance_id: str) -> None:
+        self.aws.complete_drain(instance_id)
+
+    def images(self) -> Sequence[Image]:
+        return ()
+
+    def node_spec(self, instance: Instance, *, version: str) -> NodeSpec:
+        from airflow_gpu_provider.sandbox.nodes import NodeSpec
+
+        known = gpu_instance_type(instance.instance_type)
+        hardware = {} if known else _hardware_in_motos_table(instance.instance_type)
+        if known:
+            hardware = {
+                "cpus": known.vcpus,
+                "memory_bytes": int(known.memory_gib * _GIB),
+                "gpus": known.gpus,
+                "gpu_product": known.gpu.product,
+                "gpu_memory_mib": known.gpu.memory_gib * 1024,
+            }
+        return NodeSpec(
+            name=instance.node_name,
+            labels=instance.labels,
+            taints=instance.taints,
+            provider_id=f"aws:///{instance.zone}/{instance.instance_id}",
+            kubernetes_version=version,
+            **hardware,
+        )
+
+    def system_node(self, *, version: str) -> NodeSpec:
+        from airflow_gpu_provider.sandbox.nodes import NodeSpec
+
+        zone = self.zones[0]
+        return NodeSpec(
+            name=SYSTEM_NODE,
+            labels={
+                "kubernetes.io/hostname": SYSTEM_NODE,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64",
+                "node.kubernetes.io/instance-type": SYSTEM_INSTANCE_TYPE,
+                "topology.kubernetes.io/region": self.region,
+                "topology.kubernetes.io/zone": zone,
+                "eks.amazonaws.com/nodegroup": SYSTEM_GROUP,
+                "eks.amazonaws.com/capacityType": "ON_DEMAND",
+            },
+            provider_id=f"aws:///{zone}/i-00000000000000000",
+            cpus=8,
+            memory_bytes=32 * _GIB,
+            kubernetes_version=version,
+        )
+
+    def groups(self) -> list[dict[str, Any]]:
+        """From moto itself: an API call would be counted, and could be failed by a fault."""
+        from moto.autoscaling.models import autoscaling_backends
+
+        backend = autoscaling_backends[self.aws.account_id][self.region]
+        return [
+            {
+                "name": group.name,
+                "nodegroup": next((t["Value"] for t in group.tags if t["Key"] == "eks:nodegroup-name"), None),
+                "desired": group.desired_capacity,
+                "max": group.max_size,
+                "instances": [
+                    {"instance_id": state.instance.id, "state": state.lifecycle_state}
+                    for state in list(group.instance_states)
+                ],
+            }
+            for group in list(backend.autoscaling_groups.values())
+        ]
+
+    def env(self) -> dict[str, str]:
+        key = self.aws.access_key
+        connection = {
+            "conn_type": "aws",
+            "login": key.access_key_id,
+            "password": key.secret_access_key,
+            "extra": {"region_name": self.region, "endpoint_url": self.aws.endpoint_url},
+        }
+        return {
+            "AWS_ENDPOINT_URL": self.aws.endpoint_url,
+            "AWS_ACCESS_KEY_ID": key.access_key_id,
+            "AWS_SECRET_ACCESS_KEY": key.secret_access_key,
+            "AWS_DEFAULT_REGION": self.region,
+            "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
+            "GPU_SANDBOX_SUBNETS": json.dumps(dict(self.subnets)),
+            "GPU_SANDBOX_NODE_ROLE": self.node_role_arn,
+        }
+
+
+def _hardware_in_motos_table(instance_type: str) -> dict[str, Any]:
+    from moto.ec2.models.instance_types import INSTANCE_TYPES
+
+    described = INSTANCE_TYPES[instance_type]
+    hardware: dict[str, Any] = {
+        "cpus": described["VCpuInfo"]["DefaultVCpus"],
+        "memory_bytes": described["MemoryInfo"]["SizeInMiB"] * 2**20,
+    }
+    for gpu in described.get("GpuInfo", {}).get("Gpus", []):
+        if gpu["Manufacturer"] == "NVIDIA":
+            hardware["gpus"] = gpu["Count"]
+            hardware["gpu_product"] = f"NVIDIA-{gpu['Name']}"
+            hardware["gpu_memory_mib"] = gpu["MemoryInfo"]["SizeInMiB"]
+    return hardware

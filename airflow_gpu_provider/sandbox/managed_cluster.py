@@ -1,0 +1,53 @@
+"""What a sandbox needs of a managed Kubernetes and its cloud, whichever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.authenticator import Identity
+    from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+    from airflow_gpu_provider.sandbox.machines import Machines
+    from airflow_gpu_provider.sandbox.nodes import Image, NodeSpec
+
+Platform = Literal["eks", "gke"]
+SYSTEM_NODE = "sandbox-system"
+
+
+class ManagedCluster(Protocol):
+    """A cluster of EKS or GKE, with the account that it is in. Nothing of the cloud is imported before `start`."""
+
+    region: str
+
+    @property
+    def zones(self) -> Sequence[str]: ...
+
+    @property
+    def admission_plugins(self) -> Sequence[str]:
+        """Those of the API server that this platform enables."""
+
+    def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
+        """Start the cloud, with the cluster in it. The control plane may still be starting."""
+
+    def stop(self) -> None: ...
+
+    def identify(self, token: str) -> Identity | None:
+        """Who bears this token. RuntimeError before the cloud has started."""
+
+    def complete_drain(self, instance_id: str) -> None: ...
+
+    def node_spec(self, instance: Any, *, version: str) -> NodeSpec:
+        """What an instance's kubelet would register."""
+
+    def system_node(self, *, version: str) -> NodeSpec:
+        """The Node without GPUs that is always there."""
+
+    def images(self) -> Sequence[Image]:
+        """What the platform's own image references stand for."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Its groups of machines: name, nodegroup, desired, max, and instances with instance_id and state."""
+
+    def env(self) -> dict[str, str]:
+        """The variables by which clients reach this cloud, without those for the cluster itself."""
