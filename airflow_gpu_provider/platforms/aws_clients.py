@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import boto3
 from airflow.providers.amazon.aws.hooks.eks import EksHook
@@ -18,23 +17,21 @@ from botocore.signers import RequestSigner
 
 from airflow_gpu_provider.errors import CredentialsError
 from airflow_gpu_provider.platforms.aws_errors import mapped_errors
+from airflow_gpu_provider.platforms.parallel import PARALLEL_CALLS
+from airflow_gpu_provider.platforms.parallel import in_parallel as in_parallel
 
-_PARALLEL_CALLS = 8
 # Five tries wait 15 s at most: longer would outlive the pool's lock, under which sizes are written.
 _CONFIG = Config(
     retries={"mode": "standard", "total_max_attempts": 5},
     connect_timeout=5,
     read_timeout=30,
-    max_pool_connections=_PARALLEL_CALLS,
+    max_pool_connections=PARALLEL_CALLS,
 )
 _TOKEN_URL_SECONDS = 60  # as aws eks get-token has it; EKS takes the token for 15 minutes all the same
 
 # One for all sessions of the process: each would parse, and keep, megabytes of service models, and a triggerer has a
 # session for each waiting trigger.
 _LOADER = Loader()
-
-_T = TypeVar("_T")
-_R = TypeVar("_R")
 
 
 class AwsService:
@@ -151,12 +148,3 @@ class AwsClients:
             config=_CONFIG.merge(self._hook.config),
             verify=self._hook.verify,
         )
-
-
-def in_parallel(function: Callable[[_T], _R], items: Iterable[_T]) -> list[_R]:
-    """Call a function for each item, several at a time; results in the items' order, the first error raised."""
-    items = list(items)
-    if len(items) < 2:
-        return [function(item) for item in items]
-    with ThreadPoolExecutor(max_workers=_PARALLEL_CALLS, thread_name_prefix="aws") as threads:
-        return list(threads.map(function, items))

@@ -56,6 +56,7 @@ class Group:
         desired: The size that the cloud works towards.
         machines: Those that exist, terminating ones too.
         switch_at: When the cloud sets the group to zero by itself; None where no switch is set.
+        has_switch: Whether the cloud can be told to do that. Where it cannot, machines have a lifetime of their own.
         launch_failure: The newest launch, if it failed; None once a later one worked.
         launching: A launch is under way that has no machine to show yet.
         issues: The cloud's health issues, in its words.
@@ -68,6 +69,7 @@ class Group:
     max_size: int
     machines: tuple[Machine, ...] = ()
     switch_at: datetime | None = None
+    has_switch: bool = True
     launch_failure: LaunchFailure | None = None
     launching: bool = False
     issues: tuple[str, ...] = ()

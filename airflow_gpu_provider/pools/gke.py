@@ -27,7 +27,7 @@ _MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
 _SHARING = ("TIME_SHARING", "MPS")
 _MAX_NAME = 40  # of a node pool
 _MARGIN = timedelta(minutes=15)
-_MOST_RUN_DURATION = timedelta(days=7)
+_MOST_RUN_DURATION = timedelta(days=120)
 # How many partitions a GPU gives, by how many of its seven slices each has.
 _PARTITIONS = {"1g": 7, "2g": 3, "3g": 2, "4g": 1, "7g": 1}
 
@@ -53,7 +53,7 @@ class GkeGpuPool(GpuPool):
             InstallDevicePluginOperator applies; "disabled": you see to it. Default "default".
         gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`.
         gpu_partition_size: Parts of a GPU for pods, like "1g.5gb".
-        max_run_duration: How long a machine may live from its creation, at most 7 days; after that Google Cloud
+        max_run_duration: How long a machine may live from its creation, at most 120 days; after that Google Cloud
             takes it, pods or not, and Airflow is not needed for that. Default: max_runtime and 15 minutes, so that
             no machine outlives the run that it came for; none where min_nodes keeps machines without an end.
         disk_size: Boot disk in GB. Default 100.
@@ -318,7 +318,7 @@ class GkeGpuPool(GpuPool):
         if limit is None or is_template(limit) or is_template(self.max_runtime):
             return
         if limit > _MOST_RUN_DURATION:
-            raise self._error("max_run_duration is more than 7 days")
+            raise self._error("max_run_duration is more than 120 days")
         if limit < self.max_runtime:
             raise self._error(
                 f"max_run_duration={limit} is less than max_runtime={self.max_runtime}",

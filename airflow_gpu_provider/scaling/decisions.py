@@ -154,7 +154,7 @@ def _release_order(each: Supply) -> tuple[int, float]:
 
 def _switches(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> tuple[dict[str, datetime], tuple[str, ...]]:
     at = switch_time(snapshot)
-    groups = [group for group in snapshot.groups if scalable(group)]
+    groups = [group for group in snapshot.groups if scalable(group) and group.has_switch]
     if at is None:
         stays = snapshot.pool.min_nodes > 0
         return {}, tuple(group.name for group in groups if stays and group.switch_at)

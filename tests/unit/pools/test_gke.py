@@ -57,7 +57,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"driver": "newest"}, "default, latest, disabled, daemonset"),
         ({"gpu_sharing": {"strategy": "MPS"}}, "max_shared_clients"),
         ({"gpu_sharing": {"strategy": "MPS", "max_shared_clients": 1}}, "must be 2 to 48"),
-        ({"max_run_duration": timedelta(days=8)}, "more than 7 days"),
+        ({"max_run_duration": timedelta(days=121)}, "more than 120 days"),
         ({"max_run_duration": timedelta(hours=1)}, "less than max_runtime"),
         ({"resource_labels": {"Team": "ml"}}, "lower-case letters"),
         ({"taints": ["nvidia.com/gpu=true:NoSchedule"]}, "contradicts GKE"),
@@ -144,7 +144,7 @@ def test_machines_live_a_little_longer_than_a_run() -> None:
     assert pool(**run).node_lifetime == timedelta(hours=6, minutes=15)
     assert pool(**run, max_run_duration=timedelta(days=1)).node_lifetime == timedelta(days=1)
     assert pool(**run, min_nodes=1).node_lifetime is None
-    assert pool(max_runtime=timedelta(days=30)).node_lifetime is None
+    assert pool(max_runtime=timedelta(days=120)).node_lifetime is None
 
 
 def test_the_spec_hash_is_of_what_shapes_the_node_pools() -> None:

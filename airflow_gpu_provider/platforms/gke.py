@@ -1,0 +1,336 @@
+"""GkePlatform: a pool's GPU nodes as node pools of a GKE cluster, one node pool for each candidate.
+
+GKE's API creates and changes node pools. Sizes are set, and single machines removed, on the managed instance groups
+behind them, as cluster-autoscaler does: GKE's own resize picks the machines that go by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.platforms import gke_plan
+from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, Plan, Platform, Say
+from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, launch_failure, machines, name_of
+from airflow_gpu_provider.platforms.gke_node_pools import NodePools, group_paths, is_owned
+from airflow_gpu_provider.platforms.gke_operations import Operations, Step
+from airflow_gpu_provider.platforms.gke_quota import check_quota
+from airflow_gpu_provider.platforms.gke_spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
+from airflow_gpu_provider.platforms.gke_zones import offered_types
+from airflow_gpu_provider.platforms.google_clients import GoogleClients
+from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups
+from airflow_gpu_provider.platforms.parallel import in_parallel
+from airflow_gpu_provider.pools import Candidate, GkeGpuPool
+from airflow_gpu_provider.pools.base import Market
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+    from airflow_gpu_provider.errors import QuotaExceeded
+
+_STATUS: dict[str, GroupStatus] = {
+    "PROVISIONING": "creating",
+    "RUNNING": "active",
+    "RUNNING_WITH_ERROR": "degraded",
+    "RECONCILING": "updating",
+    "STOPPING": "deleting",
+    "ERROR": "failed",
+}
+
+
+class GkePlatform(Platform):
+    """A pool on Google Kubernetes Engine.
+
+    Args:
+        pool: The rendered spec.
+        owner: Who writes the node pools, for the label that a PoolDrift names: "installation/dag id".
+    """
+
+    def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
+        self._pool = pool
+        self._owner = owner
+        self._clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
+
+    # -- the cluster -----------------------------------------------------------------------------------------
+
+    def cluster_access(self) -> ClusterAccess:
+        from airflow_gpu_provider.cluster.access import ClusterAccess
+
+        cluster, token = self._cluster, self._clients.access_token
+        if self._pool.use_dns_endpoint:
+            dns = (cluster.get("control_plane_endpoints_config") or {}).get("dns_endpoint_config") or {}
+            return ClusterAccess(server=f"https://{dns.get('endpoint')}", token=token)
+        private = (cluster.get("private_cluster_config") or {}).get("private_endpoint")
+        endpoint = private if self._pool.use_internal_ip and private else cluster["endpoint"]
+        ca = cluster["master_auth"]["cluster_ca_certificate"]
+        return ClusterAccess(server=f"https://{endpoint}", ca_data=ca, token=token)
+
+    @cached_property
+    def _cluster(self) -> Mapping[str, Any]:
+        return self._node_pools.cluster()
+
+    @cached_property
+    def _zones(self) -> tuple[str, ...]:
+        return self._pool.node_locations or tuple(sorted(self._cluster["locations"]))
+
+    @cached_property
+    def _offered(self) -> set[tuple[str, str]]:
+        return offered_types(self._clients.compute, self._pool, self._zones)
+
+    @cached_property
+    def _node_pools(self) -> NodePools:
+        return NodePools(self._clients.gke, self._pool)
+
+    @cached_property
+    def _operations(self) -> Operations:
+        return Operations(self._clients.gke, self._node_pools.location)
+
+    @cached_property
+    def _groups(self) -> InstanceGroups:
+        return InstanceGroups(self._clients.compute)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return where the pool can have machines, the most wanted first.
+
+        Raises:
+            PoolSpecError: Compute Engine offers none of the pool's machine types in its zones.
+        """
+        everywhere = self._pool.candidates(self._zones)
+        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
+        if not offered:
+            hardware = " or ".join(self._hardware(machine_type) for machine_type in self._pool.machine_types)
+            raise PoolSpecError(
+                f"Pool {self._pool.name}: Compute Engine offers {hardware} in none of {', '.join(self._zones)}.",
+                "Choose other zones or machine types.",
+            )
+        return offered
+
+    def _hardware(self, machine_type: str) -> str:
+        return f"{machine_type} with {self._pool.accelerator_of(machine_type)[0]}"
+
+    def check_quota(self, nodes: int, candidate: Candidate) -> QuotaExceeded | None:
+        """Say whether `nodes` more machines of a candidate are over a quota of the project; None where they are not.
+
+        Raises:
+            PermissionDenied: The account may not read quotas.
+        """
+        return check_quota(self._clients.compute, self._pool, nodes, candidate)
+
+    # -- plan and apply --------------------------------------------------------------------------------------
+
+    def plan(self, nodes: int) -> Plan:
+        found = self._node_pools.read()
+        candidates = self.candidates()
+        observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
+        sizes = {group.name: len(group.machines) for group in observed}
+        changes = gke_plan.changes(self._specs(candidates), found, sizes)
+        grow = self._growth(nodes, candidates, observed)
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
+
+    def _growth(self, nodes: int, candidates: Sequence[Candidate], groups: Sequence[Group]) -> tuple[str, ...]:
+        """Say in a line where missing nodes would be asked for first; nothing where none is missing."""
+        live = {group.name: len(group.live) for group in groups}
+        missing = min(nodes, self._pool.max_nodes) - sum(live.values())
+        if missing <= 0:
+            return ()
+        first = candidates[0]
+        size = live.get(first.group, 0)
+        return (f"{first.group} {size}->{size + missing} ({first} first)",)
+
+    def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        left_out = [c for c in self._pool.candidates(self._zones) if c not in candidates]
+        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
+        return tuple(
+            f"{self._hardware(machine_type)} is left out in {zone}: Compute Engine does not offer it there"
+            for machine_type, zone in places
+        )
+
+    def _specs(self, candidates: Sequence[Candidate]) -> tuple[NodePoolSpec, ...]:
+        return tuple(NodePoolSpec(pool=self._pool, owner=self._owner, candidate=c) for c in candidates)
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        """Carry the plan out, and return when GKE is done with it: only then is its verdict known.
+
+        Raises:
+            OutOfStock, QuotaExceeded, GroupFailed: No node pool of the pool can be used.
+        """
+        wanted = {change.group for change in plan.changes}
+        if not wanted:
+            return
+        found = self._node_pools.read()
+        specs = [spec for spec in self._specs(self.candidates()) if spec.candidate.group in wanted]
+        failed = self._operations.run([step for spec in specs for step in self._steps(spec, found)], say)
+        for name, error in failed.items():
+            say(f"{name}: {error}")
+        if failed and len(failed) == len(self.candidates()):
+            raise _all_failed(self._pool, failed)
+
+    def _steps(self, spec: NodePoolSpec, found: Mapping[str, Mapping[str, Any]]) -> list[Step]:
+        """Return what creates, repairs or replaces one node pool."""
+        name = spec.candidate.group
+        create = Step(
+            group=name,
+            doing=f"create {name}: {spec.candidate}, size 0, at most {self._pool.max_nodes}",
+            start=lambda: self._node_pools.create(spec),
+        )
+        existing = found.get(name)
+        if existing is None:
+            return [create]
+        if existing.get("status") in gke_plan.GONE_SOON:
+            return [Step(group=name, doing=create.doing, start=lambda: self._create_once_gone(spec))]
+        size = self._size(existing)
+        if existing.get("status") in gke_plan.FAILED and not size:
+            delete = Step(
+                group=name, doing=f"delete {name}, which has failed", start=lambda: self._node_pools.delete(name)
+            )
+            return [delete, create]
+        return self._updates(spec, existing, size)
+
+    def _create_once_gone(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
+        if self._node_pools.describe(spec.candidate.group):
+            message = f"the operation that deletes {spec.candidate.group} is under way"
+            raise CloudError(f"{message}.", status="FAILED_PRECONDITION", message=message)
+        return self._node_pools.create(spec)
+
+    def _updates(self, spec: NodePoolSpec, existing: Mapping[str, Any], size: int) -> list[Step]:
+        name = spec.candidate.group
+        differences = spec.differences(existing)
+        now = gke_plan.possible_now(differences, size)
+        updates = [(difference.field, dict(difference.update or {})) for difference in now]
+        # The labels come last: until then the node pool still says that it has the old spec.
+        labels = spec.missing_labels(existing)
+        if labels and len(now) == len(differences):
+            updates.append(("labels of its machines", {"resource_labels": {"labels": labels}}))
+        return [self._update(name, field, change) for field, change in updates]
+
+    def _update(self, name: str, field: str, change: Mapping[str, Any]) -> Step:
+        return Step(group=name, doing=f"update {name}: {field}", start=lambda: self._node_pools.update(name, change))
+
+    def _size(self, node_pool: Mapping[str, Any]) -> int:
+        return sum(len(group.managed) for group in self._groups.read(group_paths(node_pool)))
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def observe(self) -> tuple[Group, ...]:
+        return self._observe(self._node_pools.owned())
+
+    def _observe(self, node_pools: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
+        """Read the instance groups behind node pools.
+
+        Node pools of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
+        they come last, and their limit is the machines that they have.
+        """
+        paths = {name: group_paths(each) for name, each in node_pools.items()}
+        flat = [path for each in paths.values() for path in each]
+        read = dict(zip(flat, self._groups.read(flat), strict=True))
+        found = [self._group(each, [read[path] for path in paths[name]]) for name, each in node_pools.items()]
+        return tuple(sorted(found, key=lambda group: self._order(group.candidate)))
+
+    def _group(self, raw: Mapping[str, Any], groups: Sequence[InstanceGroup]) -> Group:
+        name = raw["name"]
+        candidate = Candidate(
+            group=name,
+            zone=labels_of(raw).get(ZONE_LABEL) or next(iter(raw.get("locations") or ()), ""),
+            instance_type=(raw.get("config") or {}).get("machine_type", ""),
+            market=cast("Market", market_of(raw)),
+        )
+        members = machines(name, groups)
+        live = sum(machine.state != "terminating" for machine in members)
+        return Group(
+            name=name,
+            candidate=candidate,
+            status=_STATUS.get(raw.get("status", ""), "degraded"),
+            desired=sum(group.target for group in groups),
+            max_size=self._pool.max_nodes if self._is_wanted(candidate) else live,
+            machines=members,
+            has_switch=False,
+            launch_failure=launch_failure(groups, datetime.now(UTC)),
+            launching=any(group.launching for group in groups),
+            issues=gke_plan.issues(raw),
+        )
+
+    def _is_wanted(self, candidate: Candidate) -> bool:
+        pool = self._pool
+        return (
+            candidate.instance_type in pool.machine_types
+            and candidate.market in pool.capacity_types
+            and (not pool.node_locations or candidate.zone in pool.node_locations)
+        )
+
+    def _order(self, candidate: Candidate) -> tuple[Any, ...]:
+        pool = self._pool
+        return (
+            _index(pool.capacity_types, candidate.market),
+            _index(pool.machine_types, candidate.instance_type),
+            _index(pool.node_locations, candidate.zone),
+            candidate.zone,
+        )
+
+    # -- sizes -----------------------------------------------------------------------------------------------
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        """Nothing: each machine has its end from its creation, by `max_run_duration`."""
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        """Nothing, as in `set_switch`."""
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        for name, size in sizes.items():
+            groups = self._groups.read(self._paths_of(name))
+            missing = size - sum(group.target for group in groups)
+            if missing > 0:
+                self._groups.grow(groups[0].path, groups[0].target + missing)
+
+    def release(self, machines: Sequence[Machine]) -> None:
+        errors = [error for error in in_parallel(self._remove, machines) if error]
+        if errors:
+            raise errors[0]
+
+    def _remove(self, machine: Machine) -> GpuError | None:
+        """Return the error, so that one machine's does not keep the others."""
+        try:
+            for group in self._groups.read(self._paths_of(machine.group)):
+                if machine.id in map(name_of, group.members):
+                    self._groups.remove(group.path, [machine.id])
+        except GpuError as error:
+            return error
+        return None
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        sizes = {name: self._groups.shrink_to_existing(self._paths_of(name)) for name in groups}
+        return {name: size for name, size in sizes.items() if size is not None}
+
+    def _paths_of(self, group: str) -> list[str]:
+        raw = self._node_pools.describe(group)
+        paths = group_paths(raw) if raw else []
+        if not paths:
+            state = f"is {raw['status']} and has no instance group" if raw else "does not exist"
+            raise GroupNotFound(f"Node pool {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
+        return paths
+
+    def delete(self, say: Say) -> None:
+        steps = [self._deletion(name) for name in self._node_pools.owned()]
+        for error in self._operations.run(steps, say).values():
+            raise error
+
+    def _deletion(self, name: str) -> Step:
+        return Step(group=name, doing=f"delete {name}", start=lambda: self._node_pools.delete(name))
+
+
+def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
+    """Return one error for all node pools, of their own type where they agree."""
+    text = "; ".join(f"{name}: {error.what}" for name, error in failed.items())
+    first = next(iter(failed.values()))
+    if len({type(error) for error in failed.values()}) == 1:
+        return type(first)(f"Pool {pool.name} has no usable node pool: {text}", first.fix, groups=sorted(failed))
+    return GroupFailed(
+        f"Pool {pool.name} has no usable node pool: {text}",
+        "Correct what GKE complains of, and run the task again.",
+        groups=sorted(failed),
+    )
+
+
+def _index(order: Sequence[str], value: str) -> int:
+    return order.index(value) if value in order else len(order)

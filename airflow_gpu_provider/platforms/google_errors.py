@@ -1,0 +1,179 @@
+"""What Google Cloud says went wrong, as this package's errors. The one place where google.api_core's errors end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import requests
+from google.api_core import exceptions as api
+from google.auth import exceptions as auth
+
+from airflow_gpu_provider.errors import (
+    CloudError,
+    CredentialsError,
+    GpuError,
+    OutOfStock,
+    PermissionDenied,
+    QuotaExceeded,
+)
+
+_PERMISSION = re.compile(
+    r"[Rr]equired '([a-z]+\.[A-Za-z.]+)' permission|permission[s]?[:(]* ?\"?'?([a-z]+\.[A-Za-z.]+)"
+)
+# Compute Engine's and GKE's words for "no machine there now".
+_OUT_OF_STOCK = (
+    "GCE_STOCKOUT",
+    "RESOURCE_POOL_EXHAUSTED",
+    "does not have enough resources available",
+    "currently does not have sufficient capacity",
+    "resource_availability",
+)
+_QUOTA = ("GCE_QUOTA_EXCEEDED", "QUOTA_EXCEEDED", "QUOTA_LIMIT", "quotaExceeded")
+_QUOTA_TEXT = re.compile(r"[Qq]uota '[A-Z0-9_]+' exceeded|[Ii]nsufficient (regional|project) quota")
+
+
+@contextmanager
+def mapped_errors(*, call: str, connection: str) -> Iterator[None]:
+    """Raise what Google's libraries raise inside as an error of ours, the original chained.
+
+    `call` is the permission that the call takes ("container.clusters.get"), `connection` says where the credentials
+    come from, for the messages. An answer of Google's keeps its status in `details["status"]`; see `has_status`.
+    """
+    try:
+        yield
+    except api.RetryError as error:
+        cause = error.cause
+        raise (
+            _from_answer(cause, call, connection) if isinstance(cause, api.GoogleAPICallError) else _silent(error, call)
+        ) from error
+    except api.GoogleAPICallError as error:
+        raise _from_answer(error, call, connection) from error
+    except auth.TransportError as error:
+        raise _silent(error, call) from error
+    except (auth.DefaultCredentialsError, auth.RefreshError, auth.MalformedError) as error:
+        raise CredentialsError(
+            f"{connection} gives no Google Cloud credentials: {_first_line(error)}.",
+            "Put a service account's key into the connection, or give the worker a service account.",
+        ) from error
+    except (requests.RequestException, api.GoogleAPIError, auth.GoogleAuthError) as error:
+        raise _silent(error, call) from error
+
+
+def error_of_operation(code: str, message: str, *, doing: str) -> GpuError:
+    """Return the typed error for an operation that is done and has an error; `doing` is what it was to do."""
+    details = {"status": code, "message": message}
+    if is_out_of_stock(f"{code} {message}"):
+        return OutOfStock(
+            f"Google Cloud has no capacity to {doing}: {message}",
+            "Add zones, machine_types or capacity_types to the pool, or try again later.",
+            **details,
+        )
+    if is_over_quota(f"{code} {message}"):
+        return QuotaExceeded(
+            f"A quota of the project is too small to {doing}: {message}",
+            "Ask for a higher quota in the Google Cloud console.",
+            **details,
+        )
+    return CloudError(f"Google Cloud could not {doing}: {message or code}", **details)
+
+
+def is_out_of_stock(text: str) -> bool:
+    """Say whether Google Cloud's words mean that it has no such machine there now."""
+    return any(words in text for words in _OUT_OF_STOCK)
+
+
+def is_over_quota(text: str) -> bool:
+    """Say whether Google Cloud's words mean that a quota of the project is used up."""
+    return any(words in text for words in _QUOTA) or _QUOTA_TEXT.search(text) is not None
+
+
+def has_status(error: GpuError, *statuses: str) -> bool:
+    """Say whether an error raised by `mapped_errors` is an answer of Google's with one of these statuses."""
+    return error.details.get("status") in statuses
+
+
+def message_of(error: GpuError) -> str:
+    """Return Google's own words of an error raised by `mapped_errors`."""
+    return str(error.details.get("message", error))
+
+
+def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> GpuError:
+    status, message = _status(error), _first_line(_body(error).get("message") or error.message)
+    details = {"status": status, "message": message, "call": call}
+    said = f"{status}: {message}"
+    if status == "UNAUTHENTICATED":
+        return CredentialsError(
+            f"Google Cloud does not accept the credentials of {connection} ({said}).",
+            "Renew them, and check the worker's clock.",
+            **details,
+        )
+    if is_over_quota(said):
+        return QuotaExceeded(
+            f"{call} is over a quota of the project ({said}).",
+            "Ask for a higher quota in the Google Cloud console.",
+            **details,
+        )
+    if status == "PERMISSION_DENIED":
+        match = _PERMISSION.search(message)
+        permission = next(filter(None, match.groups()), call) if match else call
+        return PermissionDenied(
+            f"Google Cloud refused {permission} ({said}).",
+            f"Grant {permission} to the service account of {connection}; docs/iam-gke.md has the whole role.",
+            permission=permission,
+            **details,
+        )
+    if is_out_of_stock(said):
+        return error_of_operation(status, message, doing=f"do {call}")
+    if status == "RESOURCE_EXHAUSTED":
+        return CloudError(
+            f"Google Cloud throttled {call}, all retries included ({said}).",
+            "Try again later, or spread the DAGs that start together.",
+            **details,
+        )
+    return CloudError(f"{call} failed ({said}).", **details)
+
+
+def _status(error: api.GoogleAPICallError) -> str:
+    """Return the canonical code: of the body where there is one, for HTTP's 400 and 409 have several."""
+    body = _body(error)
+    if status := body.get("status"):
+        return str(status)
+    reasons = [str(each.get("reason")) for each in body.get("errors", []) if isinstance(each, Mapping)]
+    if "failedPrecondition" in reasons:
+        return "FAILED_PRECONDITION"
+    by_code = {
+        400: "INVALID_ARGUMENT",
+        401: "UNAUTHENTICATED",
+        403: "PERMISSION_DENIED",
+        404: "NOT_FOUND",
+        409: "ALREADY_EXISTS",
+        412: "FAILED_PRECONDITION",
+        429: "RESOURCE_EXHAUSTED",
+    }
+    return by_code.get(int(error.code or 0), f"HTTP_{int(error.code or 0)}")
+
+
+def _body(error: api.GoogleAPICallError) -> Mapping[str, Any]:
+    response = getattr(error, "response", None)
+    if response is None or not hasattr(response, "json"):
+        return {}
+    try:
+        body = response.json()
+    except ValueError:
+        return {}
+    found = body.get("error", {}) if isinstance(body, Mapping) else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _silent(error: Exception, call: str) -> CloudError:
+    return CloudError(
+        f"Google Cloud did not answer {call}: {_first_line(error)}.",
+        "Check that the worker reaches the endpoint.",
+    )
+
+
+def _first_line(text: object) -> str:
+    return str(text).strip().partition("\n")[0].rstrip(".")
