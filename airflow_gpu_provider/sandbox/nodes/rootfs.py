@@ -1,7 +1,8 @@
 """The file system that a container sees: this machine's programs, with every write thrown away at the end.
 
 Each folder of the machine's root appears under an overlay whose upper layer is in memory, so a container may write
-anywhere and the machine never changes; /run, /tmp, /dev and /proc are the container's own. Runs in the container's
+anywhere and the machine never changes; /run, /tmp, /dev and /proc are the container's own. Where there is no overlayfs
+a container may add to the folders of the root, but not change what is in them. Runs in the container's
 own mount namespace, between fork and exec.
 """
 
@@ -37,7 +38,9 @@ def enter(staging: str, spec: Mapping[str, Any], *, in_user_namespace: bool) -> 
     root = f"{staging}/root"
     os.mkdir(root)
     syscalls.mount("tmpfs", root, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755")
-    _lay_machine(root, f"{staging}/layers", in_user_namespace=in_user_namespace)
+    # Relative paths to the layers: a colon or comma in staging would mean something else to overlayfs.
+    os.chdir(staging)
+    _lay_machine(root, "layers", in_user_namespace=in_user_namespace)
     _own_folders(root, spec)
     for path in spec["keep"]:
         if os.path.exists(path):
@@ -84,11 +87,25 @@ def _lay_folder(root: str, layer: str, path: str, nested: Sequence[str], extra: 
         syscalls.mount("overlay", target, "overlay", 0, f"lowerdir={path},upperdir={upper},workdir={work}{extra}")
     except OSError:
         # Not every file system can be a layer, nor, in a user namespace, one with mounts inside it.
-        syscalls.bind(path, target, read_only=True)
+        _lay_entries(path, target)
         return
     for point in nested:
         if point.startswith(f"{path}/") and os.path.exists(point) and os.path.exists(root + point):
             syscalls.bind(point, root + point, read_only=True)
+
+
+def _lay_entries(path: str, target: str) -> None:
+    """What stands in for an overlay: a folder in memory with the machine's entries in it, those read-only."""
+    syscalls.mount("tmpfs", target, "tmpfs", syscalls.MS_NOSUID | syscalls.MS_NODEV, "mode=0755")
+    if not os.access(path, os.R_OK | os.X_OK):
+        return
+    for entry in os.scandir(path):
+        place = f"{target}/{entry.name}"
+        if entry.is_symlink():
+            os.symlink(os.readlink(entry.path), place)
+        else:
+            _mount_point(place, file=not entry.is_dir())
+            syscalls.bind(entry.path, place, read_only=True)
 
 
 def _own_folders(root: str, spec: Mapping[str, Any]) -> None:
@@ -126,6 +143,8 @@ def _bind_volume(mount: Mapping[str, Any]) -> None:
     source, target = _OLD + mount["source"], mount["target"]
     if mount.get("make") and not os.path.exists(source):
         os.makedirs(source)
+    if not os.path.exists(source):
+        raise FileNotFoundError(f'failed to mount "{mount["source"]}" at "{target}": no such file or directory')
     _mount_point(target, file=not stat.S_ISDIR(os.stat(source).st_mode))
     syscalls.bind(source, target, read_only=mount["read_only"])
 

@@ -70,7 +70,7 @@ def sleeper(cluster: Cluster) -> str:
 
 
 def test_exec_prints_and_fails_as_kubectl_shows_it(cluster: Cluster, sleeper: str) -> None:
-    shown = cluster.exec(sleeper, "sh", "-c", "echo err >&2; echo $A; hostname; pwd").splitlines()
+    shown = cluster.exec(sleeper, "sh", "-c", "echo err >&2; echo $A; uname -n; pwd").splitlines()
     assert sorted(shown) == sorted(["err", "b", sleeper, "/"])
     call = cluster.core.connect_get_namespaced_pod_exec
     failed = stream.stream(
@@ -116,10 +116,11 @@ def test_what_exec_started_ends_when_the_client_hangs_up(cluster: Cluster, sleep
     command = ["sleep", "987"]
     session = stream.stream(call, sleeper, cluster.namespace, command=command, stdout=True, _preload_content=False)
     deadline = time.monotonic() + 10
-    while "sleep 987" not in cluster.exec(sleeper, "ps", "-ef"):
+    look = ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]
+    while "sleep 987" not in cluster.exec(sleeper, *look):
         assert time.monotonic() < deadline
     session.close()
-    while "sleep 987" in cluster.exec(sleeper, "ps", "-ef"):
+    while "sleep 987" in cluster.exec(sleeper, *look):
         assert time.monotonic() < deadline
 
 
