@@ -162,7 +162,8 @@ class Machines:
         except NodeAgentError:
             _log.exception("%s could not join; it tries again", machine.node_name)
             with self._lock:
-                machine.state, machine.join_after = "booting", time.monotonic() + _REJOIN_SECONDS
+                if machine.state == "joined":
+                    machine.state, machine.join_after = "booting", time.monotonic() + _REJOIN_SECONDS
             return
         with self._lock:
             ended_meanwhile = machine.instance.instance_id not in self._machines

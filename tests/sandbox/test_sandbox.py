@@ -245,6 +245,15 @@ def test_an_api_server_that_is_away_loses_no_event(
     )
 
 
+def test_an_instance_that_boots_while_the_api_server_is_away_joins_after_it(
+    gpu_sandbox: Sandbox, node_group: Callable[..., str]
+) -> None:
+    name = node_group()
+    until(lambda: gpu_sandbox.describe()["booting"], seconds=10, what="an instance that boots")
+    gpu_sandbox.restart_apiserver(down_seconds=gpu_sandbox.boot_seconds + 2)
+    one_ready_node(gpu_sandbox, name)
+
+
 def test_a_spot_notice_is_an_event_of_the_node(
     gpu_sandbox: Sandbox, core: client.CoreV1Api, node_group: Callable[..., str]
 ) -> None:
