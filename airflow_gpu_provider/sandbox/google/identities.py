@@ -19,6 +19,8 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from airflow_gpu_provider.sandbox.google.interface import Identity
 
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+# What google-auth writes there, whatever the key file's token_uri is.
+_GOOGLES_AUDIENCE = "https://oauth2.googleapis.com/token"
 _CLOCK_SKEW = 60.0
 _LONGEST_JWT = 3600.0
 
@@ -80,7 +82,7 @@ class Identities:
         if form.get("grant_type") != JWT_BEARER:
             raise InvalidGrant(f"Unsupported grant_type: {form.get('grant_type')}")
         identity, claims = self._verify(form.get("assertion", ""))
-        if claims.get("aud") != self._token_uri:
+        if claims.get("aud") not in (self._token_uri, _GOOGLES_AUDIENCE):
             raise InvalidGrant("Invalid JWT: the audience is not this token endpoint")
         token = f"ya29.sandbox-{secrets.token_urlsafe(48)}"
         with self._lock:
