@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from google.cloud.container_v1.types import NodeConfig, NodePool
@@ -23,6 +23,7 @@ from airflow_gpu_provider.sandbox.google.interface import CloudEvents, GoogleTim
 from airflow_gpu_provider.sandbox.google.node_pools import NodePools
 from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress, timestamp
 from airflow_gpu_provider.sandbox.google.outbox import Outbox, deliver
+from airflow_gpu_provider.sandbox.google.permissions import Permissions
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 
 
@@ -64,6 +65,7 @@ class GoogleCloud:
             token_uri=f"{self.endpoint_url}{TOKEN_PATH}",
             token_lifetime=self.timings.token_lifetime,
         )
+        self._permissions = Permissions()
         self.administrator = self._identities.add("sandbox-admin")
         self._around = Surroundings(
             project_id=project_id, timings=self.timings, quotas=self.quotas, faults=faults, outbox=self._outbox
@@ -121,6 +123,7 @@ class GoogleCloud:
         self._api = Api(
             routes=[*container.routes(), *compute.routes()],
             identities=self._identities,
+            permissions=self._permissions,
             faults=self._faults,
             lock=self._lock,
             after_call=self._clock.wake,
@@ -156,9 +159,15 @@ class GoogleCloud:
         """Whose access token this is; the cluster takes nothing else, as GKE does."""
         return self._identities.identify_access_token(token)
 
-    def add_identity(self, name: str) -> Identity:
-        """A new service account. ValueError if the name is taken."""
-        return self._identities.add(name)
+    def add_identity(self, name: str, *, permissions: Iterable[str] | None = None) -> Identity:
+        """A new service account, which may do everything, or just what these IAM permissions allow.
+
+        ValueError if the name is taken, or a permission unknown.
+        """
+        identity = self._identities.add(name)
+        if permissions is not None:
+            self._permissions.grant(identity, frozenset(permissions))
+        return identity
 
     def keyfile(self, identity: Identity | None = None) -> dict[str, str]:
         """The key of the administrator, or of another service account."""

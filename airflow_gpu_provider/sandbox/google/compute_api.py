@@ -331,6 +331,7 @@ def _describe_instance(group: InstanceGroup, member: Member) -> dict[str, Any]:
         "zone": group.url.partition("/instanceGroupManagers/")[0],
         "machineType": group.url_of("machineTypes", template.machine_type),
         "status": member.status,
+        "creationTimestamp": timestamp(member.created_at),
         "scheduling": {
             "provisioningModel": "SPOT" if template.market == "spot" else "STANDARD",
             "preemptible": template.market == "spot",

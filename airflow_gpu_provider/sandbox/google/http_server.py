@@ -18,6 +18,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.errors import GoogleApiError
 from airflow_gpu_provider.sandbox.google.identities import Identities, InvalidGrant
+from airflow_gpu_provider.sandbox.google.permissions import Permissions
 
 TOKEN_PATH = "/token"
 
@@ -59,6 +60,7 @@ class Api:
 
     routes: Sequence[Route]
     identities: Identities
+    permissions: Permissions
     faults: Faults
     lock: AbstractContextManager[Any]
     after_call: Callable[[], None]
@@ -86,11 +88,13 @@ class Api:
             return HTTPStatus.BAD_REQUEST, {"error": "invalid_grant", "error_description": str(error)}
 
     def _call(self, method: str, path: str, query: str, content: bytes, authorization: str) -> Any:
-        if self.identities.identify(authorization.removeprefix("Bearer ")) is None:
+        caller = self.identities.identify(authorization.removeprefix("Bearer "))
+        if caller is None:
             raise GoogleApiError(
                 "UNAUTHENTICATED", "Request had invalid authentication credentials. Expected OAuth 2 access token."
             )
         found, parts = self._find(method, path)
+        self.permissions.check(caller, found.operation, _resource(path))
         self._draw_faults(found)
         try:
             body = json.loads(content) if content else {}
@@ -119,6 +123,10 @@ class Api:
             )
         if self.faults.draw_error(found.service):
             raise GoogleApiError("UNAVAILABLE", "The service is currently unavailable.")
+
+
+def _resource(path: str) -> str:
+    return f"projects/{path.partition('/projects/')[2]}"
 
 
 class ApiServer:

@@ -56,6 +56,7 @@ class Member:
     instance_id: str = ""
     deadline: float = 0.0
     """When the present step is over; of one that has no instance, when it is tried next."""
+    created_at: float = 0.0
     running_since: float | None = None
     failing_since: float | None = None
     error: LaunchError | None = None
@@ -224,6 +225,7 @@ class InstanceGroup:
         else:
             member.status = "STAGING"
             member.counted = needs
+            member.created_at = now
             member.instance_id = str(secrets.randbelow(9 * 10**18) + 10**18)
             member.failing_since = member.error = None
             member.deadline = now + self._around.timings.instance_create

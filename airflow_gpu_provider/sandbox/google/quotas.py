@@ -43,7 +43,7 @@ class Exceeded:
 
     @property
     def message(self) -> str:
-        return f"Quota '{self.metric}' exceeded.  Limit: {self.limit} {self.where}."
+        return f"Quota '{self.metric}' exceeded.  Limit: {float(self.limit)} {self.where}."
 
 
 class Quotas:

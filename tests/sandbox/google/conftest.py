@@ -10,6 +10,8 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 import pytest
+from google.api_core.exceptions import from_http_response
+from google.auth.transport.requests import AuthorizedSession
 from google.cloud.container_v1 import ClusterManagerClient, NodeConfig, NodePool, Operation
 from google.oauth2 import service_account
 
@@ -89,6 +91,27 @@ class Project:
             transport="rest",
             client_options={"api_endpoint": self.cloud.endpoint_url},
         )
+
+        self.session = AuthorizedSession(self.credentials)
+
+    def compute(self, method: str, path: str, **arguments: Any) -> Any:
+        """One call to Compute Engine, below the project; raises as Google's clients do."""
+        base = f"{self.cloud.endpoint_url}/compute/v1/projects/{self.cloud.project_id}"
+        response = self.session.request(method, f"{base}/{path}".rstrip("/"), **arguments)
+        if not response.ok:
+            raise from_http_response(response)
+        return response.json()
+
+    def group(self, name: str = "gpu", zone: str = "us-central1-a") -> str:
+        """The path of a pool's instance group in a zone, below the project."""
+        urls = [url for url in self.pool(name).instance_group_urls if f"/zones/{zone}/" in url]
+        return urls[0].partition(f"/projects/{self.cloud.project_id}/")[2]
+
+    def managed(self, name: str = "gpu", zone: str = "us-central1-a") -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.compute("POST", f"{self.group(name, zone)}/listManagedInstances")[
+            "managedInstances"
+        ]
+        return found
 
     @property
     def parent(self) -> str:

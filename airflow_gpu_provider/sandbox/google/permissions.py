@@ -1,0 +1,70 @@
+"""Which IAM permission each call takes, as the reference of each method says."""
+
+from __future__ import annotations
+
+from airflow_gpu_provider.sandbox.google.errors import GoogleApiError
+from airflow_gpu_provider.sandbox.google.interface import Identity
+
+# Changing node pools is changing the cluster: GKE has no permissions for node pools.
+_UPDATE_CLUSTER = "container.clusters.update"
+_READ_GROUP = "compute.instanceGroupManagers.get"
+_WRITE_GROUP = "compute.instanceGroupManagers.update"
+
+PERMISSIONS: dict[str, str] = {
+    "container:ListClusters": "container.clusters.list",
+    "container:GetCluster": "container.clusters.get",
+    "container:GetServerConfig": "container.clusters.get",
+    "container:ListOperations": "container.operations.list",
+    "container:GetOperation": "container.operations.get",
+    "container:CancelOperation": _UPDATE_CLUSTER,
+    "container:ListNodePools": "container.clusters.get",
+    "container:GetNodePool": "container.clusters.get",
+    "container:CreateNodePool": _UPDATE_CLUSTER,
+    "container:UpdateNodePool": _UPDATE_CLUSTER,
+    "container:DeleteNodePool": _UPDATE_CLUSTER,
+    "container:SetNodePoolSize": _UPDATE_CLUSTER,
+    "container:SetNodePoolAutoscaling": _UPDATE_CLUSTER,
+    "container:SetNodePoolManagement": _UPDATE_CLUSTER,
+    "compute:ListInstanceGroupManagers": "compute.instanceGroupManagers.list",
+    "compute:GetInstanceGroupManager": _READ_GROUP,
+    "compute:ListManagedInstances": _READ_GROUP,
+    "compute:ListErrors": _READ_GROUP,
+    "compute:DeleteInstances": _WRITE_GROUP,
+    "compute:Resize": _WRITE_GROUP,
+    "compute:ListInstances": "compute.instances.list",
+    "compute:GetInstance": "compute.instances.get",
+    "compute:DeleteInstance": "compute.instances.delete",
+    "compute:GetProject": "compute.projects.get",
+    "compute:GetRegion": "compute.regions.get",
+    "compute:ListZones": "compute.zones.list",
+    "compute:GetZone": "compute.zones.get",
+    "compute:ListMachineTypes": "compute.machineTypes.list",
+    "compute:GetMachineType": "compute.machineTypes.get",
+    "compute:ListAcceleratorTypes": "compute.acceleratorTypes.list",
+    "compute:GetAcceleratorType": "compute.acceleratorTypes.get",
+    "compute:GetZoneOperation": "compute.zoneOperations.get",
+    "compute:WaitZoneOperation": "compute.zoneOperations.get",
+}
+
+
+class Permissions:
+    """What each service account may do: everything, unless it was given less."""
+
+    def __init__(self) -> None:
+        self._granted: dict[str, frozenset[str]] = {}
+
+    def grant(self, identity: Identity, permissions: frozenset[str]) -> None:
+        """Let the account do this and nothing else. ValueError if a permission is unknown here."""
+        if unknown := permissions - set(PERMISSIONS.values()):
+            raise ValueError(f"no call takes {sorted(unknown)}; known are {sorted(set(PERMISSIONS.values()))}")
+        self._granted[identity.email] = permissions
+
+    def check(self, identity: Identity, operation: str, resource: str) -> None:
+        """PERMISSION_DENIED, in the service's own words, unless the account may make this call."""
+        granted = self._granted.get(identity.email)
+        needed = PERMISSIONS[operation]
+        if granted is None or needed in granted:
+            return
+        if operation.startswith("container:"):
+            raise GoogleApiError("PERMISSION_DENIED", f'Required "{needed}" permission(s) for "{resource}".')
+        raise GoogleApiError("PERMISSION_DENIED", f"Required '{needed}' permission for '{resource}'")

@@ -1,0 +1,86 @@
+"""Who may call, and what goes wrong with calls: tokens, permissions, throttling, 5xx."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import requests
+from google.api_core import exceptions
+from google.auth.transport.requests import AuthorizedSession, Request
+from google.cloud.container_v1 import ClusterManagerClient
+from google.oauth2 import service_account
+
+from airflow_gpu_provider.sandbox.google import GoogleCloud, Identity
+from tests.sandbox.google.conftest import SCOPES, Project
+
+
+def access_token(cloud: GoogleCloud, identity: Identity | None = None) -> str:
+    credentials = service_account.Credentials.from_service_account_info(cloud.keyfile(identity), scopes=SCOPES)
+    credentials.refresh(Request())
+    return str(credentials.token)
+
+
+def test_a_token_says_who_calls_and_ends(project: Project) -> None:
+    token = access_token(project.cloud)
+    identity = project.cloud.identify(token)
+    assert identity is not None
+    assert identity.username == "sandbox-admin@sandbox-project.iam.gserviceaccount.com"
+    assert project.cloud.identify("ya29.made-up") is None
+    project.cloud.expire_tokens()
+    assert project.cloud.identify(token) is None
+
+
+def test_a_key_of_another_project_proves_nothing(project: Project) -> None:
+    other = GoogleCloud(faults=project.faults, events=project.events).keyfile()
+    forged = other | {"token_uri": project.cloud.keyfile()["token_uri"]}
+    credentials = service_account.Credentials.from_service_account_info(forged, scopes=SCOPES)
+    with pytest.raises(Exception, match="Invalid JWT Signature"):
+        credentials.refresh(Request())
+    reply = requests.get(f"{project.cloud.endpoint_url}/v1/{project.parent}", timeout=10)
+    assert reply.status_code == 401
+    assert reply.json()["error"]["status"] == "UNAUTHENTICATED"
+
+
+def test_an_account_may_do_what_it_was_given_and_nothing_else(project: Project) -> None:
+    reader = project.cloud.add_identity("reader", permissions=["container.clusters.get"])
+    client = ClusterManagerClient(
+        credentials=service_account.Credentials.from_service_account_info(project.cloud.keyfile(reader), scopes=SCOPES),
+        transport="rest",
+        client_options={"api_endpoint": project.cloud.endpoint_url},
+    )
+    assert client.get_cluster(name=project.parent).name == "k8s-ml"
+    with pytest.raises(exceptions.Forbidden, match=r"Required \"container.clusters.update\" permission"):
+        client.delete_node_pool(name=project.pool_name())
+    session = AuthorizedSession(client.transport._credentials)
+    reply = session.get(f"{project.cloud.endpoint_url}/compute/v1/projects/sandbox-project/regions/us-central1")
+    assert reply.status_code == 403
+    assert "compute.regions.get" in reply.json()["error"]["message"]
+
+
+def test_throttling_and_server_errors_by_service(project: Project) -> None:
+    project.faults.set_throttle_rate(1.0, service="container")
+    with pytest.raises(exceptions.TooManyRequests):
+        project.gke.list_node_pools(parent=project.parent, retry=None)
+    assert project.compute("GET", "")["name"] == project.cloud.project_id
+    project.faults.clear()
+    project.faults.set_error_rate(1.0, service="compute")
+    with pytest.raises(exceptions.ServiceUnavailable):
+        project.compute("GET", "")
+    assert project.gke.list_node_pools(parent=project.parent).node_pools == []
+    project.faults.clear()
+    assert project.cloud.calls["compute:GetProject"] == 1
+
+
+def test_airflows_hook_takes_the_connection(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    from airflow.providers.google.common.hooks.base_google import GoogleBaseHook
+
+    monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(project.cloud.connection()))
+    hook = GoogleBaseHook()
+    assert hook.project_id == "sandbox-project"
+    client = ClusterManagerClient(
+        credentials=hook.get_credentials(),
+        transport="rest",
+        client_options=hook.get_client_options(api_endpoint_override=hook.extras["gke_endpoint"]),
+    )
+    assert client.list_clusters(parent="projects/sandbox-project/locations/-").clusters[0].endpoint == "127.0.0.1:6443"
