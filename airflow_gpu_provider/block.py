@@ -3,10 +3,10 @@
     with gpu_nodes(pool, gpus=1):
         GpuPodOperator(task_id="train", ...)
 
-ensure -> device plugin -> [the block's tasks] -> scale down, with the shape that makes a run's colour right: Ensure
-is the setup and scale-down its teardown, which runs whatever fails and fails the run if it fails itself; and a leaf
-of its own after the tasks, because a DAG run's state comes from its leaves, and a teardown that succeeds would turn
-a failed training green.
+ensure -> device plugin -> [the block's tasks] -> scale down -> done, with the shape that makes a run's colour right:
+Ensure is the setup and scale-down its teardown, which runs whatever fails. A DAG run's state comes from its leaves, and
+a teardown that succeeds would turn a failed training green: so the leaf is `done`, which looks at what became of the
+tasks (see operators/verdict.py).
 """
 
 from __future__ import annotations
@@ -59,9 +59,8 @@ def gpu_nodes(
     Raises:
         PoolSpecError: The block holds no task.
     """
-    from airflow.providers.standard.operators.empty import EmptyOperator
-
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.operators.verdict import BlockVerdictOperator
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
     name = group_id or str(gpu_pool.name)
@@ -85,19 +84,22 @@ def gpu_nodes(
             tasks = {task.task_id: task for task in group if task.task_id not in own}
             roots = [task for task in tasks.values() if not task.upstream_task_ids & tasks.keys()]
             last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
-            leaves = [task for task in tasks.values() if _is_last_work(task, tasks)]
             if not roots:
                 raise PoolSpecError(f"Block {name} holds no task.", "Put the tasks that need GPUs into it.")
             scale_down = ScaleDownSensor(task_id=f"{name}.scale_down", gpu_pool=gpu_pool, **(scale_down_args or {}))
-            done = EmptyOperator(task_id=f"{name}.done")
+            done = BlockVerdictOperator(
+                task_id=f"{name}.done",
+                block_tasks=[*tasks, scale_down.task_id],
+                deciding_tasks=[*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id],
+            )
     finally:
         _current.reset(token)
     (plugin or ensure) >> roots
-    leaves >> done
     last >> scale_down.as_teardown(setups=ensure, on_failure_fail_dagrun=True)
+    scale_down >> done.as_teardown(setups=ensure, on_failure_fail_dagrun=True)
 
 
-def _is_last_work(task: Any, tasks: dict[str, Any]) -> bool:
+def _is_last_work(name: str, tasks: dict[str, Any]) -> bool:
     """Say whether nothing but teardowns comes after a task of the block."""
-    after = task.downstream_task_ids & tasks.keys()
-    return not task.is_teardown and all(tasks[name].is_teardown for name in after)
+    after = tasks[name].downstream_task_ids & tasks.keys()
+    return not tasks[name].is_teardown and all(tasks[each].is_teardown for each in after)

@@ -14,6 +14,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       PoolNotReleased              scale-down did not end in time
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
+      BlockFailed                  a task of a gpu_nodes block failed
       TaskKilled                   the task's process was told to stop
 
 Triggers never raise: they yield `to_record()`, and the operator raises `from_record()` again with the same type.
@@ -181,6 +182,12 @@ class PodPreempted(PodFailed):
 
 class PodDeadline(PodFailed):
     """The pod did not start, or did not finish, in its time."""
+
+
+class BlockFailed(GpuError):
+    """Tasks of a `gpu_nodes` block failed; it is what makes their DAG run fail."""
+
+    retryable = False
 
 
 class TaskKilled(GpuError):

@@ -63,7 +63,7 @@ def test_a_second_night_plans_no_change(airflow: Airflow) -> None:
 
 def test_train_fails(airflow: Airflow) -> None:
     run = airflow.run_dag("block_train_fails")
-    check(airflow, run, state="failed", train="failed", scale_down="success", done="upstream_failed")
+    check(airflow, run, state="failed", train="failed", scale_down="success", done="failed")
     assert "no such file: data.csv" in airflow.log(run, "train")
     assert "PodFailed" in airflow.log(run, "train")
 
@@ -98,7 +98,7 @@ def test_task_marked_failed(airflow: Airflow) -> None:
     run = airflow.trigger("block_long")
     wait_for_training(airflow, run)
     airflow.api.mark_task(run.dag_id, run.run_id, "train", "failed")
-    check(airflow, airflow.finish(run), state="failed", train="failed", scale_down="success", done="upstream_failed")
+    check(airflow, airflow.finish(run), state="failed", train="failed", scale_down="success", done="failed")
 
 
 def test_task_cleared_while_it_trains(airflow: Airflow) -> None:

@@ -20,6 +20,7 @@ from airflow_gpu_provider import (
 )
 from airflow_gpu_provider.block import current_pool
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.operators.verdict import BlockVerdictOperator
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2
@@ -50,8 +51,13 @@ def test_the_block_is_setup_tasks_teardown_and_a_leaf(dag: DAG) -> None:
     assert upstream(dag, "train-gpu.device_plugin") == {"train-gpu.ensure"}
     assert upstream(dag, "train") == {"train-gpu.device_plugin"}
     assert upstream(dag, "train-gpu.scale_down") == {"evaluate", "train-gpu.ensure"}
-    assert upstream(dag, "train-gpu.done") == {"evaluate"}
-    assert [leaf.task_id for leaf in block.get_leaves()] == ["train-gpu.done"]
+    done = dag.get_task("train-gpu.done")
+    assert done.is_teardown
+    assert done.on_failure_fail_dagrun
+    assert done.block_tasks == ["train", "evaluate", "train-gpu.scale_down"]
+    assert (done.deciding_tasks, done.retries) == (["evaluate", "train-gpu.scale_down"], 0)
+    assert upstream(dag, "train-gpu.done") == {"train-gpu.scale_down", "train-gpu.ensure"}
+    assert [leaf.task_id for leaf in block.get_leaves()] == ["evaluate"]
     assert [root.task_id for root in block.get_roots()] == ["train-gpu.ensure"]
 
 
@@ -62,7 +68,7 @@ def test_what_comes_after_the_block_waits_for_its_tasks_not_for_the_teardown(dag
             pod("train")
         before >> block >> after
     assert upstream(dag, "train-gpu.ensure") == {"extract"}
-    assert upstream(dag, "report") == {"train-gpu.done"}
+    assert upstream(dag, "report") == {"train"}
 
 
 def test_every_loose_end_of_the_block_is_tied(dag: DAG) -> None:
@@ -72,7 +78,7 @@ def test_every_loose_end_of_the_block_is_tied(dag: DAG) -> None:
             one, _ = pod("one"), pod("two")
         cleanup = EmptyOperator(task_id="cleanup").as_teardown(setups=first)
         first >> one >> cleanup
-    assert upstream(dag, "train-gpu.done") == {"sweep.one", "sweep.two"}
+    assert dag.get_task("train-gpu.done").deciding_tasks[:-1] == ["sweep.one", "sweep.two"]
     assert upstream(dag, "train-gpu.scale_down") == {"cleanup", "sweep.two", "train-gpu.ensure"}
     assert upstream(dag, "sweep.two") == {"train-gpu.device_plugin"}
 
@@ -85,7 +91,7 @@ def test_mapped_and_taskflow_tasks_work_in_the_block(dag: DAG) -> None:
             return [["--rate", "0.1"]]
 
         GpuPodOperator.partial(task_id="sweep", image="busybox").expand(arguments=rates())
-    assert upstream(dag, "train-gpu.done") == {"sweep"}
+    assert upstream(dag, "train-gpu.scale_down") == {"sweep", "train-gpu.ensure"}
     assert upstream(dag, "rates") == {"train-gpu.device_plugin"}
     assert dag.get_task("sweep").partial_kwargs["gpu_pool"] == POOL
 
@@ -149,7 +155,7 @@ def test_a_spec_with_a_task_s_output_in_it_is_refused(dag: DAG) -> None:
 
 @pytest.mark.parametrize(
     "cls",
-    [EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor, GpuPodOperator],
+    [EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor, GpuPodOperator, BlockVerdictOperator],
     ids=lambda c: c.__name__,
 )
 def test_no_argument_or_attribute_bears_a_name_of_airflow_s(cls: type[BaseOperator]) -> None:

@@ -41,7 +41,7 @@ ensure_fails = block(
 )
 zero_fails = block(
     "block_zero_fails",
-    command="echo trained",
+    command="exec sleep 8",
     fields={"zones": ["us-west-2c"]},
     scale_down_args={"timeout": timedelta(seconds=1), "retries": 0},
 )
