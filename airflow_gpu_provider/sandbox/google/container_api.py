@@ -33,7 +33,6 @@ _CONFIG_FIELDS = (
     "image_type",
     "accelerators",
     "max_run_duration",
-    "resource_labels",
     "workload_metadata_config",
     "gcfs_config",
     "gvnic",
@@ -234,6 +233,8 @@ def _apply(request: UpdateNodePoolRequest, changed: NodePool) -> None:
             setattr(changed.config, name, getattr(request, name))
     if "labels" in request:
         changed.config.labels = dict(request.labels.labels)
+    if "resource_labels" in request:
+        changed.config.resource_labels = dict(request.resource_labels.labels)
     if "taints" in request:
         changed.config.taints = list(request.taints.taints)
     if "tags" in request:
