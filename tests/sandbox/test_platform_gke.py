@@ -1,0 +1,401 @@
+"""GkePlatform against the sandbox's Google Cloud: every question it answers, and what it does when things go wrong."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.errors import (
+    ClusterNotFound,
+    CredentialsError,
+    GroupNotFound,
+    PoolDrift,
+    PoolSpecError,
+)
+from airflow_gpu_provider.platforms.base import Group, Machine, Plan
+from airflow_gpu_provider.platforms.gke import GkePlatform
+from airflow_gpu_provider.platforms.gke_spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
+from airflow_gpu_provider.pools import GkeGpuPool
+from airflow_gpu_provider.sandbox.faults import Faults, Stockout
+from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance
+from tests.sandbox.aws_account import eventually
+
+CLUSTER = "k8s-ml"
+A, B, C = "us-central1-a", "us-central1-b", "us-central1-c"
+GROUP_A, GROUP_B = "train-a-g2-standard-4", "train-b-g2-standard-4"
+OWNER = "prod/nightly_training"
+QUICK = GoogleTimings(
+    operation_pending=0.05,
+    node_pool_create=0.2,
+    node_pool_update=0.1,
+    node_pool_delete=0.1,
+    patience=0.5,
+    group_reaction=0.05,
+    instance_create=0.1,
+    instance_delete=0.2,
+    launch_retry=0.3,
+    drain_timeout=1.0,
+    preemption_notice=0.1,
+    poll=0.02,
+)
+
+
+class NoEvents:
+    """No node joins, and none leaves."""
+
+    def instance_launched(self, instance: Instance) -> None: ...
+    def drain_requested(self, instance: Instance) -> None: ...
+    def spot_notice(self, instance: Instance, *, at: datetime) -> None: ...
+    def instance_terminated(self, instance: Instance) -> None: ...
+
+
+@pytest.fixture
+def faults() -> Faults:
+    return Faults()
+
+
+@pytest.fixture
+def cloud(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    cloud = GoogleCloud(faults=faults, timings=QUICK, events=NoEvents())
+    cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
+    cloud.start()
+    monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))
+    yield cloud
+    cloud.stop()
+
+
+def spec(**changes: Any) -> GkeGpuPool:
+    fields: dict[str, Any] = {
+        "name": "train",
+        "project_id": "sandbox-project",
+        "location": "us-central1",
+        "cluster_name": CLUSTER,
+        "machine_types": ["g2-standard-4"],
+        "node_locations": [A],
+        "max_nodes": 3,
+        "max_runtime": timedelta(hours=1),
+    }
+    return GkeGpuPool(**(fields | changes))
+
+
+def ready(owner: str = OWNER, **changes: Any) -> GkePlatform:
+    """A platform whose node pools are there, at size 0."""
+    platform = GkePlatform(spec(**changes), owner)
+    applied(platform)
+    return platform
+
+
+def applied(platform: GkePlatform) -> Plan:
+    plan = platform.plan(1)
+    platform.apply(plan, print)
+    return plan
+
+
+def grown(size: int, **changes: Any) -> GkePlatform:
+    platform = ready(**changes)
+    platform.grow({GROUP_A: size})
+    running(platform, size)
+    return platform
+
+
+def running(platform: GkePlatform, size: int) -> Group:
+    """The first group, once it has so many running machines and no other."""
+    return eventually(platform.observe, lambda groups: [m.state for m in groups[0].machines] == ["running"] * size)[0]
+
+
+def first(platform: GkePlatform) -> Group:
+    return platform.observe()[0]
+
+
+def said_by(platform: GkePlatform, plan: Plan) -> list[str]:
+    lines: list[str] = []
+    platform.apply(plan, lines.append)
+    return lines
+
+
+class TestPlanAndApply:
+    def test_creates_one_empty_node_pool_for_each_zone(self, cloud: GoogleCloud) -> None:
+        platform = GkePlatform(
+            spec(node_locations=[B, A], node_labels={"tier": "gpu"}, resource_labels={"team": "ml"}, tags=["gpu"]),
+            OWNER,
+        )
+
+        plan = applied(platform)
+
+        assert [(change.action, change.group) for change in plan.changes] == [("create", GROUP_B), ("create", GROUP_A)]
+        assert plan.grow == (f"{GROUP_B} 0->1 (g2-standard-4 on-demand in {B} first)",)
+        assert [(g.name, g.status, g.desired, g.max_size) for g in platform.observe()] == [
+            (GROUP_B, "active", 0, 3),
+            (GROUP_A, "active", 0, 3),
+        ]
+        created = cloud.node_pools.get(GROUP_A).settings
+        config = created.config
+        assert list(created.locations) == [A]
+        assert (config.machine_type, config.disk_size_gb, config.spot) == ("g2-standard-4", 100, False)
+        assert dict(config.labels) == {"tier": "gpu", "airflow-gpu-provider/pool": "train"}
+        assert config.max_run_duration == timedelta(hours=1, minutes=15)
+        accelerator = config.accelerators[0]
+        assert (accelerator.accelerator_type, accelerator.accelerator_count) == ("nvidia-l4", 1)
+        assert accelerator.gpu_driver_installation_config.gpu_driver_version.name == "DEFAULT"
+        labels = dict(config.resource_labels)
+        assert {"team": "ml", POOL_LABEL: "train"}.items() <= labels.items()
+        assert labels[OWNER_LABEL].startswith("prod_nightly_training-")
+        assert list(config.tags) == ["gpu"]
+
+    def test_a_second_plan_changes_nothing(self, cloud: GoogleCloud) -> None:
+        grown(1, node_locations=[A, B])
+        plan = GkePlatform(spec(node_locations=[A, B]), OWNER).plan(1)
+        assert plan.is_empty, plan.lines()
+
+    def test_sends_what_n1_takes(self, cloud: GoogleCloud) -> None:
+        ready(
+            machine_types=["n1-standard-4"],
+            accelerator_type="nvidia-tesla-t4",
+            accelerator_count=2,
+            capacity_types=["SPOT", "PREEMPTIBLE"],
+            driver="daemonset",
+            gpu_sharing={"strategy": "time-sharing", "max_shared_clients": 4},
+            taints=["team=ml:NoExecute"],
+        )
+        spot = cloud.node_pools.get("train-a-n1-standard-4-spot").settings.config
+        preemptible = cloud.node_pools.get("train-a-n1-standard-4-pvm").settings.config
+        assert (spot.spot, preemptible.preemptible) == (True, True)
+        accelerator = spot.accelerators[0]
+        assert (accelerator.accelerator_type, accelerator.accelerator_count) == ("nvidia-tesla-t4", 2)
+        assert accelerator.gpu_driver_installation_config.gpu_driver_version.name == "INSTALLATION_DISABLED"
+        assert accelerator.gpu_sharing_config.gpu_sharing_strategy.name == "TIME_SHARING"
+        assert [(t.key, t.value, t.effect.name) for t in spot.taints] == [("team", "ml", "NO_EXECUTE")]
+
+    def test_repairs_what_can_be_changed_in_place(self, cloud: GoogleCloud) -> None:
+        ready()
+        changed = GkePlatform(
+            spec(node_labels={"tier": "gpu"}, taints=["team=ml:NoSchedule"], max_runtime=timedelta(hours=2)), OWNER
+        )
+        plan = applied(changed)
+        assert [change.action for change in plan.changes] == ["update"]
+        config = cloud.node_pools.get(GROUP_A).settings.config
+        assert config.labels["tier"] == "gpu"
+        assert [taint.key for taint in config.taints] == ["team"]
+        assert config.max_run_duration == timedelta(hours=2, minutes=15)
+        assert (
+            config.resource_labels[SPEC_LABEL]
+            == spec(
+                node_labels={"tier": "gpu"}, taints=["team=ml:NoSchedule"], max_runtime=timedelta(hours=2)
+            ).spec_hash
+        )
+        assert changed.plan(0).is_empty
+
+    def test_what_would_replace_nodes_waits_until_there_is_none(self, cloud: GoogleCloud) -> None:
+        platform = grown(1)
+        longer = GkePlatform(spec(max_runtime=timedelta(hours=2)), OWNER)
+        assert longer.plan(1).is_empty
+        platform.release(first(platform).machines)
+        eventually(platform.observe, lambda groups: not groups[0].machines)
+        assert [change.action for change in applied(longer).changes] == ["update"]
+        assert longer.plan(0).is_empty
+
+    def test_refuses_to_change_what_gke_cannot(self, cloud: GoogleCloud) -> None:
+        ready()
+        with pytest.raises(PoolDrift, match=r"driver DEFAULT, wanted 1 x nvidia-l4, driver LATEST"):
+            GkePlatform(spec(driver="latest"), OWNER).plan(1)
+
+    def test_two_writers_with_different_specs_are_told_of_each_other(self, cloud: GoogleCloud) -> None:
+        ready("prod/nightly")
+        with pytest.raises(PoolDrift, match=r"set up by prod_nightly-.* differs from that of prod/weekly"):
+            GkePlatform(spec(node_labels={"a": "b"}), "prod/weekly").plan(1)
+        assert GkePlatform(spec(), "prod/weekly").plan(0).is_empty
+
+    def test_somebody_elses_node_pool_is_left_alone(self, cloud: GoogleCloud) -> None:
+        cloud.add_node_pool(GROUP_A, machine_type="e2-standard-4")
+        with pytest.raises(PoolDrift, match="did not create for pool train"):
+            GkePlatform(spec(), OWNER).plan(1)
+        assert GkePlatform(spec(), OWNER).observe() == ()
+
+    def test_waits_for_an_operation_that_is_in_the_way(self, cloud: GoogleCloud) -> None:
+        name = cloud.begin_cluster_operation(1.0)
+        platform = GkePlatform(spec(), OWNER)
+        lines = said_by(platform, platform.plan(1))
+        assert any("waits" in line and name in line for line in lines), lines
+        assert first(platform).status == "active"
+
+    def test_leaves_out_zones_without_the_hardware(self, cloud: GoogleCloud) -> None:
+        cloud.set_offered("nvidia-l4", B, offered=False)
+        plan = GkePlatform(spec(node_locations=[A, B]), OWNER).plan(1)
+        assert [change.group for change in plan.changes] == [GROUP_A]
+        assert plan.notes == (
+            f"g2-standard-4 with nvidia-l4 is left out in {B}: Compute Engine does not offer it there",
+        )
+        with pytest.raises(PoolSpecError, match="in none of us-central1-b"):
+            GkePlatform(spec(node_locations=[B]), OWNER).plan(1)
+
+    def test_zones_are_the_clusters_where_none_is_named(self, cloud: GoogleCloud) -> None:
+        plan = GkePlatform(spec(node_locations=()), OWNER).plan(1)
+        assert [change.group[:7] for change in plan.changes] == ["train-a", "train-b", "train-c"]
+
+    def test_delete_takes_only_what_is_ours(self, cloud: GoogleCloud) -> None:
+        cloud.add_node_pool("system", machine_type="e2-standard-4")
+        platform = ready(node_locations=[A, B])
+        platform.delete(print)
+        assert platform.observe() == ()
+        assert list(cloud.node_pools.pools) == ["system"]
+
+
+class TestSizes:
+    def test_grows_and_says_when_machines_came(self, cloud: GoogleCloud) -> None:
+        group = running(grown(2), 2)
+        assert (group.desired, group.unfilled, group.launching, group.has_switch) == (2, 0, False, False)
+        assert all(machine.launched_at for machine in group.machines)
+        assert {machine.id for machine in group.machines} == {
+            member.name for one in cloud.node_pools.groups() for member in one.members
+        }
+
+    def test_never_shrinks_by_growing(self, cloud: GoogleCloud) -> None:
+        platform = grown(2)
+        platform.grow({GROUP_A: 1})
+        assert first(platform).desired == 2
+
+    def test_removes_exactly_the_machines_that_are_named(self, cloud: GoogleCloud) -> None:
+        platform = grown(3)
+        one, two, three = first(platform).machines
+        platform.release([two])
+        platform.release([two])
+        group = eventually(platform.observe, lambda groups: len(groups[0].machines) == 2)[0]
+        assert ({machine.id for machine in group.machines}, group.desired) == ({one.id, three.id}, 2)
+
+    def test_a_machine_that_is_gone_is_no_error(self, cloud: GoogleCloud) -> None:
+        platform = grown(1)
+        platform.release([Machine(id="gke-nobody", group=GROUP_A, state="running")])
+        assert first(platform).desired == 1
+
+    def test_a_group_that_does_not_exist_says_so(self, cloud: GoogleCloud) -> None:
+        with pytest.raises(GroupNotFound, match="does not exist"):
+            GkePlatform(spec(), OWNER).grow({GROUP_A: 1})
+
+    def test_a_stock_out_is_seen_and_no_longer_tried_for(self, cloud: GoogleCloud, faults: Faults) -> None:
+        faults.add(Stockout(zone=A))
+        platform = ready()
+        platform.grow({GROUP_A: 2})
+        group = eventually(platform.observe, lambda groups: groups[0].launch_failure and not groups[0].launching)[0]
+        assert group.launch_failure
+        assert group.launch_failure.out_of_stock
+        assert "does not have enough resources available" in group.launch_failure.message
+        assert (group.unfilled, group.live, group.launching) == (2, (), False)
+
+        assert platform.shrink_unfilled([GROUP_A]) == {GROUP_A: 0}
+
+        group = first(platform)
+        assert (group.desired, group.live) == (0, ())
+        assert group.launch_failure, "a stock-out is remembered"
+
+    def test_shrinking_leaves_what_runs_and_what_is_on_its_way(self, cloud: GoogleCloud, faults: Faults) -> None:
+        platform = grown(1)
+        assert platform.shrink_unfilled([GROUP_A]) == {}
+        faults.add(Stockout(zone=A))
+        platform.grow({GROUP_A: 3})
+        assert platform.shrink_unfilled([GROUP_A]) == {}, "nothing has failed yet"
+        eventually(platform.observe, lambda groups: groups[0].launch_failure and not groups[0].launching)
+        assert platform.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
+        assert running(platform, 1).desired == 1
+
+    def test_a_later_launch_that_works_ends_the_stock_out(self, cloud: GoogleCloud, faults: Faults) -> None:
+        faults.add(Stockout(zone=A))
+        platform = ready()
+        platform.grow({GROUP_A: 1})
+        eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        faults.clear()
+        assert running(platform, 1).launch_failure is None
+
+    def test_a_used_up_quota_is_no_stock_out(self, cloud: GoogleCloud) -> None:
+        cloud.set_quota("NVIDIA_L4_GPUS", 0)
+        platform = ready()
+        platform.grow({GROUP_A: 1})
+        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
+        assert failure
+        assert not failure.out_of_stock
+        assert "NVIDIA_L4_GPUS" in failure.message
+
+    def test_a_preempted_machine_is_on_its_way_out_and_can_be_given_up(
+        self, cloud: GoogleCloud, faults: Faults
+    ) -> None:
+        platform = ready(capacity_types=["SPOT"])
+        group_name = f"{GROUP_A}-spot"
+        platform.grow({group_name: 1})
+        (machine,) = running(platform, 1).machines
+        faults.add(Stockout(zone=A, market="spot"))
+        cloud.preempt(machine.id)
+        eventually(platform.observe, lambda groups: groups[0].unfilled and not groups[0].launching)
+        assert platform.shrink_unfilled([group_name]) == {group_name: 0}
+
+    def test_groups_of_an_earlier_spec_come_last_and_may_not_grow(self, cloud: GoogleCloud) -> None:
+        ready(node_locations=[A])
+        platform = ready(node_locations=[B])
+        assert [(group.name, group.max_size) for group in platform.observe()] == [(GROUP_B, 3), (GROUP_A, 0)]
+
+
+class TestQuota:
+    @pytest.mark.parametrize(
+        ("metric", "market"),
+        [
+            ("NVIDIA_L4_GPUS", "ON_DEMAND"),
+            ("PREEMPTIBLE_NVIDIA_L4_GPUS", "SPOT"),
+            ("GPUS_ALL_REGIONS", "ON_DEMAND"),
+        ],
+    )
+    def test_is_known_before_anything_is_asked_for(self, cloud: GoogleCloud, metric: str, market: str) -> None:
+        platform = GkePlatform(spec(capacity_types=[market]), OWNER)
+        (candidate,) = platform.candidates()
+        assert platform.check_quota(2, candidate) is None
+        cloud.set_quota(metric, 1)
+        short = platform.check_quota(2, candidate)
+        assert short is not None
+        assert short.details == {"quota": metric, "limit": 1.0, "usage": 0.0, "needed": 2}
+        assert f"quota {metric}" in str(short)
+        assert platform.check_quota(1, candidate) is None
+
+
+class TestAccess:
+    def test_gives_the_clusters_address_and_a_token_that_is_taken(self, cloud: GoogleCloud) -> None:
+        access = GkePlatform(spec(), OWNER).cluster_access()
+        assert (access.server, access.ca_data) == ("https://127.0.0.1:6443", "Q0E=")
+        assert access.token
+        first_token = access.token()
+        assert cloud.identify(first_token)
+        assert access.token() == first_token, "a token is kept while it is good for long"
+
+    def test_no_such_cluster(self, cloud: GoogleCloud) -> None:
+        for ask in (lambda p: p.cluster_access(), lambda p: p.plan(1), lambda p: p.observe()):
+            with pytest.raises(ClusterNotFound, match="There is no GKE cluster other in us-central1"):
+                ask(GkePlatform(spec(cluster_name="other"), OWNER))
+
+    def test_no_such_project(self, cloud: GoogleCloud) -> None:
+        with pytest.raises(ClusterNotFound):
+            GkePlatform(spec(project_id="no-such-project"), OWNER).plan(1)
+
+    def test_no_such_connection(self, cloud: GoogleCloud) -> None:
+        with pytest.raises(CredentialsError, match="nowhere"):
+            GkePlatform(spec(gcp_conn_id="nowhere"), OWNER).plan(1)
+
+    def test_a_key_that_is_not_known(self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+        connection = cloud.connection()
+        key = json.loads(connection["extra"]["keyfile_dict"]) | {"client_email": "stranger@x.iam.gserviceaccount.com"}
+        connection["extra"]["keyfile_dict"] = json.dumps(key)
+        monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(connection))
+        with pytest.raises(CredentialsError, match="google_cloud_default"):
+            GkePlatform(spec(), OWNER).plan(1)
+
+    def test_tokens_that_have_expired_are_renewed(self, cloud: GoogleCloud) -> None:
+        platform = ready()
+        cloud.expire_tokens()
+        assert first(platform).status == "active"
+
+    @pytest.mark.parametrize("rate", ["set_error_rate", "set_throttle_rate"])
+    def test_errors_and_throttling_are_sat_out(self, cloud: GoogleCloud, faults: Faults, rate: str) -> None:
+        platform = ready()
+        set_rate: Callable[[float], Any] = getattr(faults, rate)
+        set_rate(0.3)
+        assert first(platform).status == "active"
