@@ -27,6 +27,7 @@ class EksCluster:
     """Implements `ManagedCluster`."""
 
     admission_plugins: Sequence[str] = ()
+    shuts_down_at_notice = False
 
     def __init__(
         self, *, name: str, region: str, zones: Sequence[str], faults: Faults, timings: AwsTimings | None

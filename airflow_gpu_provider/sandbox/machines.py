@@ -23,6 +23,8 @@ from airflow_gpu_provider.sandbox.nodes import NodeAgent, NodeAgentError, NodeSp
 _TICK_SECONDS = 0.1
 _RETRY_SECONDS = 0.2
 _REJOIN_SECONDS = 1.0
+# What a kubelet keeps of a shutdown's time to report the ends of its pods, in seconds.
+_SHUTDOWN_MARGIN = 0.5
 _DRAINS_AT_ONCE = 32
 
 _log = logging.getLogger(__name__)
@@ -56,7 +58,8 @@ class Machines:
 
     An instance becomes a Node `faults.boot_seconds` (else `boot_seconds`) after its launch; the fault is looked
     at anew until then, so that ending a slow boot lets those that wait join at once. `node_spec` says what an
-    instance's kubelet would register.
+    instance's kubelet would register; with `shuts_down_at_notice` it ends its pods when its spot instance has its
+    notice, as GKE's does, rather than run them into the end.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Machines:
         boot_seconds: float,
         node_spec: Callable[[Any], NodeSpec],
         complete_drain: Callable[[str], None],
+        shuts_down_at_notice: bool = False,
     ) -> None:
         self._control_plane = control_plane
         self._agent = agent
@@ -75,6 +79,7 @@ class Machines:
         self._boot_seconds = boot_seconds
         self._node_spec = node_spec
         self._complete_drain = complete_drain
+        self._shuts_down_at_notice = shuts_down_at_notice
         self._machines: dict[str, _Machine] = {}
         self._removing: set[str] = set()
         self._lock = threading.Lock()
@@ -109,6 +114,9 @@ class Machines:
 
     def spot_notice(self, instance: Instance, *, at: datetime) -> None:
         self._submit(self._record_spot_notice, instance, at)
+        if self._shuts_down_at_notice:
+            seconds = (at - datetime.now(UTC)).total_seconds() - _SHUTDOWN_MARGIN
+            self._submit(lambda: self._agent.shut_down_node(instance.node_name, seconds=max(seconds, 0.0)))
 
     def instance_terminated(self, instance: Instance) -> None:
         with self._lock:

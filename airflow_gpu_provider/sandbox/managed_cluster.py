@@ -27,6 +27,10 @@ class ManagedCluster(Protocol):
     def admission_plugins(self) -> Sequence[str]:
         """Those of the API server that this platform enables."""
 
+    @property
+    def shuts_down_at_notice(self) -> bool:
+        """Whether kubelets end their pods when a spot instance has its notice."""
+
     def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
         """Start the cloud, with the cluster in it. The control plane may still be starting."""
 

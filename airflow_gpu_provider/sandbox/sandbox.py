@@ -197,6 +197,7 @@ class Sandbox:
             boot_seconds=self.boot_seconds,
             node_spec=lambda instance: self.cluster.node_spec(instance, version=self.control_plane.version),
             complete_drain=self.cluster.complete_drain,
+            shuts_down_at_notice=self.cluster.shuts_down_at_notice,
         )
         self.cluster.start(control_plane=self.control_plane, machines=self._machines)
         starting.callback(self.cluster.stop)

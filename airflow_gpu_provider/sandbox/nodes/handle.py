@@ -106,6 +106,13 @@ class NodeAgent:
         """Kill a node's pods and (unless told not to) delete its Node and Lease; an unknown name is no error."""
         self._request("remove_node", name=name, delete_object=delete_object)
 
+    def shut_down_node(self, name: str, *, seconds: float) -> None:
+        """The kubelet's graceful shutdown: pods get so many seconds to end, and fail with reason Terminated.
+
+        The Node stays, not Ready, until it is removed; an unknown name is no error.
+        """
+        self._request("shut_down_node", name=name, seconds=seconds)
+
     def set_device_plugin_ready(self, ready: bool) -> None:
         """False keeps GPUs from becoming allocatable on all nodes, however well the device plugin runs."""
         self._request("set_device_plugin_ready", ready=ready)
@@ -119,7 +126,8 @@ class NodeAgent:
     def _environment(self) -> dict[str, str]:
         package = str(Path(airflow_gpu_provider.__file__).parent.parent)
         kept = {name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ}
-        return kept | {"PYTHONPATH": package, "PYTHONUNBUFFERED": "1"}
+        path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+        return kept | {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
     def _request(self, operation: str, **arguments: Any) -> Any:
         answer: Future[Any] = Future()

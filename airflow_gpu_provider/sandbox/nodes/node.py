@@ -56,6 +56,7 @@ class Node:
         self._plugins: list[ContainerRunner] = []
         self._ever_registered = False
         self._driver_loaded = spec.driver_seconds == 0
+        self._shutting_down = False
         self._requests: dict[str, dict[str, Decimal]] = {}
         self._uid = ""
 
@@ -182,6 +183,8 @@ class Node:
             "PIDPressure": ("False", "KubeletHasSufficientPID", "kubelet has sufficient PID available"),
             "Ready": ("True", "KubeletReady", "kubelet is posting ready status"),
         }
+        if self._shutting_down:
+            healthy["Ready"] = ("False", "KubeletNotReady", "node is shutting down")
         return [
             {
                 "type": kind,
@@ -211,6 +214,12 @@ class Node:
         if gpus.RESOURCE in amounts and not self._registered:
             amounts[gpus.RESOURCE] = "0"
         return amounts
+
+    def shut_down(self) -> None:
+        """The machine shuts down: not Ready any more, and no new pods."""
+        self._shutting_down = True
+        self._ready_since = clock.seconds_text(clock.now())
+        self._status_changed(self)
 
     # GPUs ----------------------------------------------------------------------------------------------------
 
@@ -264,6 +273,8 @@ class Node:
     def admit(self, pod: Mapping[str, Any]) -> tuple[str, str] | None:
         """Take a pod in, or say (reason, message) why not."""
         uid = pod["metadata"]["uid"]
+        if self._shutting_down:
+            return "NodeShutdown", "the node is shutting down"
         try:
             self._allocate_gpus(pod, uid)
         except gpus.AllocationError as error:

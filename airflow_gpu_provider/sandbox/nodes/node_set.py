@@ -85,6 +85,8 @@ class NodeSet:
             case "remove_node":
                 async with asyncio.timeout(OBEY_SECONDS):
                     await self._remove(arguments["name"], delete_object=arguments["delete_object"])
+            case "shut_down_node":
+                self._shut_down(arguments["name"], arguments["seconds"])
             case "set_device_plugin_ready":
                 self._plugin_allowed = arguments["ready"]
                 for node in self._nodes.values():
@@ -122,6 +124,12 @@ class NodeSet:
         await self._pods.abandon_node(name)
         if delete_object:
             await node.unregister()
+
+    def _shut_down(self, name: str, seconds: float) -> None:
+        node = self._nodes.get(name)
+        if node is not None:
+            node.shut_down()
+            self._pods.shut_down_node(name, seconds)
 
     async def _heartbeats(self) -> None:
         beat = 0

@@ -24,6 +24,12 @@ _DEADLINE = status.Verdict(
     reason="DeadlineExceeded",
     message="Pod was active on the node longer than the specified deadline",
 )
+_SHUTDOWN = status.Verdict(
+    phase="Failed",
+    reason="Terminated",
+    message="Pod was terminated in response to imminent node shutdown.",
+    disruption="TerminationByKubelet",
+)
 _LOST = "The container could not be located when the pod was terminated"
 log = logging.getLogger(__name__)
 
@@ -64,6 +70,8 @@ class PodWorker:
         self._tmpfs: list[str] = []
         self._grace_moved = asyncio.Event()
         self._spec_moved = asyncio.Event()
+        self._shutdown = asyncio.Event()
+        self._most_grace = float("inf")
 
     # What others tell it -------------------------------------------------------------------------------------
 
@@ -80,6 +88,11 @@ class PodWorker:
         self._gone.set()
         self._stop.set()
         self._grace_moved.set()
+
+    def shut_down(self, seconds: float) -> None:
+        """The machine shuts down: the pod is stopped, with at most so many seconds of grace, and has failed."""
+        self._most_grace = seconds
+        self._shutdown.set()
 
     async def abandon(self) -> None:
         """The node is lost: everything dies at once and nothing is reported."""
@@ -126,13 +139,15 @@ class PodWorker:
         life = asyncio.create_task(self._live())
         deadline = asyncio.create_task(self._deadline())
         try:
-            await waits.first(life, deadline, events=[self._stop])
+            await waits.first(life, deadline, events=[self._stop, self._shutdown])
             if life.done():
                 life.result()
                 return
             if deadline.done():
                 self._verdict = _DEADLINE
                 self._machine.events.about_pod(self.pod, "Normal", _DEADLINE.reason, _DEADLINE.message)
+            elif self._shutdown.is_set() and not self._stop.is_set():
+                self._verdict = _SHUTDOWN
         finally:
             await waits.cancel(life, deadline)
         await self._terminate()
@@ -212,8 +227,8 @@ class PodWorker:
         if self._gone.is_set():
             return FORCED_GRACE_SECONDS
         if metadata.get("deletionTimestamp") and metadata.get("deletionGracePeriodSeconds") is not None:
-            return float(metadata["deletionGracePeriodSeconds"])
-        return float(self.pod["spec"].get("terminationGracePeriodSeconds", 30))
+            return min(float(metadata["deletionGracePeriodSeconds"]), self._most_grace)
+        return min(float(self.pod["spec"].get("terminationGracePeriodSeconds", 30)), self._most_grace)
 
     async def _terminate(self) -> None:
         """Stop all containers within the grace period, which a second delete may shorten meanwhile."""

@@ -48,6 +48,12 @@ class Pods:
         lost = [worker for worker in self._workers.values() if worker.node.name == name]
         await asyncio.gather(*(worker.abandon() for worker in lost))
 
+    def shut_down_node(self, name: str, seconds: float) -> None:
+        """Stop the pods of a machine that shuts down in so many seconds."""
+        for worker in self._workers.values():
+            if worker.node.name == name:
+                worker.shut_down(seconds)
+
     async def run(self) -> None:
         """List and watch until cancelled, through restarts of the API server."""
         while True:

@@ -70,6 +70,8 @@ class Verdict:
     phase: str
     reason: str
     message: str
+    disruption: str = ""
+    """The reason of its condition DisruptionTarget, where it has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +113,21 @@ def pod_status(
         status["initContainerStatuses"] = [r.to_json() for r in records if r.is_init]
     if facts.verdict is not None and phase == facts.verdict.phase:
         status |= {"reason": facts.verdict.reason, "message": facts.verdict.message}
+        if facts.verdict.disruption:
+            status["conditions"].append(_disruption_target(facts.verdict, previous, now))
     return status
+
+
+def _disruption_target(verdict: Verdict, previous: Mapping[str, Any], now: str) -> dict[str, Any]:
+    before = [one for one in previous.get("conditions") or () if one["type"] == "DisruptionTarget"]
+    new = {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": verdict.disruption,
+        "message": verdict.message,
+        "lastTransitionTime": now,
+    }
+    return before[0] if before else new
 
 
 def rejected(pod: Mapping[str, Any], reason: str, message: str, *, start_time: str) -> dict[str, Any]:

@@ -11,12 +11,12 @@ from typing import Any, TypeVar
 
 import pytest
 from google.api_core.exceptions import from_http_response
-from google.auth.transport.requests import AuthorizedSession
+from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient, NodeConfig, NodePool, Operation
 from google.oauth2 import service_account
 
 from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings, Instance
+from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings, Identity, Instance
 
 T = TypeVar("T")
 CLUSTER = "k8s-ml"
@@ -47,6 +47,12 @@ def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, sec
             return seen
         assert time.monotonic() < deadline, f"after {seconds} s still: {seen}"
         time.sleep(0.02)
+
+
+def access_token(cloud: GoogleCloud, identity: Identity | None = None) -> str:
+    credentials = service_account.Credentials.from_service_account_info(cloud.keyfile(identity), scopes=SCOPES)
+    credentials.refresh(Request())
+    return str(credentials.token)
 
 
 @dataclass

@@ -11,14 +11,8 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 from google.oauth2 import service_account
 
-from airflow_gpu_provider.sandbox.google import GoogleCloud, Identity
-from tests.sandbox.google.conftest import SCOPES, Project
-
-
-def access_token(cloud: GoogleCloud, identity: Identity | None = None) -> str:
-    credentials = service_account.Credentials.from_service_account_info(cloud.keyfile(identity), scopes=SCOPES)
-    credentials.refresh(Request())
-    return str(credentials.token)
+from airflow_gpu_provider.sandbox.google import GoogleCloud
+from tests.sandbox.google.conftest import SCOPES, Project, access_token
 
 
 def test_a_token_says_who_calls_and_ends(project: Project) -> None:
