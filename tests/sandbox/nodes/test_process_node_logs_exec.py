@@ -141,8 +141,12 @@ def test_airflows_xcom_sidecar(cluster: Cluster) -> None:
         ),
     )
     pod = core.create_namespaced_pod(cluster.namespace, add_xcom_sidecar(pod))
-    cluster.until_container("xcom", lambda s: s.state.running or s.state.terminated)
-    cluster.until("xcom", lambda p: {s.name for s in p.status.container_statuses if s.state.terminated} == {"base"})
+
+    def base_is_done(pod: client.V1Pod) -> bool:
+        states = {s.name: s.state for s in pod.status.container_statuses or ()}
+        return bool(states and states["base"].terminated and states["airflow-xcom-sidecar"].running)
+
+    cluster.until("xcom", base_is_done, "the end of base beside a running sidecar")
     manager = PodManager(kube_client=core)
     began = time.monotonic()
     assert manager.extract_xcom(core.read_namespaced_pod("xcom", cluster.namespace)) == '{"accuracy": 0.97}'
