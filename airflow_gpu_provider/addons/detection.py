@@ -20,9 +20,12 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
-Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image"]
+Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image", "platform"]
 
 PLUGIN_FOLDER = "/var/lib/kubelet/device-plugins"
+
+# With this label a node has no device plugin from GKE: the GPU Operator brings its own.
+_GKE_STAYS_AWAY = "gke-no-default-nvidia-gpu-device-plugin"
 
 # Labels that feature discovery puts on GPU nodes some time after they have joined.
 _DISCOVERED = ("feature.node.kubernetes.io/", "nvidia.com/")
@@ -39,6 +42,8 @@ _ANY_VALUE = frozenset(
         "eks.amazonaws.com/nodegroup-image",
         "eks.amazonaws.com/capacityType",
         "k8s.amazonaws.com/accelerator",
+        "cloud.google.com/gke-accelerator",
+        "cloud.google.com/gke-nodepool",
     }
 )
 
@@ -55,7 +60,7 @@ class Server:
     serves: Answer
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.name}"
+        return self.name if self.kind == "platform" else f"{self.kind} {self.name}"
 
 
 def look(api: ApiClient, pool: GpuPool) -> tuple[list[Server], bool]:
@@ -71,8 +76,10 @@ def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[d
     servers = [
         Server(kind=kind, name=_name(one), serves=_on_all(one, pictures))
         for one in daemon_sets
-        if not _is_ours(one, pool) and (kind := _kind_of(one))
+        if not _is_ours(one, pool) and not _is_gkes(one) and (kind := _kind_of(one))
     ]
+    if pool.kind == "gke" and pool.node_labels.get(_GKE_STAYS_AWAY) != "true":
+        servers.append(Server(kind="platform", name="GKE", serves=True))
     if str(getattr(pool, "ami_type", "")).startswith("BOTTLEROCKET"):
         servers.append(Server(kind="node image", name="Bottlerocket", serves=True))
     found = [server for server in servers if server.serves is not False]
@@ -143,6 +150,12 @@ def _is_discovery(daemon_set: Mapping[str, Any]) -> bool:
 def _is_ours(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
     labels = daemon_set["metadata"].get("labels") or {}
     return labels.get("app.kubernetes.io/managed-by") == "airflow-gpu-provider" and labels.get(POOL_LABEL) == pool.name
+
+
+def _is_gkes(daemon_set: Mapping[str, Any]) -> bool:
+    """Say whether it is GKE's own plugin, which is on its GPU nodes without being asked for."""
+    labels = daemon_set["metadata"].get("labels") or {}
+    return bool(labels.get("addonmanager.kubernetes.io/mode")) and "nvidia-gpu-device-plugin" in _words(daemon_set)
 
 
 def _name(daemon_set: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from airflow_gpu_provider.retries import default_retry_policy
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait
     from airflow_gpu_provider.pools import GpuPool
@@ -31,7 +32,7 @@ class InstallDevicePluginOperator(BaseOperator):
     """Make sure that something hands out the GPUs of a pool's nodes.
 
     It looks first: where a device plugin serves the pool's nodes already - a DaemonSet of NVIDIA's or eksctl's, the
-    GPU Operator, the node image itself - nothing is done. Otherwise NVIDIA's device plugin is applied, for this
+    GPU Operator, GKE, the node image itself - nothing is done. Otherwise NVIDIA's device plugin is applied, for this
     pool's nodes only. A second run changes nothing. Then it waits until the GPUs are allocatable on the nodes that are
     there; with no node yet it is done, and the plugin starts on each node that joins.
 
@@ -40,6 +41,8 @@ class InstallDevicePluginOperator(BaseOperator):
         version: Version of NVIDIA's device plugin. Default v0.20.0.
         image: Another image, with its tag, instead of NVIDIA's.
         options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
+        driver_image: Image of the driver's installer on a GKE pool with driver="daemonset". Default: the one that GKE's
+            node image brings.
         container_resources: Requests and limits of the plugin's container, in Kubernetes' form. Default none.
         namespace: Where the DaemonSet lives. Default kube-system, where its priority is allowed.
         timeout: How long to wait for the GPUs. Default 10 minutes.
@@ -54,7 +57,7 @@ class InstallDevicePluginOperator(BaseOperator):
         GpusNotAllocatable: The GPUs did not become allocatable in time; the message names the node and the reason.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "version", "image", "options")
+    template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "options")
     ui_color = "#d9f2d9"
 
     def __init__(
@@ -64,6 +67,7 @@ class InstallDevicePluginOperator(BaseOperator):
         version: str = VERSION,
         image: str | None = None,
         options: Mapping[str, str] | None = None,
+        driver_image: str | None = None,
         container_resources: Mapping[str, Any] | None = None,
         namespace: str = "kube-system",
         timeout: timedelta = timedelta(minutes=10),
@@ -77,6 +81,7 @@ class InstallDevicePluginOperator(BaseOperator):
         self.version = version
         self.image = image
         self.options = dict(options or {})
+        self.driver_image = driver_image
         self.container_resources = container_resources
         self.namespace = namespace
         self.wait_timeout = timeout
@@ -100,10 +105,20 @@ class InstallDevicePluginOperator(BaseOperator):
         else:
             change, name = "unchanged", str(server)
             self.log.info("Nothing to do: the nodes of pool %s are served by %s", self.gpu_pool.name, name)
+        self._install_driver(api)
         result = {"pool": self.gpu_pool.name, "served_by": name, "change": change}
         if self.plan_only:
             return self._finish({**result, "nodes": {}})
         return self._wait(result, name)
+
+    def _install_driver(self, api: ApiClient) -> None:
+        from airflow_gpu_provider.addons.gke_driver import driver_manifest
+        from airflow_gpu_provider.cluster.apply import server_side_apply
+
+        manifest = driver_manifest(self.gpu_pool, image=self.driver_image)
+        if manifest:
+            change = server_side_apply(api, manifest, dry_run=self.plan_only)
+            self.log.info("driver installer %s: %s", manifest["metadata"]["name"], change)
 
     def _plugin(self) -> DevicePlugin:
         from airflow_gpu_provider.addons.device_plugin import DevicePlugin

@@ -302,6 +302,8 @@ class GkeGpuPool(GpuPool):
 
     def _check_sharing(self) -> None:
         sharing = self.gpu_sharing
+        if self.gpu_partition_size and self.driver == "daemonset":
+            raise self._error('gpu_partition_size does not go with driver="daemonset"', "Let GKE install the driver.")
         if not sharing or is_template(sharing):
             return
         clients = sharing.get("max_shared_clients")
