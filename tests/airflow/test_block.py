@@ -83,7 +83,7 @@ def test_zero_fails_and_is_cleared(airflow: Airflow) -> None:
     assert finished.task("block-zero-fails.scale_down").state == "failed"
     assert finished.state == "failed"
     airflow.sandbox.faults.clear()
-    airflow.api.clear_task(run.dag_id, run.run_id, "block-zero-fails.scale_down", downstream=False)
+    airflow.api.clear_task(run.dag_id, run.run_id, "block-zero-fails.scale_down")
     check(airflow, airflow.finish(run), state="success", train="success", scale_down="success")
 
 
