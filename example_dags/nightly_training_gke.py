@@ -1,0 +1,73 @@
+"""Nightly training on GPUs that exist only while it runs.
+
+Every night at 02:00 UTC the pool grows from nothing to one g2-standard-4, a pod trains on it, and the machine is
+gone seconds after the pod has ended. Whatever fails, the machine goes; and a night that failed is red.
+
+To run it on a cluster of yours:
+
+1. Build the image and push it: `docker build -t REGISTRY/train-digits:1 example_dags/train_digits`.
+2. Set what differs, as Airflow Variables (or as environment, `AIRFLOW_VAR_GPU_CLUSTER=...`):
+
+       gpu_project    the Google Cloud project     default: sandbox-project
+       gpu_location   the cluster's zone or region default: us-central1
+       gpu_cluster    the GKE cluster              default: k8s-ml
+       train_image    the image just pushed        default: train-digits:1
+
+3. Have a connection `google_cloud_default` that may manage the cluster's node pools (docs/iam-gke.md).
+
+It is nightly_training_eks.py with another spec: nothing else differs.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG, Param
+
+from airflow_gpu_provider import GkeGpuPool, GpuPodOperator, gpu_nodes
+
+# What the machines are. A spec is data: nothing is asked of Google Cloud before a task needs it.
+train_gpu = GkeGpuPool(
+    name="train-gpu",
+    project_id="{{ var.value.get('gpu_project', 'sandbox-project') }}",
+    location="{{ var.value.get('gpu_location', 'us-central1') }}",
+    cluster_name="{{ var.value.get('gpu_cluster', 'k8s-ml') }}",
+    machine_types=["g2-standard-4"],
+    max_nodes=1,
+    # The one clock: after so long the machines go, even with a training on them.
+    max_runtime=timedelta(hours=6),
+    price_per_hour=0.7068,
+    node_labels={"role": "train-gpu"},
+)
+
+with DAG(
+    "nightly_training_gke",
+    schedule="0 2 * * *",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    params={
+        "epochs": Param(30, type="integer", minimum=1),
+        "seconds_per_epoch": Param(0, type="number", description="slow down, to watch it"),
+        "fail_at_epoch": Param(0, type="integer", description="fail there, to see a red night; 0: never"),
+    },
+    doc_md=__doc__,
+    tags=["gpu", "gke"],
+):
+    # Before the block's tasks: nodes and device plugin. After them, whatever happened: back to zero.
+    with gpu_nodes(train_gpu, gpus=1):
+        train = GpuPodOperator(
+            task_id="train",
+            gpus=1,
+            image="{{ var.value.get('train_image', 'train-digits:1') }}",
+            cmds=["python", "/app/train.py"],
+            env_vars={
+                "TRAIN_EPOCHS": "{{ params.epochs }}",
+                "TRAIN_SECONDS_PER_EPOCH": "{{ params.seconds_per_epoch }}",
+                "TRAIN_FAIL_AT_EPOCH": "{{ params.fail_at_epoch }}",
+                # Mount a volume there, and a training that lost its machine goes on where it stopped.
+                "CHECKPOINT_DIR": "/tmp/checkpoints",
+            },
+            # The accuracy comes back as XCom.
+            do_xcom_push=True,
+        )

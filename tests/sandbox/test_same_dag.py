@@ -1,0 +1,125 @@
+"""One DAG, several platforms: only the spec differs, and each night goes from nothing to a result to nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.google import GoogleTimings
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.running import context_of, run
+
+COMMON: dict[str, Any] = {"max_nodes": 1, "max_runtime": timedelta(hours=1), "node_labels": {"role": "train-gpu"}}
+COUNT_GPUS = """nvidia-smi -L; echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
+
+
+def nightly(pool: GpuPool) -> DAG:
+    """The DAG, the same for every platform."""
+    with DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1)) as dag, gpu_nodes(pool, gpus=1):
+        GpuPodOperator(task_id="train", gpus=1, image="busybox:1.36", cmds=["sh", "-c", COUNT_GPUS], do_xcom_push=True)
+    return dag
+
+
+def eks(sandbox: Sandbox, **changes: Any) -> EksGpuPool:
+    return EksGpuPool(
+        cluster_name=sandbox.cluster_name,
+        region=sandbox.region,
+        instance_types=["g6.xlarge"],
+        **{**COMMON, "name": "train-eks", **changes},
+    )
+
+
+def gke(sandbox: Sandbox, **changes: Any) -> GkeGpuPool:
+    where = {
+        "project_id": sandbox.google.project_id,
+        "location": sandbox.google.location,
+        "cluster_name": sandbox.cluster_name,
+    }
+    return GkeGpuPool(**{**COMMON, **where, "name": "train-gke", "machine_types": ["g2-standard-4"], **changes})
+
+
+@pytest.fixture(scope="module")
+def gke_sandbox() -> Iterator[Sandbox]:
+    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
+    with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sandbox], None]:
+    """Points this test's clients at a sandbox."""
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    # Triggers send their events at once: there is no scheduler here to be patient for.
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+
+    def enter(sandbox: Sandbox) -> None:
+        for name, value in sandbox.env().items():
+            monkeypatch.setenv(name, value)
+
+    return enter
+
+
+def one_night(pool: GpuPool) -> dict[str, Any]:
+    """Run the DAG's tasks in order, as workers and a triggerer would, and return what each returned.
+
+    The block's last task is left out: it reads what Airflow's database says of the others.
+    """
+    tasks = [task for task in nightly(pool).topological_sort() if not task.task_id.endswith(".done")]
+    return {task.task_id.removeprefix(f"{pool.name}."): run(task, context_of(task)) for task in tasks}
+
+
+def holds(results: dict[str, Any]) -> None:
+    assert list(results) == ["ensure", "device_plugin", "train", "scale_down"]
+    assert results["ensure"]["gpus"] in (0, 1)  # Ready comes before allocatable
+    assert list(results["device_plugin"]["nodes"].values()) == [1]
+    assert results["train"] == {"gpus": results["train"]["gpus"]}
+    assert (results["scale_down"]["nodes"], results["scale_down"]["desired"]) == (0, 0)
+
+
+def test_a_night_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
+    enter(gpu_sandbox)
+    holds(one_night(eks(gpu_sandbox)))
+
+
+def test_a_night_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
+    enter(gke_sandbox)
+    results = one_night(gke(gke_sandbox))
+    holds(results)
+    assert results["device_plugin"]["served_by"] == "GKE"
+    assert not [group for group in gke_sandbox.google.node_pools.groups() if group.members]
+
+
+def test_a_night_on_gke_with_a_driver_daemonset(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
+    enter(gke_sandbox)
+    pool = gke(
+        gke_sandbox,
+        name="train-k80",
+        machine_types=["n1-standard-4"],
+        accelerator_type="nvidia-tesla-k80",
+        node_locations=["us-central1-a"],
+        driver="daemonset",
+    )
+    holds(one_night(pool))
+
+
+def test_a_stock_out_in_two_zones_on_spot_ends_on_demand_in_the_third(
+    gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]
+) -> None:
+    enter(gke_sandbox)
+    stockouts = [Stockout(market="spot"), Stockout(zone="us-central1-a"), Stockout(zone="us-central1-b")]
+    for stockout in stockouts:
+        gke_sandbox.faults.add(stockout)
+    try:
+        results = one_night(gke(gke_sandbox, name="train-spot", capacity_types=["SPOT", "ON_DEMAND"]))
+    finally:
+        gke_sandbox.faults.clear()
+    (node,) = results["ensure"]["nodes"]
+    assert (node["zone"], node["capacity_type"]) == ("us-central1-c", "ON_DEMAND")
+    assert (results["scale_down"]["nodes"], results["scale_down"]["desired"]) == (0, 0)
