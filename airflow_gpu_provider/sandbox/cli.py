@@ -141,6 +141,10 @@ def _fault_errors(arguments: argparse.Namespace) -> None:
     _change_faults(arguments, {"error_rates": {arguments.service: arguments.rate}})
 
 
+def _fault_quota(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"quotas": {arguments.quota: arguments.limit}})
+
+
 def _fault_restart_apiserver(arguments: argparse.Namespace) -> None:
     seconds = arguments.down_seconds
     _call(arguments, "POST", "/restart-apiserver", {"down_seconds": seconds}, may_take=seconds)
@@ -242,10 +246,11 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
     ]
     for name, run, text in rates:
         rate = add(name, run, text)
-        rate.add_argument(
-            "--service", default="*", help="eks, ec2, container, compute, ... (default: all)"
-        )
+        rate.add_argument("--service", default="*", help="eks, ec2, container, compute, ... (default: all)")
         rate.add_argument("--rate", type=float, required=True, help="0 to 1")
+    quota = add("quota", _fault_quota, "a smaller quota than the account has")
+    quota.add_argument("quota", help="EC2's code, in vCPUs (L-DB2E81BA), or Compute Engine's metric (NVIDIA_L4_GPUS)")
+    quota.add_argument("limit", type=float)
     restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
     restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
     add("clear", _fault_clear, "end all faults")

@@ -18,7 +18,10 @@ ANY_SERVICE = "*"
 
 @dataclass(frozen=True, kw_only=True)
 class Stockout:
-    """Capacity that AWS does not have; a field that is None stands for any."""
+    """Capacity that the cloud does not have; a field that is None stands for any.
+
+    `instance_type` is a machine type; in Google Cloud it may be an accelerator's, too.
+    """
 
     zone: str | None = None
     instance_type: str | None = None
@@ -48,6 +51,7 @@ class Faults:
         self._device_plugin_never_ready = False
         self._error_rates: dict[str, float] = {}
         self._throttle_rates: dict[str, float] = {}
+        self._quotas: dict[str, float] = {}
 
     @property
     def stockouts(self) -> list[Stockout]:
@@ -84,8 +88,26 @@ class Faults:
         with self._lock:
             return dict(self._throttle_rates)
 
+    @property
+    def quotas(self) -> dict[str, float]:
+        """Limits that stand for the account's own, by the quota's name or code in the cloud."""
+        with self._lock:
+            return dict(self._quotas)
+
+    def quota(self, name: str) -> float | None:
+        """The limit that stands for the account's own now; None where none was declared."""
+        with self._lock:
+            return self._quotas.get(name)
+
+    def set_quota(self, name: str, limit: float) -> None:
+        """Have a quota (EC2's `L-DB2E81BA`, in vCPUs; Compute Engine's `NVIDIA_L4_GPUS`) be so small until `clear`."""
+        if not 0 <= limit < float("inf"):
+            raise ValueError(f"a quota's limit is a number, at least 0; not {limit!r}")
+        with self._lock:
+            self._quotas[name] = limit
+
     def out_of_stock(self, *, zone: str, instance_type: str, market: str) -> bool:
-        """Whether AWS has no such capacity now."""
+        """Whether the cloud has no such capacity now."""
         return any(
             stockout.covers(zone=zone, instance_type=instance_type, market=market) for stockout in self._stockouts
         )
@@ -150,6 +172,7 @@ class Faults:
                 "device_plugin_never_ready": self._device_plugin_never_ready,
                 "error_rates": dict(self._error_rates),
                 "throttle_rates": dict(self._throttle_rates),
+                "quotas": dict(self._quotas),
             }
 
     def apply(self, changes: Mapping[str, Any]) -> None:
@@ -174,6 +197,8 @@ class Faults:
             self.set_error_rate(rate, service=service)
         for service, rate in changes.get("throttle_rates", {}).items():
             self.set_throttle_rate(rate, service=service)
+        for name, limit in changes.get("quotas", {}).items():
+            self.set_quota(name, limit)
 
 
 def _stockouts(described: Iterable[Mapping[str, Any]]) -> list[Stockout]:

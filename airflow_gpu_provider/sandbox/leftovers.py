@@ -22,9 +22,9 @@ class Leftovers:
     nodes: int
     """GPU Nodes, with or without a machine behind them."""
     machines: int
-    """EC2 instances that are not terminated."""
+    """Instances that are not terminated."""
     desired: int
-    """The desired sizes of all Auto Scaling groups together."""
+    """The desired sizes of all groups together."""
     gpu_pods: int
     """Pods that hold a GPU or wait for one."""
 
@@ -37,27 +37,29 @@ class Leftovers:
 
 
 def look_for_leftovers(sandbox: Sandbox) -> Leftovers:
-    """Ask the cluster and AWS, now."""
+    """Ask the cluster and the cloud, now."""
     from airflow_gpu_provider.sandbox.sandbox import SYSTEM_NODE
 
     nodes, pods = (_items(sandbox, kind) for kind in ("nodes", "pods"))
     return Leftovers(
         nodes=sum(node["metadata"]["name"] != SYSTEM_NODE for node in nodes),
-        machines=sum(each["State"]["Name"] != "terminated" for each in instances(sandbox.aws)),
-        desired=sum(group["DesiredCapacity"] for group in auto_scaling_groups(sandbox.aws)),
+        machines=_machines(sandbox),
+        desired=sum(group["desired"] for group in sandbox.cluster.groups()),
         gpu_pods=sum(pod["status"].get("phase") in ("Pending", "Running") and _wants_gpus(pod) for pod in pods),
     )
+
+
+def _machines(sandbox: Sandbox) -> int:
+    """In AWS an instance may be in no group."""
+    if sandbox.platform == "eks":
+        return sum(each["State"]["Name"] != "terminated" for each in instances(sandbox.aws))
+    return sum(len(group["instances"]) for group in sandbox.cluster.groups())
 
 
 def instances(aws: AwsCloud) -> list[dict[str, Any]]:
     """All EC2 instances that AWS still shows, the terminated ones too."""
     reservations = aws_client(aws, "ec2").describe_instances()["Reservations"]
     return [instance for reservation in reservations for instance in reservation["Instances"]]
-
-
-def auto_scaling_groups(aws: AwsCloud) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = aws_client(aws, "autoscaling").describe_auto_scaling_groups()["AutoScalingGroups"]
-    return groups
 
 
 def aws_client(aws: AwsCloud, service: str) -> Any:

@@ -73,7 +73,7 @@ class AwsCloud:
         _running.add(self.account_id)
         _forget(self.account_id)
         self.catalogue = InstanceTypeCatalogue(self.region)
-        self.quotas = VcpuQuotas(region=self.region, account_id=self.account_id)
+        self.quotas = VcpuQuotas(region=self.region, account_id=self.account_id, faults=self._faults)
         self._identities = Identities(account_id=self.account_id, region=self.region)
         self._build_services()
         self.access_key = self._identities.add("sandbox-admin")

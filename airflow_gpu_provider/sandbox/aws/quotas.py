@@ -11,6 +11,7 @@ from moto.core.responses import BaseResponse
 from moto.servicequotas.exceptions import NoSuchResource
 
 from airflow_gpu_provider.sandbox.aws.interface import Market
+from airflow_gpu_provider.sandbox.faults import Faults
 
 DEFAULT_VCPUS = 256.0
 
@@ -51,7 +52,8 @@ _BUCKETS = (
 class VcpuQuotas:
     """The account's quotas in one region; each starts at 256 vCPUs."""
 
-    def __init__(self, *, region: str, account_id: str) -> None:
+    def __init__(self, *, region: str, account_id: str, faults: Faults) -> None:
+        self._faults = faults
         self._region = region
         self._account_id = account_id
         self._values = {bucket.code: DEFAULT_VCPUS for bucket in _BUCKETS}
@@ -70,7 +72,9 @@ class VcpuQuotas:
         return None
 
     def value(self, quota_code: str) -> float:
-        return self._values[quota_code]
+        """A fault's limit, else the account's own."""
+        declared = self._faults.quota(quota_code)
+        return self._values[quota_code] if declared is None else declared
 
     def describe(self, quota_code: str) -> dict[str, Any]:
         """One quota in the API's shape. NoSuchResource if the code is unknown."""
@@ -83,7 +87,7 @@ class VcpuQuotas:
             "QuotaArn": f"arn:aws:servicequotas:{self._region}:{self._account_id}:ec2/{quota_code}",
             "QuotaCode": quota_code,
             "QuotaName": bucket.name,
-            "Value": self._values[quota_code],
+            "Value": self.value(quota_code),
             "Unit": "None",
             "Adjustable": True,
             "GlobalQuota": False,

@@ -53,7 +53,7 @@ class GoogleCloud:
         self.location = location or region
         self.timings = timings or GoogleTimings()
         self.catalogue = Catalogue(region=region, zones=zones)
-        self.quotas = Quotas(region=region)
+        self.quotas = Quotas(region=region, faults=faults)
         self._faults = faults
         self._now = clock
         self._lock = threading.RLock()

@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from airflow_gpu_provider.accelerators import gce_accelerators
+from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.interface import Market
 
 ALL_REGIONS = "GPUS_ALL_REGIONS"
@@ -49,8 +50,9 @@ class Exceeded:
 class Quotas:
     """Limits and use. Not thread-safe: used under the cloud's lock."""
 
-    def __init__(self, *, region: str) -> None:
+    def __init__(self, *, region: str, faults: Faults) -> None:
         self._region = region
+        self._faults = faults
         self._limits = {CPUS: _DEFAULT_CPUS, ALL_REGIONS: _DEFAULT_ALL_REGIONS}
         for accelerator in gce_accelerators():
             metric = metric_of(accelerator)
@@ -63,17 +65,22 @@ class Quotas:
             raise ValueError(f"no quota {metric!r}; there are {sorted(self._limits)}")
         self._limits[metric] = limit
 
+    def limit(self, metric: str) -> float:
+        """A fault's limit, else the project's own; a metric that is none of these has none."""
+        declared = self._faults.quota(metric)
+        return self._limits.get(metric, float("inf")) if declared is None else declared
+
     def regional(self) -> list[dict[str, object]]:
         """As `regions.get` lists them."""
         return [
-            {"metric": metric, "limit": limit, "usage": float(self._used[metric])}
-            for metric, limit in self._limits.items()
+            {"metric": metric, "limit": self.limit(metric), "usage": float(self._used[metric])}
+            for metric in self._limits
             if metric != ALL_REGIONS
         ]
 
     def project_wide(self) -> list[dict[str, object]]:
         """As `projects.get` lists them."""
-        return [{"metric": ALL_REGIONS, "limit": self._limits[ALL_REGIONS], "usage": float(self._used[ALL_REGIONS])}]
+        return [{"metric": ALL_REGIONS, "limit": self.limit(ALL_REGIONS), "usage": float(self._used[ALL_REGIONS])}]
 
     def needs(self, *, accelerator: str | None, gpus: int, vcpus: int, market: Market) -> Counter[str]:
         """What one instance counts as."""
@@ -81,14 +88,14 @@ class Quotas:
         if accelerator and gpus:
             standard = metric_of(accelerator)
             preemptible = f"PREEMPTIBLE_{standard}"
-            uses_preemptible = market == "spot" and self._limits.get(preemptible, 0) > 0
+            uses_preemptible = market == "spot" and self.limit(preemptible) > 0
             needs |= Counter({preemptible if uses_preemptible else standard: gpus, ALL_REGIONS: gpus})
         return needs
 
     def take(self, needs: Counter[str]) -> Exceeded | None:
         """Count an instance in, or say which quota has no room for it."""
         for metric, amount in needs.items():
-            limit = self._limits.get(metric, float("inf"))
+            limit = self.limit(metric)
             if self._used[metric] + amount > limit:
                 where = "globally" if metric == ALL_REGIONS else f"in region {self._region}"
                 return Exceeded(metric=metric, limit=limit, where=where)

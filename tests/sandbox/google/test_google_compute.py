@@ -65,6 +65,10 @@ def test_use_counts_against_the_right_quotas(project: Project) -> None:
     project.resize(0, "spot")
     project.resize(1, "spot")
     assert used() == {"NVIDIA_L4_GPUS": 3, "GPUS_ALL_REGIONS": 3}
+    project.faults.set_quota("GPUS_ALL_REGIONS", 3)  # a fault stands for the project's own limit until it is ended
+    assert project.compute("GET", "")["quotas"] == [{"metric": "GPUS_ALL_REGIONS", "limit": 3, "usage": 3}]
+    assert "Quota 'GPUS_ALL_REGIONS' exceeded.  Limit: 3.0 globally." in project.resize(2, "spot").error.message
+    project.faults.clear()
     project.resize(0, "l4")
     project.resize(0, "spot")
     assert used() == {}
