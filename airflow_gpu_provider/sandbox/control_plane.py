@@ -225,6 +225,7 @@ class ControlPlane:
             f"--client-ca-file={self._pki.certificate_file}",
             f"--etcd-servers=unix://{_ETCD_CLIENT_SOCKET}",
             "--authorization-mode=Node,RBAC",
+            "--allow-privileged",  # as in EKS and GKE: driver installers are
             f"--service-cluster-ip-range={_SERVICE_RANGE}",
             f"--service-account-issuer={_ISSUER}",
             f"--api-audiences={_AUDIENCES}",
