@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import quote
 
+from botocore.utils import normalize_url_path
+
 ALGORITHM = "AWS4-HMAC-SHA256"
 EMPTY_BODY = hashlib.sha256(b"").hexdigest()
 
@@ -60,8 +62,8 @@ class SignedRequest:
     def _canonical(self) -> str:
         names = sorted(self.headers)
         headers = "".join(f"{name}:{re.sub(' +', ' ', self.headers[name].strip())}\n" for name in names)
-        # Every service but S3 signs the path encoded once more
-        path = quote(self.path or "/", safe="/~")
+        # Every service but S3 signs the path without dot segments, and encoded once more
+        path = quote(normalize_url_path(self.path), safe="/~")
         return "\n".join([self.method, path, _sorted_query(self.query), headers, ";".join(names), self.body_hash])
 
 
