@@ -153,7 +153,7 @@ class GpusWait:
 
     def _line(self, node: Node, snapshot: PluginSnapshot) -> str:
         if node.gpus:
-            return f"node {node.name} has {node.gpus} allocatable GPUs"
+            return f"node {node.name} has nvidia.com/gpu allocatable: {node.gpus}"
         pod = snapshot.pods.get(node.name)
         state = _plugin_state(pod) if pod else f"served by {self.server}"
         ready = "" if node.ready else f", not Ready ({node.not_ready_reason})"

@@ -82,7 +82,7 @@ class NodesWait:
             elif node.gpus == 0:
                 lines.append(f"node {node.name} is Ready, no allocatable GPUs yet")
             else:
-                lines.append(f"node {node.name} is Ready with {node.gpus} allocatable GPUs")
+                lines.append(f"node {node.name} is Ready, nvidia.com/gpu allocatable: {node.gpus}")
         return lines
 
     def _late(self, snapshot: PoolSnapshot, needed: int, usable: int) -> GpuError:

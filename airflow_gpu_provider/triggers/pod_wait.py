@@ -232,4 +232,4 @@ def _node_line(node: Node) -> str:
         return f"node {node.name} is cordoned"
     if node.gpus == 0:
         return f"node {node.name} is Ready, its GPUs are not allocatable yet: driver or device plugin"
-    return f"node {node.name} is Ready with {node.gpus} allocatable GPUs"
+    return f"node {node.name} is Ready, nvidia.com/gpu allocatable: {node.gpus}"
