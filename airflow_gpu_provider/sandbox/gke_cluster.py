@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import gce_machine_type
+from airflow_gpu_provider.sandbox.errors import SandboxError
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE
 
@@ -23,6 +25,18 @@ DEFAULT_REGION = "us-central1"
 DEFAULT_ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 _NO_DEFAULT_PLUGIN = "gke-no-default-nvidia-gpu-device-plugin"
 _GIB = 2**30
+
+
+def check_requirements() -> None:
+    """SandboxError where Google's library is not installed, which the other platform does without."""
+    try:
+        found = importlib.util.find_spec("google.cloud.container_v1")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise SandboxError(
+            "a sandbox with GKE needs google-cloud-container: pip install 'airflow-gpu-provider[google,sandbox]'"
+        )
 
 
 class GkeCluster:

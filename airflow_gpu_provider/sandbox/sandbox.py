@@ -281,7 +281,10 @@ def managed_cluster(
     faults: Faults,
     timings: Any,
 ) -> ManagedCluster:
-    """The cluster of that platform, not started. ValueError if the platform is unknown."""
+    """The cluster of that platform, not started. ValueError if the platform is unknown.
+
+    SandboxError if what it needs is not installed.
+    """
     if platform == "eks":
         from airflow_gpu_provider.sandbox import eks_cluster as eks
 
@@ -295,6 +298,7 @@ def managed_cluster(
     if platform == "gke":
         from airflow_gpu_provider.sandbox import gke_cluster as gke
 
+        gke.check_requirements()
         return gke.GkeCluster(
             name=name,
             region=region or gke.DEFAULT_REGION,

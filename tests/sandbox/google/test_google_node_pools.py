@@ -18,8 +18,9 @@ from google.cloud.container_v1 import (
     StatusCondition,
 )
 
-from airflow_gpu_provider.sandbox.faults import Stockout
-from tests.sandbox.google.conftest import Project, eventually, node_pool
+from airflow_gpu_provider.sandbox.faults import Faults, Stockout
+from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings
+from tests.sandbox.google.conftest import CLUSTER, Project, Recorder, eventually, node_pool
 
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 
@@ -105,6 +106,20 @@ def test_only_one_operation_at_a_time_for_a_pool_and_none_beside_the_clusters_ow
         project.gke.delete_node_pool(name=project.pool_name())
     operations = project.gke.list_operations(parent=project.parent.partition("/clusters/")[0]).operations
     assert upgrade in [operation.name for operation in operations]
+
+
+def test_a_zonal_clusters_pools_are_in_its_zone(timings: GoogleTimings) -> None:
+    events = Recorder()
+    cloud = GoogleCloud(location="us-central1-b", faults=Faults(), timings=timings, events=events)
+    cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
+    cloud.start()
+    try:
+        project = Project(cloud=cloud, events=events, faults=Faults())
+        project.create(nodes=1, zones=())
+        assert project.pool().locations == ["us-central1-b"]
+        assert [instance.zone for _, instance in events.seen] == ["us-central1-b"]
+    finally:
+        cloud.stop()
 
 
 def test_the_same_name_twice_and_an_unknown_one(project: Project) -> None:

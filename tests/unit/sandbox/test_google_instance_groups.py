@@ -1,0 +1,146 @@
+"""A managed instance group under any order of calls, faults and time, on a clock of the test's own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from google.cloud.container_v1 import NodeConfig, NodePool
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from airflow_gpu_provider.sandbox.faults import Faults, Stockout
+from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Member, Surroundings
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance
+from airflow_gpu_provider.sandbox.google.node_pool_rules import complete
+from airflow_gpu_provider.sandbox.google.outbox import Outbox, deliver
+from airflow_gpu_provider.sandbox.google.quotas import Quotas
+from airflow_gpu_provider.sandbox.google.templates import template_of
+
+ZONE = "us-central1-a"
+TIMINGS = GoogleTimings()
+LONG = 120.0
+
+
+@dataclass
+class Listener:
+    """What the sandbox knows of: the instances that were launched and not yet terminated."""
+
+    alive: dict[str, Instance] = field(default_factory=dict)
+    ever: set[str] = field(default_factory=set)
+
+    def instance_launched(self, instance: Instance) -> None:
+        assert instance.instance_id not in self.ever
+        self.ever.add(instance.instance_id)
+        self.alive[instance.instance_id] = instance
+
+    def drain_requested(self, instance: Instance) -> None:
+        assert instance.instance_id in self.alive
+
+    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
+        assert instance.instance_id in self.alive
+
+    def instance_terminated(self, instance: Instance) -> None:
+        del self.alive[instance.instance_id]
+
+
+class GroupMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 1_000.0
+        self.faults, self.listener = Faults(), Listener()
+        self.outbox = Outbox(self.listener)
+        self.quotas = Quotas(region="us-central1", faults=self.faults)
+        around = Surroundings(
+            project_id="p", timings=TIMINGS, quotas=self.quotas, faults=self.faults, outbox=self.outbox
+        )
+        pool = NodePool(name="gpu", config=NodeConfig(machine_type="g2-standard-24", spot=True))
+        complete(pool, locations=[ZONE])
+        template = template_of(pool, cluster_name="c")
+        self.group = InstanceGroup(name="gke-c-gpu-grp", zone=ZONE, template=template, around=around, now=self.now)
+        self.wanted = 0
+        self.deleted: set[str] = set()
+
+    def pick(self, index: int) -> Member | None:
+        return self.group.members[index % len(self.group.members)] if self.group.members else None
+
+    @rule(seconds=st.floats(0.01, 20.0))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.group.advance(self.now)
+        deliver(self.outbox.take())
+
+    @rule(size=st.integers(0, 4), drain=st.booleans())
+    def resize(self, size: int, drain: bool) -> None:
+        self.group.resize(size, self.now, drain=drain)
+        self.wanted = size
+
+    @precondition(lambda self: self.group.members)
+    @rule(index=st.integers(0, 9))
+    def delete_exactly_one(self, index: int) -> None:
+        member = self.pick(index)
+        assert member is not None
+        others = {one.name: one.leaving for one in self.group.members if one is not member}
+        self.wanted -= not member.leaving
+        self.group.delete([member.name], self.now)
+        assert {one.name: one.leaving for one in self.group.members if one is not member} == others
+
+    @precondition(lambda self: self.group.members)
+    @rule(index=st.integers(0, 9))
+    def delete_behind_its_back(self, index: int) -> None:
+        member = self.pick(index)
+        assert member is not None
+        if member.action == "NONE" and not member.leaving:
+            self.group.delete_instance(member.name, self.now)
+            deliver(self.outbox.take())
+
+    @precondition(lambda self: any(member.runs and not member.leaving for member in self.group.members))
+    @rule()
+    def preempt(self) -> None:
+        name = next(member.name for member in self.group.members if member.runs and not member.leaving)
+        self.group.preempt(name, self.now)
+
+    @precondition(lambda self: any(member.draining_until for member in self.group.members))
+    @rule()
+    def drained(self) -> None:
+        member = next(member for member in self.group.members if member.draining_until)
+        self.group.drained(member.instance_id, self.now)
+
+    @rule(out=st.booleans())
+    def stock(self, out: bool) -> None:
+        self.faults.clear()
+        if out:
+            self.faults.add(Stockout(zone=ZONE))
+
+    @rule(limit=st.integers(0, 8))
+    def quota(self, limit: int) -> None:
+        self.faults.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", max(limit, 1))
+
+    @invariant()
+    def the_size_is_what_was_asked_for(self) -> None:
+        assert self.group.target_size == self.wanted
+
+    @invariant()
+    def what_is_used_is_what_is_there(self) -> None:
+        counted = sum((member.counted for member in self.group.members), Counter[str]())
+        for quota in self.quotas.regional():
+            assert quota["usage"] == counted[str(quota["metric"])]
+
+    def teardown(self) -> None:
+        self.faults.clear()
+        for _ in range(int(LONG)):
+            self.time_passes(1.0)
+        assert self.group.stable
+        assert len(self.listener.alive) == self.wanted
+        self.resize(0, drain=False)
+        for _ in range(int(LONG)):
+            self.time_passes(1.0)
+        assert not self.group.members
+        assert not self.listener.alive
+        assert self.quotas.project_wide()[0]["usage"] == 0
+
+
+TestInstanceGroup = GroupMachine.TestCase
+TestInstanceGroup.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
