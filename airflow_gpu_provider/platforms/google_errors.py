@@ -20,7 +20,7 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
 )
 
-_PERMISSION = re.compile(
+_PERMISSION = re.compile(r"""required ["']([a-z]+\.[A-Za-z.]+)["']""", re.IGNORECASE)
     r"[Rr]equired '([a-z]+\.[A-Za-z.]+)' permission|permission[s]?[:(]* ?\"?'?([a-z]+\.[A-Za-z.]+)"
 )
 # Compute Engine's and GKE's words for "no machine there now".
@@ -118,7 +118,7 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
         )
     if status == "PERMISSION_DENIED":
         match = _PERMISSION.search(message)
-        permission = next(filter(None, match.groups()), call) if match else call
+        permission = match[1] if match else call
         return PermissionDenied(
             f"Google Cloud refused {permission} ({said}).",
             f"Grant {permission} to the service account of {connection}; docs/iam-gke.md has the whole role.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from airflow_gpu_provider.errors import (
     ClusterNotFound,
     CredentialsError,
     GroupNotFound,
+    PermissionDenied,
     PoolDrift,
     PoolSpecError,
 )
@@ -25,6 +27,7 @@ from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
 from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance
 from tests.sandbox.aws_account import eventually
 
+ROLE = Path(__file__).parents[2] / "docs" / "iam" / "gke-full.json"
 CLUSTER = "k8s-ml"
 A, B, C = "us-central1-a", "us-central1-b", "us-central1-c"
 GROUP_A, GROUP_B = "train-a-g2-standard-4", "train-b-g2-standard-4"
@@ -399,3 +402,52 @@ class TestAccess:
         set_rate: Callable[[float], Any] = getattr(faults, rate)
         set_rate(0.3)
         assert first(platform).status == "active"
+
+
+def permissions() -> set[str]:
+    return set(json.loads(ROLE.read_text())["includedPermissions"])
+
+
+def act_as(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, granted: set[str]) -> None:
+    account = cloud.add_identity("airflow", permissions=granted)
+    monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection(account)))
+
+
+def test_a_whole_life_needs_no_more_than_the_documented_permissions(
+    cloud: GoogleCloud, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    act_as(cloud, monkeypatch, permissions())
+    platform = ready(node_locations=[A, B])
+    applied(GkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
+    assert platform.check_quota(1, platform.candidates()[0]) is None
+    platform.grow({GROUP_A: 1})
+    platform.release(running(platform, 1).machines)
+    faults.add(Stockout())
+    platform.grow({GROUP_B: 1})
+    eventually(platform.observe, lambda groups: groups[1].launch_failure and not groups[1].launching)
+    platform.shrink_unfilled([GROUP_B])
+    faults.clear()
+    platform.delete(print)
+    assert platform.observe() == ()
+
+
+@pytest.mark.parametrize(
+    ("missing", "do"),
+    [
+        ("container.clusters.update", applied),
+        ("compute.instanceGroupManagers.update", lambda platform: platform.grow({GROUP_A: 1})),
+    ],
+)
+def test_a_missing_permission_is_named(
+    cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, missing: str, do: Callable[[GkePlatform], Any]
+) -> None:
+    if missing.startswith("compute"):
+        ready()
+    act_as(cloud, monkeypatch, permissions() - {missing})
+    with pytest.raises(PermissionDenied, match=f"refused {missing}.*docs/iam-gke.md"):
+        do(GkePlatform(spec(), OWNER))
+
+
+def test_the_role_is_explained() -> None:
+    page = (ROLE.parents[1] / "iam-gke.md").read_text()
+    assert all(f"`{permission}`" in page for permission in permissions())

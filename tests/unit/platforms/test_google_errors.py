@@ -1,0 +1,107 @@
+"""Google's errors as this package's: by what the answer says, whichever library raised it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import requests
+from google.api_core import exceptions as api
+from google.auth import exceptions as auth
+
+from airflow_gpu_provider.errors import (
+    CloudError,
+    CredentialsError,
+    GpuError,
+    OutOfStock,
+    PermissionDenied,
+    QuotaExceeded,
+)
+from airflow_gpu_provider.platforms.gke_operations import error_of, is_busy
+from airflow_gpu_provider.platforms.google_errors import has_status, mapped_errors
+
+
+def answer(code: int, message: str, status: str = "", reason: str = "") -> Exception:
+    """What google-api-core makes of an HTTP answer."""
+    response = requests.Response()
+    response.status_code = code
+    response.request = requests.Request("GET", "https://x/y").prepare()
+    error: dict[str, Any] = {"code": code, "message": message, "errors": [{"reason": reason}]}
+    response._content = json.dumps({"error": error | ({"status": status} if status else {})}).encode()
+    made: Exception = api.from_http_response(response)  # type: ignore[no-untyped-call]
+    return made
+
+
+def mapped(error: Exception) -> GpuError:
+    with pytest.raises(GpuError) as raised, mapped_errors(call="container.clusters.get", connection="connection 'g'"):
+        raise error
+    return raised.value
+
+
+@pytest.mark.parametrize(
+    ("error", "type_", "says"),
+    [
+        (answer(401, "no token"), CredentialsError, "connection 'g'"),
+        (auth.RefreshError("invalid_grant: no such account"), CredentialsError, "invalid_grant"),
+        (auth.DefaultCredentialsError("nothing found"), CredentialsError, "nothing found"),
+        (auth.TransportError("no route"), CloudError, "did not answer"),
+        (requests.ConnectionError("refused"), CloudError, "did not answer"),
+        (
+            answer(403, "Required 'compute.instances.get' permission for 'projects/p'"),
+            PermissionDenied,
+            "refused compute.instances.get",
+        ),
+        (
+            answer(403, 'Required "container.clusters.update" permission(s) for "projects/p".'),
+            PermissionDenied,
+            "refused container.clusters.update",
+        ),
+        (answer(403, "You shall not pass"), PermissionDenied, "refused container.clusters.get"),
+        (
+            answer(403, "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 1.0", reason="quotaExceeded"),
+            QuotaExceeded,
+            "NVIDIA_L4",
+        ),
+        (answer(429, "slow down", "RESOURCE_EXHAUSTED"), CloudError, "throttled"),
+        (answer(404, "no such cluster"), CloudError, "NOT_FOUND: no such cluster"),
+        (answer(503, "later"), CloudError, "HTTP_503"),
+        (api.RetryError("too long", answer(503, "later")), CloudError, "HTTP_503: later"),
+    ],
+)
+def test_each_answer_has_its_type(error: Exception, type_: type[GpuError], says: str) -> None:
+    found = mapped(error)
+    assert type(found) is type_
+    assert says in str(found)
+    assert GpuError.from_record(found.to_record()).details == found.details
+
+
+def test_an_operation_in_the_way_is_told_from_other_refusals() -> None:
+    busy = "Cluster is running incompatible operation operation-1."
+    assert is_busy(mapped(answer(400, busy, "FAILED_PRECONDITION")))
+    assert is_busy(mapped(answer(400, busy, reason="failedPrecondition")))
+    assert not is_busy(mapped(answer(400, "Node pool has no such field", "INVALID_ARGUMENT")))
+    assert has_status(mapped(answer(400, "bad")), "INVALID_ARGUMENT")
+
+
+@pytest.mark.parametrize(
+    ("operation", "type_"),
+    [
+        ({"status": "DONE", "error": {"code": 0, "message": ""}, "nodepool_conditions": []}, None),
+        ({"status": "DONE"}, None),
+        (
+            {
+                "status": "DONE",
+                "error": {"code": 8, "message": "Not all instances running"},
+                "nodepool_conditions": [{"code": "GCE_STOCKOUT", "message": "Not all instances running"}],
+            },
+            OutOfStock,
+        ),
+        ({"status": "DONE", "nodepool_conditions": [{"code": "GCE_QUOTA_EXCEEDED", "message": "m"}]}, QuotaExceeded),
+        ({"status": "DONE", "error": {"code": 3, "message": "Bad subnet"}}, CloudError),
+    ],
+)
+def test_an_operation_that_is_done_may_have_failed(operation: dict[str, Any], type_: type[GpuError] | None) -> None:
+    error = error_of(operation, doing="create train-a")
+    assert (type(error) if error else None) is type_
+    assert error is None or "create train-a" in str(error)
