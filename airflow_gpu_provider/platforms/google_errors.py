@@ -21,8 +21,6 @@ from airflow_gpu_provider.errors import (
 )
 
 _PERMISSION = re.compile(r"""required ["']([a-z]+\.[A-Za-z.]+)["']""", re.IGNORECASE)
-    r"[Rr]equired '([a-z]+\.[A-Za-z.]+)' permission|permission[s]?[:(]* ?\"?'?([a-z]+\.[A-Za-z.]+)"
-)
 # Compute Engine's and GKE's words for "no machine there now".
 _OUT_OF_STOCK = (
     "GCE_STOCKOUT",
