@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
@@ -75,11 +75,11 @@ class AsyncApi:
             return response.status < 300
 
     async def watch(self, path: str, *, silence: float, **params: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield a watch's events until the server ends it.
+        """Yield a watch's events until the server ends it, or is silent.
 
         Args:
             path: The collection.
-            silence: Seconds without a byte after which the connection is taken for dead.
+            silence: Seconds without a byte after which the watch ends: nothing happened, or the connection is dead.
             **params: The watch's parameters.
 
         Raises:
@@ -88,11 +88,12 @@ class AsyncApi:
         """
         timeout = aiohttp.ClientTimeout(sock_connect=5, sock_read=silence)
         async with self._request("GET", path, params={**params, "watch": "true"}, timeout=timeout) as response:
-            async for line in _lines(response.content):
-                event = json.loads(line)
-                if event["type"] == "ERROR":
-                    _raise_watch_error(event["object"])
-                yield event
+            with suppress(TimeoutError):
+                async for line in _lines(response.content):
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        _raise_watch_error(event["object"])
+                    yield event
 
     @asynccontextmanager
     async def _request(

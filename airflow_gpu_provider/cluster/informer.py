@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 PAGE = "500"
 WATCH_SECONDS = 290  # the server ends a watch after this; kube-apiserver's own default is 5 to 10 minutes
-SILENCE = 90.0  # bookmarks come every minute, so a connection that is silent for longer is dead
+SILENCE = 90.0  # bookmarks come every minute, so a connection that is silent for longer may be dead (events have none)
 _SOON, _LATEST = 0.2, 30.0
 _QUIET_START = 1.0
 

@@ -58,7 +58,12 @@ def a_pool(sandbox: Sandbox, name: str) -> EksGpuPool:
 def apps(env: None) -> Iterator[client.AppsV1Api]:
     """The cluster's DaemonSets, as its administrator; those that a test left are deleted, pods and GPUs too."""
     api = config.new_client_from_config(os.environ["KUBECONFIG"])
+    remove_daemon_sets(api)
     yield client.AppsV1Api(api)
+    remove_daemon_sets(api)
+
+
+def remove_daemon_sets(api: client.ApiClient) -> None:
     for one in client.AppsV1Api(api).list_daemon_set_for_all_namespaces().items:
         client.AppsV1Api(api).delete_namespaced_daemon_set(one.metadata.name, one.metadata.namespace)
     core = client.CoreV1Api(api)

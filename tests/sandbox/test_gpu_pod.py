@@ -270,15 +270,6 @@ def _fields(pool: EksGpuPool) -> dict[str, Any]:
     return {name: value for name, value in spec.items() if name not in ("kind", "version")}
 
 
-@BOTH_WAYS
-def test_api_server_may_restart_meanwhile(
-    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, deferrable: bool
-) -> None:
-    thread = meanwhile(lambda: (running_pod(api), gpu_sandbox.restart_apiserver(down_seconds=3)))
-    assert run(pod(pool, "sh", "-c", "sleep 3", deferrable=deferrable)) is None
-    thread.join()
-
-
 # -- tries and kills --------------------------------------------------------------------------------------------
 
 
@@ -378,3 +369,18 @@ def test_lost_machine_is_a_preemption_and_the_next_pod_gets_another(
     assert type(error.value) is PodPreempted
     eventually(lambda: not api.list_node(label_selector="airflow-gpu-provider/pool=lost").items)
     assert run(pod(lost, "true")) is None
+
+
+# -- the API server goes away: last, because scheduler and controllers take their time to find it again ---------------
+
+
+@BOTH_WAYS
+def test_api_server_may_restart_meanwhile(
+    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, deferrable: bool
+) -> None:
+    thread = meanwhile(lambda: (running_pod(api), gpu_sandbox.restart_apiserver(down_seconds=3)))
+    assert run(pod(pool, "sh", "-c", "sleep 3", deferrable=deferrable)) is None
+    thread.join()
+    again = {"metadata": {"name": "again"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
+    api.create_namespaced_pod("default", again)
+    eventually(lambda: api.read_namespaced_pod("again", "default").spec.node_name, seconds=60)
