@@ -84,13 +84,13 @@ class ScaleDownSensor(BaseSensorOperator):
         progress = self._first_leg(context)
         if progress.result is None:
             self._defer(context)
-        return progress.result
+        return self._finish(dict(progress.result or {}))
 
     def poke(self, context: Context) -> PokeReturnValue:
         progress = self._release(context)
         if progress.error:
             raise progress.error
-        return PokeReturnValue(progress.done, progress.result)
+        return PokeReturnValue(progress.done, self._finish(dict(progress.result)) if progress.result else None)
 
     def _first_leg(self, context: Context) -> Progress:
         """Release, and look for a few seconds whether that was all: a deferral costs several seconds by itself."""
@@ -158,8 +158,12 @@ class ScaleDownSensor(BaseSensorOperator):
         """Go on when the trigger has an event: return what it found, or raise its error."""
         if event["status"] != "done":
             raise GpuError.from_record(event["error"])
-        result: dict[str, Any] = event["result"]
-        self.log.info("Pool %s: %d nodes, desired size %d", result["pool"], result["nodes"], result["desired"])
+        return self._finish(event["result"])
+
+    def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
+        self._say(
+            "Pool {pool} is released after {seconds} s: {nodes} nodes left, desired size {desired}.".format(**result)
+        )
         return result
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
