@@ -16,6 +16,7 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+from airflow_gpu_provider.workload_placement import tolerations_of
 
 SHM_PATH = "/dev/shm"
 SHM_VOLUME = "gpu-pod-shm"
@@ -153,13 +154,7 @@ def _tolerate_taints(spec: k8s.V1PodSpec, pool: GpuPool) -> None:
 
 def tolerations(pool: GpuPool) -> list[k8s.V1Toleration]:
     """Return what a pod needs to be let onto the pool's nodes."""
-    any_gpu_taint = k8s.V1Toleration(key=GPU_RESOURCE, operator="Exists")
-    others = [
-        k8s.V1Toleration(key=taint.key, operator="Equal", value=taint.value, effect=taint.effect)
-        for taint in pool.parsed_taints
-        if taint.key != GPU_RESOURCE
-    ]
-    return [any_gpu_taint, *others]
+    return [k8s.V1Toleration(**each) for each in tolerations_of(pool)]
 
 
 def _give_gpus(spec: k8s.V1PodSpec, base: k8s.V1Container, placement: Placement) -> None:

@@ -38,15 +38,18 @@ class PoolHook:
         """Return a client of its own, for a thread or a signal handler that must not wait for another's locks."""
         client = self.access.api_client()
         # Exec, by which results are read, goes through a WebSocket client that takes certificates from files only.
-        client.configuration.ssl_ca_cert = self._ca_file.name
+        client.configuration.ssl_ca_cert = self._ca_file.name if self._ca_file else None
+        if self._client_file:
+            client.configuration.cert_file = client.configuration.key_file = self._client_file.name
         return CoreV1Api(client)
 
     @cached_property
     def _ca_file(self) -> Any:
-        file = tempfile.NamedTemporaryFile(prefix="cluster-ca-", suffix=".pem")  # noqa: SIM115 - lives as long as the hook
-        file.write(base64.b64decode(self.access.ca_data))
-        file.flush()
-        return file
+        return _pem_file(self.access.ca_data)
+
+    @cached_property
+    def _client_file(self) -> Any:
+        return _pem_file(self.access.client_certificate_data, self.access.client_key_data)
 
     def get_pod(self, name: str, namespace: str) -> V1Pod:
         return self.core_v1_client.read_namespaced_pod(name, namespace)
@@ -62,3 +65,13 @@ class PoolHook:
 
     def get_xcom_sidecar_container_security_context(self) -> str | None:
         return None
+
+
+def _pem_file(*parts: str) -> Any:
+    """Return a file, readable by nobody else, that lives as long as it is held; None where there is nothing for it."""
+    if not any(parts):
+        return None
+    file = tempfile.NamedTemporaryFile(prefix="cluster-", suffix=".pem")  # noqa: SIM115 - lives as long as the hook
+    file.write(b"\n".join(base64.b64decode(part) for part in parts))
+    file.flush()
+    return file

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from functools import partial
 
@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -143,7 +143,6 @@ class PodView:
 
     def snapshot(self, now: datetime) -> PodSnapshot:
         is_full = self.waits_for_node and self._is_pool_full()
-        troubles = tuple(f"{type(e).__name__}: {e}" for e in self._trouble.values())
         return PodSnapshot(
             pod=self._pod,
             gone=self._gone,
@@ -152,7 +151,7 @@ class PodView:
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
             is_full=is_full,
             full_at=now if is_full else self._full_at,
-            notes=(*self.pool_notes, *troubles),
+            notes=(*self.pool_notes, *_troubles(self._trouble.values())),
         )
 
     def _take_pod(self, change: Change) -> None:
@@ -179,3 +178,11 @@ class PodView:
         """Say whether the pool has all nodes that it may have, each with its GPUs ready: then the pod is queued."""
         ready = [node for node in self._nodes.values() if node.usable and node.gpus > 0]
         return len(ready) >= self._pool.max_nodes
+
+
+def _troubles(errors: Iterable[GpuError]) -> list[str]:
+    """Return why watches stand still, in words; an API server that is away is away for all of them."""
+    errors = list(errors)
+    lines = [f"{type(error).__name__}: {error}" for error in errors if not isinstance(error, ClusterUnreachable)]
+    is_away = len(lines) < len(errors)
+    return [*lines, "the API server does not answer; the wait goes on"] if is_away else lines

@@ -383,4 +383,4 @@ def test_api_server_may_restart_meanwhile(
     thread.join()
     again = {"metadata": {"name": "again"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
     api.create_namespaced_pod("default", again)
-    eventually(lambda: api.read_namespaced_pod("again", "default").spec.node_name, seconds=60)
+    eventually(lambda: api.read_namespaced_pod("again", "default").spec.node_name, seconds=120)
