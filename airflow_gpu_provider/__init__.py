@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
     from airflow_gpu_provider.pools.eks import EksGpuPool
     from airflow_gpu_provider.pools.gke import GkeGpuPool
+    from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+    from airflow_gpu_provider.workload_placement import placement
 
 __version__ = "0.1.0"
 
@@ -25,8 +27,10 @@ _NAMES = {
     "GkeGpuPool": "pools.gke",
     "GpuPodOperator": "operators.gpu_pod",
     "InstallDevicePluginOperator": "operators.device_plugin",
+    "KubernetesGpuPool": "pools.kubernetes",
     "ScaleDownSensor": "sensors.scale_down",
     "gpu_nodes": "block",
+    "placement": "workload_placement",
 }
 
 __all__ = [
@@ -35,8 +39,10 @@ __all__ = [
     "GkeGpuPool",
     "GpuPodOperator",
     "InstallDevicePluginOperator",
+    "KubernetesGpuPool",
     "ScaleDownSensor",
     "gpu_nodes",
+    "placement",
 ]
 
 

@@ -29,7 +29,8 @@ class Node:
     """A node of a pool.
 
     Attributes:
-        machine: The last part of its providerID: the cloud's name for the machine.
+        machine: The last part of its providerID: the cloud's name for the machine. Where it is empty, as on bare
+            metal, the node's name.
         ready_changed_at: When its Ready condition last changed, or the node was created.
         gpus: Allocatable nvidia.com/gpu.
         cordoned: spec.unschedulable, whoever set it.
@@ -76,7 +77,7 @@ class Node:
         return cls(
             name=meta["name"],
             uid=meta.get("uid", ""),
-            machine=(spec.get("providerID") or "").rpartition("/")[2],
+            machine=(spec.get("providerID") or "").rpartition("/")[2] or meta["name"],
             ready=is_ready,
             ready_changed_at=parse_time(ready.get("lastTransitionTime")) or created_at,
             gpus=int((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),

@@ -22,6 +22,7 @@ GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "d
 _PLATFORMS = {
     "eks": "airflow_gpu_provider.platforms.eks:EksPlatform",
     "gke": "airflow_gpu_provider.platforms.gke:GkePlatform",
+    "kubernetes": "airflow_gpu_provider.platforms.kubernetes:KubernetesPlatform",
 }
 
 
@@ -60,6 +61,7 @@ class Group:
         launch_failure: The newest launch, if it failed; None once a later one worked.
         launching: A launch is under way that has no machine to show yet.
         issues: The cloud's health issues, in its words.
+        when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Group:
     launch_failure: LaunchFailure | None = None
     launching: bool = False
     issues: tuple[str, ...] = ()
+    when_idle: Literal["remove", "keep", "cordon"] = "remove"
 
     @property
     def live(self) -> tuple[Machine, ...]:

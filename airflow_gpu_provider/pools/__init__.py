@@ -3,5 +3,6 @@
 from airflow_gpu_provider.pools.base import Candidate, GpuPool, Taint, deserialize_pool
 from airflow_gpu_provider.pools.eks import EksGpuPool
 from airflow_gpu_provider.pools.gke import GkeGpuPool
+from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
 
-__all__ = ["Candidate", "EksGpuPool", "GkeGpuPool", "GpuPool", "Taint", "deserialize_pool"]
+__all__ = ["Candidate", "EksGpuPool", "GkeGpuPool", "GpuPool", "KubernetesGpuPool", "Taint", "deserialize_pool"]

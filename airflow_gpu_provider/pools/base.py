@@ -31,6 +31,7 @@ _EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _KINDS = {
     "eks": "airflow_gpu_provider.pools.eks:EksGpuPool",
     "gke": "airflow_gpu_provider.pools.gke:GkeGpuPool",
+    "kubernetes": "airflow_gpu_provider.pools.kubernetes:KubernetesGpuPool",
 }
 _VERSION = 1
 

@@ -39,7 +39,7 @@ class Decision:
         clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end.
         shrink: Groups that are to stop trying for machines that do not exist.
         grow: New absolute sizes, each at least what exists.
-        cordon: Nodes of `release` that are not cordoned yet.
+        cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
         release: Machines to remove.
         forget: Expired demand to delete.
         notes: Why, in words, for the task's log.
@@ -69,14 +69,15 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     grow = _grow(snapshot, machines, placed, wanted)
     shrink = _shrink(snapshot, placed)
     release = _release(snapshot, machines, wanted, grow)
+    idle = _to_cordon(snapshot, machines, wanted)
     switch, clear_switch = _switches(snapshot, grow)
     return Decision(
-        uncordon=_uncordon(snapshot, machines, release),
+        uncordon=_uncordon(machines, (*release, *idle)),
         switch=switch,
         clear_switch=clear_switch,
         shrink=shrink,
         grow=grow,
-        cordon=tuple(each.node.name for each in release if each.node and not each.node.cordoned),
+        cordon=tuple(each.node.name for each in (*release, *idle) if each.node and not each.node.cordoned),
         release=tuple(each.machine for each in release),
         forget=_forget(snapshot),
         notes=notes(snapshot, machines, wanted=wanted, placed=placed, grow=grow, shrink=shrink, release=release),
@@ -134,12 +135,21 @@ def _release(
 
     From a group whose size is below what exists the cloud takes machines already; another one less would be too many.
     """
+    kept = {g.name for g in snapshot.groups if g.when_idle != "remove"}
     leaving = {g.name for g in snapshot.groups if g.desired < len(g.live) and g.name not in grow}
-    free = [each for each in machines if each.may_go and each.machine.group not in leaving]
+    free = [each for each in machines if each.may_go and each.machine.group not in leaving | kept]
     useless = [each for each in free if not each.counts]
     idle = sorted((each for each in free if each.counts), key=_release_order)
     surplus = sum(each.counts for each in machines) - wanted
     return (*useless, *idle[: max(0, surplus)])
+
+
+def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> tuple[Supply, ...]:
+    """Return the machines that stay, and are to be cordoned, for they are more than wanted and no pod uses them."""
+    groups = {group.name for group in snapshot.groups if group.when_idle == "cordon"}
+    idle = [each for each in machines if each.node and each.counts and each.may_go and each.machine.group in groups]
+    surplus = sum(each.counts for each in machines) - wanted
+    return tuple(sorted(idle, key=_release_order)[: max(0, surplus)])
 
 
 def _release_order(each: Supply) -> tuple[int, float]:
@@ -166,7 +176,7 @@ def _is_right(now: datetime | None, wanted: datetime) -> bool:
     return now is not None and wanted <= now <= wanted + _SWITCH_SLACK
 
 
-def _uncordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], release: tuple[Supply, ...]) -> tuple[str, ...]:
+def _uncordon(machines: tuple[Supply, ...], release: tuple[Supply, ...]) -> tuple[str, ...]:
     """Return the nodes with our mark that are to stay; a mark without a cordon is taken off too.
 
     A node whose machine is on its way out stays cordoned to its end.

@@ -21,8 +21,8 @@ def out_of_stock(group: Group, now: datetime) -> bool:
 
 
 def scalable(group: Group) -> bool:
-    """Say whether the group's size can be set now."""
-    return group.status in ("active", "updating", "degraded")
+    """Say whether the group's size can be set now. Machines that others bring are never this package's to remove."""
+    return group.when_idle == "remove" and group.status in ("active", "updating", "degraded")
 
 
 def place(groups: Sequence[Group], missing: int, now: datetime) -> Counter[str]:

@@ -203,6 +203,9 @@ class ReleaseWait:
                 state = "is ending" if pod.deleting else "has a result or log not collected yet"
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it {state}")
         lines += [f"machine {machine.id} of {machine.group} is to go" for machine in decision.release]
+        released = {machine.id for machine in decision.release}
+        kept = (node for node in snapshot.nodes if node.name in decision.cordon and node.machine not in released)
+        lines += [f"node {node.name} is to be cordoned, it is idle" for node in kept]
         lines += [f"{group} is to stop trying for machines that do not come" for group in decision.shrink]
         live = {machine.id for group in snapshot.groups for machine in group.live}
         for group in snapshot.groups:

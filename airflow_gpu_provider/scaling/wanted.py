@@ -42,8 +42,17 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
             "Clear the run's EnsureGpuPoolOperator to want them again.",
             pool=snapshot.pool.name,
         )
-    up_to_here = sum(lease.nodes for lease in live[: served.index(key) + 1])
-    return min(snapshot.pool.max_nodes, up_to_here + _unleased_nodes(snapshot))
+    place = served.index(key)
+    up_to_here = sum(lease.nodes for lease in live[: place + 1])
+    return min(_most(snapshot, live[place]), up_to_here + _unleased_nodes(snapshot))
+
+
+def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
+    """Return how many nodes the pool can have. Where others bring them, it is what is there: runs share that."""
+    if any(group.when_idle == "remove" for group in snapshot.groups) or not snapshot.groups:
+        return snapshot.pool.max_nodes
+    there = sum(len(group.live) for group in snapshot.groups)
+    return min(snapshot.pool.max_nodes, max(lease.nodes, there))
 
 
 def is_unleased(snapshot: PoolSnapshot, pod: Pod) -> bool:

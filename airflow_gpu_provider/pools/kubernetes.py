@@ -1,0 +1,101 @@
+"""KubernetesGpuPool: GPU nodes that others bring, in any Kubernetes cluster; no machine is ever made or removed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool, _are_labels, _as_tuple, is_template
+
+_NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_MOST_NODES = 5000  # what Kubernetes supports in one cluster
+
+
+@dataclass(frozen=True, kw_only=True, eq=True)
+class KubernetesGpuPool(GpuPool):
+    """GPU nodes that are in a cluster already: bare metal, or machines that somebody else manages.
+
+    EnsureGpuPoolOperator labels and taints the nodes and waits until they are Ready. ScaleDownSensor is done when the
+    run's pods are gone; the nodes stay.
+
+    Args:
+        nodes: Names of the nodes.
+        node_selector_labels: Labels that choose the nodes, instead of their names: all nodes that carry every one.
+        gpus_per_node: GPUs that each node has at least. None (default): not known before the device plugin runs; a
+            run that wants several GPUs of named nodes is then given a node for each, as far as there are nodes.
+        cordon_when_idle: Cordon nodes that no run wants and no pod uses; Ensure undoes it. Default False.
+        kubernetes_conn_id: Airflow connection of type kubernetes: a kubeconfig, or in-cluster. Default
+            kubernetes_default.
+        cluster_context: Context of the kubeconfig. Default: the connection's, else the kubeconfig's current one.
+        max_nodes: The most nodes that all runs together may have. Default: all of them.
+        taints: Taints for the nodes. Default none: the nodes may serve others as well.
+
+    The other arguments are GpuPool's.
+    """
+
+    kind: ClassVar[str] = "kubernetes"
+    __hash__ = GpuPool.__hash__  # a dataclass would make its own, which dictionaries in fields break
+
+    nodes: tuple[str, ...] = ()
+    node_selector_labels: dict[str, str] = field(default_factory=dict)
+    gpus_per_node: int | None = None
+    cordon_when_idle: bool = False
+    kubernetes_conn_id: str = "kubernetes_default"
+    cluster_context: str | None = None
+    max_nodes: int = 0
+    taints: tuple[str, ...] = ()
+
+    @property
+    def gpu_products(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def console_url(self) -> str:
+        return ""
+
+    @property
+    def cluster_identity(self) -> str:
+        return f"kubernetes/{self.kubernetes_conn_id}/{self.cluster_context or ''}"
+
+    def nodes_for(self, *, gpus: int | None, nodes: int | None) -> int:
+        if (
+            self.gpus_per_node is None
+            and nodes is None
+            and gpus is not None
+            and gpus >= 1
+            and (self.nodes or gpus == 1)
+        ):
+            nodes, gpus = min(gpus, self.max_nodes), None
+        return super().nodes_for(gpus=gpus, nodes=nodes)
+
+    def _coerce(self) -> None:
+        super()._coerce()
+        self._set("nodes", _as_tuple(self.nodes))
+        if self.max_nodes == 0:
+            self._set("max_nodes", _MOST_NODES if is_template(self.nodes) else len(self.nodes) or _MOST_NODES)
+        if self.gpus_per_node is not None:
+            self._set("gpus_per_node", self._as_int("gpus_per_node", self.gpus_per_node))
+
+    def _validate(self) -> None:
+        super()._validate()
+        if bool(self.nodes) == bool(self.node_selector_labels):
+            raise self._error("one of nodes and node_selector_labels chooses the nodes", "Give one of the two.")
+        self._check("nodes", _are_names, "the names of nodes, each once")
+        self._check("node_selector_labels", _are_labels, "valid Kubernetes labels")
+        if POOL_LABEL in self.node_selector_labels:
+            raise self._error(f"node_selector_labels may not have {POOL_LABEL}: the package sets it")
+        self._check("gpus_per_node", lambda n: n is None or n >= 1, "at least 1")
+        self._check("cordon_when_idle", lambda value: isinstance(value, bool), "True or False")
+        self._check("kubernetes_conn_id", bool, "an Airflow connection")
+        self._check("manage", lambda value: value == "full", '"full"')
+        self._check("scaling", lambda value: value == "direct", '"direct"')
+        self._check("min_nodes", lambda n: n == 0, "0: the nodes stay anyway")
+        if self.is_rendered and self.nodes and self.max_nodes > len(self.nodes):
+            raise self._error(f"max_nodes={self.max_nodes}, but there are {len(self.nodes)} nodes")
+
+
+def _are_names(names: object) -> bool:
+    if not isinstance(names, tuple) or len(set(names)) < len(names):
+        return False
+    return all(isinstance(name, str) and len(name) <= 253 and _NODE_NAME.fullmatch(name) for name in names)

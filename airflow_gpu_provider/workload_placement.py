@@ -1,0 +1,92 @@
+"""placement: what puts any workload - a Deployment, a Job, a pod of another operator - on a GPU pool, as plain dicts.
+
+    on_gpus = placement(pool, gpus=1)
+    template = {"spec": {**on_gpus.pod_spec, "containers": [{..., "resources": {"limits": on_gpus.limits}}]}}
+
+A pod that asks for GPUs and has no run's label is demand by itself: while it runs, its node stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.base import GpuPool
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadPlacement:
+    """What goes into a manifest.
+
+    Attributes:
+        node_selector: For the pod's `nodeSelector`.
+        tolerations: For the pod's `tolerations`.
+        limits: For the `resources.limits` of the one container that uses the GPUs.
+        warning: That each pod leaves GPUs of its node idle, with the cost where the price is known; else empty.
+    """
+
+    node_selector: dict[str, str]
+    tolerations: list[dict[str, str]]
+    limits: dict[str, str]
+    warning: str
+
+    @property
+    def pod_spec(self) -> dict[str, Any]:
+        """The pod's part of it in one piece: `nodeSelector` and `tolerations`."""
+        return {"nodeSelector": dict(self.node_selector), "tolerations": [dict(each) for each in self.tolerations]}
+
+
+def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
+    """Return what puts a pod with `gpus` GPUs on the pool.
+
+    Args:
+        gpu_pool: The pool, without Jinja expressions.
+        gpus: GPUs of each pod, at least 1.
+
+    Raises:
+        PoolSpecError: gpus is less than 1, or the spec is still to be rendered.
+    """
+    if gpus < 1:
+        raise PoolSpecError(f"gpus={gpus}.", "Ask for at least one GPU.")
+    if not gpu_pool.is_rendered:
+        raise PoolSpecError(
+            f"Pool {gpu_pool.name}: the spec holds Jinja expressions.",
+            "Call placement() in a task, with the rendered spec.",
+        )
+    return WorkloadPlacement(
+        node_selector=gpu_pool.node_selector,
+        tolerations=tolerations_of(gpu_pool),
+        limits={GPU_RESOURCE: str(gpus)},
+        warning=idle_gpus_warning(gpu_pool, gpus),
+    )
+
+
+def tolerations_of(pool: GpuPool) -> list[dict[str, str]]:
+    """Return what lets a pod onto the pool's nodes."""
+    others = [taint for taint in pool.parsed_taints if taint.key != GPU_RESOURCE]
+    return [
+        {"key": GPU_RESOURCE, "operator": "Exists"},
+        *({"key": t.key, "operator": "Equal", "value": t.value, "effect": t.effect} for t in others),
+    ]
+
+
+def idle_gpus_warning(pool: GpuPool, gpus: int) -> str:
+    """Say how many GPUs of its node a pod leaves to others, and what they cost an hour; empty where it leaves none.
+
+    It goes by the smallest machine of the pool that the pod fits on for sure.
+    """
+    each = pool.gpus_per_node
+    if each is None or gpus >= each:
+        return ""
+    return (
+        f"A pod with {gpus} of the {each} GPUs of its node leaves {each - gpus} idle"
+        f"{_cost(pool, (each - gpus) / each)}, unless other pods of pool {pool.name} use them at the same time."
+    )
+
+
+def _cost(pool: GpuPool, share: float) -> str:
+    markets = getattr(pool, "capacity_types", ()) or ("ON_DEMAND",)
+    price = pool.price(markets[0])
+    return "" if price is None else f", ${price * share:.2f} of the node's ${price:.2f} an hour"

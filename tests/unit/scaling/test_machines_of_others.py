@@ -1,0 +1,67 @@
+"""Machines that others bring: a decision never removes one, and runs share what is there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.scaling.decisions import decide, usable_needed
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.waits import ReleaseWait
+from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, key, lease, machine, node, pod, snapshot
+
+
+def metal(*numbers: int, when_idle: Literal["keep", "cordon"] = "keep", **fields: Any) -> PoolSnapshot:
+    """A pool whose only group is of these machines, which are there whatever happens."""
+    taken = snapshot(*(machine(number) for number in numbers), **fields)
+    (group,) = (each for each in taken.groups if each.name == A)
+    fixed = replace(group, when_idle=when_idle, has_switch=False, switch_at=None, max_size=len(numbers))
+    return replace(taken, groups=(fixed,))
+
+
+@given(
+    numbers=st.sets(st.integers(1, 5)),
+    wanted=st.integers(0, 6),
+    when_idle=st.sampled_from(["keep", "cordon"]),
+    ready=st.booleans(),
+)
+def test_no_machine_is_ever_asked_for_or_removed(numbers: set[int], wanted: int, when_idle: Any, ready: bool) -> None:
+    leases = (lease(nodes=wanted),) if wanted else ()
+    nodes = tuple(node(number, ready=ready) for number in numbers)
+    decision = decide(metal(*sorted(numbers), when_idle=when_idle, leases=leases, nodes=nodes))
+    assert not decision.release
+    assert not decision.grow
+    assert not decision.shrink
+    assert not decision.switch
+    if when_idle == "keep":
+        assert not decision.cordon
+
+
+def test_idle_nodes_are_cordoned_where_the_pool_says_so_and_stay_so() -> None:
+    assert decide(metal(1, when_idle="cordon")).cordon == ("node-1",)
+    ours = node(1, cordoned=True, cordon_mark=True)
+    assert decide(metal(1, when_idle="cordon", nodes=(ours,))).is_empty
+    assert decide(metal(1, when_idle="cordon", nodes=(ours,), leases=(lease(),))).uncordon == ("node-1",)
+    assert not decide(metal(1, when_idle="cordon", pods=(pod("other", on=1),))).cordon
+
+
+def test_scale_down_is_done_when_the_pods_are_gone() -> None:
+    wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=LATER)
+    assert not wait.step(metal(1, 2, pods=(pod("train", on=1, run="run", delete_at=NOW),))).done
+    assert wait.step(metal(1, 2)).done
+    assert not wait.step(metal(1, when_idle="cordon")).done
+    assert wait.step(metal(1, when_idle="cordon", nodes=(node(1, cordoned=True, cordon_mark=True),))).done
+
+
+@pytest.mark.parametrize(("there", "needed"), [((1,), 1), ((1, 2), 2)])
+def test_runs_share_the_nodes_that_are_there(there: tuple[int, ...], needed: int) -> None:
+    leases = (lease("first", created_at=EARLIER), lease("second", created_at=NOW))
+    assert usable_needed(metal(*there, leases=leases), key("second")) == needed
+
+
+def test_more_nodes_than_are_there_are_waited_for() -> None:
+    assert usable_needed(metal(1, leases=(lease(nodes=3),)), key("run")) == 3
