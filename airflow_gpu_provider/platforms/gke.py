@@ -11,13 +11,20 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
-from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.errors import (
+    CloudError,
+    GpuError,
+    GroupFailed,
+    GroupNotFound,
+    PermissionDenied,
+    PoolSpecError,
+)
 from airflow_gpu_provider.platforms import gke_plan
 from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, Plan, Platform, Say
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, launch_failure, machines, name_of
 from airflow_gpu_provider.platforms.gke_node_pools import NodePools, group_paths, is_owned
 from airflow_gpu_provider.platforms.gke_operations import Operations, Step
-from airflow_gpu_provider.platforms.gke_quota import check_quota
+from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.gke_spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.platforms.gke_zones import offered_types
 from airflow_gpu_provider.platforms.google_clients import GoogleClients
@@ -28,7 +35,6 @@ from airflow_gpu_provider.pools.base import Market
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
-    from airflow_gpu_provider.errors import QuotaExceeded
 
 _STATUS: dict[str, GroupStatus] = {
     "PROVISIONING": "creating",
@@ -52,6 +58,7 @@ class GkePlatform(Platform):
         self._pool = pool
         self._owner = owner
         self._clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
+        self._over_quota: frozenset[str] = frozenset()
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -110,14 +117,6 @@ class GkePlatform(Platform):
     def _hardware(self, machine_type: str) -> str:
         return f"{machine_type} with {self._pool.accelerator_of(machine_type)[0]}"
 
-    def check_quota(self, nodes: int, candidate: Candidate) -> QuotaExceeded | None:
-        """Say whether `nodes` more machines of a candidate are over a quota of the project; None where they are not.
-
-        Raises:
-            PermissionDenied: The account may not read quotas.
-        """
-        return check_quota(self._clients.compute, self._pool, nodes, candidate)
-
     # -- plan and apply --------------------------------------------------------------------------------------
 
     def plan(self, nodes: int) -> Plan:
@@ -128,6 +127,20 @@ class GkePlatform(Platform):
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
         grow = self._growth(nodes, candidates, observed)
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
+
+    def check_quota(self, nodes: int, say: Say) -> None:
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.live) for group in self.observe())
+        if missing <= 0:
+            return
+        try:
+            quotas = read_quotas(self._clients.compute, self._pool)
+        except (PermissionDenied, CloudError) as error:
+            say(f"The project's quotas are not checked: {error}")
+            return
+        verdict = judge(self._pool, missing, self.candidates(), quotas)
+        self._over_quota = verdict.passed_over
+        for note in verdict.notes:
+            say(note)
 
     def _growth(self, nodes: int, candidates: Sequence[Candidate], groups: Sequence[Group]) -> tuple[str, ...]:
         """Say in a line where missing nodes would be asked for first; nothing where none is missing."""
@@ -156,7 +169,8 @@ class GkePlatform(Platform):
         Raises:
             OutOfStock, QuotaExceeded, GroupFailed: No node pool of the pool can be used.
         """
-        wanted = {change.group for change in plan.changes}
+        passed_over = self._over_quota
+        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in passed_over}
         if not wanted:
             return
         found = self._node_pools.read()
@@ -164,7 +178,7 @@ class GkePlatform(Platform):
         failed = self._operations.run([step for spec in specs for step in self._steps(spec, found)], say)
         for name, error in failed.items():
             say(f"{name}: {error}")
-        if failed and len(failed) == len(self.candidates()):
+        if failed and len(failed) == len([c for c in self.candidates() if c.group not in passed_over]):
             raise _all_failed(self._pool, failed)
 
     def _steps(self, spec: NodePoolSpec, found: Mapping[str, Mapping[str, Any]]) -> list[Step]:
@@ -243,7 +257,7 @@ class GkePlatform(Platform):
             candidate=candidate,
             status=_STATUS.get(raw.get("status", ""), "degraded"),
             desired=sum(group.target for group in groups),
-            max_size=self._pool.max_nodes if self._is_wanted(candidate) else live,
+            max_size=self._pool.max_nodes if self._is_wanted(candidate) and name not in self._over_quota else live,
             machines=members,
             has_switch=False,
             launch_failure=launch_failure(groups, datetime.now(UTC)),

@@ -17,6 +17,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolDrift,
     PoolSpecError,
+    QuotaExceeded,
 )
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan
 from airflow_gpu_provider.platforms.gke import GkePlatform
@@ -220,9 +221,10 @@ class TestPlanAndApply:
         assert GkePlatform(spec(), OWNER).observe() == ()
 
     def test_waits_for_an_operation_that_is_in_the_way(self, cloud: GoogleCloud) -> None:
-        name = cloud.begin_cluster_operation(1.0)
         platform = GkePlatform(spec(), OWNER)
-        lines = said_by(platform, platform.plan(1))
+        plan = platform.plan(1)
+        name = cloud.begin_cluster_operation(2.0)
+        lines = said_by(platform, plan)
         assert any("waits" in line and name in line for line in lines), lines
         assert first(platform).status == "active"
 
@@ -351,14 +353,29 @@ class TestQuota:
     )
     def test_is_known_before_anything_is_asked_for(self, cloud: GoogleCloud, metric: str, market: str) -> None:
         platform = GkePlatform(spec(capacity_types=[market]), OWNER)
-        (candidate,) = platform.candidates()
-        assert platform.check_quota(2, candidate) is None
+        platform.check_quota(2, pytest.fail)
         cloud.set_quota(metric, 1)
-        short = platform.check_quota(2, candidate)
-        assert short is not None
-        assert short.details == {"quota": metric, "limit": 1.0, "usage": 0.0, "needed": 2}
-        assert f"quota {metric}" in str(short)
-        assert platform.check_quota(1, candidate) is None
+        with pytest.raises(QuotaExceeded, match=f"quota {metric} in .* is 1, 0 are used, 2 more are needed") as raised:
+            platform.check_quota(2, pytest.fail)
+        assert raised.value.details["quota"] == metric
+        platform.check_quota(1, pytest.fail)
+
+    def test_goes_to_the_next_candidate_where_that_has_room(self, cloud: GoogleCloud) -> None:
+        cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1)
+        platform = GkePlatform(spec(capacity_types=["SPOT", "ON_DEMAND"]), OWNER)
+        said: list[str] = []
+        platform.check_quota(2, said.append)
+        assert said[0].startswith("g2-standard-4 spot is passed over: quota PREEMPTIBLE_NVIDIA_L4_GPUS")
+        applied(platform)
+        assert [group.name for group in platform.observe()] == [GROUP_A]
+
+    def test_is_skipped_with_a_word_where_it_may_not_be_read(
+        self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        act_as(cloud, monkeypatch, permissions() - {"compute.regions.get"})
+        said: list[str] = []
+        GkePlatform(spec(), OWNER).check_quota(2, said.append)
+        assert "quotas are not checked: Google Cloud refused compute.regions.get" in said[0]
 
 
 class TestAccess:
@@ -419,7 +436,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     act_as(cloud, monkeypatch, permissions())
     platform = ready(node_locations=[A, B])
     applied(GkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
-    assert platform.check_quota(1, platform.candidates()[0]) is None
+    platform.check_quota(1, pytest.fail)
     platform.grow({GROUP_A: 1})
     platform.release(running(platform, 1).machines)
     faults.add(Stockout())
