@@ -108,6 +108,13 @@ class NodesWait:
                 "Check the node role's permissions, the subnets' way to the API server, and the machines' console.",
                 pool=pool,
             )
+        if snapshot.groups and all(group.when_idle != "remove" for group in snapshot.groups):
+            there = ", ".join(f"{node.name}{' (cordoned)' * node.cordoned}" for node in snapshot.nodes) or "none"
+            return NodesNotReady(
+                f"{have} The nodes that others bring: {there}.",
+                "Let the nodes join that are missing, uncordon them, or want fewer.",
+                pool=pool,
+            )
         if stock_outs:
             newest = max(stock_outs, key=lambda failure: failure.at)
             tried = ", ".join(str(g.candidate) for g in snapshot.groups if g.launch_failure)

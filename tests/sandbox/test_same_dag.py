@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from kubernetes import client, config
 
-from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool, gpu_nodes
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.google import GoogleTimings
+from airflow_gpu_provider.sandbox.nodes import NodeSpec
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
-from tests.sandbox.running import context_of, run
+from tests.sandbox.running import context_of, eventually, run
 
 COMMON: dict[str, Any] = {"max_nodes": 1, "max_runtime": timedelta(hours=1), "node_labels": {"role": "train-gpu"}}
 COUNT_GPUS = """nvidia-smi -L; echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
@@ -86,6 +88,22 @@ def holds(results: dict[str, Any]) -> None:
 def test_a_night_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
     enter(gpu_sandbox)
     holds(one_night(eks(gpu_sandbox)))
+
+
+def test_a_night_on_bare_metal(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
+    enter(gpu_sandbox)  # Airflow's default Kubernetes connection: KUBECONFIG
+    gpu_sandbox.agent.add_node(NodeSpec(name="metal-a", gpus=1))
+    core = client.CoreV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
+    eventually(lambda: any(node.metadata.name == "metal-a" for node in core.list_node().items))
+    try:
+        pool = KubernetesGpuPool(**{**COMMON, "name": "train-metal", "nodes": ["metal-a"]})
+        results = one_night(pool)
+    finally:
+        gpu_sandbox.agent.remove_node("metal-a")
+    assert list(results) == ["ensure", "device_plugin", "train", "scale_down"]
+    assert results["device_plugin"]["nodes"] == {"metal-a": 1}
+    assert results["train"] == {"gpus": results["train"]["gpus"]}
+    assert (results["scale_down"]["nodes"], results["scale_down"]["kept"]) == (1, [])  # the node stays
 
 
 def test_a_night_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.scaling.decisions import decide, usable_needed
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.waits import ReleaseWait
+from airflow_gpu_provider.scaling.waits import NodesWait, ReleaseWait
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, key, lease, machine, node, pod, snapshot
 
 
@@ -65,3 +65,11 @@ def test_runs_share_the_nodes_that_are_there(there: tuple[int, ...], needed: int
 
 def test_more_nodes_than_are_there_are_waited_for() -> None:
     assert usable_needed(metal(1, leases=(lease(nodes=3),)), key("run")) == 3
+
+
+def test_too_few_nodes_in_time_is_an_error_that_names_those_there() -> None:
+    wait = NodesWait(key=key("run"), wait_for="ready", started=EARLIER, deadline=NOW)
+    taken = metal(1, 2, leases=(lease(nodes=2),), nodes=(node(1), node(2, cordoned=True)))
+    error = wait.step(taken).error
+    assert "1 of 2 nodes" in str(error)
+    assert "node-1, node-2 (cordoned)" in str(error)
