@@ -51,6 +51,7 @@ from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import watch_pod
+from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -231,6 +232,8 @@ class GpuPodOperator(KubernetesPodOperator):
         placement = Placement(pool=pool, gpus=gpus, base_container=self.base_container_name, shm_size=self.shm_size)
         if context is None:  # a dry run: no task instance, and no cluster to ask
             return place(pod, placement)
+        if warning := idle_gpus_warning(pool, gpus):
+            self.log.warning("%s", warning)
         owner, now = self._owner(context), datetime.now(UTC)
         seconds = max(1, int((self._deadline(context, now) - now).total_seconds()))
         return place(
