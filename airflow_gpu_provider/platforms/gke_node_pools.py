@@ -87,9 +87,10 @@ class NodePools:
             raise _as_refusal(error, self._pool, f"create {spec.candidate.group}") from error
 
     def update(self, name: str, change: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Start to change one field of a node pool, in UpdateNodePool's words."""
+        """Start to change one field of a node pool: autoscaling, or another in UpdateNodePool's words."""
+        method = "set_node_pool_autoscaling" if "autoscaling" in change else "update_node_pool"
         try:
-            return self._gke.call("update_node_pool", permission=_WRITE, name=self._path(name), **change)
+            return self._gke.call(method, permission=_WRITE, name=self._path(name), **change)
         except CloudError as error:
             raise _as_refusal(error, self._pool, f"update {name}") from error
 

@@ -35,7 +35,8 @@ _OAUTH_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 class Difference:
     """One field in which a node pool is not as its pool says.
 
-    `update` is UpdateNodePool's field that corrects it, None where GKE cannot; `replaces_nodes` says that GKE makes
+    `update` is the field of UpdateNodePool (autoscaling: of SetNodePoolAutoscaling) that corrects it, None where GKE
+    cannot; `replaces_nodes` says that GKE makes
     the nodes anew for it, so that it has to wait until there is none.
     """
 
@@ -137,7 +138,13 @@ class NodePoolSpec:
     def differences(self, found: Mapping[str, Any]) -> list[Difference]:
         """Compare a NodePool with the spec; our own labels on its machines are not compared here."""
         config = found.get("config") or {}
-        return [*self._fixed_differences(found, config), *self._mutable_differences(config)]
+        differences = [*self._fixed_differences(found, config), *self._mutable_differences(config)]
+        if (found.get("autoscaling") or {}).get(
+            "enabled"
+        ):  # it would remove nodes ten minutes later, by its own lights
+            off = {"autoscaling": {"enabled": False}}
+            differences.append(Difference(field="autoscaling", found="on", wanted="off", update=off))
+        return differences
 
     def missing_labels(self, found: Mapping[str, Any]) -> dict[str, str]:
         """Return all labels that the pool should have, if one is missing or differs; an owner that it has stays."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import (
+    CloudError,
     ClusterNotFound,
     CredentialsError,
     GroupNotFound,
@@ -193,6 +194,24 @@ class TestPlanAndApply:
             ).spec_hash
         )
         assert changed.plan(0).is_empty
+
+    def test_switches_off_an_autoscaler_that_somebody_has_set(self, cloud: GoogleCloud) -> None:
+        platform = ready()
+        cloud.node_pools.get(GROUP_A).settings.autoscaling = {"enabled": True, "max_node_count": 3}
+        applied(platform)
+        assert not cloud.node_pools.get(GROUP_A).settings.autoscaling.enabled
+        assert platform.plan(0).is_empty
+
+    def test_an_operation_that_is_done_with_an_error_raises_it(self, cloud: GoogleCloud) -> None:
+        platform = GkePlatform(spec(), OWNER)
+
+        def cancel(line: str) -> None:
+            if line.startswith("create"):
+                for operation in cloud._operations.running():
+                    cloud._operations.cancel(operation.name, cloud._now())
+
+        with pytest.raises(CloudError, match=f"could not create {GROUP_A}.*The operation was cancelled"):
+            platform.apply(platform.plan(1), cancel)
 
     def test_what_would_replace_nodes_waits_until_there_is_none(self, cloud: GoogleCloud) -> None:
         platform = grown(1)

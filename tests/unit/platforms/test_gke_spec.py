@@ -101,6 +101,11 @@ def test_finds_what_differs(fields: dict[str, Any], field: str, update: list[str
     assert (list(difference.update) if difference.update else None) == update
 
 
+def test_an_autoscaler_that_somebody_has_set_on_the_pool_is_switched_off() -> None:
+    (difference,) = spec().differences(answered(spec()) | {"autoscaling": {"enabled": True, "max_node_count": 3}})
+    assert difference.update == {"autoscaling": {"enabled": False}}
+
+
 def test_owners_are_readable_and_told_apart() -> None:
     assert owner_label("prod/nightly") == "prod_nightly-" + owner_label("prod/nightly")[-8:]
     assert owner_label("prod/nightly") != owner_label("prod_nightly")

@@ -80,6 +80,12 @@ def test_the_switch_is_taken_off_what_min_nodes_keep() -> None:
     assert decide(snapshot(machine(1), spec=pool(min_nodes=1))).clear_switch == (A,)
 
 
+def test_a_cloud_without_a_switch_is_not_asked_for_one() -> None:
+    without = {name.replace("-", "_"): {"has_switch": False} for name in (A, B, C)}
+    decision = decide(snapshot(leases=(lease(),), **without))
+    assert (decision.grow, decision.switch) == ({A: 1}, {})
+
+
 def test_machines_that_boot_are_waited_for() -> None:
     booting = machine(1, state="pending", launched_at=NOW)
     assert decide(snapshot(booting, leases=(lease(),), nodes=())).is_empty
