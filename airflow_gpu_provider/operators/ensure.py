@@ -105,6 +105,7 @@ class EnsureGpuPoolOperator(BaseOperator):
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
         key = run_key(context, self.gpu_pool.name)
+        reconciler.platform.check_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         with _gives_up_on_failure(self, reconciler, key):
             reconciler.platform.apply(plan, self.log.info)
             return self._wait(reconciler, key, nodes, owner, context)
@@ -185,7 +186,7 @@ class EnsureGpuPoolOperator(BaseOperator):
 
     def _finish(self, result: dict[str, Any], context: Context) -> dict[str, Any]:
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
-        names = ", ".join(f"{n['name']} ({n['instance_type']} in {n['zone']})" for n in result["nodes"])
+        names = ", ".join(f"{n['name']}{_kind_of(n)}" for n in result["nodes"])
         self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names)
         for phase in result["timeline"]:
             self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
@@ -197,6 +198,20 @@ class EnsureGpuPoolOperator(BaseOperator):
             f"Task {self.task_id} was told to stop while it ensured pool {self.gpu_pool.name}.",
             "Its demand was given up; run the task again.",
         )
+
+
+def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:
+    """Return how many nodes the pool has to have for this run and for those that want nodes already."""
+    from airflow_gpu_provider.cluster.demand import list_demand
+
+    now = datetime.now(UTC)
+    leases = list_demand(reconciler.api, reconciler.pool.name)
+    return nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
+
+
+def _kind_of(node: dict[str, Any]) -> str:
+    """Return type and zone of a node, for people; a node outside of a cloud has neither."""
+    return f" ({node['instance_type']} in {node['zone']})" if node["instance_type"] and node["zone"] else ""
 
 
 class _gives_up_on_failure:

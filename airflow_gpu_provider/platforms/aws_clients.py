@@ -84,6 +84,12 @@ class AwsClients:
     def ec2(self) -> AwsService:
         return self._service("ec2")
 
+    @cached_property
+    def service_quotas(self) -> AwsService:
+        with mapped_errors(service="servicequotas", connection=self.connection):
+            client = self._client("service-quotas")
+        return AwsService(client, service="servicequotas", connection=self.connection)
+
     def cluster_token(self, cluster_name: str) -> str:
         """Return a new bearer token for the cluster's API server; it lives 15 minutes. Makes no call to AWS.
 

@@ -143,6 +143,16 @@ class Platform(ABC):
             PoolDrift: Another writer's spec is on a group.
         """
 
+    def check_quota(self, nodes: int, say: Say) -> None:  # noqa: B027
+        """Compare what the pool lacks to `nodes` nodes with the account's quotas, before anything is asked for.
+
+        What has too small a quota is passed over by this object from now on, and `say` takes a line about it; one
+        too where the account may not read quotas. Default: nothing is compared.
+
+        Raises:
+            QuotaExceeded: Nothing is left; the message has the quota's name, limit, use and need.
+        """
+
     @abstractmethod
     def apply(self, plan: Plan, say: Say) -> None:
         """Start what the plan says: groups are created at size 0. Returns before the cloud is done; see `observe`."""

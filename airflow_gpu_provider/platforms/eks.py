@@ -7,13 +7,21 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import GpuError, GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.errors import (
+    CloudError,
+    GpuError,
+    GroupFailed,
+    GroupNotFound,
+    PermissionDenied,
+    PoolSpecError,
+)
 from airflow_gpu_provider.platforms import eks_plan
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
 from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, Plan, Platform, Say
 from airflow_gpu_provider.platforms.eks_groups import NodeGroups, asg_name, is_owned, why_failed
 from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
+from airflow_gpu_provider.platforms.eks_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.eks_scaling import is_launching, launch_failure, machines
 from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
@@ -47,6 +55,7 @@ class EksPlatform(Platform):
         self._pool = pool
         self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
         self._clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
+        self._over_quota: frozenset[str] = frozenset()
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -105,8 +114,25 @@ class EksPlatform(Platform):
         grow = eks_plan.growth(self._pool, nodes, candidates, observed)
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
 
+    def check_quota(self, nodes: int, say: Say) -> None:
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.live) for group in self.observe())
+        if missing <= 0:
+            return
+        candidates = self.candidates()
+        try:
+            quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
+        except (PermissionDenied, CloudError) as error:
+            # In a network without a way to Service Quotas, nodes can be had all the same.
+            say(f"The account's quotas are not checked: {error}")
+            return
+        verdict = judge(self._pool, missing, candidates, quotas, vcpus)
+        self._over_quota = verdict.passed_over
+        for note in verdict.notes:
+            say(note)
+
     def apply(self, plan: Plan, say: Say) -> None:
-        wanted = {change.group for change in plan.changes}
+        passed_over = self._over_quota
+        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in passed_over}
         if not wanted:
             return
         groups = self._groups.read()
@@ -208,7 +234,7 @@ class EksPlatform(Platform):
             candidate=candidate,
             status=_STATUS[raw["status"]],
             desired=int(asg.get("DesiredCapacity", 0)),
-            max_size=limit if self._is_wanted(candidate) else live,
+            max_size=limit if self._is_wanted(candidate) and name not in self._over_quota else live,
             machines=members,
             switch_at=switch_at,
             launch_failure=launch_failure(activities),

@@ -707,6 +707,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     spec: dict[str, Any] = {"zones": [A, B], "node_role": None}
     account.node_group("web")
     before = account.calls
+    pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).check_quota(1, print)
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
     platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))

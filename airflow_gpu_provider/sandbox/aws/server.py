@@ -113,7 +113,7 @@ class AwsApi:
         if call is None:
             return _send(request_faults.answer(request_faults.UNSIGNED, "sts"), start_response)
         with self._lock:
-            self.calls[f"{call.service}:{_operation(environ, call.service)}"] += 1
+            self.calls[f"{call.scope.service}:{_operation(environ, call.service)}"] += 1
             refusal = self._refusal(call)
             if refusal is not None:
                 return _send(request_faults.answer(refusal, call.service), start_response)

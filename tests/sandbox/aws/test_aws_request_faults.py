@@ -97,7 +97,7 @@ def test_calls_are_counted_by_operation(account: Account) -> None:
     assert made["eks:CreateNodegroup"] == 1
     assert made["eks:DescribeNodegroup"] >= 1
     assert made["autoscaling:DescribeAutoScalingGroups"] == 1
-    assert made["service-quotas:ListServiceQuotas"] == 1
+    assert made["servicequotas:ListServiceQuotas"] == 1
     assert made["ec2:DescribeInstances"] == 1
 
 
