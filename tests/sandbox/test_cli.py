@@ -161,6 +161,7 @@ def test_faults_add_up_until_they_are_cleared(detached: str, gpu_sandbox_cli: Cl
         "device_plugin_never_ready": True,
         "throttle_rates": {"eks": 0.5},
         "error_rates": {"*": 0.25},
+        "quotas": {},
     }
     fault("clear")
     status = json.loads(gpu_sandbox_cli("status", "--name", detached, "--output", "json").stdout)

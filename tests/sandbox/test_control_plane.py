@@ -160,7 +160,7 @@ def test_scheduler_and_controllers_work(control_plane: ControlPlane, core: clien
         pods = core.list_namespaced_pod("default", label_selector="job-name=job").items
         return [pod.spec.node_name for pod in pods] == ["lonely"]
 
-    until(bound, seconds=10, what="the Job's pod on the Node")
+    until(bound, seconds=40, what="the Job's pod on the Node")
     batch.delete_namespaced_job("job", "default", propagation_policy="Background")
     core.delete_node("lonely")
 
