@@ -1,0 +1,34 @@
+"""The GKE example under a real scheduler and triggerer: the file that users are shown, on a sandbox with GKE."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_gpu_provider.sandbox import Sandbox
+from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from airflow_gpu_provider.sandbox.demo import example_dags, training_image
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.harness import Airflow
+
+
+@pytest.fixture(scope="module")
+def on_gke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    dags = tmp_path_factory.mktemp("dags")
+    name = "nightly_training_gke.py"
+    (dags / name).symlink_to(example_dags() / name)
+    with Sandbox(platform="gke", images=(training_image(),), boot_seconds=1.0) as sandbox:
+        env = sandbox.env() | {"PYTHONPATH": path}
+        with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env) as home:
+            yield Airflow(home, sandbox)
+
+
+def test_the_night_trains_and_leaves_nothing(on_gke: Airflow) -> None:
+    run = on_gke.run_dag("nightly_training_gke")
+    assert run.state == "success", on_gke.account()
+    assert on_gke.xcom(run, "train")["accuracy"] >= 0.95
+    assert "served by GKE" in on_gke.log(run, "train-gpu.device_plugin")
+    assert on_gke.leftovers().nothing
