@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,6 +93,16 @@ def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
     for name in ("two", "three"):
         core.delete_namespaced_pod(name, "default", grace_period_seconds=1)
 
+    # A pod with no limit sees all GPUs, where its image asks for them, as NVIDIA's do.
+    watcher = gpu_pod(pool, "watcher")
+    everything = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    changes = {"command": ["sh", "-c", "nvidia-smi -L"], "resources": {}, "env": everything}
+    watcher["spec"]["containers"][0].update(changes)
+    core.create_namespaced_pod("default", watcher)
+    eventually(lambda: core.read_namespaced_pod("watcher", "default").status.phase in ("Succeeded", "Failed"))
+    assert core.read_namespaced_pod_log("watcher", "default").count("GPU ") == 4
+    core.delete_namespaced_pod("watcher", "default", grace_period_seconds=1)
+
     train = GpuPodOperator(
         task_id="train", gpu_pool=pool, gpus=2, image="busybox:1.36", cmds=["sh", "-c", COUNT_GPUS], do_xcom_push=True
     )
@@ -151,6 +163,30 @@ def test_a_kubeconfig_in_the_connection(core: client.CoreV1Api, monkeypatch: pyt
     connection = {"conn_type": "kubernetes", "extra": {"kube_config": kubeconfig}}
     monkeypatch.setenv("AIRFLOW_CONN_INLINE", json.dumps(connection))
     assert platform_for(lab(kubernetes_conn_id="inline")).plan(1).changes
+
+
+def test_in_cluster_with_a_service_accounts_token(
+    core: client.CoreV1Api, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    request = {"spec": {"audiences": [], "expirationSeconds": 3600}}
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", **request}
+    token = core.create_namespaced_service_account_token("default", "default", body).status.token
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"}
+    subjects = [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}]
+    rbac = client.RbacAuthorizationV1Api(core.api_client)
+    rbac.create_cluster_role_binding({"metadata": {"name": "in-cluster"}, "roleRef": role, "subjects": subjects})
+    (tmp_path / "token").write_text(token)
+    (tmp_path / "ca.crt").write_bytes(base64.b64decode(gpu_sandbox.control_plane.ca_data))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    host, _, port = gpu_sandbox.control_plane.server.removeprefix("https://").partition(":")
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", host)
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", port)
+    monkeypatch.setenv("AIRFLOW_CONN_INSIDE", json.dumps({"conn_type": "kubernetes", "extra": {"in_cluster": True}}))
+    try:
+        assert platform_for(lab(kubernetes_conn_id="inside")).plan(1).changes
+    finally:
+        rbac.delete_cluster_role_binding("in-cluster")
 
 
 def test_a_connection_that_leads_nowhere(core: client.CoreV1Api) -> None:
