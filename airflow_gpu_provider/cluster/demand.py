@@ -10,6 +10,7 @@ import json
 import logging
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
@@ -41,7 +42,7 @@ class DemandKey:
     run_id: str
     pool: str
 
-    @property
+    @cached_property
     def hash(self) -> str:
         """A short name that is valid in labels and object names, as run ids are not."""
         parts = json.dumps([self.installation, self.dag_id, self.run_id, self.pool])

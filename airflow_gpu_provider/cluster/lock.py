@@ -107,6 +107,8 @@ class PoolLock:
         spec = {key: value for key, value in record["spec"].items() if key != "holderIdentity"}
         try:
             self._write(record, spec)
+        except (ObjectChanged, ObjectNotFound):
+            log.info("The lock %s/%s was taken by another before it was given back.", DEMAND_NAMESPACE, self.name)
         except GpuError as failed:
             # What was to be done under the lock is done, or has an error of its own; the record runs out by itself.
             log.warning("The lock %s/%s could not be given back: %s", DEMAND_NAMESPACE, self.name, failed)

@@ -105,7 +105,7 @@ def cordon(api: ApiClient, node: Node, *, by: str) -> bool:
         ObjectNotFound: The node is gone.
     """
     for _ in range(_TRIES):
-        now = _read(api, node)
+        now = read_node(api, node)
         if now.cordoned:
             return now.cordoned_by_us
         if _patch(api, now, unschedulable=True, mark=by):
@@ -120,7 +120,7 @@ def uncordon(api: ApiClient, node: Node) -> bool:
         ObjectNotFound: The node is gone.
     """
     for _ in range(_TRIES):
-        now = _read(api, node)
+        now = read_node(api, node)
         if not now.cordon_mark:
             return not now.cordoned
         if _patch(api, now, unschedulable=None, mark=None):
@@ -128,7 +128,8 @@ def uncordon(api: ApiClient, node: Node) -> bool:
     raise ObjectChanged(f"Node {node.name} changed each time that it was to be uncordoned.")
 
 
-def _read(api: ApiClient, node: Node) -> Node:
+def read_node(api: ApiClient, node: Node) -> Node:
+    """Return the node as it is now; raises ObjectNotFound when it is gone."""
     return Node.parse(call(api, "get", f"{_NODES}/{node.name}", resource="nodes"))
 
 

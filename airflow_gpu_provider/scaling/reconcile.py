@@ -10,7 +10,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
 from airflow_gpu_provider.cluster.lock import PoolLock
-from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, uncordon
+from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_node, uncordon
 from airflow_gpu_provider.cluster.pods import Pod, delete_run_pods, list_node_pods, list_pool_pods
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
@@ -234,8 +234,18 @@ class _Writes:
             self._said.append(f"pod {holders[0]} has come to node {node.name}")
             self._uncordon(node)
             return
+        if not node.ready and self._is_ready_now(node):
+            self._said.append(f"node {node.name} has become Ready")
+            self._uncordon(node)
+            return
         self._lock.check()
         self._remove_if_fresh(machine, looked_at)
+
+    def _is_ready_now(self, node: Node) -> bool:
+        try:
+            return read_node(self._on.api, node).ready
+        except ObjectNotFound:
+            return False
 
     def _release_without_node(self, machine: Machine) -> None:
         looked_at = self._on._clock.monotonic()

@@ -55,11 +55,6 @@ def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
     return min(snapshot.pool.max_nodes, max(lease.nodes, there))
 
 
-def is_unleased(snapshot: PoolSnapshot, pod: Pod) -> bool:
-    """Say whether no lease, live or expired, covers the pod: then it is demand by itself, and is never killed."""
-    return pod.run is None or pod.run not in {lease.key.hash for lease in snapshot.leases}
-
-
 def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:
     """Say whether the pod runs although its run's time is over. What has ended and is not collected yet is not."""
     if pod.finished or pod.run is None:
@@ -105,8 +100,10 @@ def _unleased_pending(snapshot: PoolSnapshot) -> int:
 
 
 def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
+    """Yield the pods that no lease covers, live or expired: they are demand by themselves, and are never killed."""
+    leased = {lease.key.hash for lease in snapshot.leases}
     for pod in snapshot.pods:
-        if pod.gpus and not (pod.daemon or pod.finished or pod.deleting) and is_unleased(snapshot, pod):
+        if pod.gpus and not (pod.daemon or pod.finished or pod.deleting) and pod.run not in leased:
             yield pod
 
 

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from typing import Literal, TypeVar
 
 from greenlet import greenlet
 
 EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
+
+T = TypeVar("T")
+Trouble = Literal["request lost", "answer lost"]
+
+TICK = 300.0
+"""Seconds: what is due at some time happens at most this much later."""
 
 
 class Killed(BaseException):
@@ -31,13 +38,20 @@ class ModelClock:
 
 
 class Actor:
-    """One process. `wakes_at` is when it goes on; `error` is what ended it."""
+    """One process.
+
+    Attributes:
+        wakes_at: When it goes on.
+        decisions: How often it began to change the pool.
+        trouble: What happens to its next request.
+    """
 
     def __init__(self, name: str, work: Callable[[], None], actors: Actors) -> None:
         self.name = name
         self.wakes_at = 0.0
         self.killed = False
-        self.error: BaseException | None = None
+        self.decisions = 0
+        self.trouble: Trouble | None = None
         self._actors = actors
         self._greenlet = greenlet(work)
 
@@ -100,9 +114,23 @@ class Actors:
         if actor.killed:
             raise Killed
 
+    def request(self, work: Callable[[], T], error: Callable[[], Exception]) -> T:
+        """Do what a request asks for, unless the request is lost; and answer, unless the answer is."""
+        trouble: Trouble | None = None
+        if self.current:
+            trouble, self.current.trouble = self.current.trouble, None
+        if trouble == "request lost":
+            self.note(trouble)
+            raise error()
+        answer = work()
+        if trouble == "answer lost":
+            self.note(trouble)
+            raise error()
+        return answer
+
     def advance_to(self, time: float) -> None:
-        if time > self.time:
-            self.time = time
+        while time > self.time:
+            self.time = min(time, self.time + TICK)
             self.when_time_moves()
 
     def close(self) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import marshal
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
 from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import ProtocolError
 
 from airflow_gpu_provider.cluster.clock import format_time
 from tests.unit.scaling.model.actors import EPOCH, Actors
@@ -31,12 +32,15 @@ class ApiServer:
 
     def call_api(self, path: str, method: str, **request: Any) -> Raw:
         self._actors.pause()
+        return self._actors.request(lambda: self._answer(path, method, request), lambda: ProtocolError("aborted"))
+
+    def _answer(self, path: str, method: str, request: Raw) -> Raw:
         parts = path.strip("/").split("/")
         names = [part for part in parts if part in _COLLECTIONS]
         objects: dict[str, Raw] = getattr(self, names[-1])
         name = parts[-1] if parts[-1] not in _COLLECTIONS else ""
         answer = self._answers[method](self, objects, name, request)
-        return json.loads(json.dumps(answer))  # type: ignore[no-any-return]
+        return marshal.loads(marshal.dumps(answer))  # type: ignore[no-any-return]
 
     def _get(self, objects: dict[str, Raw], name: str, request: Raw) -> Raw:
         if name:
@@ -48,11 +52,11 @@ class ApiServer:
         name = request["body"]["metadata"]["name"]
         if name in objects:
             raise ApiException(status=409, reason="AlreadyExists")
-        return self.put(objects, json.loads(json.dumps(request["body"])))
+        return self.put(objects, marshal.loads(marshal.dumps(request["body"])))
 
     def _put(self, objects: dict[str, Raw], name: str, request: Raw) -> Raw:
         self._check_version(self._existing(objects, name), request["body"]["metadata"])
-        return self.put(objects, json.loads(json.dumps(request["body"])))
+        return self.put(objects, marshal.loads(marshal.dumps(request["body"])))
 
     def _patch(self, objects: dict[str, Raw], name: str, request: Raw) -> Raw:
         now = self._existing(objects, name)

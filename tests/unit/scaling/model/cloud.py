@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
+from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, Plan, Platform, Say
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from tests.unit.scaling.model.actors import Actors
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -24,6 +27,7 @@ class Asg:
     out_of_stock: bool = False
     failure: LaunchFailure | None = None
     switch_at: datetime | None = None
+    switched: bool = False
 
     @property
     def live(self) -> list[str]:
@@ -111,33 +115,48 @@ class ModelPlatform(Platform):
         )
 
     def set_switch(self, groups: Collection[str], at: datetime) -> None:
-        for name in groups:
-            self.cloud.asgs[name].switch_at = at
+        def write() -> None:
+            for name in groups:
+                self.cloud.asgs[name].switch_at = at
+
+        self._write(write)
 
     def clear_switch(self, groups: Collection[str]) -> None:
-        for name in groups:
-            self.cloud.asgs[name].switch_at = None
+        raise NotImplementedError
 
     def grow(self, sizes: Mapping[str, int]) -> None:
-        for name, size in sizes.items():
-            self._actors.note(f"{name} is set to {size}")
-            self.cloud.asgs[name].desired = size
+        def write() -> None:
+            for name, size in sizes.items():
+                self._actors.note(f"{name} is set to {size}")
+                self.cloud.asgs[name].desired = size
+                self.cloud.asgs[name].switched = False
+
+        self._write(write)
 
     def release(self, machines: Sequence[Machine]) -> None:
-        for machine in machines:
-            asg = self.cloud.asgs[machine.group]
-            if machine.id in asg.live:
-                asg.desired = max(0, asg.desired - 1)
-                self._terminate(machine.id)
+        def write() -> None:
+            for machine in machines:
+                asg = self.cloud.asgs[machine.group]
+                if machine.id in asg.live:
+                    asg.desired = max(0, asg.desired - 1)
+                    self._terminate(machine.id)
+
+        self._write(write)
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
-        sizes = {}
-        for name in groups:
-            asg = self.cloud.asgs[name]
-            if not asg.launching and asg.desired > len(asg.live):
-                asg.desired = sizes[name] = len(asg.live)
-                self._actors.note(f"{name} is shrunk to {asg.desired}")
-        return sizes
+        def write() -> dict[str, int]:
+            sizes = {}
+            for name in groups:
+                asg = self.cloud.asgs[name]
+                if not asg.launching and asg.desired > len(asg.live):
+                    asg.desired = sizes[name] = len(asg.live)
+                    self._actors.note(f"{name} is shrunk to {asg.desired}")
+            return sizes
+
+        return self._write(write)
+
+    def _write(self, write: Callable[[], T]) -> T:
+        return self._actors.request(write, lambda: CloudError("The cloud did not answer."))
 
     def cluster_access(self) -> Any:
         raise NotImplementedError

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from typing import Any
 
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
-from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost
+from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.decisions import decide, usable_needed
@@ -16,6 +18,9 @@ from airflow_gpu_provider.scaling.supply import READY_WITHIN, usable_nodes
 from tests.unit.scaling.model.actors import Actors
 from tests.unit.scaling.model.api_server import ApiServer, Raw
 from tests.unit.scaling.model.cloud import Asg, Cloud, ModelPlatform
+
+LOSS_IS_NEWS = 120.0
+"""Seconds for which a decision may not know yet that the cloud has taken a machine."""
 
 BINDING_LAG = 0.9
 """Seconds from the scheduler's choice of a node, by what it knew then, until the pod is bound; less than SETTLE."""
@@ -40,9 +45,11 @@ class World:
         self.api = ApiServer(self.actors)
         self.cloud = Cloud(self.pool, self.actors)
         self.finished_runs: set[str] = set()
+        self.lost_pods: set[str] = set()
+        self.lost_at = float("-inf")
         self.ends: dict[str, datetime] = {}  # run -> its until
         self.bindings: dict[str, tuple[str, float]] = {}  # pod -> the node chosen for it, and when
-        self._reconciler = reconciler
+        self._reconciler = _watched(reconciler, self.actors)
         self._count = 0
         self.actors.when_time_moves = self._time_moved
 
@@ -69,12 +76,29 @@ class World:
     def terminate(self, machine: str) -> None:
         """A machine goes, by an actor's call or by its group's choice: was that right?"""
         self.actors.note(f"machine {machine} goes")
-        for pod in self.pods_on(machine):
-            self.require(not self._is_protected(pod), f"machine {machine} goes with pod {pod.name}")
-        self._require_enough_without(machine)
         asg = self.cloud.asg_of(machine)
         if asg is None:
             return
+        # The switch is the one thing that may take a machine with a pod; whether it may fire was judged when it did.
+        by_switch = asg.switched and self.actors.current is None
+        self.require(not (self.actors.current and self._is_cordoned_by_people(machine)), "somebody's cordon is ignored")
+        if not by_switch:
+            for pod in self.pods_on(machine):
+                self.require(not self._is_protected(pod), f"machine {machine} goes with pod {pod.name}")
+            if self.actors.time - self.lost_at > LOSS_IS_NEWS:
+                self._require_enough_without(machine)
+        self._ends(asg, machine)
+
+    def lose(self, machine: str) -> None:
+        """The cloud takes a machine back (spot), whatever runs there; its group will replace it."""
+        asg = self.cloud.asg_of(machine)
+        if asg and machine in asg.live:
+            self.actors.note(f"machine {machine} is lost")
+            self.lost_at = self.actors.time
+            self.lost_pods |= {pod.name for pod in self.pods_on(machine)}
+            self._ends(asg, machine)
+
+    def _ends(self, asg: Asg, machine: str) -> None:
         asg.terminating.add(machine)
         for pod in self.pods_on(machine):
             del self.api.pods[pod.name]
@@ -123,6 +147,7 @@ class World:
             self.actors.note(f"the switch of {asg.candidate.group} fires")
             self.require(not self._demand(), "the switch fires while somebody's demand is live")
         asg.desired = 0
+        asg.switched = True
 
     # -- what clouds, nodes and schedulers do ----------------------------------------------------------------
 
@@ -148,9 +173,31 @@ class World:
         joined = datetime.fromisoformat(node["metadata"]["creationTimestamp"])
         condition = node["status"]["conditions"][0]
         if condition["status"] == "False" and self.now - joined >= timedelta(seconds=READY_AFTER):
-            condition["status"] = "True"
+            condition |= {"status": "True", "lastTransitionTime": self.api.stamp()}
             self.actors.note(f"{node['metadata']['name']} is Ready")
             self.api.put(self.api.nodes, node)
+
+    def blink(self, node: Raw) -> None:
+        """The node is not Ready for a while, as when its kubelet restarts."""
+        self.actors.note(f"{node['metadata']['name']} is not Ready")
+        node["status"]["conditions"][0] |= {"status": "False", "lastTransitionTime": self.api.stamp()}
+        self.api.put(self.api.nodes, node)
+
+    def cordon_by_people(self, node: Raw) -> None:
+        if not node["spec"].get("unschedulable"):
+            self.actors.note(f"somebody cordons {node['metadata']['name']}")
+            node["spec"]["unschedulable"] = True
+            self.api.put(self.api.nodes, node)
+
+    def uncordon_by_people(self) -> None:
+        for node in self.api.nodes.values():
+            if self._is_cordoned_by_people(node["metadata"]["name"].removeprefix("node-")):
+                del node["spec"]["unschedulable"]
+                self.api.put(self.api.nodes, node)
+
+    def _is_cordoned_by_people(self, machine: str) -> bool:
+        raw = self.api.nodes.get(f"node-{machine}")
+        return raw is not None and Node.parse(raw).cordoned and not Node.parse(raw).cordon_mark
 
     def pending(self) -> list[Raw]:
         pods = self.api.pods.values()
@@ -188,6 +235,10 @@ class World:
     def running(self) -> list[Raw]:
         return [raw for raw in self.api.pods.values() if raw["status"]["phase"] == "Running"]
 
+    def pods_end(self) -> None:
+        for pod in self.running():
+            self.finish(pod)
+
     def create_pod(self, run: str | None) -> str:
         self._count += 1
         name = f"pod-{self._count}"
@@ -208,7 +259,7 @@ class World:
                 self.api.nodes.pop(f"node-{machine}", None)
             asg.terminating.clear()
 
-    def everything_happens(self) -> None:
+    def everything_happens(self, *, pods_start: bool = True) -> None:
         """One round of all that clouds, kubelets and the scheduler do by themselves."""
         for name, asg in self.cloud.asgs.items():
             while self.cloud.launch_begins(name):
@@ -222,7 +273,7 @@ class World:
             self.join(machine)
         for node in list(self.api.nodes.values()):
             self.become_ready(node)
-        for pod in self.pending():
+        for pod in self.pending() if pods_start else ():
             self.choose_node(pod)
 
     # -- what DAG runs do ------------------------------------------------------------------------------------
@@ -238,6 +289,18 @@ class World:
                 self.actors.clock.sleep(60)
 
         self.actors.start(name, work)
+
+
+def _watched(reconciler: type[Reconciler], actors: Actors) -> type[Reconciler]:
+    """Count an actor's decisions, so that it can be made to stall in the middle of one."""
+
+    class Watched(reconciler):  # type: ignore[misc, valid-type]
+        def _lock(self) -> Any:
+            if actors.current:
+                actors.current.decisions += 1
+            return super()._lock()
+
+    return Watched
 
 
 class _Run:
@@ -276,9 +339,12 @@ class _Run:
             if all(Pod.parse(raw).finished for raw in raws):
                 self._collect(raws)
                 return
+            if self._clock.now() >= self._world.ends[self._key.hash]:
+                return  # pods that have not started by now never will
             self._clock.sleep(15)
             _patiently(self._world, self._reconciler.reconcile)
-        self._world.require(self._clock.now() >= self._world.ends[self._key.hash], "the run's pods were taken from it")
+        is_over = self._clock.now() >= self._world.ends[self._key.hash]
+        self._world.require(is_over or bool(self._world.lost_pods & set(pods)), "the run's pods were taken from it")
 
     def _collect(self, raws: list[Raw]) -> None:
         for raw in raws:
@@ -289,20 +355,23 @@ class _Run:
 
     def _scale_down(self) -> None:
         while True:
-            self._reconciler.delete_run_pods(self._key)
-            outcome = _patiently(self._world, lambda: self._reconciler.give_up(self._key))
+            outcome = _patiently(self._world, self._give_up)
             mine = [pod for pod in outcome.snapshot.pods if pod.run == self._key.hash and not pod.finished]
             if not mine and decide(outcome.snapshot).is_empty:
                 return
             self._clock.sleep(5)
 
+    def _give_up(self) -> Outcome:
+        self._reconciler.delete_run_pods(self._key)
+        return self._reconciler.give_up(self._key)
+
 
 def _patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
-    """Try again as whoever waits does, when the lock is busy or was lost."""
+    """Try again, as whoever waits does."""
     while True:
         try:
             outcome = work()
-        except (DemandLockBusy, DemandLockLost) as error:
+        except (CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost) as error:
             world.actors.note(type(error).__name__)
             world.actors.clock.sleep(5)
         else:
