@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.block import gpu_nodes
+    from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
     from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _NAMES = {
+    "DeleteGpuPoolOperator": "operators.delete",
     "EksGpuPool": "pools.eks",
     "EnsureGpuPoolOperator": "operators.ensure",
     "GkeGpuPool": "pools.gke",
@@ -34,6 +36,7 @@ _NAMES = {
 }
 
 __all__ = [
+    "DeleteGpuPoolOperator",
     "EksGpuPool",
     "EnsureGpuPoolOperator",
     "GkeGpuPool",

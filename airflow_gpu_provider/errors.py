@@ -12,6 +12,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       NodesNotReady  GpusNotAllocatable
       DemandLockLost  DemandLockBusy
       PoolNotReleased              scale-down did not end in time
+      PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
       BlockFailed                  a task of a gpu_nodes block failed
@@ -146,6 +147,10 @@ class DemandLockLost(GpuError):
 
 class PoolNotReleased(GpuError):
     """Machines that nobody wants did not go in time; the message names them and what holds them."""
+
+
+class PoolInUse(GpuError):
+    """A pool that is to be deleted has pods on its nodes, or a run wants nodes of it; nothing was deleted."""
 
 
 class DevicePluginConflict(GpuError):

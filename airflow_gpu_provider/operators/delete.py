@@ -1,0 +1,89 @@
+"""DeleteGpuPoolOperator: a pool's groups go, those that this package created and no others."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
+from airflow_gpu_provider.retries import default_retry_policy
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
+
+_POLL_SECONDS = 5.0
+
+
+class DeleteGpuPoolOperator(BaseOperator):
+    """Delete the groups that this package created for a pool, and what it keeps of the pool in the cluster.
+
+    Groups that others created are left alone. A second run deletes nothing. A pool that is in use is left as it is:
+    a pod is on its nodes, or a run's demand lives.
+
+    Args:
+        gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
+        force: Delete it although it is in use; its pods end with their nodes. Default False.
+        timeout: How long to wait until the groups are gone. Default 30 minutes.
+
+    Returns:
+        `{"pool", "deleted": [group, ...]}`.
+
+    Raises:
+        PoolInUse: Pods run there, or a run wants nodes; nothing was deleted.
+        PoolNotReleased: The groups are not gone in time; the cloud goes on with it.
+    """
+
+    template_fields: Sequence[str] = ("gpu_pool", "force")
+    ui_color = "#f2d9d9"
+
+    def __init__(
+        self, *, gpu_pool: GpuPool, force: bool = False, timeout: timedelta = timedelta(minutes=30), **kwargs: Any
+    ) -> None:
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        super().__init__(**kwargs)
+        self.gpu_pool = gpu_pool
+        self.force = force
+        self.wait_timeout = timeout
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.run_identity import installation_id, lock_holder
+        from airflow_gpu_provider.scaling.deletion import delete_pool, forget_pool
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        owner = f"{installation_id()}/{context['ti'].dag_id}"
+        reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+        groups = delete_pool(reconciler, force=bool(self.force), say=self.log.info)
+        self._wait(reconciler, groups)
+        forget_pool(reconciler)
+        self.log.info("Pool %s is deleted: %s", self.gpu_pool.name, ", ".join(groups) or "it had no group")
+        return {"pool": self.gpu_pool.name, "deleted": list(groups)}
+
+    def _wait(self, reconciler: Reconciler, groups: tuple[str, ...]) -> None:
+        """Ask again for each group that is there: EKS refuses one that is being updated."""
+        deadline = time.monotonic() + self.wait_timeout.total_seconds()
+        while left := reconciler.platform.observe():
+            if time.monotonic() > deadline:
+                names = ", ".join(group.name for group in left)
+                raise PoolNotReleased(
+                    f"Pool {self.gpu_pool.name}: {names} of {', '.join(groups)} are still there"
+                    f" after {self.wait_timeout}.",
+                    "See what the cloud says of them, and run the task again.",
+                    pool=self.gpu_pool.name,
+                    groups=[group.name for group in left],
+                )
+            time.sleep(_POLL_SECONDS)
+            if any(group.status not in ("deleting", "failed") for group in left):
+                reconciler.platform.delete(self.log.info)
+
+    def on_kill(self) -> None:
+        """End the task with an error, never green. The cloud goes on deleting what it was told to delete."""
+        raise TaskKilled(
+            f"Task {self.task_id} was told to stop while it deleted pool {self.gpu_pool.name}.", "Run the task again."
+        )

@@ -1,0 +1,60 @@
+"""The end of a pool: refuse while it is in use, delete its groups, forget its leases."""
+
+from __future__ import annotations
+
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.demand import LEASES, give_up, list_demand
+from airflow_gpu_provider.cluster.lock import PoolLock
+from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.errors import PoolInUse
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wanted import live_leases
+
+
+def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, ...]:
+    """Start to delete the pool's groups, under its lock; return their names. The pool's demand is given up.
+
+    Raises:
+        PoolInUse: A pod is on its nodes or waits for one, or a run wants nodes; not with `force`.
+    """
+    with PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder, say=say) as lock:
+        snapshot = reconciler.snapshot()
+        users = _users(snapshot)
+        if users and not force:
+            raise PoolInUse(
+                f"Pool {reconciler.pool.name} is in use by {', '.join(users)}; nothing was deleted.",
+                "Wait until they are done, or delete it with force=True.",
+                pool=reconciler.pool.name,
+                users=users,
+            )
+        for user in users:
+            say(f"{user} uses the pool, and loses its nodes: force=True")
+        for lease in snapshot.leases:
+            lock.check()
+            give_up(reconciler.api, lease.key)
+        lock.check()
+        reconciler.platform.delete(say)
+        return tuple(group.name for group in snapshot.groups)
+
+
+def forget_pool(reconciler: Reconciler) -> None:
+    """Delete the lock's own object where the pool is gone and nobody has begun to want it again."""
+    if list_demand(reconciler.api, reconciler.pool.name):
+        return
+    lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
+    path = f"{LEASES}/{lock.name}"
+    try:
+        found = call(reconciler.api, "get", path, resource="leases")
+        if not found["spec"].get("holderIdentity"):
+            exactly = {"resourceVersion": found["metadata"]["resourceVersion"]}
+            call(reconciler.api, "delete", path, resource="leases", body={"preconditions": exactly})
+    except (ObjectNotFound, ObjectChanged):
+        return  # another one took it, or it is gone
+
+
+def _users(snapshot: PoolSnapshot) -> list[str]:
+    pods = (pod for pod in snapshot.pods if not pod.daemon)
+    held = [f"pod {pod}" for pod in pods if pod.holds_node(snapshot.now) or (pod.node is None and not pod.finished)]
+    return [*(f"the run {lease.key}" for lease in live_leases(snapshot)), *held]
