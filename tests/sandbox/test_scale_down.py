@@ -1,0 +1,112 @@
+"""ScaleDownSensor in each of its modes, and two runs that share a pool, against the real API server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowRescheduleException
+
+from airflow_gpu_provider.errors import PoolNotReleased
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import context_of, run
+
+
+@pytest.fixture(scope="module")
+def env(gpu_sandbox: Sandbox) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu_sandbox.env().items():
+            patch.setenv(name, value)
+        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def no_faults_left(gpu_sandbox: Sandbox) -> Iterator[None]:
+    yield
+    gpu_sandbox.faults.clear()
+
+
+def a_pool(sandbox: Sandbox, name: str, **fields: Any) -> EksGpuPool:
+    defaults: dict[str, Any] = {
+        "cluster_name": sandbox.cluster_name,
+        "region": sandbox.region,
+        "instance_types": ["g6.xlarge"],
+        "zones": [sandbox.zones[0]],
+        "max_nodes": 2,
+    }
+    return EksGpuPool(name=name, **{**defaults, **fields})
+
+
+def ensure(pool: EksGpuPool, run_id: str = "one", **arguments: Any) -> Any:
+    return run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False, **arguments), run_id=run_id)
+
+
+def test_poke_mode(gpu_sandbox: Sandbox, env: None) -> None:
+    pool = a_pool(gpu_sandbox, "poke")
+    ensure(pool)
+    sensor = ScaleDownSensor(task_id="zero", gpu_pool=pool, deferrable=False, poke_interval=0.5)
+    result = run(sensor, run_id="one")
+    assert (result["nodes"], result["desired"], result["kept"]) == (0, 0, [])
+
+
+def test_reschedule_mode_counts_its_time_from_the_first_look(gpu_sandbox: Sandbox, env: None) -> None:
+    pool = a_pool(gpu_sandbox, "reschedule")
+    ensure(pool)
+    first = datetime.now(UTC)
+
+    def look(since: datetime) -> Any:
+        sensor = ScaleDownSensor(task_id="zero", gpu_pool=pool, deferrable=False, mode="reschedule", timeout=60)
+        context = context_of(sensor, run_id="one")
+        context["ti"].get_first_reschedule_date = lambda _: since
+        return sensor.execute(context)
+
+    with pytest.raises(AirflowRescheduleException):
+        look(first)
+    with pytest.raises(PoolNotReleased, match="is not back to its size after 1 min"):
+        look(first - timedelta(seconds=61))
+    deadline = datetime.now(UTC) + timedelta(seconds=30)
+    while True:
+        try:
+            result = look(first)
+            break
+        except AirflowRescheduleException:
+            assert datetime.now(UTC) < deadline, "the machine did not go"
+    assert result["nodes"] == 0
+
+
+def test_what_another_run_wants_stays_and_is_named(gpu_sandbox: Sandbox, env: None) -> None:
+    pool = a_pool(gpu_sandbox, "shared")
+    ensure(pool, "one")
+    assert len(ensure(pool, "two")["nodes"]) == 2
+    first = run(ScaleDownSensor(task_id="zero", gpu_pool=pool), run_id="one")
+    assert first["nodes"] == 1
+    assert any("nightly/two" in line for line in first["kept"])
+    second = run(ScaleDownSensor(task_id="zero", gpu_pool=pool), run_id="two")
+    assert (second["nodes"], second["kept"]) == (0, [])
+
+
+def test_twice_is_once(gpu_sandbox: Sandbox, env: None) -> None:
+    pool = a_pool(gpu_sandbox, "twice")
+    ensure(pool)
+    for _ in range(2):
+        assert run(ScaleDownSensor(task_id="zero", gpu_pool=pool), run_id="one")["nodes"] == 0
+
+
+def test_a_pool_that_was_never_made_is_at_zero(gpu_sandbox: Sandbox, env: None) -> None:
+    result = run(ScaleDownSensor(task_id="zero", gpu_pool=a_pool(gpu_sandbox, "never")), run_id="one")
+    assert (result["nodes"], result["desired"]) == (0, 0)
+
+
+def test_a_dry_run_changes_nothing(gpu_sandbox: Sandbox, env: None) -> None:
+    pool = a_pool(gpu_sandbox, "dry")
+    calls = sum(gpu_sandbox.aws.calls[name] for name in gpu_sandbox.aws.calls if "Create" in name)
+    result = ensure(pool, dry_run=True)
+    assert result["changes"]
+    assert any("dry-a-g6-xlarge" in line for line in result["plan"])
+    assert sum(gpu_sandbox.aws.calls[name] for name in gpu_sandbox.aws.calls if "Create" in name) == calls
