@@ -16,7 +16,6 @@ from airflow_gpu_provider.platforms.parallel import in_parallel
 _READ = "compute.instanceGroupManagers.get"
 _WRITE = "compute.instanceGroupManagers.update"
 _SHRINK_SECONDS = 10.0
-_NEWEST_ERRORS = 20
 _OPERATION_SECONDS = 10.0
 
 
@@ -37,7 +36,7 @@ class InstanceGroups:
         try:
             target = int(self._compute.get(path, permission=_READ).get("targetSize", 0))
             managed = self._managed(path)
-            errors = tuple(self._errors(path))
+            errors = tuple(self._compute.items(f"{path}/listErrors", "items", permission=_READ))
         except CloudError as error:
             if has_status(error, "NOT_FOUND"):
                 return InstanceGroup(path=path, target=0)
@@ -48,10 +47,6 @@ class InstanceGroups:
     def _managed(self, path: str) -> tuple[Mapping[str, Any], ...]:
         pages = self._compute.items(f"{path}/listManagedInstances", "managedInstances", permission=_READ, method="POST")
         return tuple(pages)
-
-    def _errors(self, path: str) -> list[Mapping[str, Any]]:
-        answer = self._compute.get(f"{path}/listErrors", permission=_READ, maxResults=_NEWEST_ERRORS)
-        return list(answer.get("items") or ())
 
     def _launched_at(self, path: str, managed: Mapping[str, Any]) -> datetime | None:
         """Return when an instance was created. The id tells it from another that has had its name before."""
