@@ -15,6 +15,7 @@ from airflow_gpu_provider.retries import default_retry_policy
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_gpu_provider.platforms.base import Group
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.reconcile import Reconciler
 
@@ -68,7 +69,7 @@ class DeleteGpuPoolOperator(BaseOperator):
     def _wait(self, reconciler: Reconciler, groups: tuple[str, ...]) -> None:
         """Ask again for each group that is there: EKS refuses one that is being updated."""
         deadline = time.monotonic() + self.wait_timeout.total_seconds()
-        while left := reconciler.platform.observe():
+        while left := [group for group in reconciler.platform.observe() if _is_there(group)]:
             if time.monotonic() > deadline:
                 names = ", ".join(group.name for group in left)
                 raise PoolNotReleased(
@@ -87,3 +88,8 @@ class DeleteGpuPoolOperator(BaseOperator):
         raise TaskKilled(
             f"Task {self.task_id} was told to stop while it deleted pool {self.gpu_pool.name}.", "Run the task again."
         )
+
+
+def _is_there(group: Group) -> bool:
+    """Machines that others bring form a group in name only: it has ended when none is in the pool."""
+    return bool(group.machines) or group.when_idle == "remove"
