@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
+from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.retries import default_retry_policy
 
@@ -58,6 +59,7 @@ class InstallDevicePluginOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "options")
+    operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
     def __init__(

@@ -40,6 +40,7 @@ from airflow_gpu_provider.errors import (
     PoolSpecError,
     TaskKilled,
 )
+from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
@@ -47,7 +48,6 @@ from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.scaling.drive import Narrator
-from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import watch_pod
@@ -91,6 +91,7 @@ class GpuPodOperator(KubernetesPodOperator):
     """
 
     template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, "gpu_pool")
+    operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
     def __init__(
@@ -145,12 +146,11 @@ class GpuPodOperator(KubernetesPodOperator):
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on when the trigger has an event: collect log and result, and raise what the pod ended with."""
-        if event.get("timeline"):
-            context["ti"].xcom_push(key="timeline", value=event["timeline"])
+        self._tell_timeline(event.get("timeline") or [], context)
         if event.get("error"):
             self._error = GpuError.from_record(event["error"])
         with self._typed_errors():
-            if self._error and (event["status"] == "timeout" or not self._error.retryable):
+            if self._error and (event["status"] == "timeout" or _is_final(event, self._error)):
                 self._end_unfinished(context, event)
             result = super().trigger_reentry(context, event)
             if self.pod is None and self.do_xcom_push:
@@ -166,7 +166,8 @@ class GpuPodOperator(KubernetesPodOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralTimeout, TaskDeferralError) as error:
-            for pod in self._own_pods(self._namespace(), self._owner(context)):
+            namespace = context["ti"].xcom_pull(key="pod_namespace", map_indexes=context["ti"].map_index)
+            for pod in self._own_pods(namespace or self.namespace or "default", self._owner(context)):
                 self.pod_manager.delete_pod(pod)
             raise PodDeadline(
                 f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
@@ -307,9 +308,6 @@ class GpuPodOperator(KubernetesPodOperator):
             self._ownership = Ownership.of(context["ti"], run_key(context, self._rendered_pool().name))
         return self._ownership
 
-    def _namespace(self) -> str:
-        return self.namespace or "default"
-
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def invoke_defer_method(self, last_log_time: Any = None, context: Context | None = None) -> None:
@@ -350,14 +348,20 @@ class GpuPodOperator(KubernetesPodOperator):
         watch = watch_pod(
             self._rendered_pool(), wait, owner=owner, narrator=self._narrator, open_access=lambda: self.hook.access
         )
-        self._take(self._stop.run(watch))
-
-    def _take(self, progress: Progress) -> None:
+        progress = self._stop.run(watch)
         result = progress.result or {}
-        if progress.error is not None:
-            self._error = progress.error
-            if not result.get("container_ended"):
-                raise progress.error
+        self._error = progress.error
+        if until == "ended" or progress.error:
+            self._tell_timeline(result.get("timeline") or [], self._context)
+        if progress.error and not result.get("container_ended"):
+            raise progress.error
+
+    def _tell_timeline(self, phases: list[dict[str, Any]], context: Context) -> None:
+        if not phases:
+            return
+        for phase in phases:
+            self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
+        context["ti"].xcom_push(key="timeline", value=phases)
 
     def _wait(self, context: Context, until: Literal["started", "ended"]) -> PodWait:
         assert self.pod is not None
@@ -512,6 +516,11 @@ class _PodManager(PodManager):
         except ApiException as error:
             if error.status not in (404, 409):
                 raise
+
+
+def _is_final(event: dict[str, Any], error: GpuError) -> bool:
+    """Say whether the wait itself failed, and would fail again: KubernetesPodOperator would only defer once more."""
+    return event["status"] == "error" and not error.retryable
 
 
 def _only(pod: V1Pod, **options: Any) -> V1DeleteOptions:

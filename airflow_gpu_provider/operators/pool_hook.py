@@ -55,7 +55,8 @@ class PoolHook:
         return self.core_v1_client.read_namespaced_pod(name, namespace)
 
     def get_namespace(self) -> str | None:
-        return None
+        """Return the namespace of pods that name none; not the one in which Airflow may run in a cluster of its own."""
+        return "default"
 
     def get_xcom_sidecar_container_image(self) -> str | None:
         return None

@@ -28,7 +28,7 @@ class Ti:
     def xcom_push(self, key: str, value: Any) -> None:
         self.xcoms[key] = value
 
-    def xcom_pull(self, task_ids: Any = None, key: str = "return_value") -> Any:
+    def xcom_pull(self, task_ids: Any = None, key: str = "return_value", map_indexes: Any = None) -> Any:
         return self.xcoms.get(key)
 
 

@@ -112,6 +112,11 @@ def test_result_comes_back_and_the_pod_goes(pool: EksGpuPool, api: client.CoreV1
     result = run(task, context)
     assert len(result["gpus"].split(",")) == 2
     assert context["ti"].xcoms["pod_name"].startswith("train-")
+    assert [phase["phase"] for phase in context["ti"].xcoms["timeline"]] == [
+        "waited for a node",
+        "image and start",
+        "ran",
+    ]
     eventually(lambda: not pods(api))
 
 

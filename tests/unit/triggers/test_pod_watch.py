@@ -1,0 +1,140 @@
+"""What a pod's watch makes of the changes that it is told."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
+from airflow_gpu_provider.triggers.pod_watch import PodView
+from tests.unit.operators.test_pod_placement import a_pool
+from tests.unit.triggers.test_pod_wait import WAIT
+
+PODS, EVENTS, NODES = pods("ml"), pod_events("ml"), pool_nodes()
+NOW = datetime(2026, 1, 1, 3, 0, tzinfo=UTC)
+
+
+class Woken:
+    """A feed that only counts how often it is woken."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def wake(self) -> None:
+        self.times += 1
+
+
+def a_view(max_nodes: int = 1) -> PodView:
+    return PodView(WAIT, a_pool(max_nodes=max_nodes), cast("Feed", Woken()))
+
+
+def present(resource: Resource, raw: dict[str, Any]) -> Change:
+    return Change(resource=resource, kind="present", raw=raw)
+
+
+def trouble(resource: Resource, error: GpuError) -> Change:
+    return Change(resource=resource, kind="trouble", error=error)
+
+
+def raw_pod(uid: str = "u1", *, scheduled: bool = False) -> dict[str, Any]:
+    status: dict[str, Any] = {"phase": "Pending"}
+    if scheduled:
+        stamp = "2026-01-01T02:30:00Z"
+        status["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp}]
+    metadata = {"namespace": "ml", "name": "train-x", "uid": uid, "creationTimestamp": "2026-01-01T02:00:00Z"}
+    return {"metadata": metadata, "spec": {"nodeName": "n1" if scheduled else None}, "status": status}
+
+
+def raw_node(name: str = "n1", gpus: int = 1) -> dict[str, Any]:
+    metadata = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T01:00:00Z", "labels": {}}
+    conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T01:00:00Z"}]
+    return {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": conditions}}
+
+
+def raw_event(pod_uid: str, uid: str = "e1", at: str = "2026-01-01T02:00:00Z") -> dict[str, Any]:
+    about = {"kind": "Pod", "name": "train-x", "uid": pod_uid}
+    return {"metadata": {"uid": uid}, "involvedObject": about, "reason": "R", "message": uid, "lastTimestamp": at}
+
+
+def test_another_pod_of_the_same_name_is_not_this_one() -> None:
+    view = a_view()
+    view.take([present(PODS, raw_pod(uid="another"))], NOW)
+    assert view.snapshot(NOW).pod is None
+    view.take([Change(resource=PODS, kind="gone", raw=raw_pod(uid="another"))], NOW)
+    assert not view.snapshot(NOW).gone
+
+
+def test_events_of_the_last_pod_of_that_name_are_left_out_and_the_rest_is_in_order() -> None:
+    view = a_view()
+    view.take(
+        [
+            present(EVENTS, raw_event("another", "e0")),
+            present(EVENTS, raw_event("u1", "late", at="2026-01-01T02:10:00Z")),
+            present(EVENTS, raw_event("u1", "early")),
+        ],
+        NOW,
+    )
+    assert [event.message for event in view.snapshot(NOW).events] == ["early", "late"]
+
+
+def test_pool_is_full_while_all_its_nodes_are_up() -> None:
+    view = a_view(max_nodes=2)
+    view.take([present(PODS, raw_pod()), present(NODES, raw_node("n1"))], NOW)
+    assert not view.snapshot(NOW).is_full
+    view.take([present(NODES, raw_node("n2"))], NOW)
+    assert view.snapshot(NOW).full_at == NOW
+    later = NOW + timedelta(minutes=5)
+    assert view.snapshot(later).full_at == later
+    view.take([Change(resource=NODES, kind="gone", raw=raw_node("n2"))], later)
+    assert not view.snapshot(later).is_full
+    assert view.snapshot(later).full_at == NOW
+
+
+def test_node_whose_gpus_are_not_there_yet_does_not_fill_the_pool() -> None:
+    view = a_view()
+    view.take([present(PODS, raw_pod()), present(NODES, raw_node(gpus=0))], NOW)
+    assert not view.snapshot(NOW).is_full
+
+
+def test_node_that_left_under_the_pod() -> None:
+    view = a_view()
+    view.take([present(PODS, raw_pod(scheduled=True)), present(NODES, raw_node())], NOW)
+    assert not view.snapshot(NOW).node_gone
+    view.take([Change(resource=NODES, kind="gone", raw=raw_node())], NOW)
+    assert view.snapshot(NOW).node_gone
+
+
+def test_pod_waits_for_a_node_until_it_has_one() -> None:
+    view = a_view()
+    assert not view.waits_for_node
+    view.take([present(PODS, raw_pod())], NOW)
+    assert view.waits_for_node
+    view.take([present(PODS, raw_pod(scheduled=True))], NOW)
+    assert not view.waits_for_node
+
+
+def test_api_server_that_is_away_is_told_once() -> None:
+    view = a_view()
+    away = [trouble(resource, ClusterUnreachable(f"No answer to {resource.path}.")) for resource in (PODS, NODES)]
+    view.take(away, NOW)
+    assert view.snapshot(NOW).notes == ("the API server does not answer; the wait goes on",)
+    assert view.refusal is None
+    view.take([Change(resource=PODS, kind="synced"), Change(resource=NODES, kind="synced")], NOW)
+    assert view.snapshot(NOW).notes == ()
+
+
+def test_permission_that_only_explains_is_not_needed() -> None:
+    view = a_view()
+    view.take([trouble(EVENTS, PermissionDenied("May not list events."))], NOW)
+    assert view.refusal is None
+    assert view.snapshot(NOW).notes == ("PermissionDenied: May not list events.",)
+    view.take([trouble(PODS, PermissionDenied("May not list pods."))], NOW)
+    assert isinstance(view.refusal, PermissionDenied)
+
+
+def test_what_the_pools_keeper_says_is_told_at_once() -> None:
+    view = a_view()
+    view.take_notes(("no g6.xlarge in us-west-2a: trying us-west-2b",))
+    assert view.snapshot(NOW).notes == ("no g6.xlarge in us-west-2a: trying us-west-2b",)
+    assert cast("Woken", view._feed).times == 1

@@ -1,0 +1,95 @@
+"""One reconcile for a pool, however many of its pods wait in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.errors import CloudError
+from airflow_gpu_provider.triggers import pool_keeper
+from tests.unit.operators.test_pod_placement import a_pool
+
+
+class Reconciles:
+    """Stands for the pool's Reconciler, which has tests of its own."""
+
+    def __init__(self) -> None:
+        self.opened: list[str] = []
+        self.count = 0
+        self.error: Exception | None = None
+
+    def open(self, pool: Any, *, owner: str, holder: str, say: Any) -> Reconciles:
+        self.opened.append(f"{pool.name} for {owner}")
+        return self
+
+    def reconcile(self) -> Any:
+        self.count += 1
+        if self.error:
+            raise self.error
+        return SimpleNamespace(said=(f"reconcile {self.count}",))
+
+
+@pytest.fixture
+def reconciles(monkeypatch: pytest.MonkeyPatch) -> Reconciles:
+    stand_in = Reconciles()
+    monkeypatch.setattr(pool_keeper, "open_pool", stand_in.open)
+    monkeypatch.setattr(pool_keeper, "EVERY", 0.01)
+    return stand_in
+
+
+async def heard(lines: list[Any], number: int) -> None:
+    async with asyncio.timeout(5):
+        while len(lines) < number:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_all_who_wait_hear_of_the_same_reconcile(reconciles: Reconciles) -> None:
+    first: list[Any] = []
+    second: list[Any] = []
+    pool = a_pool()
+    pool_keeper.keep(pool, "me/dag", first.append)
+    pool_keeper.keep(a_pool(), "me/dag", second.append)
+    await heard(second, 2)
+    assert reconciles.opened == ["train-gpu for me/dag"]
+    assert first[:2] == second[:2] == [("reconcile 1",), ("reconcile 2",)]
+    await pool_keeper.leave(pool, "me/dag", first.append)
+    await pool_keeper.leave(pool, "me/dag", second.append)
+
+
+async def test_it_ends_with_the_last_one(reconciles: Reconciles) -> None:
+    lines: list[Any] = []
+    pool = a_pool()
+    pool_keeper.keep(pool, "me/dag", lines.append)
+    await heard(lines, 1)
+    await pool_keeper.leave(pool, "me/dag", lines.append)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    count = reconciles.count
+    await asyncio.sleep(0.05)
+    assert reconciles.count <= count + 1
+    await pool_keeper.leave(pool, "me/dag", lines.append)  # a second time is fine
+
+
+async def test_errors_are_told_and_tried_again(reconciles: Reconciles) -> None:
+    lines: list[Any] = []
+    pool = a_pool()
+    reconciles.error = CloudError("Throttled.")
+    pool_keeper.keep(pool, "me/dag", lines.append)
+    await heard(lines, 1)
+    assert lines[0] == ("CloudError: Throttled.",)
+    reconciles.error = None
+    await heard(lines, len(lines) + 2)
+    assert lines[-1][0].startswith("reconcile")
+    await pool_keeper.leave(pool, "me/dag", lines.append)
+
+
+async def test_other_owners_reconcile_for_themselves(reconciles: Reconciles) -> None:
+    lines: list[Any] = []
+    for owner in ("me/a", "me/b"):
+        pool_keeper.keep(a_pool(), owner, lines.append)
+    await heard(lines, 4)
+    assert sorted(reconciles.opened) == ["train-gpu for me/a", "train-gpu for me/b"]
+    for owner in ("me/a", "me/b"):
+        await pool_keeper.leave(a_pool(), owner, lines.append)
