@@ -46,7 +46,8 @@ class ApiServer:
         if name:
             return self._existing(objects, name)
         query = dict(request["query_params"])
-        return {"metadata": {}, "items": [item for item in objects.values() if _is_selected(item, query)]}
+        labels, fields = _pairs(query.get("labelSelector", "")), _pairs(query.get("fieldSelector", ""))
+        return {"metadata": {}, "items": [item for item in objects.values() if _is_selected(item, labels, fields)]}
 
     def _post(self, objects: dict[str, Raw], _: str, request: Raw) -> Raw:
         name = request["body"]["metadata"]["name"]
@@ -110,14 +111,12 @@ class ApiServer:
             raise ApiException(status=409, reason="Conflict")
 
 
-def _is_selected(raw: Raw, query: dict[str, str]) -> bool:
-    labels = raw["metadata"].get("labels", {})
-    wanted_labels = _pairs(query.get("labelSelector", ""))
-    fields = {"spec.nodeName": raw["spec"].get("nodeName", ""), "status.phase": raw.get("status", {}).get("phase")}
-    wanted_fields = _pairs(query.get("fieldSelector", ""))
-    return all(labels.get(key) == value for key, value in wanted_labels) and all(
-        fields[key] == value for key, value in wanted_fields
-    )
+def _is_selected(raw: Raw, labels: list[tuple[str, str]], fields: list[tuple[str, str]]) -> bool:
+    mine = raw["metadata"].get("labels", {})
+    if any(mine.get(key) != value for key, value in labels):
+        return False
+    facts = {"spec.nodeName": raw["spec"].get("nodeName", ""), "status.phase": raw.get("status", {}).get("phase")}
+    return all(facts[key] == value for key, value in fields)
 
 
 def _pairs(selector: str) -> list[tuple[str, str]]:

@@ -137,7 +137,7 @@ class World:
             if asg.switch_at and asg.switch_at <= self.now:
                 self._switch_fires(asg)
         for raw in list(self.api.pods.values()):
-            if (ends := Pod.parse(raw).delete_at) and ends <= self.now:
+            if "deletionTimestamp" in raw["metadata"] and (Pod.parse(raw).delete_at or self.now) <= self.now:
                 self.actors.note(f"pod {raw['metadata']['name']} is gone")
                 del self.api.pods[raw["metadata"]["name"]]
 
@@ -152,7 +152,8 @@ class World:
     # -- what clouds, nodes and schedulers do ----------------------------------------------------------------
 
     def pods_on(self, machine: str) -> list[Pod]:
-        return [pod for raw in self.api.pods.values() if (pod := Pod.parse(raw)).node == f"node-{machine}"]
+        pods = self.api.pods.values()
+        return [Pod.parse(raw) for raw in pods if raw["spec"].get("nodeName") == f"node-{machine}"]
 
     def join(self, machine: str) -> None:
         """The machine's node registers; it cannot be Ready yet."""
@@ -189,11 +190,13 @@ class World:
             node["spec"]["unschedulable"] = True
             self.api.put(self.api.nodes, node)
 
-    def uncordon_by_people(self) -> None:
-        for node in self.api.nodes.values():
-            if self._is_cordoned_by_people(node["metadata"]["name"].removeprefix("node-")):
-                del node["spec"]["unschedulable"]
-                self.api.put(self.api.nodes, node)
+    def uncordon_by_people(self) -> bool:
+        """People take their cordons back; returns whether there were any."""
+        theirs = [n for name, n in self.api.nodes.items() if self._is_cordoned_by_people(name.removeprefix("node-"))]
+        for node in theirs:
+            del node["spec"]["unschedulable"]
+            self.api.put(self.api.nodes, node)
+        return bool(theirs)
 
     def _is_cordoned_by_people(self, machine: str) -> bool:
         raw = self.api.nodes.get(f"node-{machine}")
@@ -205,7 +208,8 @@ class World:
 
     def choose_node(self, pod: Raw) -> None:
         """The scheduler picks a node, by what it sees now; the binding may come a moment later."""
-        taken = {Pod.parse(raw).node for raw in self.api.pods.values() if not Pod.parse(raw).finished}
+        active = (raw for raw in self.api.pods.values() if raw["status"]["phase"] in ("Pending", "Running"))
+        taken = {raw["spec"].get("nodeName") for raw in active}
         taken |= {node for node, _ in self.bindings.values()}
         for name, node in self.api.nodes.items():
             ready = node["status"]["conditions"][0]["status"] == "True"
