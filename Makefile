@@ -56,7 +56,7 @@ test-airflow: .venv
 	@$(BIN)/pytest tests/airflow -v
 
 bench: .venv
-	@$(BIN)/python -m benchmarks
+	@AIRFLOW__LOGGING__LOGGING_LEVEL=WARNING $(BIN)/python -m benchmarks
 
 requirements: .venv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header requirements-dev.in --output-file requirements-dev.txt
