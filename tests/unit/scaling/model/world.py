@@ -13,7 +13,7 @@ from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLo
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.decisions import decide, usable_needed
-from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+from airflow_gpu_provider.scaling.reconcile import FRESH, Outcome, Reconciler
 from airflow_gpu_provider.scaling.supply import READY_WITHIN, usable_nodes
 from tests.unit.scaling.model.actors import Actors
 from tests.unit.scaling.model.api_server import ApiServer, Raw
@@ -104,9 +104,11 @@ class World:
             del self.api.pods[pod.name]
 
     def _is_protected(self, pod: Pod) -> bool:
+        if pod.run and self.ends[pod.run] <= self.now:
+            return False
         if pod.finished:
             return pod.uncollected and self.now - (pod.finished_at or pod.created_at) < COLLECT_WITHIN
-        return pod.run is None or self.ends[pod.run] > self.now
+        return True
 
     def _require_enough_without(self, machine: str) -> None:
         leased = sum(int(raw["metadata"]["annotations"]["airflow-gpu-provider/nodes"]) for raw in self._demand())
@@ -117,9 +119,11 @@ class World:
         self.require(is_due, f"machine {machine} goes, {len(left)} stay, {wanted} are wanted")
 
     def _never_got_ready(self, machine: str) -> bool:
+        """Whether it was of no use when it was last looked at, moments ago."""
         asg = self.cloud.asg_of(machine)
-        node = self.api.nodes.get(f"node-{machine}")
-        is_ready = node is not None and node["status"]["conditions"][0]["status"] == "True"
+        raw = self.api.nodes.get(f"node-{machine}")
+        node = Node.parse(raw) if raw else None
+        is_ready = node and node.ready and self.now - (node.ready_changed_at or self.now) > FRESH
         return asg is not None and not is_ready and self.now - asg.machines[machine] > READY_WITHIN
 
     def _demand(self) -> list[Raw]:
