@@ -235,3 +235,7 @@ class _BuildProgress:
             return f"downloading modules: {self._modules} of about {_MODULES}"
         share = min(99, 100 * self._packages // _PACKAGES)
         return f"compiling packages: {self._packages} of about {_PACKAGES} ({share} %)"
+
+
+if __name__ == "__main__":
+    control_plane_binary(lambda line: print(line, flush=True))
