@@ -1,0 +1,88 @@
+"""ClusterAccess: kubeconfigs, and tokens that are renewed."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE, ClusterAccess, _Token
+from airflow_gpu_provider.errors import CredentialsError
+
+
+def kubeconfig(folder: Path, user: dict[str, Any], **cluster: Any) -> Path:
+    config = {
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
+        "clusters": [{"name": "c", "cluster": {"server": "https://host:6443", **cluster}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path = folder / "config"
+    path.write_text(yaml.safe_dump(config))
+    return path
+
+
+def test_a_token_and_inline_certificates(tmp_path: Path) -> None:
+    path = kubeconfig(tmp_path, {"token": "secret"}, **{"certificate-authority-data": "Q0E="})
+    access = ClusterAccess.from_kubeconfig(path)
+    assert (access.server, access.ca_data) == ("https://host:6443", "Q0E=")
+    assert access.token is not None
+    assert access.token() == "secret"
+
+
+def test_certificates_in_files_beside_the_kubeconfig(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("CA")
+    (tmp_path / "client.pem").write_text("CERT")
+    user = {"client-certificate": "client.pem", "client-key-data": "S0VZ"}
+    access = ClusterAccess.from_kubeconfig(kubeconfig(tmp_path, user, **{"certificate-authority": "ca.pem"}))
+    assert base64.b64decode(access.ca_data) == b"CA"
+    assert base64.b64decode(access.client_certificate_data) == b"CERT"
+    assert access.token is None
+
+
+def test_exec_plugins_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CredentialsError, match="exec plugins are not run"):
+        ClusterAccess.from_kubeconfig(kubeconfig(tmp_path, {"exec": {"command": "aws"}}))
+
+
+def test_a_context_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CredentialsError, match="no context 'elsewhere'"):
+        ClusterAccess.from_kubeconfig(kubeconfig(tmp_path, {"token": "t"}), "elsewhere")
+
+
+def test_secrets_are_not_in_its_repr() -> None:
+    access = ClusterAccess(server="https://host", token=lambda: "secret", client_key_data="S0VZ")
+    assert "S0VZ" not in repr(access)
+    assert "lambda" not in repr(access)
+
+
+def test_a_token_is_made_again_when_it_is_old_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, made = [0.0], []
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    token = _Token(lambda: made.append(1) or f"token-{len(made)}")  # type: ignore[func-returns-value]
+    assert [token.get(), token.get()] == ["token-1", "token-1"]
+    now[0] = TOKEN_MAX_AGE + 1
+    assert token.get() == "token-2"
+    token.refused("token-1")
+    assert token.get() == "token-2"
+    token.refused("token-2")
+    assert token.get() == "token-3"
+
+
+def test_a_client_sends_the_token_and_keeps_to_its_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ClusterAccess(server="https://host/", token=lambda: "secret").api_client()
+    sent: list[dict[str, Any]] = []
+
+    def request(method: str, url: str, **kwargs: Any) -> Any:
+        sent.append({"url": url, **kwargs})
+        raise AssertionError("sent")
+
+    monkeypatch.setattr(client.rest_client.pool_manager, "request", request)
+    with pytest.raises(AssertionError, match="sent"):
+        client.call_api("/api", "GET", auth_settings=["BearerToken"])
+    assert sent[0]["url"] == "https://host/api"
+    assert sent[0]["headers"]["authorization"] == "Bearer secret"
+    assert (sent[0]["timeout"].connect_timeout, sent[0]["timeout"].read_timeout) == (5.0, 30.0)

@@ -1,0 +1,156 @@
+"""Nodes, pods and demand, read from what an API server sends."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node
+from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, STUCK_AFTER, UNCOLLECTED, Pod
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
+STAMP = "2026-03-01T01:00:00Z"
+
+
+def raw_node(**spec: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "node", "uid": "u", "creationTimestamp": STAMP, "resourceVersion": "7"},
+        "spec": {"providerID": "aws:///us-west-2a/i-0abc", **spec},
+        "status": {
+            "conditions": [
+                {"type": "MemoryPressure", "status": "False"},
+                {"type": "Ready", "status": "True", "lastTransitionTime": "2026-03-01T01:00:30Z"},
+            ],
+            "allocatable": {"nvidia.com/gpu": "4"},
+        },
+    }
+
+
+def raw_pod(**changes: Any) -> dict[str, Any]:
+    pod: dict[str, Any] = {
+        "metadata": {"name": "pod", "namespace": "ns", "uid": "u", "creationTimestamp": STAMP},
+        "spec": {
+            "nodeName": "node",
+            "nodeSelector": {POOL_LABEL: "train"},
+            "containers": [{"resources": {"limits": {"nvidia.com/gpu": "1"}}}, {}],
+        },
+        "status": {"phase": "Running"},
+    }
+    for part, fields in changes.items():
+        pod[part] |= fields
+    return pod
+
+
+def test_a_ready_node() -> None:
+    node = Node.parse(raw_node())
+    assert (node.machine, node.gpus, node.ready, node.usable, node.not_ready_reason) == ("i-0abc", 4, True, True, "")
+    assert node.ready_changed_at == datetime(2026, 3, 1, 1, 0, 30, tzinfo=UTC)
+
+
+def test_a_node_that_has_not_reported() -> None:
+    raw = raw_node()
+    del raw["status"]
+    node = Node.parse(raw)
+    assert (node.ready, node.gpus, node.ready_changed_at) == (False, 0, node.created_at)
+    assert node.not_ready_reason == "the kubelet has not reported yet"
+
+
+@pytest.mark.parametrize("marked", [True, False])
+def test_whose_cordon_it_is(marked: bool) -> None:
+    raw = raw_node(unschedulable=True)
+    raw["metadata"]["annotations"] = {CORDONED_BY: "me"} if marked else {}
+    node = Node.parse(raw)
+    assert (node.cordoned, node.cordoned_by_us, node.usable) == (True, marked, False)
+
+
+def test_a_mark_without_a_cordon_is_no_cordon() -> None:
+    raw = raw_node()
+    raw["metadata"]["annotations"] = {CORDONED_BY: "me"}
+    assert (Node.parse(raw).cordoned_by_us, Node.parse(raw).cordon_mark, Node.parse(raw).usable) == (False, True, True)
+
+
+def test_what_cluster_autoscaler_removes_is_not_usable() -> None:
+    taint = {"key": "ToBeDeletedByClusterAutoscaler", "value": "1", "effect": "NoSchedule"}
+    assert not Node.parse(raw_node(taints=[taint])).usable
+
+
+def test_a_running_pod() -> None:
+    pod = Pod.parse(raw_pod(metadata={"labels": {RUN_LABEL: "abc"}}))
+    assert (pod.node, pod.gpus, pod.pool, pod.run, pod.holds_node(NOW)) == ("node", 1, "train", "abc", True)
+
+
+def test_gpus_of_init_containers_and_sidecars() -> None:
+    two = {"resources": {"limits": {"nvidia.com/gpu": "2"}}}
+    assert Pod.parse(raw_pod(spec={"initContainers": [two]})).gpus == 2
+    assert Pod.parse(raw_pod(spec={"initContainers": [{**two, "restartPolicy": "Always"}]})).gpus == 3
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"ownerReferences": [{"kind": "DaemonSet", "name": "plugin"}]},
+        {"annotations": {"kubernetes.io/config.mirror": "x"}},
+    ],
+)
+def test_daemons_and_static_pods_hold_no_node(metadata: dict[str, Any]) -> None:
+    assert not Pod.parse(raw_pod(metadata=metadata)).holds_node(NOW)
+
+
+def test_a_pod_that_waits_holds_no_node() -> None:
+    assert not Pod.parse(raw_pod(spec={"nodeName": ""}, status={"phase": "Pending"})).holds_node(NOW)
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_finished_pod_holds_its_node_until_it_is_collected_or_late(phase: str) -> None:
+    ended = {"state": {"terminated": {"finishedAt": "2026-03-01T01:59:00Z", "exitCode": 0}}}
+    status = {"phase": phase, "containerStatuses": [ended]}
+    uncollected = Pod.parse(raw_pod(metadata={"annotations": {UNCOLLECTED: "true"}}, status=status))
+    assert uncollected.holds_node(NOW)
+    assert not uncollected.holds_node(NOW + COLLECT_WITHIN)
+    assert not Pod.parse(raw_pod(status=status)).holds_node(NOW)
+
+
+def test_an_evicted_pod_ended_when_its_conditions_last_changed() -> None:
+    conditions = [{"type": "DisruptionTarget", "lastTransitionTime": "2026-03-01T01:30:00Z"}]
+    pod = Pod.parse(raw_pod(status={"phase": "Failed", "reason": "Evicted", "conditions": conditions}))
+    assert pod.finished_at == datetime(2026, 3, 1, 1, 30, tzinfo=UTC)
+
+
+def test_a_pod_that_is_being_deleted_holds_its_node_until_its_kubelet_must_be_dead() -> None:
+    pod = Pod.parse(raw_pod(metadata={"deletionTimestamp": "2026-03-01T02:00:00Z"}))
+    assert pod.deleting
+    assert pod.holds_node(NOW)
+    assert not pod.holds_node(NOW + STUCK_AFTER)
+
+
+keys = st.builds(DemandKey, installation=st.text(), dag_id=st.text(), run_id=st.text(), pool=st.just("train"))
+times = st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
+
+
+@given(st.builds(DemandLease, key=keys, nodes=st.integers(1, 99), until=times, created_at=times))
+def test_demand_survives_its_way_through_a_lease(lease: DemandLease) -> None:
+    assert DemandLease.parse(lease.manifest()) == lease
+
+
+@given(keys, keys)
+def test_different_runs_have_different_names(one: DemandKey, other: DemandKey) -> None:
+    assert (one.hash == other.hash) == (one == other)
+    assert one.lease_name.replace("-", "").isalnum()
+
+
+def test_what_a_lease_is_called_does_not_change() -> None:
+    key = DemandKey(installation="airflow", dag_id="nightly", run_id="manual__2026-03-01T02:00:00+00:00", pool="train")
+    assert key.lease_name == "demand-2bb8093d4681fec3e068"
+
+
+def test_demand_ends_at_its_time() -> None:
+    key = DemandKey(installation="a", dag_id="b", run_id="c", pool="train")
+    lease = DemandLease(key=key, nodes=1, until=NOW, created_at=NOW - timedelta(hours=1))
+    assert lease.live(NOW - timedelta(seconds=1))
+    assert not lease.live(NOW)
