@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
@@ -17,6 +19,7 @@ from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
 from airflow_gpu_provider.triggers.settling import settle
 from airflow_gpu_provider.triggers.task_state import is_still_deferred
+from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 RECORD_VERSION = 1
 
@@ -39,6 +42,7 @@ class GpuPodTrigger(BaseTrigger):
     def __init__(self, record: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
+        self._connection = AsyncExitStack()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", {"record": self.record}
@@ -48,6 +52,8 @@ class GpuPodTrigger(BaseTrigger):
         wait = PodWait.from_record(self.record["wait"])
         try:
             pool = deserialize_pool(self.record["pool"])
+            # Held until `cleanup`, which comes after `on_kill`: that has little time, and finding a cluster takes some.
+            await self._connection.enter_async_context(self._connected())
             narrator = Narrator(self.log.info, started=wait.started)
             progress = await watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator)
             event = _event(progress)
@@ -62,9 +68,13 @@ class GpuPodTrigger(BaseTrigger):
         yield TriggerEvent({"name": wait.name, "namespace": wait.namespace, **event, **extra})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Delete the pod of a task that a user ended.
+        """Delete the pod of a task that a user ended."""
+        await to_the_end(self._delete_pod())
 
-        Airflow calls this too when another triggerer takes over a healthy wait, so the task's state is asked first.
+    async def _delete_pod(self) -> None:
+        """Delete the pod, unless the task still waits for it.
+
+        Airflow calls on_kill too when another triggerer takes over a healthy wait, so the task's state is asked first.
         The uid makes sure that a new try's pod of the same name stays.
         """
         wait = PodWait.from_record(self.record["wait"])
@@ -74,11 +84,22 @@ class GpuPodTrigger(BaseTrigger):
         if await is_still_deferred(self):
             self.log.info("The task still waits for pod %s, elsewhere; it is left alone.", wait.name)
             return
+        path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+        try:
+            async with self._connected() as api:
+                is_deleted = await api.delete(path, uid=wait.uid, grace_period_seconds=self.record.get("grace_seconds"))
+        except GpuError as error:
+            self.log.error("Pod %s could not be deleted, and runs until its deadline: %s", wait.name, error)
+            return
+        self.log.info("Pod %s %s.", wait.name, "is deleted" if is_deleted else "was gone already")
+
+    def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
         pool = deserialize_pool(self.record["pool"])
-        async with connected(pool.cluster_identity, lambda: cluster_access(pool)) as api:
-            path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
-            deleted = await api.delete(path, uid=wait.uid, grace_period_seconds=self.record.get("grace_seconds"))
-        self.log.info("Pod %s %s.", wait.name, "is deleted" if deleted else "was gone already")
+        return connected(pool.cluster_identity, lambda: cluster_access(pool))
+
+    async def cleanup(self) -> None:
+        """Let go of the cluster's connection."""
+        await self._connection.aclose()
 
 
 def _event(progress: Progress) -> dict[str, Any]:

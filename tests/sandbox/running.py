@@ -65,8 +65,11 @@ def copy_of(trigger: Any) -> Any:
 
 
 async def first_event(trigger: Any) -> Any:
-    async for event in trigger.run():
-        return event.payload
+    try:
+        async for event in trigger.run():
+            return event.payload
+    finally:
+        await trigger.cleanup()
     raise AssertionError("the trigger ended without an event")
 
 

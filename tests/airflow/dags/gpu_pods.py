@@ -1,0 +1,58 @@
+"""GpuPodOperator under a real scheduler: pods whose tasks are killed, and a sweep over several pods."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG
+
+from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+
+
+def pool(name: str, **fields: Any) -> EksGpuPool:
+    defaults: dict[str, Any] = {
+        "cluster_name": os.environ.get("GPU_SANDBOX_CLUSTER", "k8s-ml"),
+        "region": os.environ.get("GPU_SANDBOX_REGION", "us-west-2"),
+        "instance_types": ["g6.xlarge"],
+        "zones": ["us-west-2a"],
+        "max_nodes": 1,
+        "max_runtime": timedelta(hours=1),
+    }
+    return EksGpuPool(name=name, **{**defaults, **fields})
+
+
+def killed(dag_id: str, *, deferrable: bool) -> DAG:
+    """A training that is killed, with time between that and scale-down: the pod has to go without its help."""
+    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1)) as dag:
+        gpus = pool(dag_id.replace("_", "-"))
+        ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=gpus)
+        plugin = InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=gpus)
+        train = GpuPodOperator(
+            task_id="train",
+            gpu_pool=gpus,
+            image="busybox:1.36",
+            cmds=["sh", "-c", "echo started; exec sleep 600"],
+            deferrable=deferrable,
+        )
+        pause = BashOperator(task_id="pause", bash_command="sleep 20", trigger_rule="all_done")
+        scale_down = ScaleDownSensor(task_id="scale_down", gpu_pool=gpus, trigger_rule="all_done")
+        ensure >> plugin >> train >> pause >> scale_down
+    return dag
+
+
+pod_killed = killed("pod_killed", deferrable=True)
+pod_killed_blocking = killed("pod_killed_blocking", deferrable=False)
+
+with (
+    DAG("pod_sweep", schedule=None, start_date=datetime(2026, 1, 1)) as sweep,
+    gpu_nodes(pool("pod-sweep", instance_types=["g6.12xlarge"]), gpus=4),
+):
+    GpuPodOperator.partial(task_id="train", image="busybox:1.36", cmds=["sh", "-c"], do_xcom_push=True).expand(
+        arguments=[[f'echo {{\\"rate\\": {rate}}} > /airflow/xcom/return.json'] for rate in (1, 2, 3)]
+    )
