@@ -35,7 +35,7 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": integration,
-                "python-modules": [f"{package}.triggers.pool", f"{package}.triggers.pod"],
+                "python-modules": [f"{package}.triggers.{name}" for name in ("device_plugin", "pod", "pool")],
             }
         ],
         "extra-links": [f"{package}.links.NodeGroupsLink"],

@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.retries import default_retry_policy
 
 if TYPE_CHECKING:
@@ -75,6 +76,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         self.wait_for = wait_for
         self.wait_timeout = timeout
         self.deferrable = deferrable
+        self._stop = Stop()
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -108,7 +110,9 @@ class EnsureGpuPoolOperator(BaseOperator):
         reconciler.platform.check_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         with _gives_up_on_failure(self, reconciler, key):
             reconciler.platform.apply(plan, self.log.info)
-            return self._wait(reconciler, key, nodes, owner, context)
+            result = self._wait(reconciler, key, nodes, owner, context)
+            self._stop.check()
+            return result
 
     def _wait(self, reconciler: Reconciler, key: DemandKey, nodes: int, owner: str, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import lock_holder
@@ -143,8 +147,6 @@ class EnsureGpuPoolOperator(BaseOperator):
         self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler) -> dict[str, Any]:
-        import asyncio
-
         from airflow_gpu_provider.scaling.changes import pool_changes
         from airflow_gpu_provider.scaling.drive import drive
 
@@ -153,7 +155,7 @@ class EnsureGpuPoolOperator(BaseOperator):
                 progress = await drive(wait, reconciler.reconcile, say=self.log.info, every=15.0, change=change)
             return dict(progress.result or {})
 
-        return asyncio.run(until_done())
+        return self._stop.run(until_done())
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event: return what it found, or give up and raise its error."""
@@ -194,10 +196,8 @@ class EnsureGpuPoolOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End the task with an error: what it has grown is given up on the way out, and it is never green."""
-        raise TaskKilled(
-            f"Task {self.task_id} was told to stop while it ensured pool {self.gpu_pool.name}.",
-            "Its demand was given up; run the task again.",
-        )
+        what = f"Task {self.task_id} was told to stop while it ensured pool {self.gpu_pool.name}."
+        self._stop.ask(TaskKilled(what, "Its demand was given up; run the task again."))
 
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:

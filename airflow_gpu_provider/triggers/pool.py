@@ -17,6 +17,7 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.triggers.settling import settle
 from airflow_gpu_provider.triggers.task_state import is_still_deferred
+from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.drive import Wait
@@ -86,12 +87,18 @@ class NodesTrigger(_PoolTrigger):
 
     async def on_kill(self) -> None:
         """Give the run's demand up: its task was marked failed or cleared while it waited."""
+        await to_the_end(self._give_up())
+
+    async def _give_up(self) -> None:
         if await is_still_deferred(self):
             return
         from airflow_gpu_provider.cluster.demand import DemandKey
 
-        reconciler = await asyncio.to_thread(self._reconciler)
-        await asyncio.to_thread(reconciler.give_up, DemandKey(**self.record["wait"]["key"]))
+        try:
+            reconciler = await asyncio.to_thread(self._reconciler)
+            await asyncio.to_thread(reconciler.give_up, DemandKey(**self.record["wait"]["key"]))
+        except GpuError as error:
+            self.log.error("The run's demand could not be given up; it ends at max_runtime. %s", error)
 
 
 class ReleaseTrigger(_PoolTrigger):
