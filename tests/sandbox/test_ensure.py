@@ -13,8 +13,8 @@ import pytest
 from airflow_gpu_provider.errors import OutOfStock, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.leftovers import look_for_leftovers
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run
 
@@ -27,7 +27,7 @@ def operator(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     zone = gpu_sandbox.zones[2]
     pool = EksGpuPool(
-        name="dry",
+        name="no-stock",
         cluster_name=gpu_sandbox.cluster_name,
         region=gpu_sandbox.region,
         instance_types=["g5.xlarge"],
@@ -42,15 +42,20 @@ def operator(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def leases(sandbox: Sandbox) -> list[str]:
     path = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
     _, reply = sandbox.control_plane.request("GET", path)
-    names = [lease["metadata"]["name"] for lease in reply.get("items", [])]
-    return [name for name in names if name.startswith("demand-")]
+    mine = [lease for lease in reply.get("items", []) if lease["metadata"]["labels"].get(POOL_LABEL) == "no-stock"]
+    return [lease["metadata"]["name"] for lease in mine if lease["metadata"]["name"].startswith("demand-")]
+
+
+def desired(sandbox: Sandbox) -> int:
+    groups = sandbox.aws.describe_groups()
+    return sum(group["desired"] for group in groups if str(group["nodegroup"]).startswith("no-stock-"))
 
 
 def test_a_stock_out_everywhere_is_told_and_given_up(gpu_sandbox: Sandbox, operator: EnsureGpuPoolOperator) -> None:
     with pytest.raises(OutOfStock, match=r"No capacity for g5.xlarge on-demand in us-west-2c"):
         run(operator)
     assert leases(gpu_sandbox) == []
-    eventually(lambda: look_for_leftovers(gpu_sandbox).desired == 0)
+    eventually(lambda: desired(gpu_sandbox) == 0)
 
 
 def test_sigterm_gives_the_demand_up_and_is_never_green(gpu_sandbox: Sandbox, operator: EnsureGpuPoolOperator) -> None:
@@ -64,10 +69,10 @@ def test_sigterm_gives_the_demand_up_and_is_never_green(gpu_sandbox: Sandbox, op
     killer = threading.Thread(target=kill_when_it_waits)
     killer.start()
     try:
-        with pytest.raises(TaskKilled, match="was told to stop while it ensured pool dry"):
+        with pytest.raises(TaskKilled, match="was told to stop while it ensured pool no-stock"):
             run(operator)
     finally:
         killer.join()
         signal.signal(signal.SIGTERM, before)
     assert leases(gpu_sandbox) == []
-    eventually(lambda: look_for_leftovers(gpu_sandbox).desired == 0)
+    eventually(lambda: desired(gpu_sandbox) == 0)
