@@ -19,10 +19,13 @@ Say = Callable[[str], None]
 MachineState = Literal["pending", "running", "terminating"]
 GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "deleting"]
 
+# By the kind of pool, and who owns its groups.
 _PLATFORMS = {
-    "eks": "airflow_gpu_provider.platforms.eks:EksPlatform",
-    "gke": "airflow_gpu_provider.platforms.gke:GkePlatform",
-    "kubernetes": "airflow_gpu_provider.platforms.kubernetes:KubernetesPlatform",
+    ("eks", "full"): "airflow_gpu_provider.platforms.eks:EksPlatform",
+    ("eks", "scale"): "airflow_gpu_provider.platforms.eks_of_others:EksPlatformOfOthers",
+    ("gke", "full"): "airflow_gpu_provider.platforms.gke:GkePlatform",
+    ("gke", "scale"): "airflow_gpu_provider.platforms.gke_of_others:GkePlatformOfOthers",
+    ("kubernetes", "full"): "airflow_gpu_provider.platforms.kubernetes:KubernetesPlatform",
 }
 
 
@@ -192,5 +195,5 @@ class Platform(ABC):
 
 def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:
     """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
-    module, name = _PLATFORMS[pool.kind].split(":")
+    module, name = _PLATFORMS[pool.kind, pool.manage].split(":")
     return cast("Platform", getattr(import_module(module), name)(pool, owner=owner))

@@ -12,7 +12,7 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self, cast
@@ -34,6 +34,9 @@ _KINDS = {
     "kubernetes": "airflow_gpu_provider.pools.kubernetes:KubernetesGpuPool",
 }
 _VERSION = 1
+_MANAGE = ("full", "scale")
+# The groups of others, by the fields that name them: empty where the pool's groups are this package's.
+_GROUPS_OF_OTHERS = ("node_groups", "asg_names", "node_pools")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +99,9 @@ class GpuPool(ABC):
         node_labels: Labels for the pool's nodes, next to the package's own.
         taints: Taints for the pool's nodes, as kubectl writes them.
         price_per_hour: What one node costs an hour, for reports: a number, or one for each capacity type.
-        manage: "full": this package creates and owns the node groups.
+        manage: "full" (default): this package creates and owns the node groups. "scale": others do, with Terraform or
+            eksctl say; only their sizes and machines are touched. A node of theirs gets `node_labels` and the pool's
+            label when it joins, and `taints` say what pods have to tolerate.
         scaling: "direct": this package sets the groups' size.
 
     Raises:
@@ -224,7 +229,7 @@ class GpuPool(ABC):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _group_fields(self) -> dict[str, Any]:
-        not_in_groups = {"max_runtime", "price_per_hour", "min_nodes"}
+        not_in_groups = {"max_runtime", "price_per_hour", "min_nodes", *_GROUPS_OF_OTHERS}
         return {key: value for key, value in self.serialize().items() if key not in not_in_groups}
 
     def __hash__(self) -> int:
@@ -252,6 +257,38 @@ class GpuPool(ABC):
             raise self._error(f"node_labels may not set {POOL_LABEL}: the package sets it")
         if not is_template(self.taints):
             _ = self.parsed_taints
+
+    def _check_manage(self, *, shape: tuple[str, ...], machine_types: str) -> None:
+        """Check that groups are named where others own them, and only there.
+
+        Args:
+            shape: Fields that say how groups are to be; not for groups of others.
+            machine_types: The field that names the types; groups of others have theirs already.
+        """
+        self._check("manage", _MANAGE.__contains__, '"full" or "scale"')
+        if is_template(self.manage):
+            return
+        named = {name: getattr(self, name) for name in _GROUPS_OF_OTHERS if hasattr(self, name)}
+        if self.manage == "full":
+            self._check(machine_types, len, "at least one machine type with GPUs")
+            for name in (name for name, groups in named.items() if groups):
+                raise self._error(f'{name} is for groups that others own, and manage is "full"', 'Set manage="scale".')
+            return
+        if not any(named.values()):
+            raise self._error('manage="scale" needs groups to scale', f"Name them in {' or '.join(named)}.")
+        for name in named:
+            self._check(name, _are_group_names, "names of groups, each once")
+        self._check_named_once(named)
+        defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
+        said = [name for name in shape if getattr(self, name) != defaults[name]]
+        if said:
+            raise self._error(f'{", ".join(said)}: with manage="scale" the groups have theirs already', "Leave it out.")
+
+    def _check_named_once(self, named: Mapping[str, Any]) -> None:
+        names = [name for groups in named.values() if not is_template(groups) for name in groups]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise self._error(f"{', '.join(twice)} is named in {' and '.join(named)}", "Name each group once.")
 
     def _check(self, name: str, is_valid: Any, wanted: str) -> None:
         value = getattr(self, name)
@@ -332,6 +369,10 @@ def _as_tuple(value: Any) -> Any:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= 40 and _DNS_LABEL.fullmatch(value) is not None
+
+
+def _are_group_names(names: Any) -> bool:
+    return len(set(names)) == len(names) and all(isinstance(name, str) and name.strip() == name != "" for name in names)
 
 
 def _are_labels(labels: Any) -> bool:

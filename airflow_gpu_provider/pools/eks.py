@@ -15,6 +15,8 @@ from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, _as_tupl
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
+# What says how a node group is to be; the ami_type also tells the device plugin's operator what nodes have.
+_SHAPE = ("capacity_types", "zones", "subnets", "disk_size", "node_role", "launch_template", "tags")
 _GPU_AMI_TYPES = (
     "AL2023_x86_64_NVIDIA",
     "AL2023_ARM_64_NVIDIA",
@@ -34,10 +36,14 @@ class EksGpuPool(GpuPool):
     capacity, not by order. Candidates are tried in order: every zone for the first instance type on the first
     capacity type, then the next instance type, then the next capacity type.
 
+    With `manage="scale"` the groups are those that `node_groups` and `asg_names` name, in order of preference; what
+    says how groups are to be (zones, subnets, capacity_types, disk_size, node_role, launch_template, tags) is left out.
+
     Args:
         cluster_name: The EKS cluster.
         region: AWS region, like "us-west-2".
-        instance_types: EC2 types with NVIDIA GPUs, in order of preference.
+        instance_types: EC2 types with NVIDIA GPUs, in order of preference. With manage="scale" they may be left out,
+            and a run then says nodes= instead of gpus=; where they are given, the groups' types have to be among them.
         capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only.
         zones: Availability zones, in order of preference. Default: those of the cluster's subnets.
         subnets: Subnet ids. Default: the cluster's own, private ones before public ones.
@@ -46,6 +52,9 @@ class EksGpuPool(GpuPool):
         node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default.
         tags: AWS tags for the node groups.
+        node_groups: manage="scale": managed node groups of the cluster, by name.
+        asg_names: manage="scale": Auto Scaling groups whose instances join the cluster by themselves, by name. They
+            come after node_groups.
         aws_conn_id: Airflow connection. Default aws_default.
 
     The other arguments are GpuPool's.
@@ -56,7 +65,7 @@ class EksGpuPool(GpuPool):
 
     cluster_name: str
     region: str
-    instance_types: tuple[str, ...]
+    instance_types: tuple[str, ...] = ()
     capacity_types: tuple[Market, ...] = ("ON_DEMAND",)
     zones: tuple[str, ...] = ()
     subnets: tuple[str, ...] = ()
@@ -65,12 +74,14 @@ class EksGpuPool(GpuPool):
     node_role: str | None = None
     launch_template: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
+    node_groups: tuple[str, ...] = ()
+    asg_names: tuple[str, ...] = ()
     aws_conn_id: str | None = "aws_default"
 
     @property
     def gpus_per_node(self) -> int | None:
         known = [accelerators.instance_type(name) for name in self.instance_types]
-        return None if None in known else min(cast("Any", machine).gpus for machine in known)
+        return None if None in known else min((cast("Any", machine).gpus for machine in known), default=None)
 
     @property
     def gpu_products(self) -> tuple[str, ...]:
@@ -108,7 +119,7 @@ class EksGpuPool(GpuPool):
 
     def _coerce(self) -> None:
         super()._coerce()
-        for name in ("instance_types", "zones", "subnets"):
+        for name in ("instance_types", "zones", "subnets", "node_groups", "asg_names"):
             self._set(name, _as_tuple(getattr(self, name)))
         markets = _as_tuple(self.capacity_types)
         if not is_template(markets):
@@ -124,16 +135,15 @@ class EksGpuPool(GpuPool):
         super()._validate()
         self._check("cluster_name", bool, "the name of an EKS cluster")
         self._check("region", _REGION.fullmatch, "an AWS region, like us-west-2")
-        self._check("instance_types", len, "at least one EC2 instance type")
         self._check("capacity_types", _are_markets, "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
-        self._check("manage", lambda value: value == "full", '"full"')
+        self._check_manage(shape=_SHAPE, machine_types="instance_types")
         self._check("scaling", lambda value: value == "direct", '"direct"')
         self._check_instance_types()
         self._check_zones()
         if self.launch_template and self.disk_size is not None:
             raise self._error("disk_size and launch_template exclude each other: the template has the disk")
-        if self.ami_type == "CUSTOM" and not self.launch_template:
+        if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
             raise self._error('ami_type="CUSTOM" needs a launch_template that names the AMI')
 
     def _check_instance_types(self) -> None:

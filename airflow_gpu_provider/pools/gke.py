@@ -25,6 +25,18 @@ _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
 _SHARING = ("TIME_SHARING", "MPS")
+# What says how a node pool is to be; the driver and the sharing of GPUs also tell what its nodes have.
+_SHAPE = (
+    "node_locations",
+    "capacity_types",
+    "max_run_duration",
+    "disk_size",
+    "disk_type",
+    "image_type",
+    "service_account",
+    "tags",
+    "resource_labels",
+)
 _MAX_NAME = 40  # of a node pool
 _MARGIN = timedelta(minutes=15)
 _MOST_RUN_DURATION = timedelta(days=120)
@@ -40,11 +52,17 @@ class GkeGpuPool(GpuPool):
     the one given here. Candidates are tried in order: every zone for the first machine type on the first capacity
     type, then the next machine type, then the next capacity type.
 
+    With `manage="scale"` the node pools are those that `node_pools` names, in order of preference, zone by zone; what
+    says how they are to be (node_locations, capacity_types, max_run_duration, disk_size, disk_type, image_type,
+    service_account, tags, resource_labels) is left out.
+
     Args:
         project_id: The Google Cloud project.
         location: The cluster's zone or region, like "us-central1-a" or "us-central1".
         cluster_name: The GKE cluster.
         machine_types: Compute Engine machine types in order of preference: with GPUs of their own (G2, A2, A3), or N1.
+            With manage="scale" they may be left out, and a run then says nodes= instead of gpus=; where they are given,
+            the node pools' types have to be among them.
         accelerator_type: What is attached to N1 machines, like "nvidia-tesla-t4"; others have theirs built in.
         accelerator_count: How many of them. Default 1 for N1.
         node_locations: Zones, in order of preference. Default: those of the cluster.
@@ -62,6 +80,7 @@ class GkeGpuPool(GpuPool):
         service_account: The nodes' service account. Default: the cluster's own choice.
         tags: Network tags of the machines.
         resource_labels: Labels of the machines, for billing.
+        node_pools: manage="scale": node pools of the cluster, by name.
         use_internal_ip: Reach the API server by its internal address. Default False.
         use_dns_endpoint: Reach the API server by its DNS name. Default False.
         gcp_conn_id: Airflow connection. Default google_cloud_default.
@@ -76,7 +95,7 @@ class GkeGpuPool(GpuPool):
     project_id: str
     location: str
     cluster_name: str
-    machine_types: tuple[str, ...]
+    machine_types: tuple[str, ...] = ()
     accelerator_type: str | None = None
     accelerator_count: int | None = None
     node_locations: tuple[str, ...] = ()
@@ -92,6 +111,7 @@ class GkeGpuPool(GpuPool):
     service_account: str | None = None
     tags: tuple[str, ...] = ()
     resource_labels: dict[str, str] = field(default_factory=dict)
+    node_pools: tuple[str, ...] = ()
     use_internal_ip: bool = False
     use_dns_endpoint: bool = False
     gcp_conn_id: str = "google_cloud_default"
@@ -107,7 +127,8 @@ class GkeGpuPool(GpuPool):
 
     @property
     def gpus_per_node(self) -> int | None:
-        return min(self._devices(self.accelerator_of(name)[1]) for name in self.machine_types)
+        gpus = (self._devices(self.accelerator_of(name)[1]) for name in self.machine_types)
+        return min(gpus, default=None)
 
     @property
     def gpu_products(self) -> tuple[str, ...]:
@@ -186,7 +207,7 @@ class GkeGpuPool(GpuPool):
 
     def _coerce(self) -> None:
         super()._coerce()
-        for name in ("machine_types", "node_locations", "tags"):
+        for name in ("machine_types", "node_locations", "tags", "node_pools"):
             self._set(name, _as_tuple(getattr(self, name)))
         if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
             self._set("impersonation_chain", _as_tuple(self.impersonation_chain))
@@ -209,10 +230,9 @@ class GkeGpuPool(GpuPool):
         self._check("project_id", _PROJECT.fullmatch, "the id of a Google Cloud project")
         self._check("location", _LOCATION.fullmatch, "a zone or a region, like us-central1-a or us-central1")
         self._check("cluster_name", bool, "the name of a GKE cluster")
-        self._check("machine_types", len, "at least one Compute Engine machine type")
         self._check("capacity_types", _are_markets, "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order")
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
-        self._check("manage", lambda value: value == "full", '"full"')
+        self._check_manage(shape=_SHAPE, machine_types="machine_types")
         self._check("scaling", lambda value: value == "direct", '"direct"')
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
         self._check_machine_types()

@@ -39,7 +39,7 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"min_nodes": -1}, "min_nodes=-1"),
         ({"min_nodes": 5}, "more than max_nodes"),
         ({"max_runtime": timedelta(0)}, "more than zero"),
-        ({"instance_types": []}, "at least one EC2 instance type"),
+        ({"instance_types": []}, "at least one machine type with GPUs"),
         ({"instance_types": ["g6.xlrage"]}, "Did you mean g6.xlarge?"),
         ({"instance_types": ["m5.large"]}, "not an EC2 instance type with GPUs"),
         ({"instance_types": ["g6.xlarge", "g6.xlarge"]}, "one twice"),

@@ -38,7 +38,7 @@ def n1(**fields: Any) -> GkeGpuPool:
     [
         ({"project_id": "X"}, "project_id='X' must be the id of a Google Cloud project"),
         ({"location": "us-central"}, "a zone or a region"),
-        ({"machine_types": []}, "at least one Compute Engine machine type"),
+        ({"machine_types": []}, "at least one machine type with GPUs"),
         ({"machine_types": ["g2-standrad-4"]}, "Did you mean g2-standard-4?"),
         ({"machine_types": ["g2-standard-5"]}, "Did you mean g2-standard-"),
         ({"machine_types": ["e2-standard-4"]}, "has no GPUs, and none can be attached"),
