@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.addons.node_match import Answer, NodePicture, runs_on
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -66,7 +66,7 @@ class Server:
 def look(api: ApiClient, pool: GpuPool) -> tuple[list[Server], bool]:
     """Return what hands out GPUs in the cluster, our own plugin for the pool left out; and whether that is there."""
     sets = list_items(api, "/apis/apps/v1/daemonsets", resource="daemonsets")
-    nodes = list_items(api, "/api/v1/nodes", resource="nodes", labelSelector=f"{POOL_LABEL}={pool.name}")
+    nodes = list_items(api, "/api/v1/nodes", resource="nodes", labelSelector=label_selector(pool.node_selector))
     return find_servers(pool, sets, nodes), any(_is_ours(one, pool) for one in sets)
 
 

@@ -1,6 +1,6 @@
 """Shared informers: one list and watch for each cluster and resource, however many wait for something of it.
 
-    async with watching(identity, open_access, {pods("train"): "train-abc", pool_nodes(): "train-gpu"}) as feed:
+    async with watching(identity, open_access, {pods("train"): "train-abc", pod_events("train"): "train-abc"}) as feed:
         while True:
             for change in await feed.changes(timeout=15): ...
 
@@ -25,12 +25,14 @@ from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
 
+NODES = "api/v1/nodes"
 PAGE = "500"
 WATCH_SECONDS = 290  # the server ends a watch after this; kube-apiserver's own default is 5 to 10 minutes
 SILENCE = 90.0  # bookmarks come every minute, so a connection that is silent for longer may be dead (events have none)
@@ -71,9 +73,11 @@ def pod_events(namespace: str) -> Resource:
     return Resource(path=path, key=_about, field_selector="involvedObject.kind=Pod")
 
 
-def pool_nodes() -> Resource:
-    """Nodes of pools; keyed by the pool's name."""
-    return Resource(path="api/v1/nodes", key=_pool, label_selector=POOL_LABEL)
+def pool_nodes(selector: Mapping[str, str]) -> dict[Resource, str]:
+    """What to watch for a pool's nodes, by the labels that its pods select: all labelled pools share one watch."""
+    if POOL_LABEL in selector:
+        return {Resource(path=NODES, key=_pool, label_selector=POOL_LABEL): selector[POOL_LABEL]}
+    return {Resource(path=NODES, key=_any, label_selector=label_selector(selector)): ""}
 
 
 def _name(raw: Json) -> str:
@@ -82,6 +86,10 @@ def _name(raw: Json) -> str:
 
 def _about(raw: Json) -> str:
     return str((raw.get("involvedObject") or {}).get("name") or "")
+
+
+def _any(raw: Json) -> str:
+    return ""
 
 
 def _pool(raw: Json) -> str:

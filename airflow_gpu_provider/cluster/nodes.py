@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
 from airflow_gpu_provider.cluster.clock import parse_time
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -92,9 +92,9 @@ class Node:
         )
 
 
-def list_nodes(api: ApiClient, pool_name: str) -> tuple[Node, ...]:
-    """Return the nodes with the pool's label, by name."""
-    raw = list_items(api, _NODES, resource="nodes", labelSelector=f"{POOL_LABEL}={pool_name}")
+def list_nodes(api: ApiClient, selector: Mapping[str, str]) -> tuple[Node, ...]:
+    """Return the nodes with a pool's labels (`GpuPool.node_selector`), by name."""
+    raw = list_items(api, _NODES, resource="nodes", labelSelector=label_selector(selector))
     return tuple(sorted((Node.parse(item) for item in raw), key=lambda node: node.name))
 
 

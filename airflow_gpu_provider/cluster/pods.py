@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +11,6 @@ from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFoun
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.rest import call, list_items
-from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -40,7 +39,7 @@ class Pod:
         node: Where it is bound; None while it waits.
         gpus: nvidia.com/gpu that it asks for.
         daemon: A DaemonSet's or a static pod: it comes and goes with its node.
-        pool: The pool that its node selector names.
+        node_selector: The labels that its node has to have, as pairs.
         run: The value of its run label.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         uncollected: Its log and result are still to be read.
@@ -55,7 +54,7 @@ class Pod:
     phase: str
     gpus: int = 0
     daemon: bool = False
-    pool: str | None = None
+    node_selector: tuple[tuple[str, str], ...] = ()
     run: str | None = None
     delete_at: datetime | None = None
     uncollected: bool = False
@@ -73,6 +72,10 @@ class Pod:
     def finished(self) -> bool:
         """Whether none of its containers will run again."""
         return self.phase in _FINISHED
+
+    def selects(self, selector: Mapping[str, str]) -> bool:
+        """Whether it runs on nodes of the pool with this selector (`GpuPool.node_selector`), and on no others."""
+        return selector.items() <= set(self.node_selector)
 
     def awaits_collection(self, now: datetime) -> bool:
         """Whether it has finished and somebody still has to read its result, in time."""
@@ -104,7 +107,7 @@ class Pod:
             phase=phase,
             gpus=_gpus(spec),
             daemon=_is_daemon(meta, annotations),
-            pool=(spec.get("nodeSelector") or {}).get(POOL_LABEL),
+            node_selector=tuple((spec.get("nodeSelector") or {}).items()),
             run=(meta.get("labels") or {}).get(RUN_LABEL),
             delete_at=parse_time(meta.get("deletionTimestamp")),
             uncollected=UNCOLLECTED in annotations,
@@ -142,12 +145,12 @@ def _finished_at(status: dict[str, Any]) -> datetime | None:
     return max((at for at in times if at), default=None)
 
 
-def list_pool_pods(api: ApiClient, pool_name: str, nodes: Iterable[Node]) -> tuple[Pod, ...]:
+def list_pool_pods(api: ApiClient, selector: Mapping[str, str], nodes: Iterable[Node]) -> tuple[Pod, ...]:
     """Return all pods on these nodes, and the unbound pods that select the pool.
 
     The unbound ones are read first: a pod that is bound in between is then seen twice, not missed.
     """
-    found = {pod.uid: pod for pod in _list(api, "spec.nodeName=,status.phase=Pending") if pod.pool == pool_name}
+    found = {pod.uid: pod for pod in _list(api, "spec.nodeName=,status.phase=Pending") if pod.selects(selector)}
     for node in nodes:
         found |= {pod.uid: pod for pod in list_node_pods(api, node.name)}
     return tuple(sorted(found.values(), key=lambda pod: (pod.created_at, pod.namespace, pod.name)))
@@ -158,13 +161,13 @@ def list_node_pods(api: ApiClient, node_name: str) -> list[Pod]:
     return _list(api, f"spec.nodeName={node_name}")
 
 
-def delete_run_pods(api: ApiClient, pool_name: str, run: str) -> list[str]:
+def delete_run_pods(api: ApiClient, selector: Mapping[str, str], run: str) -> list[str]:
     """Delete the pods of a run on this pool, and return their names as namespace/name.
 
     `run` is the hash of the run's DemandKey. A pod that is replaced by another of the same name is left alone.
     """
     raw = list_items(api, "/api/v1/pods", resource="pods", labelSelector=f"{RUN_LABEL}={run}")
-    pods = [pod for pod in map(Pod.parse, raw) if pod.pool == pool_name and not pod.deleting]
+    pods = [pod for pod in map(Pod.parse, raw) if pod.selects(selector) and not pod.deleting]
     return [str(pod) for pod in pods if _delete(api, pod)]
 
 

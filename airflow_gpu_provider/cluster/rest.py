@@ -61,6 +61,11 @@ def call(
     return cast("dict[str, Any]", answer)
 
 
+def label_selector(labels: Mapping[str, str]) -> str:
+    """Return the selector of objects that carry every one of these labels."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
 def list_items(api: ApiClient, path: str, *, resource: str, **selectors: str) -> list[dict[str, Any]]:
     """Return all items of a list, page by page; all pages show the moment of the first."""
     items: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ from airflow_gpu_provider.scaling.reconcile import Reconciler
 async def pool_changes(reconciler: Reconciler) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
     """Lend a function that returns when a node of the pool has changed, at the latest after the seconds it is given."""
     pool = reconciler.pool
-    wants = {pool_nodes(): pool.name}
+    wants = pool_nodes(pool.node_selector)
     async with watching(pool.cluster_identity, reconciler.platform.cluster_access, wants) as feed:
 
         async def change(seconds: float) -> None:

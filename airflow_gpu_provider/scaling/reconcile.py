@@ -79,8 +79,8 @@ class Reconciler:
     def snapshot(self) -> PoolSnapshot:
         """Read everything that a decision looks at."""
         leases = list_demand(self.api, self.pool.name)
-        nodes = list_nodes(self.api, self.pool.name)
-        pods = list_pool_pods(self.api, self.pool.name, nodes)
+        nodes = list_nodes(self.api, self.pool.node_selector)
+        pods = list_pool_pods(self.api, self.pool.node_selector, nodes)
         groups = self.platform.observe()
         now = self._clock.now()
         return PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
@@ -132,7 +132,7 @@ class Reconciler:
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
-        return delete_run_pods(self.api, self.pool.name, key.hash)
+        return delete_run_pods(self.api, self.pool.node_selector, key.hash)
 
     # -- one write each, the caller has checked the lock -----------------------------------------------------
 
@@ -249,7 +249,7 @@ class _Writes:
 
     def _release_without_node(self, machine: Machine) -> None:
         looked_at = self._on._clock.monotonic()
-        if any(node.machine == machine.id for node in list_nodes(self._on.api, self._on.pool.name)):
+        if any(node.machine == machine.id for node in list_nodes(self._on.api, self._on.pool.node_selector)):
             self._said.append(f"machine {machine.id} has joined the cluster meanwhile")
             return
         self._lock.check()

@@ -18,7 +18,7 @@ class PoolSnapshot:
 
     Attributes:
         leases: Demand for this pool, expired leases too, oldest first.
-        nodes: Nodes with the pool's label.
+        nodes: Nodes with the labels that the pool's pods select.
         pods: Pods on those nodes, and unbound pods that select the pool.
         groups: The cloud's groups, in candidate order.
     """

@@ -43,9 +43,8 @@ async def watch_plugin(
     pods = plugin_pods(namespace)
     narrator = Narrator(say, started=wait.started)
     end = min(until or wait.deadline, wait.deadline)
-    async with watching(
-        pool.cluster_identity, lambda: cluster_access(pool), dict.fromkeys((pool_nodes(), pods), pool.name)
-    ) as feed:
+    wants = {pods: pool.name, **pool_nodes(pool.node_selector)}
+    async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         view = _View(pods)
         while True:
             now = datetime.now(UTC)

@@ -8,7 +8,7 @@ from functools import partial
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes, watching
+from airflow_gpu_provider.cluster.informer import NODES, Change, Feed, Resource, pod_events, pods, pool_nodes, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
@@ -49,7 +49,8 @@ async def watch_pod(
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.
     """
-    wants = {pods(wait.namespace): wait.name, pod_events(wait.namespace): wait.name, pool_nodes(): pool.name}
+    own = dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
+    wants = {**own, **pool_nodes(pool.node_selector)}
     async with watching(pool.cluster_identity, open_access or partial(cluster_access, pool), wants) as feed:
         view = PodView(wait, pool, feed)
         try:
@@ -119,7 +120,7 @@ class PodView:
             self._trouble.pop(change.resource, None)
             if change.resource == self._pods:
                 self._take_pod(change)
-            elif change.resource.key is pool_nodes().key:
+            elif change.resource.path == NODES:
                 self._take_node(change)
             elif change.kind == "present":
                 self._take_event(change.raw)

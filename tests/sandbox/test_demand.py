@@ -177,13 +177,13 @@ def test_two_threads_are_never_in_the_lock_at_once(api: Any, pool: str) -> None:
 def test_our_cordon_is_signed_and_undone(api: Any, pool: str, node: Node) -> None:
     assert cordon(api, node, by="me at noon")
     assert cordon(api, node, by="me again")
-    (now,) = list_nodes(api, pool)
+    (now,) = list_nodes(api, {POOL_LABEL: pool})
     assert (now.cordoned, now.cordoned_by_us, now.usable) == (True, True, False)
     raw = call(api, "get", f"/api/v1/nodes/{node.name}", resource="nodes")
     assert raw["metadata"]["annotations"][CORDONED_BY] == "me at noon"
 
     assert uncordon(api, node)
-    (now,) = list_nodes(api, pool)
+    (now,) = list_nodes(api, {POOL_LABEL: pool})
     assert (now.cordoned, now.cordon_mark) == (False, False)
 
 
@@ -192,12 +192,12 @@ def test_a_cordon_of_somebody_else_s_stays(api: Any, pool: str, node: Node) -> N
     call(api, "patch", f"/api/v1/nodes/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)
     assert not cordon(api, node, by="me")
     assert not uncordon(api, node)
-    (now,) = list_nodes(api, pool)
+    (now,) = list_nodes(api, {POOL_LABEL: pool})
     assert (now.cordoned, now.cordoned_by_us) == (True, False)
 
 
 def test_a_node_is_read_as_it_is(api: Any, pool: str, node: Node) -> None:
-    (now,) = list_nodes(api, pool)
+    (now,) = list_nodes(api, {POOL_LABEL: pool})
     assert (now.machine, now.gpus, now.ready) == ("i-0123", 1, True)
 
 
@@ -208,7 +208,7 @@ def test_the_pool_s_pods_are_those_on_its_nodes_and_those_that_wait_for_it(
     pods.append(a_pod(api, f"waiting-{pool}", nodeSelector={POOL_LABEL: pool}))
     pods.append(a_pod(api, f"elsewhere-{pool}", nodeSelector={POOL_LABEL: "another"}))
 
-    found = {pod.name: pod for pod in list_pool_pods(api, pool, [node])}
+    found = {pod.name: pod for pod in list_pool_pods(api, {POOL_LABEL: pool}, [node])}
 
     assert set(found) == {f"bound-{pool}", f"waiting-{pool}"}
     assert (found[f"bound-{pool}"].node, found[f"bound-{pool}"].gpus) == (node.name, 1)
@@ -221,8 +221,8 @@ def test_only_the_run_s_pods_on_this_pool_are_deleted(api: Any, pool: str, pods:
     pods.append(a_pod(api, f"theirs-{pool}", labels={RUN_LABEL: other}, nodeSelector={POOL_LABEL: pool}))
     pods.append(a_pod(api, f"no-pool-{pool}", labels={RUN_LABEL: run}))
 
-    assert delete_run_pods(api, pool, run) == [f"default/mine-{pool}"]
-    assert {pod.name for pod in list_pool_pods(api, pool, [])} == {f"theirs-{pool}"}
+    assert delete_run_pods(api, {POOL_LABEL: pool}, run) == [f"default/mine-{pool}"]
+    assert {pod.name for pod in list_pool_pods(api, {POOL_LABEL: pool}, [])} == {f"theirs-{pool}"}
 
 
 def test_apply_says_what_it_did(api: Any, pool: str) -> None:
@@ -257,7 +257,7 @@ def test_a_missing_permission_names_verb_and_resource(control_plane: ControlPlan
     with pytest.raises(
         PermissionDenied, match=r'serviceaccount:default:default.*resources \["nodes"\], verbs \["list"\]'
     ):
-        list_nodes(access.api_client(), "any")
+        list_nodes(access.api_client(), {POOL_LABEL: "any"})
 
 
 def test_refused_credentials_are_tried_once_more_with_a_new_token(control_plane: ControlPlane) -> None:
@@ -269,7 +269,7 @@ def test_refused_credentials_are_tried_once_more_with_a_new_token(control_plane:
 
     access = ClusterAccess(server=control_plane.server, ca_data=control_plane.ca_data, token=make)
     with pytest.raises(CredentialsError):
-        list_nodes(access.api_client(), "any")
+        list_nodes(access.api_client(), {POOL_LABEL: "any"})
     assert len(made) == 2
 
 
@@ -281,4 +281,4 @@ def test_a_server_that_is_away_is_unreachable(control_plane: ControlPlane) -> No
 
 def test_a_server_with_another_certificate_is_not_trusted(control_plane: ControlPlane) -> None:
     with pytest.raises(ClusterUnreachable, match=r"(?i)certificate"):
-        list_nodes(ClusterAccess(server=control_plane.server).api_client(), "any")
+        list_nodes(ClusterAccess(server=control_plane.server).api_client(), {POOL_LABEL: "any"})

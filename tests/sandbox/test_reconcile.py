@@ -230,7 +230,7 @@ def test_a_dead_holder_s_cordon_is_finished_or_undone(nights: Callable[..., Nigh
     (node,) = usable_nodes(night.until_usable(1).snapshot)
     cordon(night.api, node, by="somebody who died")
     night.lead.reconcile()
-    assert not list_nodes(night.api, night.pool.name)[0].cordoned
+    assert not list_nodes(night.api, night.pool.node_selector)[0].cordoned
 
     cordon(night.api, node, by="somebody who died")
     night.lead.give_up(night.key("one"))

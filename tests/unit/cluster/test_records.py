@@ -82,7 +82,10 @@ def test_what_cluster_autoscaler_removes_is_not_usable() -> None:
 
 def test_a_running_pod() -> None:
     pod = Pod.parse(raw_pod(metadata={"labels": {RUN_LABEL: "abc"}}))
-    assert (pod.node, pod.gpus, pod.pool, pod.run, pod.holds_node(NOW)) == ("node", 1, "train", "abc", True)
+    assert (pod.node, pod.gpus, pod.run, pod.holds_node(NOW)) == ("node", 1, "abc", True)
+    assert pod.selects({POOL_LABEL: "train"})
+    assert not pod.selects({POOL_LABEL: "another"})
+    assert not pod.selects({POOL_LABEL: "train", "zone": "a"})
 
 
 def test_gpus_of_init_containers_and_sidecars() -> None:

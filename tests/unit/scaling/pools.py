@@ -52,7 +52,6 @@ def pod(name: str, on: int | None = None, run: str | None = None, **fields: Any)
             "node": None if on is None else f"node-{on}",
             "phase": "Pending" if on is None else "Running",
             "gpus": 1,
-            "pool": "train",
             "run": key(run).hash if run else None,
             "created_at": EARLIER,
             **fields,

@@ -11,7 +11,8 @@ from airflow_gpu_provider.triggers.pod_watch import PodView
 from tests.unit.operators.test_pod_placement import a_pool
 from tests.unit.triggers.test_pod_wait import WAIT
 
-PODS, EVENTS, NODES = pods("ml"), pod_events("ml"), pool_nodes()
+PODS, EVENTS = pods("ml"), pod_events("ml")
+(NODES,) = pool_nodes(a_pool().node_selector)
 NOW = datetime(2026, 1, 1, 3, 0, tzinfo=UTC)
 
 
