@@ -102,7 +102,8 @@ class GpuPool(ABC):
         manage: "full" (default): this package creates and owns the node groups. "scale": others do, with Terraform or
             eksctl say; only their sizes and machines are touched. A node of theirs gets `node_labels` and the pool's
             label when it joins, and `taints` say what pods have to tolerate.
-        scaling: "direct": this package sets the groups' size.
+        scaling: "direct": this package sets the groups' size. "autoscaler": cluster-autoscaler (on GKE, GKE's own)
+            does, when pods are pending; this package sees to it that it can, and removes idle nodes sooner than it.
 
     Raises:
         PoolSpecError: A value cannot work; the message says which and why.
@@ -177,6 +178,11 @@ class GpuPool(ABC):
         if isinstance(self.price_per_hour, dict):
             return self.price_per_hour.get(market)
         return self.price_per_hour
+
+    @property
+    def is_autoscaled(self) -> bool:
+        """Whether an autoscaler, and not this package, adds the nodes."""
+        return self.scaling == "autoscaler"
 
     @property
     @abstractmethod

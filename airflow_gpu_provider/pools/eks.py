@@ -16,7 +16,28 @@ _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
 # What says how a node group is to be; the ami_type also tells the device plugin's operator what nodes have.
-_SHAPE = ("capacity_types", "zones", "subnets", "disk_size", "node_role", "launch_template", "tags")
+_SHAPE = (
+    "capacity_types",
+    "zones",
+    "subnets",
+    "disk_size",
+    "node_role",
+    "launch_template",
+    "tags",
+    "autoscaling_options",
+)
+ACCELERATOR_LABEL = "k8s.amazonaws.com/accelerator"
+"""By this label cluster-autoscaler knows a node that is to have GPUs; without it, it may start several for one pod."""
+
+AUTOSCALING_OPTIONS = (  # cluster-autoscaler 1.36: config/const.go
+    "ignoredaemonsetsutilization",
+    "maxnodeprovisiontime",
+    "maxnodestartuptime",
+    "scaledowngpuutilizationthreshold",
+    "scaledownunneededtime",
+    "scaledownunreadytime",
+    "scaledownutilizationthreshold",
+)
 _GPU_AMI_TYPES = (
     "AL2023_x86_64_NVIDIA",
     "AL2023_ARM_64_NVIDIA",
@@ -55,6 +76,8 @@ class EksGpuPool(GpuPool):
         node_groups: manage="scale": managed node groups of the cluster, by name.
         asg_names: manage="scale": Auto Scaling groups whose instances join the cluster by themselves, by name. They
             come after node_groups.
+        autoscaling_options: With scaling="autoscaler": cluster-autoscaler's options for these groups alone, like
+            {"scaledownunneededtime": "5m"}. Default: what it was started with.
         aws_conn_id: Airflow connection. Default aws_default.
 
     The other arguments are GpuPool's.
@@ -76,6 +99,7 @@ class EksGpuPool(GpuPool):
     tags: dict[str, str] = field(default_factory=dict)
     node_groups: tuple[str, ...] = ()
     asg_names: tuple[str, ...] = ()
+    autoscaling_options: dict[str, str] = field(default_factory=dict)
     aws_conn_id: str | None = "aws_default"
 
     @property
@@ -96,6 +120,11 @@ class EksGpuPool(GpuPool):
     @property
     def cluster_identity(self) -> str:
         return f"eks/{self.aws_conn_id}/{self.region}/{self.cluster_name}"
+
+    def accelerator_of(self, instance_type: str) -> str | None:
+        """Return the value of ACCELERATOR_LABEL for nodes of this type; None where neither spec nor catalogue knows."""
+        known = accelerators.instance_type(instance_type)
+        return self.node_labels.get(ACCELERATOR_LABEL) or (known.gpu.accelerator if known else None)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most wanted first."""
@@ -138,9 +167,10 @@ class EksGpuPool(GpuPool):
         self._check("capacity_types", _are_markets, "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
         self._check_manage(shape=_SHAPE, machine_types="instance_types")
-        self._check("scaling", lambda value: value == "direct", '"direct"')
+        self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check_instance_types()
         self._check_zones()
+        self._check_autoscaling()
         if self.launch_template and self.disk_size is not None:
             raise self._error("disk_size and launch_template exclude each other: the template has the disk")
         if self.ami_type == "CUSTOM" and not self.launch_template and self.manage == "full":
@@ -164,6 +194,32 @@ class EksGpuPool(GpuPool):
         close = difflib.get_close_matches(name, accelerators.instance_types(), n=1)
         hint = f"Did you mean {close[0]}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."
         raise self._error(f"{name!r} is not an EC2 instance type with GPUs", hint)
+
+    def _check_autoscaling(self) -> None:
+        """Refuse what cannot be said in the tags from which cluster-autoscaler knows an empty group's nodes."""
+        options = self.autoscaling_options
+        if options and self.scaling == "direct":
+            raise self._error('autoscaling_options needs scaling="autoscaler"')
+        for name in options:
+            if name not in AUTOSCALING_OPTIONS and not is_template(name):
+                raise self._error(
+                    f"autoscaling_options: {name!r} is not an option of cluster-autoscaler for one group",
+                    f"Known are {', '.join(AUTOSCALING_OPTIONS)}.",
+                )
+        if not self.is_autoscaled or not self.is_rendered:
+            return
+        keys = [taint.key for taint in self.parsed_taints]
+        for taint in self.parsed_taints:
+            if not taint.value:
+                raise self._error(f"cluster-autoscaler drops taints without a value: {taint}", "Give it a value.")
+            if keys.count(taint.key) > 1:
+                raise self._error(f"cluster-autoscaler can be told one taint with the key {taint.key}, not more")
+        for name in self.instance_types:
+            if self.accelerator_of(name) is None:
+                raise self._error(
+                    f"{name} is not in the catalogue, so cluster-autoscaler cannot be told its GPU",
+                    f'Set node_labels["{ACCELERATOR_LABEL}"] to the model, like nvidia-l4.',
+                )
 
     def _check_zones(self) -> None:
         if is_template(self.zones) or is_template(self.region):

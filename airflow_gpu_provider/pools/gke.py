@@ -17,6 +17,7 @@ GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 """GKE puts it on the nodes of every pool with GPUs."""
 
 DRIVERS = ("default", "latest", "disabled", "daemonset")
+LOCATION_POLICIES = ("any", "balanced")
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-[a-z])?")
@@ -27,6 +28,7 @@ _MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
 _SHARING = ("TIME_SHARING", "MPS")
 # What says how a node pool is to be; the driver and the sharing of GPUs also tell what its nodes have.
 _SHAPE = (
+    "location_policy",
     "node_locations",
     "capacity_types",
     "max_run_duration",
@@ -81,6 +83,8 @@ class GkeGpuPool(GpuPool):
         tags: Network tags of the machines.
         resource_labels: Labels of the machines, for billing.
         node_pools: manage="scale": node pools of the cluster, by name.
+        location_policy: With scaling="autoscaler": "balanced" or "any", as GKE has it. Default "any": GKE's own choice
+            for spot, and what raises the odds of getting a GPU.
         use_internal_ip: Reach the API server by its internal address. Default False.
         use_dns_endpoint: Reach the API server by its DNS name. Default False.
         gcp_conn_id: Airflow connection. Default google_cloud_default.
@@ -112,6 +116,7 @@ class GkeGpuPool(GpuPool):
     tags: tuple[str, ...] = ()
     resource_labels: dict[str, str] = field(default_factory=dict)
     node_pools: tuple[str, ...] = ()
+    location_policy: str = "any"
     use_internal_ip: bool = False
     use_dns_endpoint: bool = False
     gcp_conn_id: str = "google_cloud_default"
@@ -233,7 +238,8 @@ class GkeGpuPool(GpuPool):
         self._check("capacity_types", _are_markets, "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order")
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
         self._check_manage(shape=_SHAPE, machine_types="machine_types")
-        self._check("scaling", lambda value: value == "direct", '"direct"')
+        self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
+        self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
         self._check_machine_types()
         self._check_zones()

@@ -56,6 +56,12 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"node_labels": {"airflow-gpu-provider/pool": "x"}}, "the package sets it"),
         ({"node_labels": {"role": 1}}, "valid Kubernetes labels"),
         ({"tags": {"team": object()}}, "holds a object"),
+        ({"scaling": "by hand"}, '"direct" or "autoscaler"'),
+        ({"autoscaling_options": {"scaledownunneededtime": "5m"}}, 'needs scaling="autoscaler"'),
+        ({"scaling": "autoscaler", "autoscaling_options": {"scaledowntime": "5m"}}, "scaledownunneededtime"),
+        ({"scaling": "autoscaler", "taints": ["gpu:NoSchedule"]}, "drops taints without a value"),
+        ({"scaling": "autoscaler", "taints": ["gpu=a:NoSchedule", "gpu=a:NoExecute"]}, "one taint with the key gpu"),
+        ({"scaling": "autoscaler", "instance_types": ["g99.xlarge"]}, "k8s.amazonaws.com/accelerator"),
         (
             {"name": "x" * 40, "instance_types": ["p6-b200.48xlarge"], "capacity_types": ["SPOT"]},
             "longer than EKS allows",
@@ -67,6 +73,15 @@ def test_refuses_what_cannot_work_and_says_why(fields: dict[str, Any], says: str
         pool(**fields)
     assert says in str(caught.value)
     assert not caught.value.retryable
+
+
+def test_the_accelerator_label_is_the_catalogue_s_or_the_spec_s() -> None:
+    assert pool(scaling="autoscaler").accelerator_of("g6.xlarge") == "nvidia-l4"
+    newer = pool(
+        scaling="autoscaler", instance_types=["g99.xlarge"], node_labels={"k8s.amazonaws.com/accelerator": "nvidia-x1"}
+    )
+    assert newer.accelerator_of("g99.xlarge") == "nvidia-x1"
+    assert pool().accelerator_of("g99.xlarge") is None
 
 
 def test_candidates_go_through_zones_then_types_then_markets() -> None:

@@ -62,6 +62,8 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"resource_labels": {"Team": "ml"}}, "lower-case letters"),
         ({"taints": ["nvidia.com/gpu=true:NoSchedule"]}, "contradicts GKE"),
         ({"manage": "some"}, "manage='some'"),
+        ({"scaling": "by hand"}, '"direct" or "autoscaler"'),
+        ({"location_policy": "nearest"}, "any, balanced"),
         ({"service_account": object()}, "holds a object"),
     ],
 )
