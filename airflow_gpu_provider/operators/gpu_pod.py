@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
@@ -21,19 +20,16 @@ from airflow.sdk.exceptions import (
     TaskDeferralError,
     TaskDeferralTimeout,
 )
-from kubernetes.client import V1DeleteOptions, V1Pod, V1Preconditions
+from kubernetes.client import V1Pod
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.cluster.api_errors import from_status
-from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pod_end import end_of
-from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION, PodState
-from airflow_gpu_provider.cluster.pods import UNCOLLECTED
+from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     GpuError,
-    PermissionDenied,
     PodDeadline,
     PodFailed,
     PodPreempted,
@@ -41,10 +37,13 @@ from airflow_gpu_provider.errors import (
     TaskKilled,
 )
 from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
+from airflow_gpu_provider.operators.pod_logs import followed, last_lines
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.operators.stopping import Stop
+from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, is_of_try
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
 _DEFER_MARGIN = timedelta(minutes=5)
-_LAST_LINES = 10
-_NAME_FREED_IN = 60.0
 
 
 class GpuPodOperator(KubernetesPodOperator):
@@ -121,9 +118,9 @@ class GpuPodOperator(KubernetesPodOperator):
         self.shm_size = shm_size
         self._error: GpuError | None = None
         self._ownership: Ownership | None = None
+        self._pod_deadlines: PodDeadlines | None = None
         self._context: Context | None = None
         self._narrator: Narrator | None = None
-        self._until: datetime | None = None
         self._stop = Stop()
         if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
             check_gpus(self.gpu_pool, int(gpus))
@@ -167,8 +164,8 @@ class GpuPodOperator(KubernetesPodOperator):
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralTimeout, TaskDeferralError) as error:
             namespace = context["ti"].xcom_pull(key="pod_namespace", map_indexes=context["ti"].map_index)
-            for pod in self._own_pods(namespace or self.namespace or "default", self._owner(context)):
-                self.pod_manager.delete_pod(pod)
+            for pod in self._pods.of_task(namespace or self.namespace or "default", self._owner(context)):
+                self._pods.delete(pod)
             raise PodDeadline(
                 f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
                 "See the triggerer's log; the next try starts anew.",
@@ -177,7 +174,7 @@ class GpuPodOperator(KubernetesPodOperator):
     def _end_unfinished(self, context: Context, event: dict[str, Any]) -> None:
         """Collect what there is of a pod whose container has not ended, and raise why nobody waits any longer."""
         assert self._error is not None
-        self.pod = self._read_pod(event["name"], event["namespace"])
+        self.pod = self._pods.read(event["name"], event["namespace"])
         if self.pod is not None:
             if self.get_logs and not isinstance(self._error, PodPreempted) and self._state(self.pod).started:
                 self._write_logs(self.pod)
@@ -213,7 +210,11 @@ class GpuPodOperator(KubernetesPodOperator):
 
     @cached_property
     def pod_manager(self) -> PodManager:
-        return _PodManager(kube_client=self.client, callbacks=self.callbacks)
+        return CarefulPodManager(kube_client=self.client, callbacks=self.callbacks)
+
+    @cached_property
+    def _pods(self) -> TaskPods:
+        return TaskPods(self.hook, self.pod_manager)
 
     def _rendered_pool(self) -> GpuPool:
         if not isinstance(self.gpu_pool, GpuPool):
@@ -236,7 +237,7 @@ class GpuPodOperator(KubernetesPodOperator):
         if warning := idle_gpus_warning(pool, gpus):
             self.log.warning("%s", warning)
         owner, now = self._owner(context), datetime.now(UTC)
-        seconds = max(1, int((self._deadline(context, now) - now).total_seconds()))
+        seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
         return place(
             pod,
             replace(
@@ -250,56 +251,25 @@ class GpuPodOperator(KubernetesPodOperator):
     def get_or_create_pod(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
         """Return this try's pod, created now unless the try was interrupted before; earlier tries' pods are deleted."""
         owner = self._owner(context)
-        for pod in self._own_pods(pod_request_obj.metadata.namespace, owner):
+        for pod in self._pods.of_task(pod_request_obj.metadata.namespace, owner):
             if pod.metadata.deletion_timestamp:
                 continue
-            if self.reattach_on_restart and _is_of_try(pod, owner):
+            if self.reattach_on_restart and is_of_try(pod, owner):
                 self.log.info("Goes on with pod %s, which this try has created before.", pod.metadata.name)
                 return pod
             self.log.info("Deleting pod %s of an earlier try.", pod.metadata.name)
-            self.pod_manager.delete_pod(pod)
+            self._pods.delete(pod)
         # From here on on_kill has a name to delete, whether or not the answer to the create arrives.
         self.pod = pod_request_obj
-        pod = self._create(pod_request_obj, owner)
+        pod = self._pods.create(pod_request_obj, owner, grace_seconds=self.termination_grace_period or 30)
         self.log.info("Created pod %s/%s.", pod.metadata.namespace, pod.metadata.name)
         return pod
 
     def find_pod(self, namespace: str, context: Context, *, exclude_checked: bool = True) -> V1Pod | None:
         """Return this task's pod, by its name once there is one."""
         if self.pod is not None:
-            return self._read_pod(self.pod.metadata.name, self.pod.metadata.namespace)
-        pods = self._own_pods(namespace, self._owner(context))
-        return next((pod for pod in pods if _is_of_try(pod, self._owner(context))), None)
-
-    def _create(self, request: V1Pod, owner: Ownership) -> V1Pod:
-        give_up_at = time.monotonic() + _NAME_FREED_IN + (self.termination_grace_period or 30)
-        while True:
-            try:
-                return self.pod_manager.create_pod(request)
-            except ApiException as error:
-                if error.status != 409:
-                    raise
-            # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod still ends.
-            there = self._read_pod(request.metadata.name, request.metadata.namespace)
-            if there is not None and _is_of_try(there, owner) and not there.metadata.deletion_timestamp:
-                return there
-            if time.monotonic() > give_up_at:
-                raise PodFailed(
-                    f"A pod named {request.metadata.name} exists in {request.metadata.namespace} and does not go.",
-                    "Delete it, or leave random_name_suffix=True.",
-                )
-            time.sleep(0.5)
-
-    def _own_pods(self, namespace: str, owner: Ownership) -> list[V1Pod]:
-        return list(self.client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
-
-    def _read_pod(self, name: str, namespace: str) -> V1Pod | None:
-        try:
-            return self.hook.get_pod(name, namespace)
-        except ApiException as error:
-            if error.status == 404:
-                return None
-            raise
+            return self._pods.read(self.pod.metadata.name, self.pod.metadata.namespace)
+        return self._pods.of_try(namespace, self._owner(context))
 
     def _owner(self, context: Context) -> Ownership:
         if self._ownership is None:
@@ -307,6 +277,17 @@ class GpuPodOperator(KubernetesPodOperator):
 
             self._ownership = Ownership.of(context["ti"], run_key(context, self._rendered_pool().name))
         return self._ownership
+
+    def _deadlines(self, context: Context) -> PodDeadlines:
+        if self._pod_deadlines is None:
+            self._pod_deadlines = PodDeadlines(
+                api=self.client.api_client,
+                key=self._owner(context).key,
+                max_runtime=self._rendered_pool().max_runtime,
+                execution_timeout=self.execution_timeout,
+                started_at=context["ti"].start_date,
+            )
+        return self._pod_deadlines
 
     # -- waiting ---------------------------------------------------------------------------------------------
 
@@ -334,10 +315,19 @@ class GpuPodOperator(KubernetesPodOperator):
 
     def await_pod_completion(self, pod: V1Pod) -> None:
         """Follow the pod's log until its base container has ended, however that is heard of first."""
-        logs = threading.Thread(target=self._follow_logs, args=(pod,), name="pod-log", daemon=True)
-        logs.start()
-        self._block("ended")
-        logs.join(timeout=15)
+        with followed(partial(self._read_logs, pod)):
+            self._block("ended")
+
+    def _read_logs(self, pod: V1Pod) -> None:
+        if not self.get_logs:
+            return
+        PodManager(kube_client=self.hook.new_client(), callbacks=self.callbacks).fetch_requested_container_logs(
+            pod=pod,
+            containers=self.container_logs,
+            follow_logs=True,
+            container_name_log_prefix_enabled=self.container_name_log_prefix_enabled,
+            log_formatter=self.log_formatter,
+        )
 
     def _block(self, until: Literal["started", "ended"]) -> None:
         assert self._context is not None
@@ -374,45 +364,9 @@ class GpuPodOperator(KubernetesPodOperator):
             started=created_at,
             schedule_seconds=self.schedule_timeout_seconds,
             start_seconds=self.startup_timeout_seconds,
-            deadline=self._deadline(context, created_at),
+            deadline=self._deadlines(context).of_pod(created_at),
             until=until,
         )
-
-    def _deadline(self, context: Context, created_at: datetime) -> datetime:
-        """Return when the pod has to have ended: with the run's demand for the pool, or its execution_timeout."""
-        pool = self._rendered_pool()
-        deadline = self._demand_until(context) or created_at + pool.max_runtime
-        started_at = context["ti"].start_date
-        if self.execution_timeout is not None and started_at is not None:
-            deadline = min(deadline, started_at + self.execution_timeout)
-        return deadline
-
-    def _demand_until(self, context: Context) -> datetime | None:
-        key = self._owner(context).key
-        if self._until is not None:
-            return self._until
-        try:
-            leases = list_demand(self.client.api_client, key.pool)
-        except PermissionDenied as error:
-            self.log.warning("The run's own deadline is not known: %s", error)
-            return None
-        self._until = next((lease.until for lease in leases if lease.key == key), None)
-        return self._until
-
-    def _follow_logs(self, pod: V1Pod) -> None:
-        if not self.get_logs:
-            return
-        manager = PodManager(kube_client=self.hook.new_client(), callbacks=self.callbacks)
-        try:
-            manager.fetch_requested_container_logs(
-                pod=pod,
-                containers=self.container_logs,
-                follow_logs=True,
-                container_name_log_prefix_enabled=self.container_name_log_prefix_enabled,
-                log_formatter=self.log_formatter,
-            )
-        except (ApiException, HTTPError) as error:
-            self.log.warning("The pod's log could not be read to its end: %s", error)
 
     def _write_logs(self, pod: V1Pod, follow: bool = False, since_time: Any = None) -> None:
         # Never followed: KubernetesPodOperator would wait here for a pod that runs on after its deadline.
@@ -438,42 +392,19 @@ class GpuPodOperator(KubernetesPodOperator):
             if under_way is None:
                 raise
         finally:
-            self._mark_collected(remote_pod)
+            if self.on_finish_action != OnFinishAction.DELETE_POD:
+                self._pods.mark_collected(remote_pod)
         if self._error is not None and under_way is None:
             raise self._error
 
     def _end_error(self, pod: V1Pod) -> GpuError | None:
         end = end_of(self._state(pod))
         error = self._error or (end.error if end else None)
-        return self._with_last_lines(error, pod) if type(error) is PodFailed else error
-
-    def _with_last_lines(self, error: GpuError, pod: V1Pod) -> GpuError:
-        """Return a failure with the container's last words, which tell more than its exit code."""
-        try:
-            answer = self.client.read_namespaced_pod_log(
-                pod.metadata.name,
-                pod.metadata.namespace,
-                container=self.base_container_name,
-                tail_lines=_LAST_LINES,
-                _preload_content=False,
-            )
-            text = answer.data.decode(errors="replace")
-        except (ApiException, HTTPError) as failure:
-            self.log.debug("No last lines of pod %s: %s", pod.metadata.name, failure)
+        if type(error) is not PodFailed:
             return error
-        lines = [line for line in text.splitlines() if line.strip()]
+        lines = last_lines(self.client, pod, self.base_container_name)
         words = "\n".join(["Its last lines:", *lines])
         return PodFailed(error.what, words, **{**error.details, "last_lines": lines}) if lines else error
-
-    def _mark_collected(self, pod: V1Pod) -> None:
-        """Let the node of a kept pod go: its log and result are read."""
-        if self.on_finish_action == OnFinishAction.DELETE_POD:
-            return
-        patch = {"metadata": {"annotations": {UNCOLLECTED: None}}}
-        try:
-            self.client.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
-        except (ApiException, HTTPError) as error:
-            self.log.warning("Pod %s holds its node for ten minutes more: %s", pod.metadata.name, error)
 
     def _state(self, pod: V1Pod) -> PodState:
         raw = self.client.api_client.sanitize_for_serialization(pod)
@@ -488,48 +419,15 @@ class GpuPodOperator(KubernetesPodOperator):
         if self.on_kill_action == OnKillAction.KEEP_POD:
             self.log.info("Pod is kept, as on_kill_action says.")
         elif self.pod is not None:
-            self._delete_now(self.pod)
+            self._pods.delete_from_signal_handler(self.pod, grace_seconds=self.termination_grace_period)
         if not timed_out:
             name = self.pod.metadata.name if self.pod else "none yet"
             self._stop.ask(TaskKilled(f"Task {self.task_id} was told to stop (pod: {name}).", "Run it again."))
-
-    def _delete_now(self, pod: V1Pod) -> None:
-        """Delete with a client of its own: this is a signal handler, and the interrupted code may hold locks."""
-        options: dict[str, Any] = {}
-        if self.termination_grace_period is not None:
-            options["grace_period_seconds"] = self.termination_grace_period
-        try:
-            self.hook.new_client().delete_namespaced_pod(
-                pod.metadata.name, pod.metadata.namespace, body=_only(pod, **options)
-            )
-        except (ApiException, HTTPError, GpuError) as error:
-            if getattr(error, "status", None) != 404:
-                self.log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
-
-
-class _PodManager(PodManager):
-    """Deletes a pod only if it is the one that was read, and not another one of its name."""
-
-    def delete_pod(self, pod: V1Pod) -> None:
-        try:
-            self._client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod))
-        except ApiException as error:
-            if error.status not in (404, 409):
-                raise
 
 
 def _is_final(event: dict[str, Any], error: GpuError) -> bool:
     """Say whether the wait itself failed, and would fail again: KubernetesPodOperator would only defer once more."""
     return event["status"] == "error" and not error.retryable
-
-
-def _only(pod: V1Pod, **options: Any) -> V1DeleteOptions:
-    preconditions = V1Preconditions(uid=pod.metadata.uid) if pod.metadata.uid else None
-    return V1DeleteOptions(preconditions=preconditions, **options)
-
-
-def _is_of_try(pod: V1Pod, owner: Ownership) -> bool:
-    return (pod.metadata.annotations or {}).get(OWNER_ANNOTATION) == owner.attempt
 
 
 def _pool_of_block() -> GpuPool | None:

@@ -1,0 +1,51 @@
+"""PodDeadlines: when a task's pod has to have ended, whichever of its bounds comes first."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from kubernetes.client import ApiClient
+
+from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
+from airflow_gpu_provider.errors import PermissionDenied
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class PodDeadlines:
+    """The bounds of a task's pods.
+
+    Attributes:
+        api: Reads the run's demand.
+        key: The run's demand, whose `until` counts where there is one.
+        max_runtime: Counts from the pod's creation where the run has no demand.
+        execution_timeout: The task's, None for none; counts from `started_at`, the start of the try.
+    """
+
+    api: ApiClient
+    key: DemandKey
+    max_runtime: timedelta
+    execution_timeout: timedelta | None
+    started_at: datetime | None
+    _until: datetime | None = field(default=None, init=False)
+
+    def of_pod(self, created_at: datetime) -> datetime:
+        """Return when a pod created then has to have ended."""
+        deadline = self._demand_until() or created_at + self.max_runtime
+        if self.execution_timeout is not None and self.started_at is not None:
+            deadline = min(deadline, self.started_at + self.execution_timeout)
+        return deadline
+
+    def _demand_until(self) -> datetime | None:
+        if self._until is not None:
+            return self._until
+        try:
+            leases = list_demand(self.api, self.key.pool)
+        except PermissionDenied as error:
+            _log.warning("The run's own deadline is not known: %s", error)
+            return None
+        self._until = next((lease.until for lease in leases if lease.key == self.key), None)
+        return self._until

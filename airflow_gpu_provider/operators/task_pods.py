@@ -1,0 +1,115 @@
+"""TaskPods: the pods of one task in the cluster - found by owner, created once, deleted only if still the same."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
+from kubernetes.client import V1DeleteOptions, V1Pod, V1Preconditions
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
+
+from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.pods import UNCOLLECTED
+from airflow_gpu_provider.errors import GpuError, PodFailed
+from airflow_gpu_provider.operators.pod_ownership import Ownership
+from airflow_gpu_provider.operators.pool_hook import PoolHook
+
+_NAME_FREED_IN = 60.0
+
+_log = logging.getLogger(__name__)
+
+
+class TaskPods:
+    """Reads and writes a task's pods with the hook's client, and creates them as KubernetesPodOperator does."""
+
+    def __init__(self, hook: PoolHook, manager: PodManager) -> None:
+        self._hook = hook
+        self._manager = manager
+
+    def of_task(self, namespace: str, owner: Ownership) -> list[V1Pod]:
+        """Return the task's pods, those of earlier tries too."""
+        return list(self._hook.core_v1_client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
+
+    def of_try(self, namespace: str, owner: Ownership) -> V1Pod | None:
+        """Return a pod of this try, if there is one."""
+        return next((pod for pod in self.of_task(namespace, owner) if is_of_try(pod, owner)), None)
+
+    def read(self, name: str, namespace: str) -> V1Pod | None:
+        """Return the pod as it is now; None if it is not there."""
+        try:
+            return self._hook.get_pod(name, namespace)
+        except ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def create(self, request: V1Pod, owner: Ownership, *, grace_seconds: int) -> V1Pod:
+        """Create the pod, or return what an earlier attempt with a lost answer has created.
+
+        Raises:
+            PodFailed: Another pod has the name, and still has it a minute after its grace period.
+        """
+        give_up_at = time.monotonic() + _NAME_FREED_IN + grace_seconds
+        while True:
+            try:
+                return self._manager.create_pod(request)
+            except ApiException as error:
+                if error.status != 409:
+                    raise
+            # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod still ends.
+            there = self.read(request.metadata.name, request.metadata.namespace)
+            if there is not None and is_of_try(there, owner) and not there.metadata.deletion_timestamp:
+                return there
+            if time.monotonic() > give_up_at:
+                raise PodFailed(
+                    f"A pod named {request.metadata.name} exists in {request.metadata.namespace} and does not go.",
+                    "Delete it, or leave random_name_suffix=True.",
+                )
+            time.sleep(0.5)
+
+    def delete(self, pod: V1Pod) -> None:
+        """Delete the pod that was read; fine if it is gone, or if another one has its name."""
+        self._manager.delete_pod(pod)
+
+    def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
+        """Delete with a client of its own, for the interrupted code may hold locks; failures are logged."""
+        options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
+        try:
+            self._hook.new_client().delete_namespaced_pod(
+                pod.metadata.name, pod.metadata.namespace, body=_only(pod, **options)
+            )
+        except (ApiException, HTTPError, GpuError) as error:
+            if getattr(error, "status", None) != 404:
+                _log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
+
+    def mark_collected(self, pod: V1Pod) -> None:
+        """Let the node of a kept pod go: its log and result are read."""
+        patch = {"metadata": {"annotations": {UNCOLLECTED: None}}}
+        try:
+            self._hook.core_v1_client.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
+        except (ApiException, HTTPError) as error:
+            _log.warning("Pod %s holds its node for ten minutes more: %s", pod.metadata.name, error)
+
+
+class CarefulPodManager(PodManager):
+    """Deletes a pod only if it is the one that was read, and not another one of its name."""
+
+    def delete_pod(self, pod: V1Pod) -> None:
+        try:
+            self._client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod))
+        except ApiException as error:
+            if error.status not in (404, 409):
+                raise
+
+
+def is_of_try(pod: V1Pod, owner: Ownership) -> bool:
+    """Say whether this try, and not an earlier one, created the pod."""
+    return (pod.metadata.annotations or {}).get(OWNER_ANNOTATION) == owner.attempt
+
+
+def _only(pod: V1Pod, **options: Any) -> V1DeleteOptions:
+    preconditions = V1Preconditions(uid=pod.metadata.uid) if pod.metadata.uid else None
+    return V1DeleteOptions(preconditions=preconditions, **options)
