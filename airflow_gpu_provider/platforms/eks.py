@@ -7,21 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import (
-    CloudError,
-    GpuError,
-    GroupFailed,
-    GroupNotFound,
-    PermissionDenied,
-    PoolSpecError,
-)
+from airflow_gpu_provider.errors import GroupFailed, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.platforms import eks_plan
-from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
-from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
-from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, Plan, Platform, Say
-from airflow_gpu_provider.platforms.eks_groups import NodeGroups, asg_name, is_owned, why_failed
+from airflow_gpu_provider.platforms.aws_clients import in_parallel
+from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
+from airflow_gpu_provider.platforms.eks_groups import asg_name, is_owned, why_failed
 from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
-from airflow_gpu_provider.platforms.eks_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.eks_scaling import is_launching, launch_failure, machines
 from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
@@ -29,22 +21,11 @@ from airflow_gpu_provider.pools import Candidate, EksGpuPool
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from airflow_gpu_provider.cluster.access import ClusterAccess
-
-_STATUS: dict[str, GroupStatus] = {
-    "CREATING": "creating",
-    "ACTIVE": "active",
-    "UPDATING": "updating",
-    "DEGRADED": "degraded",
-    "CREATE_FAILED": "failed",
-    "DELETE_FAILED": "failed",
-    "DELETING": "deleting",
-}
 _UNUSABLE = ("CREATE_FAILED", "DELETE_FAILED", "DELETING")
 
 
-class EksPlatform(Platform):
-    """A pool on Amazon EKS.
+class EksPlatform(EksBase):
+    """A pool on Amazon EKS whose node groups this package creates and owns.
 
     Args:
         pool: The rendered spec.
@@ -52,25 +33,10 @@ class EksPlatform(Platform):
     """
 
     def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
-        self._clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
-        self._over_quota: frozenset[str] = frozenset()
 
-    # -- the cluster -----------------------------------------------------------------------------------------
-
-    def cluster_access(self) -> ClusterAccess:
-        from airflow_gpu_provider.cluster.access import ClusterAccess
-
-        return ClusterAccess(
-            server=self._cluster["endpoint"],
-            ca_data=self._cluster["certificateAuthority"]["data"],
-            token=lambda: self._clients.cluster_token(self._pool.cluster_name),
-        )
-
-    @cached_property
-    def _cluster(self) -> Mapping[str, Any]:
-        return self._groups.cluster()
+    # -- where its groups can be -----------------------------------------------------------------------------
 
     @cached_property
     def _subnets(self) -> dict[str, str]:
@@ -79,14 +45,6 @@ class EksPlatform(Platform):
     @cached_property
     def _offered(self) -> set[tuple[str, str]]:
         return offered_types(self._clients.ec2, self._pool, self._subnets)
-
-    @cached_property
-    def _groups(self) -> NodeGroups:
-        return NodeGroups(self._clients.eks, self._pool)
-
-    @cached_property
-    def _scaling(self) -> AutoScaling:
-        return AutoScaling(self._clients.autoscaling)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return where the pool can have machines, the most wanted first.
@@ -113,22 +71,6 @@ class EksPlatform(Platform):
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)}, mend=False)
         grow = eks_plan.growth(self._pool, nodes, candidates, observed)
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
-
-    def check_quota(self, nodes: int, say: Say) -> None:
-        missing = min(nodes, self._pool.max_nodes) - sum(len(group.live) for group in self.observe())
-        if missing <= 0:
-            return
-        candidates = self.candidates()
-        try:
-            quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
-        except (PermissionDenied, CloudError) as error:
-            # In a network without a way to Service Quotas, nodes can be had all the same.
-            say(f"The account's quotas are not checked: {error}")
-            return
-        verdict = judge(self._pool, missing, candidates, quotas, vcpus)
-        self._over_quota = verdict.passed_over
-        for note in verdict.notes:
-            say(note)
 
     def apply(self, plan: Plan, say: Say) -> None:
         passed_over = self._over_quota
@@ -232,7 +174,7 @@ class EksPlatform(Platform):
         return Group(
             name=name,
             candidate=candidate,
-            status=_STATUS[raw["status"]],
+            status=STATUS[raw["status"]],
             desired=int(asg.get("DesiredCapacity", 0)),
             max_size=limit if self._is_wanted(candidate) and name not in self._over_quota else live,
             machines=members,
@@ -259,35 +201,11 @@ class EksPlatform(Platform):
             candidate.zone,
         )
 
-    # -- sizes and the switch --------------------------------------------------------------------------------
-
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
-        in_parallel(lambda name: self._scaling.set_switch(name, at), self._asgs_of(groups).values())
+    # -- the switch, and the end -----------------------------------------------------------------------------
 
     def clear_switch(self, groups: Collection[str]) -> None:
         existing = self._groups.owned()
         in_parallel(self._scaling.clear_switch, _asg_names({g: existing[g] for g in groups if g in existing}))
-
-    def grow(self, sizes: Mapping[str, int]) -> None:
-        for group, name in self._asgs_of(sizes).items():
-            self._scaling.grow(name, sizes[group])
-
-    def release(self, machines: Sequence[Machine]) -> None:
-        errors = [error for error in in_parallel(self._terminate, machines) if error]
-        if errors:
-            raise errors[0]
-
-    def _terminate(self, machine: Machine) -> GpuError | None:
-        """Return the error, so that one machine's does not keep the others."""
-        try:
-            self._scaling.terminate(machine.id)
-        except GpuError as error:
-            return error
-        return None
-
-    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
-        sizes = {group: self._scaling.shrink_to_existing(name) for group, name in self._asgs_of(groups).items()}
-        return {group: size for group, size in sizes.items() if size is not None}
 
     def _asgs_of(self, groups: Collection[str]) -> dict[str, str]:
         """Return the Auto Scaling groups behind node groups, by node group, in the order given."""

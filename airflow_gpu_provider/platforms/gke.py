@@ -6,48 +6,26 @@ behind them, as cluster-autoscaler does: GKE's own resize picks the machines tha
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
-from airflow_gpu_provider.errors import (
-    CloudError,
-    GpuError,
-    GroupFailed,
-    GroupNotFound,
-    PermissionDenied,
-    PoolSpecError,
-)
+from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.platforms import gke_plan
-from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, Plan, Platform, Say
-from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, launch_failure, machines, name_of
-from airflow_gpu_provider.platforms.gke_node_pools import NodePools, group_paths, is_owned
+from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.gke_base import STATUS, GkeBase
+from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, launch_failure, machines
+from airflow_gpu_provider.platforms.gke_node_pools import group_paths, is_owned
 from airflow_gpu_provider.platforms.gke_operations import Operations, Step
-from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.gke_spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.platforms.gke_zones import offered_types
-from airflow_gpu_provider.platforms.google_clients import GoogleClients
-from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups
-from airflow_gpu_provider.platforms.parallel import in_parallel
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.base import Market
 
-if TYPE_CHECKING:
-    from airflow_gpu_provider.cluster.access import ClusterAccess
 
-_STATUS: dict[str, GroupStatus] = {
-    "PROVISIONING": "creating",
-    "RUNNING": "active",
-    "RUNNING_WITH_ERROR": "degraded",
-    "RECONCILING": "updating",
-    "STOPPING": "deleting",
-    "ERROR": "failed",
-}
-
-
-class GkePlatform(Platform):
-    """A pool on Google Kubernetes Engine.
+class GkePlatform(GkeBase):
+    """A pool on Google Kubernetes Engine whose node pools this package creates and owns.
 
     Args:
         pool: The rendered spec.
@@ -55,28 +33,10 @@ class GkePlatform(Platform):
     """
 
     def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
-        self._pool = pool
+        super().__init__(pool)
         self._owner = owner
-        self._clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
-        self._over_quota: frozenset[str] = frozenset()
 
-    # -- the cluster -----------------------------------------------------------------------------------------
-
-    def cluster_access(self) -> ClusterAccess:
-        from airflow_gpu_provider.cluster.access import ClusterAccess
-
-        cluster, token = self._cluster, self._clients.access_token
-        if self._pool.use_dns_endpoint:
-            dns = (cluster.get("control_plane_endpoints_config") or {}).get("dns_endpoint_config") or {}
-            return ClusterAccess(server=f"https://{dns.get('endpoint')}", token=token)
-        private = (cluster.get("private_cluster_config") or {}).get("private_endpoint")
-        endpoint = private if self._pool.use_internal_ip and private else cluster["endpoint"]
-        ca = cluster["master_auth"]["cluster_ca_certificate"]
-        return ClusterAccess(server=f"https://{endpoint}", ca_data=ca, token=token)
-
-    @cached_property
-    def _cluster(self) -> Mapping[str, Any]:
-        return self._node_pools.cluster()
+    # -- where its node pools can be -------------------------------------------------------------------------
 
     @cached_property
     def _zones(self) -> tuple[str, ...]:
@@ -87,16 +47,8 @@ class GkePlatform(Platform):
         return offered_types(self._clients.compute, self._pool, self._zones)
 
     @cached_property
-    def _node_pools(self) -> NodePools:
-        return NodePools(self._clients.gke, self._pool)
-
-    @cached_property
     def _operations(self) -> Operations:
         return Operations(self._clients.gke, self._node_pools.location)
-
-    @cached_property
-    def _groups(self) -> InstanceGroups:
-        return InstanceGroups(self._clients.compute)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return where the pool can have machines, the most wanted first.
@@ -127,20 +79,6 @@ class GkePlatform(Platform):
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
         grow = self._growth(nodes, candidates, observed)
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
-
-    def check_quota(self, nodes: int, say: Say) -> None:
-        missing = min(nodes, self._pool.max_nodes) - sum(len(group.live) for group in self.observe())
-        if missing <= 0:
-            return
-        try:
-            quotas = read_quotas(self._clients.compute, self._pool)
-        except (PermissionDenied, CloudError) as error:
-            say(f"The project's quotas are not checked: {error}")
-            return
-        verdict = judge(self._pool, missing, self.candidates(), quotas)
-        self._over_quota = verdict.passed_over
-        for note in verdict.notes:
-            say(note)
 
     def _growth(self, nodes: int, candidates: Sequence[Candidate], groups: Sequence[Group]) -> tuple[str, ...]:
         """Say in a line where missing nodes would be asked for first; nothing where none is missing."""
@@ -255,7 +193,7 @@ class GkePlatform(Platform):
         return Group(
             name=name,
             candidate=candidate,
-            status=_STATUS.get(raw.get("status", ""), "degraded"),
+            status=STATUS.get(raw.get("status", ""), "degraded"),
             desired=sum(group.target for group in groups),
             max_size=self._pool.max_nodes if self._is_wanted(candidate) and name not in self._over_quota else live,
             machines=members,
@@ -282,39 +220,7 @@ class GkePlatform(Platform):
             candidate.zone,
         )
 
-    # -- sizes -----------------------------------------------------------------------------------------------
-
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
-        """Nothing: each machine has its end from its creation, by `max_run_duration`."""
-
-    def clear_switch(self, groups: Collection[str]) -> None:
-        """Nothing, as in `set_switch`."""
-
-    def grow(self, sizes: Mapping[str, int]) -> None:
-        for name, size in sizes.items():
-            groups = self._groups.read(self._paths_of(name))
-            missing = size - sum(group.target for group in groups)
-            if missing > 0:
-                self._groups.grow(groups[0].path, groups[0].target + missing)
-
-    def release(self, machines: Sequence[Machine]) -> None:
-        errors = [error for error in in_parallel(self._remove, machines) if error]
-        if errors:
-            raise errors[0]
-
-    def _remove(self, machine: Machine) -> GpuError | None:
-        """Return the error, so that one machine's does not keep the others."""
-        try:
-            for group in self._groups.read(self._paths_of(machine.group)):
-                if machine.id in map(name_of, group.members):
-                    self._groups.remove(group.path, [machine.id])
-        except GpuError as error:
-            return error
-        return None
-
-    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
-        sizes = {name: self._groups.shrink_to_existing(self._paths_of(name)) for name in groups}
-        return {name: size for name, size in sizes.items() if size is not None}
+    # -- the end ---------------------------------------------------------------------------------------------
 
     def _paths_of(self, group: str) -> list[str]:
         raw = self._node_pools.describe(group)

@@ -1,0 +1,124 @@
+"""EksBase: what pools on Amazon EKS do alike, whoever owns the groups: the cluster, quotas, sizes, the switch."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
+from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
+from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
+from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Say
+from airflow_gpu_provider.platforms.eks_groups import NodeGroups
+from airflow_gpu_provider.platforms.eks_quota import judge, read_quotas
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
+STATUS: dict[str, GroupStatus] = {
+    "CREATING": "creating",
+    "ACTIVE": "active",
+    "UPDATING": "updating",
+    "DEGRADED": "degraded",
+    "CREATE_FAILED": "failed",
+    "DELETE_FAILED": "failed",
+    "DELETING": "deleting",
+}
+"""What EKS's word for a node group's state means for the pool."""
+
+
+class EksBase(Platform):
+    """A pool on Amazon EKS; which groups it has is for subclasses to say.
+
+    Args:
+        pool: The rendered spec.
+    """
+
+    def __init__(self, pool: EksGpuPool) -> None:
+        self._pool = pool
+        self._clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
+        self._over_quota: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return where the pool can have machines, the most wanted first."""
+
+    @abstractmethod
+    def _asgs_of(self, groups: Collection[str]) -> dict[str, str]:
+        """Return the Auto Scaling groups behind these groups, by group, in the order given.
+
+        Raises:
+            GroupNotFound: One of the groups does not exist, or has none.
+        """
+
+    # -- the cluster -----------------------------------------------------------------------------------------
+
+    def cluster_access(self) -> ClusterAccess:
+        from airflow_gpu_provider.cluster.access import ClusterAccess
+
+        return ClusterAccess(
+            server=self._cluster["endpoint"],
+            ca_data=self._cluster["certificateAuthority"]["data"],
+            token=lambda: self._clients.cluster_token(self._pool.cluster_name),
+        )
+
+    @cached_property
+    def _cluster(self) -> Mapping[str, Any]:
+        return self._groups.cluster()
+
+    @cached_property
+    def _groups(self) -> NodeGroups:
+        return NodeGroups(self._clients.eks, self._pool)
+
+    @cached_property
+    def _scaling(self) -> AutoScaling:
+        return AutoScaling(self._clients.autoscaling)
+
+    # -- quotas ----------------------------------------------------------------------------------------------
+
+    def check_quota(self, nodes: int, say: Say) -> None:
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.live) for group in self.observe())
+        if missing <= 0:
+            return
+        candidates = self.candidates()
+        try:
+            quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
+        except (PermissionDenied, CloudError) as error:
+            # In a network without a way to Service Quotas, nodes can be had all the same.
+            say(f"The account's quotas are not checked: {error}")
+            return
+        verdict = judge(self._pool, missing, candidates, quotas, vcpus)
+        self._over_quota = verdict.passed_over
+        for note in verdict.notes:
+            say(note)
+
+    # -- sizes and the switch --------------------------------------------------------------------------------
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        in_parallel(lambda name: self._scaling.set_switch(name, at), self._asgs_of(groups).values())
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        for group, name in self._asgs_of(sizes).items():
+            self._scaling.grow(name, sizes[group])
+
+    def release(self, machines: Sequence[Machine]) -> None:
+        errors = [error for error in in_parallel(self._terminate, machines) if error]
+        if errors:
+            raise errors[0]
+
+    def _terminate(self, machine: Machine) -> GpuError | None:
+        """Return the error, so that one machine's does not keep the others."""
+        try:
+            self._scaling.terminate(machine.id)
+        except GpuError as error:
+            return error
+        return None
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        sizes = {group: self._scaling.shrink_to_existing(name) for group, name in self._asgs_of(groups).items()}
+        return {group: size for group, size in sizes.items() if size is not None}

@@ -1,0 +1,134 @@
+"""GkeBase: what pools on GKE do alike, whoever owns the node pools: the cluster, quotas, sizes, single machines."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
+from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Say
+from airflow_gpu_provider.platforms.gke_instances import name_of
+from airflow_gpu_provider.platforms.gke_node_pools import NodePools
+from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
+from airflow_gpu_provider.platforms.google_clients import GoogleClients
+from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups
+from airflow_gpu_provider.platforms.parallel import in_parallel
+from airflow_gpu_provider.pools import Candidate, GkeGpuPool
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
+STATUS: dict[str, GroupStatus] = {
+    "PROVISIONING": "creating",
+    "RUNNING": "active",
+    "RUNNING_WITH_ERROR": "degraded",
+    "RECONCILING": "updating",
+    "STOPPING": "deleting",
+    "ERROR": "failed",
+}
+"""What GKE's word for a node pool's state means for the pool."""
+
+
+class GkeBase(Platform):
+    """A pool on Google Kubernetes Engine; which node pools it has is for subclasses to say.
+
+    Args:
+        pool: The rendered spec.
+    """
+
+    def __init__(self, pool: GkeGpuPool) -> None:
+        self._pool = pool
+        self._clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
+        self._over_quota: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return where the pool can have machines, the most wanted first."""
+
+    @abstractmethod
+    def _paths_of(self, group: str) -> list[str]:
+        """Return the paths of the instance groups behind a group.
+
+        Raises:
+            GroupNotFound: It does not exist, or has none.
+        """
+
+    # -- the cluster -----------------------------------------------------------------------------------------
+
+    def cluster_access(self) -> ClusterAccess:
+        from airflow_gpu_provider.cluster.access import ClusterAccess
+
+        cluster, token = self._cluster, self._clients.access_token
+        if self._pool.use_dns_endpoint:
+            dns = (cluster.get("control_plane_endpoints_config") or {}).get("dns_endpoint_config") or {}
+            return ClusterAccess(server=f"https://{dns.get('endpoint')}", token=token)
+        private = (cluster.get("private_cluster_config") or {}).get("private_endpoint")
+        endpoint = private if self._pool.use_internal_ip and private else cluster["endpoint"]
+        ca = cluster["master_auth"]["cluster_ca_certificate"]
+        return ClusterAccess(server=f"https://{endpoint}", ca_data=ca, token=token)
+
+    @cached_property
+    def _cluster(self) -> Mapping[str, Any]:
+        return self._node_pools.cluster()
+
+    @cached_property
+    def _node_pools(self) -> NodePools:
+        return NodePools(self._clients.gke, self._pool)
+
+    @cached_property
+    def _groups(self) -> InstanceGroups:
+        return InstanceGroups(self._clients.compute)
+
+    # -- quotas ----------------------------------------------------------------------------------------------
+
+    def check_quota(self, nodes: int, say: Say) -> None:
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.live) for group in self.observe())
+        if missing <= 0:
+            return
+        try:
+            quotas = read_quotas(self._clients.compute, self._pool)
+        except (PermissionDenied, CloudError) as error:
+            say(f"The project's quotas are not checked: {error}")
+            return
+        verdict = judge(self._pool, missing, self.candidates(), quotas)
+        self._over_quota = verdict.passed_over
+        for note in verdict.notes:
+            say(note)
+
+    # -- sizes -----------------------------------------------------------------------------------------------
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        """Nothing: each machine has its end from its creation, by `max_run_duration`."""
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        """Nothing, as in `set_switch`."""
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        for name, size in sizes.items():
+            groups = self._groups.read(self._paths_of(name))
+            missing = size - sum(group.target for group in groups)
+            if missing > 0:
+                self._groups.grow(groups[0].path, groups[0].target + missing)
+
+    def release(self, machines: Sequence[Machine]) -> None:
+        errors = [error for error in in_parallel(self._remove, machines) if error]
+        if errors:
+            raise errors[0]
+
+    def _remove(self, machine: Machine) -> GpuError | None:
+        """Return the error, so that one machine's does not keep the others."""
+        try:
+            for group in self._groups.read(self._paths_of(machine.group)):
+                if machine.id in map(name_of, group.members):
+                    self._groups.remove(group.path, [machine.id])
+        except GpuError as error:
+            return error
+        return None
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        sizes = {name: self._groups.shrink_to_existing(self._paths_of(name)) for name in groups}
+        return {name: size for name, size in sizes.items() if size is not None}
