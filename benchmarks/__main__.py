@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks import imports, waiting_pods
+from kubernetes import client, config
+
+from airflow_gpu_provider.sandbox import Sandbox
+from benchmarks import imports, ready_nodes, waiting_pods
 from benchmarks.figure import Figure, table
 
 DOCUMENT = Path("docs/performance.md")
@@ -15,13 +19,22 @@ BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
 
 
 def main() -> None:
-    figures: list[Figure] = [*imports.measure(), *waiting_pods.measure()]
+    print("== what a DAG file's imports cost", flush=True)
+    figures: list[Figure] = imports.measure()
+    with Sandbox(progress=print) as sandbox:
+        os.environ.update(sandbox.env())
+        api = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
+        print("== how soon allocatable GPUs are heard of", flush=True)
+        figures += ready_nodes.measure(api)
+        print("== what waiting for pods costs", flush=True)
+        figures += waiting_pods.measure(api)
     print("\n".join(table(figures)))
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps([asdict(figure) | {"ratio": figure.ratio} for figure in figures], indent=2) + "\n")
     text = DOCUMENT.read_text()
-    head, rest = text.split(BEGIN)
-    DOCUMENT.write_text("\n".join([head + BEGIN, *table(figures), END + rest.split(END)[1]]))
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    DOCUMENT.write_text("\n".join([before + BEGIN, *table(figures), END + after]))
 
 
 if __name__ == "__main__":

@@ -8,20 +8,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """`ours` and `peer` are medians over `n` measurements, in `unit`."""
+    """`ours` and `peer` are in `unit`; `n` says over how many measurements. Without a peer there is no ratio."""
 
     name: str
     unit: str
     ours: float
-    peer: float
+    peer: float | None
     n: int
 
     @property
-    def ratio(self) -> float:
-        return round(self.ours / self.peer, 4) if self.peer else 0.0
+    def ratio(self) -> float | None:
+        return round(self.ours / self.peer, 4) if self.peer else None
 
 
 def table(figures: Sequence[Figure]) -> list[str]:
     """Return the figures as a Markdown table."""
     rows = ["| what | unit | ours | peer | ours / peer | n |", "|---|---|---|---|---|---|"]
-    return rows + [f"| {f.name} | {f.unit} | {f.ours:.4g} | {f.peer:.4g} | {f.ratio:.3g} | {f.n} |" for f in figures]
+    return rows + [
+        f"| {f.name} | {f.unit} | {f.ours:.4g} | {_cell(f.peer, 4)} | {_cell(f.ratio, 3)} | {f.n} |" for f in figures
+    ]
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}g}"

@@ -1,132 +1,192 @@
-"""What waiting costs: deferred GpuPodOperators against deferred KubernetesPodOperators, on one sandbox's API server.
+"""What waiting for pods costs, and how soon their end is heard: deferred GpuPodOperators and KubernetesPodOperators.
 
-Pods that no node can take are created, a trigger of either kind waits for each, in one event loop as in a triggerer,
-and after a moment the API server's own metrics and this process's CPU time say what a minute of that costs.
+Both wait for the same number of pods on one sandbox's API server, one after the other, each in a process of its own
+(see waiter). Requests are the API server's own count, less what it counts in the same time with nobody waiting.
 """
 
 from __future__ import annotations
 
-import asyncio
-import os
+import json
 import re
+import statistics
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from airflow.providers.cncf.kubernetes.triggers.pod import KubernetesPodTrigger
-from kubernetes import client, config
+from kubernetes import client
 
-from airflow_gpu_provider import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
-from airflow_gpu_provider.triggers.pod_wait import PodWait
 from benchmarks.figure import Figure
+from benchmarks.played_pods import PlayedPods, State
 
-COUNTS = (1, 10, 100)
-SETTLE_SECONDS = 10.0
+COUNTS = (1, 10, 100, 1000)
+SETTLE_SECONDS = 15.0
 MEASURE_SECONDS = 30.0
-POOL = EksGpuPool(name="bench", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1)
+HEARD_WITHIN_SECONDS = 180.0
+PEER = "KubernetesPodOperator"
 
-Make = Callable[[Any], Any]
-
-
-def measure() -> list[Figure]:
-    """Return requests and CPU time a minute for 1, 10 and 100 pending pods."""
-    with Sandbox() as sandbox:
-        os.environ.update(sandbox.env())
-        api = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-        figures: list[Figure] = []
-        for count in COUNTS:
-            pods = [_create(api, number) for number in range(count)]
-            ours = asyncio.run(_cost(api, pods, _our_trigger))
-            peer = asyncio.run(_cost(api, pods, _peer_trigger))
-            for pod in pods:
-                api.delete_namespaced_pod(pod.metadata.name, "default", grace_period_seconds=0)
-            waiting = f"{count} pending pods" if count > 1 else "1 pending pod"
-            figures.append(_figure(f"API requests a minute, {waiting}", "requests/min", ours[0], peer[0]))
-            figures.append(_figure(f"CPU of the triggerer a minute, {waiting}", "CPU s/min", ours[1], peer[1]))
-        return figures
+Side = Literal["ours", "peer"]
 
 
-def _figure(name: str, unit: str, ours: float, peer: float) -> Figure:
-    return Figure(name=f"{name}; peer: KubernetesPodOperator", unit=unit, ours=ours, peer=peer, n=1)
+@dataclass(frozen=True, kw_only=True)
+class Cost:
+    """What one side's waiting cost: requests and CPU seconds a minute, MiB, and seconds from each pod's end."""
+
+    requests: float
+    cpu: float
+    memory: float
+    heard_after: list[float]
 
 
-async def _cost(api: client.CoreV1Api, pods: Sequence[Any], make: Make) -> tuple[float, float]:
-    """Return requests and CPU seconds a minute while a trigger waits for each of `pods`."""
-    waits = [asyncio.create_task(_first_event(make(pod))) for pod in pods]
-    await asyncio.sleep(SETTLE_SECONDS)
-    requests, cpu, at = await asyncio.to_thread(_requests, api), time.process_time(), time.monotonic()
-    await asyncio.sleep(MEASURE_SECONDS)
-    cpu, minutes = time.process_time() - cpu, (time.monotonic() - at) / 60
-    requests = await asyncio.to_thread(_requests, api) - requests
-    ended = [wait for wait in waits if wait.done()]
-    for wait in waits:
-        wait.cancel()
-    await asyncio.gather(*waits, return_exceptions=True)
-    if ended:
-        raise RuntimeError(f"{len(ended)} waits ended by themselves; the first: {ended[0]}")
-    return requests / minutes, cpu / minutes
+def measure(api: client.CoreV1Api) -> list[Figure]:
+    """Return the figures for pending and running pods, at each count, and for one pod in each of ten pools."""
+    figures = []
+    with PlayedPods(api) as played:
+        for state in ("pending", "running"):
+            for count in COUNTS:
+                print(f"   {count} {state} pods", flush=True)
+                costs = {side: _cost(api, played, side, count, state) for side in ("ours", "peer")}
+                figures += _figures(f"{count} {state} pod{'s' * (count > 1)}", costs["ours"], costs["peer"])
+        ours = _cost(api, played, "ours", 10, "pending", pools=10)
+        peer = _cost(api, played, "peer", 10, "pending", pools=10)
+        figures += _figures("10 pending pods, each for a pool of its own", ours, peer)
+    return figures
 
 
-async def _first_event(trigger: Any) -> Any:
-    async for event in trigger.run():
-        return event
+def _figures(what: str, ours: Cost, peer: Cost) -> list[Figure]:
+    rows = [
+        _figure(f"API requests a minute, {what}", "requests/min", ours.requests, peer.requests),
+        _figure(f"CPU of the triggerer, {what}", "CPU s/min", ours.cpu, peer.cpu),
+        _figure(f"memory of the triggerer, {what}", "MiB", ours.memory, peer.memory),
+    ]
+    if ours.heard_after and peer.heard_after:
+        for percent in (50, 99):
+            name = f"pod's end to the trigger's event, p{percent}, {what}"
+            ours_at, peer_at = _percentile(ours.heard_after, percent), _percentile(peer.heard_after, percent)
+            rows.append(_figure(name, "s", ours_at, peer_at, n=len(ours.heard_after)))
+    return rows
+
+
+def _figure(name: str, unit: str, ours: float, peer: float, n: int = 1) -> Figure:
+    return Figure(name=f"{name}; peer: {PEER}", unit=unit, ours=ours, peer=peer, n=n)
+
+
+def _percentile(values: Sequence[float], percent: int) -> float:
+    return values[0] if len(values) == 1 else statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
+
+
+def _cost(api: client.CoreV1Api, played: PlayedPods, side: Side, count: int, state: State, *, pools: int = 1) -> Cost:
+    pods: list[dict[str, str]] = []
+    for number in range(pools):
+        pool = f"bench-{number}"
+        made = played.create(count // pools, state, prefix=f"{side}-{state}-{number}", labels={POOL_LABEL: pool})
+        pods += [{**pod, "pool": pool} for pod in made]
+    try:
+        idle = _requests_in(api, MEASURE_SECONDS)
+        with _Waiter(side, pods) as waiter:
+            waiter.wait_settled()
+            before, requests = waiter.sample(), _requests_in(api, MEASURE_SECONDS)
+            after = waiter.sample()
+            ended = played.end(pods) if state == "running" else {}
+            heard = waiter.wait_heard(ended)
+    finally:
+        played.delete()
+    if after["ended"]:
+        raise RuntimeError(f"{after['ended']} of {count} waits ended before their pods did: {waiter.told[:3]}")
+    minutes = MEASURE_SECONDS / 60
+    return Cost(
+        requests=max(0.0, requests - idle) / minutes,
+        cpu=(after["cpu"] - before["cpu"]) / minutes,
+        memory=after["rss"],
+        heard_after=sorted(heard[name] - at for name, at in ended.items()),
+    )
+
+
+def _requests_in(api: client.CoreV1Api, seconds: float) -> int:
+    """Count the API server's requests that waiting can make, in the next `seconds`."""
+    before = _requests(api)
+    time.sleep(seconds)
+    return _requests(api) - before
 
 
 def _requests(api: client.CoreV1Api) -> int:
-    """Count the API server's requests for pods, events, nodes and leases so far."""
+    """Count what the API server was asked so far; POST and PATCH are the benchmark's and the scheduler's."""
     pool, host = api.api_client.rest_client.pool_manager, api.api_client.configuration.host
     text = pool.request("GET", f"{host}/metrics").data.decode()
-    rows = re.findall(
-        r'^apiserver_request_total\{.*resource="(?:pods|events|nodes)".*verb="(\w+)".*\} (\S+)$', text, re.M
-    )
-    return int(sum(float(count) for verb, count in rows if verb in ("GET", "LIST", "WATCH")))
+    rows = re.findall(r'^apiserver_request_total\{.*verb="(GET|LIST|WATCH|PUT)".*\} (\S+)$', text, re.M)
+    return int(sum(float(count) for _, count in rows))
 
 
-def _create(api: client.CoreV1Api, number: int) -> Any:
-    limits = {"nvidia.com/gpu": "1"}
-    container = client.V1Container(
-        name="base", image="busybox:1.36", resources=client.V1ResourceRequirements(limits=limits)
-    )
-    spec = client.V1PodSpec(containers=[container], node_selector={POOL_LABEL: "nowhere"}, restart_policy="Never")
-    meta = client.V1ObjectMeta(name=f"bench-{number}", labels={POOL_LABEL: POOL.name})
-    return api.create_namespaced_pod("default", client.V1Pod(metadata=meta, spec=spec))
+@dataclass
+class _Waiter:
+    """The process of one side, and what it has told."""
 
+    side: Side
+    pods: list[dict[str, str]]
+    told: list[dict[str, Any]] = field(default_factory=list)
 
-def _our_trigger(pod: Any) -> Any:
-    now = datetime.now(UTC)
-    wait = PodWait(
-        namespace="default",
-        name=pod.metadata.name,
-        uid=pod.metadata.uid,
-        base_container="base",
-        started=now,
-        schedule_seconds=3600,
-        start_seconds=3600,
-        deadline=now + timedelta(hours=1),
-    )
-    return GpuPodTrigger(
-        {
-            "version": RECORD_VERSION,
-            "pool": POOL.serialize(),
-            "wait": wait.to_record(),
-            "owner": "bench",
-            "deferred_at": time.time(),
-            "delete_on_kill": False,
-        }
-    )
+    def __enter__(self) -> _Waiter:
+        command = [sys.executable, "-m", "benchmarks.waiter", self.side]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._news = threading.Condition()
+        threading.Thread(target=self._listen, name="waiter", daemon=True).start()
+        self._ask(json.dumps(self.pods))
+        return self
 
+    def __exit__(self, *_: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
-def _peer_trigger(pod: Any) -> Any:
-    return KubernetesPodTrigger(
-        pod_name=pod.metadata.name,
-        pod_namespace="default",
-        trigger_start_time=datetime.now(UTC),
-        base_container_name="base",
-        kubernetes_conn_id="kubernetes_default",
-        startup_timeout=3600,
-        schedule_timeout=3600,
-    )
+    def wait_settled(self) -> None:
+        """Return when imports and the first look at each pod are over: CPU time does not fall any more."""
+        costs, last = [float("inf")], self.sample()["cpu"]
+        while True:
+            time.sleep(SETTLE_SECONDS)
+            now = self.sample()["cpu"]
+            costs.append(now - last)
+            if costs[-1] > 0.7 * costs[-2] or costs[-1] < 1:
+                return
+            last = now
+
+    def sample(self) -> dict[str, Any]:
+        asked = sum("cpu" in line for line in self.told)
+        self._ask("sample")
+        with self._news:
+            self._news.wait_for(lambda: sum("cpu" in line for line in self.told) > asked, timeout=120)
+        samples = [line for line in self.told if "cpu" in line]
+        if len(samples) <= asked:
+            raise RuntimeError(f"{self.side}: no answer in two minutes; exit status {self._process.poll()}")
+        return samples[-1]
+
+    def wait_heard(self, names: dict[str, float]) -> dict[str, float]:
+        """Return when each of these pods' triggers had its event."""
+
+        def heard() -> dict[str, float]:
+            return {line["event"]: line["at"] for line in self.told if line.get("event") in names}
+
+        with self._news:
+            self._news.wait_for(lambda: len(heard()) == len(names), timeout=HEARD_WITHIN_SECONDS)
+        if missing := names.keys() - heard().keys():
+            raise RuntimeError(f"{self.side}: {len(missing)} ends were not heard of in {HEARD_WITHIN_SECONDS:.0f} s")
+        return heard()
+
+    def _ask(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._news:
+                self.told.append(json.loads(line))
+                self._news.notify_all()
