@@ -8,12 +8,27 @@ A pod that asks for GPUs and has no run's label is demand by itself: while it ru
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.base import GpuPool, is_template
+
+# What a placement goes by. Where the cluster is, and as whom it is spoken to, makes no difference to a manifest.
+_FIELDS = (
+    "name",
+    "taints",
+    "instance_types",
+    "machine_types",
+    "accelerator_type",
+    "accelerator_count",
+    "gpu_sharing",
+    "gpu_partition_size",
+    "gpus_per_node",
+    "capacity_types",
+    "price_per_hour",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,18 +57,20 @@ def placement(gpu_pool: GpuPool, *, gpus: int) -> WorkloadPlacement:
     """Return what puts a pod with `gpus` GPUs on the pool.
 
     Args:
-        gpu_pool: The pool, without Jinja expressions.
+        gpu_pool: The pool. Its name, taints, machines and prices are given without Jinja expressions.
         gpus: GPUs of each pod, at least 1.
 
     Raises:
-        PoolSpecError: gpus is less than 1, or the spec is still to be rendered.
+        PoolSpecError: gpus is less than 1, or one of these fields is still to be rendered.
     """
     if gpus < 1:
         raise PoolSpecError(f"gpus={gpus}.", "Ask for at least one GPU.")
-    if not gpu_pool.is_rendered:
+    values = {each.name: getattr(gpu_pool, each.name) for each in fields(gpu_pool)}
+    to_render = [name for name in _FIELDS if is_template(values.get(name))]
+    if to_render:
         raise PoolSpecError(
-            f"Pool {gpu_pool.name}: the spec holds Jinja expressions.",
-            "Call placement() in a task, with the rendered spec.",
+            f"Pool {gpu_pool.name}: {', '.join(to_render)} of the spec is a Jinja expression.",
+            "Write it as it is, or call placement() in a task, with the rendered spec.",
         )
     return WorkloadPlacement(
         node_selector=gpu_pool.node_selector,

@@ -205,10 +205,14 @@ class ReleaseWait:
     def _pending(self, snapshot: PoolSnapshot, decision: Decision) -> list[str]:
         """Return what is still to go, in words."""
         lines = []
+        shared = any(lease.live(snapshot.now) for lease in snapshot.leases if lease.key != self.key)
         for pod in snapshot.pods:
             if pod.run == self.key.hash and pod.holds_node(snapshot.now):
                 state = "is ending" if pod.deleting else "has a result or log not collected yet"
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it {state}")
+            elif pod.deleting and pod.run is None and pod.holds_node(snapshot.now) and not shared:
+                # A Deployment's, say, that the run has just deleted: nobody else would take its node away.
+                lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it is ending")
         lines += [f"machine {machine.id} of {machine.group} is to go" for machine in decision.release]
         released = {machine.id for machine in decision.release}
         kept = (node for node in snapshot.nodes if node.name in decision.cordon and node.machine not in released)
@@ -282,7 +286,7 @@ def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
             lines.append(f"kept for {run}: {lease.nodes} nodes until {lease.until:%Y-%m-%d %H:%M}Z")
     leased = {lease.key.hash for lease in snapshot.leases if lease.live(snapshot.now)}
     for pod in snapshot.pods:
-        if pod.run not in leased and pod.holds_node(snapshot.now):
+        if pod.run not in leased and not pod.deleting and pod.holds_node(snapshot.now):
             lines.append(f"kept for pod {pod.namespace}/{pod.name} on {pod.node or 'no node yet'}")
     if snapshot.pool.min_nodes and wanted_nodes(snapshot) == snapshot.pool.min_nodes:
         lines.append(f"kept: min_nodes={snapshot.pool.min_nodes}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -13,7 +13,6 @@ from kubernetes import client, config
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool, gpu_nodes
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.nodes import NodeSpec
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
@@ -45,13 +44,6 @@ def gke(sandbox: Sandbox, **changes: Any) -> GkeGpuPool:
         "cluster_name": sandbox.cluster_name,
     }
     return GkeGpuPool(**{**COMMON, **where, "name": "train-gke", "machine_types": ["g2-standard-4"], **changes})
-
-
-@pytest.fixture(scope="module")
-def gke_sandbox() -> Iterator[Sandbox]:
-    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
-    with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
-        yield sandbox
 
 
 @pytest.fixture

@@ -106,3 +106,10 @@ def test_placement_refuses_what_it_cannot_place() -> None:
         placement(pool(), gpus=0)
     with pytest.raises(PoolSpecError, match="Jinja"):
         placement(pool(name="{{ params.pool }}"), gpus=1)
+    with pytest.raises(PoolSpecError, match="taints of the spec is a Jinja"):
+        placement(pool(taints="{{ params.taints }}"), gpus=1)
+    # Where the cluster is makes no difference to a manifest.
+    elsewhere = EksGpuPool(
+        name="train", cluster_name="{{ var.value.c }}", region="us-west-2", instance_types="g6.xlarge", max_nodes=1
+    )
+    assert placement(elsewhere, gpus=1).limits == {"nvidia.com/gpu": "1"}

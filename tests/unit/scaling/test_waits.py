@@ -252,6 +252,15 @@ class TestReleaseWait:
         assert progress.done
         assert "kept for pod ml/train-abc on node-1" in progress.lines
 
+    def test_a_strangers_pod_that_is_ending_is_waited_for(self) -> None:
+        """A Deployment that the run deleted a moment ago: with no run left, nobody else would take the node away."""
+        ending = replace(pod(None, "node-1"), delete_at=START + timedelta(seconds=30))
+        seen = snapshot(groups=(group(machine(1)),), nodes=(node(1),), pods=(ending,))
+        progress = release_wait().step(seen)
+        assert not progress.done
+        assert progress.lines == ("waiting for pod ml/train-abc: it is ending",)
+        assert release_wait().step(replace(seen, leases=(lease(OTHER),))).done
+
     def test_too_late_names_what_is_left(self) -> None:
         seen = snapshot(at=1800, groups=(group(machine(1, "terminating")),))
         progress = release_wait().step(seen)

@@ -1,0 +1,121 @@
+"""S4, EKS: one pool over three zones, on spot; ten one-GPU pods of a Deployment at once, spread; then back to zero."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from kubernetes import client, config
+
+from airflow_gpu_provider import DeleteGpuPoolOperator
+from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.leftovers import aws_client
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.example_dags import load, rendered, run_tasks
+from tests.sandbox.running import run
+
+ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
+POOL = "airflow-gpu-provider/pool=gpu-fleet"
+
+
+@pytest.fixture
+def core(gpu_sandbox: Sandbox, gpu_sandbox_env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> client.CoreV1Api:
+    """The cluster, and Airflow as the example wants it: two connections, three Variables."""
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    monkeypatch.setenv("AIRFLOW_VAR_GPU_CLUSTER", gpu_sandbox.cluster_name)
+    monkeypatch.setenv("AIRFLOW_VAR_GPU_REGION", gpu_sandbox.region)
+    monkeypatch.setenv("AIRFLOW_VAR_FLEET_IMAGE", "nvidia/cuda:12.8.1-base-ubuntu24.04")
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    return client.CoreV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
+
+
+def fleet_groups(gpu_sandbox: Sandbox) -> dict[str, dict[str, Any]]:
+    """The pool's node groups, as EKS describes them."""
+    eks = aws_client(gpu_sandbox.aws, "eks")
+    names = eks.list_nodegroups(clusterName=gpu_sandbox.cluster_name)["nodegroups"]
+    described = (eks.describe_nodegroup(clusterName=gpu_sandbox.cluster_name, nodegroupName=name) for name in names)
+    return {g["nodegroup"]["nodegroupName"]: g["nodegroup"] for g in described if "gpu-fleet" in str(g)}
+
+
+def test_ten_pods_over_three_zones_and_back_to_zero(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> None:
+    example = load("deployment_on_gpus_eks")
+    on_nodes: dict[str, list[client.V1Node]] = {}
+    ended: dict[str, datetime] = {}
+
+    def watch(task_id: str) -> None:
+        ended[task_id], on_nodes[task_id] = datetime.now(UTC), fleet_nodes(core)
+
+    results = run_tasks(example, watch=watch)
+
+    nodes = results["gpu-fleet.ensure"]["nodes"]
+    assert (len(nodes), {node["capacity_type"] for node in nodes}) == (10, {"SPOT"})
+    assert {node["instance_type"] for node in nodes} == {"g6.xlarge"}
+    assert sorted(spread(node["zone"] for node in nodes).values()) == [3, 3, 4]
+    assert results["gpu-fleet.device_plugin"]["nodes"] == {node["name"]: 1 for node in nodes}
+    taints = {(t.key, t.value, t.effect) for node in on_nodes["deploy"] for t in node.spec.taints}
+    assert taints == {("nvidia.com/gpu", "true", "NoSchedule")}
+
+    # One GPU on each node and ten pods at once: each pod has a node of its own, and the zones theirs.
+    assert results["until_ready"] == spread(node["zone"] for node in nodes)
+    assert len(on_nodes["until_ready"]) == 10
+
+    # One group for each zone and market, none over several zones, all scalable to 0, and at 0.
+    groups = fleet_groups(gpu_sandbox)
+    assert {name.removeprefix("gpu-fleet-") for name in groups} == {
+        f"{zone[-1]}-g6-xlarge{market}" for zone in ZONES for market in ("", "-spot")
+    }
+    assert {len(group["subnets"]) for group in groups.values()} == {1}
+    assert {(g["scalingConfig"]["minSize"], g["scalingConfig"]["desiredSize"]) for g in groups.values()} == {(0, 0)}
+    assert (results["gpu-fleet.scale_down"]["nodes"], results["gpu-fleet.scale_down"]["kept"]) == (0, [])
+    assert fleet_nodes(core) == []
+    assert not core.list_namespaced_pod("default", label_selector="app=gpu-fleet").items
+
+    # The last pod's end and the calls that take the machines away are seconds apart.
+    released = releases(gpu_sandbox, groups)
+    assert len(released) == 10
+    assert (max(released) - ended["until_gone"]).total_seconds() <= 15
+
+    delete(example)
+    assert fleet_groups(gpu_sandbox) == {}
+
+
+def releases(gpu_sandbox: Sandbox, groups: dict[str, dict[str, Any]]) -> list[datetime]:
+    """When each machine was told to go, by the Auto Scaling groups' own books."""
+    names = [group["resources"]["autoScalingGroups"][0]["name"] for group in groups.values()]
+    autoscaling = aws_client(gpu_sandbox.aws, "autoscaling")
+    activities = (autoscaling.describe_scaling_activities(AutoScalingGroupName=name)["Activities"] for name in names)
+    return [each["StartTime"] for found in activities for each in found if "Terminating" in each["Description"]]
+
+
+def test_where_spot_runs_out_the_rest_comes_on_demand(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> None:
+    example = load("deployment_on_gpus_eks")
+    for zone in ZONES[:2]:
+        gpu_sandbox.faults.add(Stockout(zone=zone))
+    gpu_sandbox.faults.add(Stockout(market="spot"))
+    try:
+        results = run_tasks(example)
+    finally:
+        gpu_sandbox.faults.clear()
+    nodes = results["gpu-fleet.ensure"]["nodes"]
+    assert {(node["zone"], node["capacity_type"]) for node in nodes} == {(ZONES[2], "ON_DEMAND")}
+    assert results["until_ready"] == {ZONES[2]: 10}
+    assert (results["gpu-fleet.scale_down"]["nodes"], results["gpu-fleet.scale_down"]["desired"]) == (0, 0)
+    delete(example)
+
+
+def fleet_nodes(core: client.CoreV1Api) -> list[client.V1Node]:
+    return list(core.list_node(label_selector=POOL).items)
+
+
+def spread(zones: Any) -> dict[str, int]:
+    """How many there are of each."""
+    found = list(zones)
+    return {zone: found.count(zone) for zone in sorted(set(found))}
+
+
+def delete(example: DAG) -> None:
+    """Leave no group to the next test."""
+    ensure, _ = rendered(example.get_task("gpu-fleet.ensure"))
+    run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=ensure.gpu_pool))
