@@ -10,6 +10,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       PoolDrift  GroupFailed  GroupNotFound
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
       NodesNotReady  GpusNotAllocatable
+      NoProvisioner                who is to bring the nodes is not there, or would not bring them
       DemandLockLost  DemandLockBusy
       PoolNotReleased              scale-down did not end in time
       PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
@@ -135,6 +136,12 @@ class NodesNotReady(GpuError):
 
 class GpusNotAllocatable(GpuError):
     """Nodes are Ready, but nvidia.com/gpu did not become allocatable in time."""
+
+
+class NoProvisioner(GpuError):
+    """Who is to bring the pool's nodes is not in the cluster, or would never bring nodes like these."""
+
+    retryable = False
 
 
 class DemandLockBusy(GpuError):

@@ -20,7 +20,7 @@ _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, 
 
 @dataclass(frozen=True, kw_only=True)
 class PodEvent:
-    """One event of core/v1 about a pod."""
+    """One event of core/v1 about a pod; `by` is the component that reports it."""
 
     uid: str
     pod: str
@@ -29,6 +29,7 @@ class PodEvent:
     reason: str
     message: str
     at: datetime
+    by: str = ""
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -40,12 +41,15 @@ class PodEvent:
             type=raw.get("type") or "Normal",
             reason=raw.get("reason") or "",
             message=raw.get("message") or "",
-            at=_time_of(raw),
+            at=time_of(raw),
+            by=(raw.get("source") or {}).get("component") or raw.get("reportingComponent") or "",
         )
 
     @property
     def in_words(self) -> str:
         """What happened, for people; empty for what other lines say better."""
+        if self.reason in _OF_PROVISIONERS and (who := _provisioner(self.by)):
+            return _OF_PROVISIONERS[self.reason](who, self.message)
         words = _WORDS.get(self.reason)
         if words is None:
             return f"{self.reason}: {self.message}" if self.type == "Warning" else ""
@@ -80,15 +84,33 @@ def short_scheduling_message(message: str) -> str:
     return re.split(r"\.? (?:preemption: |no new claims to deallocate)", message)[0].rstrip(". ")
 
 
-def _time_of(raw: Json) -> datetime:
+def time_of(raw: Json) -> datetime:
+    """Return when an event of core/v1 last happened, whichever of its fields says so."""
     series = raw.get("series") or {}
     times = (series.get("lastObservedTime"), raw.get("lastTimestamp"), raw.get("eventTime"))
     found = next((time for time in times if time), raw["metadata"].get("creationTimestamp"))
     return parse_time(found) or datetime.min.replace(tzinfo=UTC)
 
 
+def _provisioner(component: str) -> str:
+    """Return the name of what brings nodes, for people; empty for other components."""
+    if component == "karpenter":
+        return "Karpenter"
+    return "EKS Auto Mode" if component.startswith("eks-auto-mode") else ""
+
+
+def _nominated(who: str, message: str) -> str:
+    target = message.partition(": ")[2] or message
+    return f"{who} has {'a node' if 'node/' in target else 'asked for a machine'} for it: {target}"
+
+
+def _brings_no_node(who: str, message: str) -> str:
+    return f"{who} brings no node: {message.removeprefix('Failed to schedule pod, ')}"
+
+
 def _grew(message: str) -> str:
-    groups = [f"{name} {before}->{after}" for name, before, after, _ in _GREW.findall(message)]
+    # GKE names an instance group by its whole address.
+    groups = [f"{name.rpartition('/')[2]} {before}->{after}" for name, before, after, _ in _GREW.findall(message)]
     return f"cluster-autoscaler grew {', '.join(groups)}" if groups else f"cluster-autoscaler: {message}"
 
 
@@ -112,6 +134,9 @@ def _pulled(message: str) -> str:
 def _nothing(message: str) -> str:
     return ""
 
+
+# The same reasons mean something else when the scheduler reports them.
+_OF_PROVISIONERS = {"Nominated": _nominated, "FailedScheduling": _brings_no_node}
 
 # What the pod's own status tells too is left to it: there it is gone when it is no longer so.
 _WORDS = {

@@ -91,5 +91,8 @@ class DeleteGpuPoolOperator(BaseOperator):
 
 
 def _is_there(group: Group) -> bool:
-    """Machines that others bring form a group in name only: it has ended when none is in the pool."""
-    return bool(group.machines) or group.when_idle == "remove"
+    """Machines that others bring form a group in name only: it has ended when none is in the pool.
+
+    Those that a provisioner brings are in it as long as it pleases.
+    """
+    return group.when_idle == "remove" or (bool(group.machines) and not group.provisioner)

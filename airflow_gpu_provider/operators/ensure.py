@@ -33,6 +33,9 @@ class EnsureGpuPoolOperator(BaseOperator):
     `max_runtime` is over. A second run of this task plans no change. When it fails or is killed, it gives the
     demand up and removes what it has grown.
 
+    Where a provisioner brings nodes (`KubernetesGpuPool(provisioner=...)`), they come when pods ask for them: the task
+    checks that it can bring them, and does not wait.
+
     Args:
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
         gpus: GPUs that this run wants; as many nodes as give them. Default 1 where `nodes` is not given.
@@ -48,7 +51,8 @@ class EnsureGpuPoolOperator(BaseOperator):
 
     Raises:
         PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, where it can be known then.
-        PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed: as their names say.
+        PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed, NoProvisioner: as their
+            names say.
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes")
@@ -124,6 +128,8 @@ class EnsureGpuPoolOperator(BaseOperator):
         progress = wait.step(outcome.snapshot)
         for line in (*outcome.said, *progress.lines):
             self.log.info("%s", line)
+        if self.gpu_pool.nodes_come_with_pods:
+            return self._finish(wait.as_it_is(outcome.snapshot), context)
         if progress.error:
             raise progress.error
         if progress.result is not None:
@@ -189,7 +195,7 @@ class EnsureGpuPoolOperator(BaseOperator):
     def _finish(self, result: dict[str, Any], context: Context) -> dict[str, Any]:
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         names = ", ".join(f"{n['name']}{_kind_of(n)}" for n in result["nodes"])
-        self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names)
+        self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names or "none yet, they come when pods do")
         for phase in result["timeline"]:
             self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
         return {**result, "plan": plan}

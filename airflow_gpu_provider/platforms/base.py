@@ -26,6 +26,7 @@ _PLATFORMS = {
     ("gke", "full"): "airflow_gpu_provider.platforms.gke:GkePlatform",
     ("gke", "scale"): "airflow_gpu_provider.platforms.gke_of_others:GkePlatformOfOthers",
     ("kubernetes", "full"): "airflow_gpu_provider.platforms.kubernetes:KubernetesPlatform",
+    ("kubernetes", "provisioner"): "airflow_gpu_provider.platforms.provisioned:ProvisionedPlatform",
 }
 
 
@@ -65,6 +66,7 @@ class Group:
         launching: A launch is under way that has no machine to show yet.
         issues: The cloud's health issues, in its words.
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
+        provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Group:
     launching: bool = False
     issues: tuple[str, ...] = ()
     when_idle: Literal["remove", "keep", "cordon"] = "remove"
+    provisioner: str = ""
 
     @property
     def live(self) -> tuple[Machine, ...]:
@@ -195,5 +198,6 @@ class Platform(ABC):
 
 def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:
     """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
-    module, name = _PLATFORMS[pool.kind, pool.manage].split(":")
+    by = "provisioner" if getattr(pool, "provisioner", None) else pool.manage
+    module, name = _PLATFORMS[pool.kind, by].split(":")
     return cast("Platform", getattr(import_module(module), name)(pool, owner=owner))

@@ -2,48 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Say
-from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
+from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Say
+from airflow_gpu_provider.platforms.machines_of_others import MachinesOfOthers
+from airflow_gpu_provider.pools import Candidate, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
-
-if TYPE_CHECKING:
-    from datetime import datetime
-
-    from kubernetes.client import ApiClient
-
-    from airflow_gpu_provider.cluster.access import ClusterAccess
 
 _NODES = "/api/v1/nodes"
 _TRIES = 5  # a kubelet writes its node every few seconds, and each write is a conflict
 
 
-class KubernetesPlatform(Platform):
-    """A pool of nodes that are there already: one group that always exists, whose machines are not ours to remove.
-
-    Args:
-        pool: The rendered spec.
-        owner: Not used: nodes carry no spec of ours.
-    """
-
-    def __init__(self, pool: KubernetesGpuPool, owner: str = "") -> None:
-        self._pool = pool
-
-    def cluster_access(self) -> ClusterAccess:
-        from airflow_gpu_provider.platforms.kubernetes_access import access_from_connection
-
-        return access_from_connection(self._pool.kubernetes_conn_id, self._pool.cluster_context)
-
-    @cached_property
-    def _api(self) -> ApiClient:
-        return self.cluster_access().api_client()
+class KubernetesPlatform(MachinesOfOthers):
+    """A pool of nodes that are there already: one group that always exists, whose machines are not ours to remove."""
 
     # -- labels and taints -------------------------------------------------------------------------------------
 
@@ -95,8 +71,7 @@ class KubernetesPlatform(Platform):
         return self._list(self._pool.node_selector)
 
     def _list(self, labels: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-        selector = ",".join(f"{key}={value}" for key, value in labels.items())
-        found = list_items(self._api, _NODES, resource="nodes", labelSelector=selector)
+        found = list_items(self._api, _NODES, resource="nodes", labelSelector=label_selector(labels))
         return {raw["metadata"]["name"]: raw for raw in found}
 
     def _read(self, name: str) -> dict[str, Any]:
@@ -172,24 +147,6 @@ class KubernetesPlatform(Platform):
                 when_idle="cordon" if self._pool.cordon_when_idle else "keep",
             ),
         )
-
-    # -- machines are others': nothing to do -------------------------------------------------------------------
-
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
-        """Do nothing: the machines stay."""
-
-    def clear_switch(self, groups: Collection[str]) -> None:
-        """Do nothing: there is no switch."""
-
-    def grow(self, sizes: Mapping[str, int]) -> None:
-        """Do nothing: machines come by others."""
-
-    def release(self, machines: Sequence[Machine]) -> None:
-        """Do nothing: the machines stay."""
-
-    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
-        """Do nothing: no machine is asked for."""
-        return {}
 
 
 def _taints(raw: Mapping[str, Any]) -> Iterator[Taint]:

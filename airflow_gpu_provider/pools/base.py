@@ -190,6 +190,11 @@ class GpuPool(ABC):
         """GPUs that each node is sure to have, or None where the catalogue does not know."""
 
     @property
+    def nodes_come_with_pods(self) -> bool:
+        """Whether somebody else brings nodes once pods ask for them, so that there is nothing to wait for before."""
+        return False
+
+    @property
     @abstractmethod
     def gpu_products(self) -> tuple[str, ...]:
         """The GPU models that nodes of this pool can have, as people call them."""

@@ -9,19 +9,28 @@ from typing import ClassVar
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool, _are_labels, _as_tuple, is_template
 
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_PROVISIONERS = ("karpenter", "auto-mode", "autopilot", "cluster-autoscaler")
 _MOST_NODES = 5000  # what Kubernetes supports in one cluster
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
 class KubernetesGpuPool(GpuPool):
-    """GPU nodes that are in a cluster already: bare metal, or machines that somebody else manages.
+    """GPU nodes that are in a cluster already, or that a provisioner there brings when pods ask for them.
 
-    EnsureGpuPoolOperator labels and taints the nodes and waits until they are Ready. ScaleDownSensor is done when the
-    run's pods are gone; the nodes stay.
+    Without `provisioner`: bare metal, or machines that somebody else manages. EnsureGpuPoolOperator labels and taints
+    the nodes and waits until they are Ready. ScaleDownSensor is done when the run's pods are gone; the nodes stay.
+
+    With it: EnsureGpuPoolOperator checks that the provisioner is there and could bring such nodes; they come when pods
+    select them, and nothing of ours is written to them. ScaleDownSensor waits until the provisioner has removed those
+    that nobody uses any more; `timeout` says for how long.
 
     Args:
         nodes: Names of the nodes.
         node_selector_labels: Labels that choose the nodes, instead of their names: all nodes that carry every one.
+            With `provisioner` they are what pods select, and what its nodes will carry: {"karpenter.sh/nodepool":
+            "gpu"}, {"eks.amazonaws.com/instance-gpu-name": "l4"}, {"cloud.google.com/gke-accelerator": "nvidia-l4"}.
+        provisioner: Who brings the nodes: "karpenter", "auto-mode" (EKS Auto Mode), "autopilot" (GKE Autopilot) or
+            "cluster-autoscaler" (with groups that others made). Default None: nobody, they are there.
         gpus_per_node: GPUs that each node has at least. None (default): not known before the device plugin runs; a
             run that wants several GPUs of named nodes is then given a node for each, as far as there are nodes.
         cordon_when_idle: Cordon nodes that no run wants and no pod uses; Ensure undoes it. Default False.
@@ -29,7 +38,8 @@ class KubernetesGpuPool(GpuPool):
             kubernetes_default.
         cluster_context: Context of the kubeconfig. Default: the connection's, else the kubeconfig's current one.
         max_nodes: The most nodes that all runs together may have. Default: all of them.
-        taints: Taints for the nodes. Default none: the nodes may serve others as well.
+        taints: Taints for the nodes; with `provisioner` those that its nodes have, which pods then tolerate. Default
+            none: the nodes may serve others as well. Pods tolerate every nvidia.com/gpu taint anyway.
 
     The other arguments are GpuPool's.
     """
@@ -39,6 +49,7 @@ class KubernetesGpuPool(GpuPool):
 
     nodes: tuple[str, ...] = ()
     node_selector_labels: dict[str, str] = field(default_factory=dict)
+    provisioner: str | None = None
     gpus_per_node: int | None = None
     cordon_when_idle: bool = False
     kubernetes_conn_id: str = "kubernetes_default"
@@ -53,6 +64,15 @@ class KubernetesGpuPool(GpuPool):
     @property
     def console_url(self) -> str:
         return ""
+
+    @property
+    def node_selector(self) -> dict[str, str]:
+        """Nodes that a provisioner brings carry no label of this package's, and pods that ask for one never fit."""
+        return dict(self.node_selector_labels) if self.provisioner else super().node_selector
+
+    @property
+    def nodes_come_with_pods(self) -> bool:
+        return self.provisioner is not None
 
     @property
     def cluster_identity(self) -> str:
@@ -79,6 +99,9 @@ class KubernetesGpuPool(GpuPool):
 
     def _validate(self) -> None:
         super()._validate()
+        self._check("provisioner", lambda value: value in (None, *_PROVISIONERS), f"one of {_PROVISIONERS}")
+        if self.provisioner:
+            self._validate_provisioner()
         if bool(self.nodes) == bool(self.node_selector_labels):
             raise self._error("one of nodes and node_selector_labels chooses the nodes", "Give one of the two.")
         self._check("nodes", _are_names, "the names of nodes, each once")
@@ -93,6 +116,19 @@ class KubernetesGpuPool(GpuPool):
         self._check("min_nodes", lambda n: n == 0, "0: the nodes stay anyway")
         if self.is_rendered and self.nodes and self.max_nodes > len(self.nodes):
             raise self._error(f"max_nodes={self.max_nodes}, but there are {len(self.nodes)} nodes")
+
+    def _validate_provisioner(self) -> None:
+        if self.nodes or not self.node_selector_labels:
+            raise self._error(
+                f"provisioner={self.provisioner!r} brings nodes by labels",
+                "Give node_selector_labels that its nodes will carry, and no nodes.",
+            )
+        if self.node_labels:
+            raise self._error(
+                f"node_labels={self.node_labels!r} cannot be given to nodes that {self.provisioner} brings",
+                "Say in the provisioner's own configuration which labels its nodes get.",
+            )
+        self._check("cordon_when_idle", lambda value: not value, "False: the provisioner removes idle nodes")
 
 
 def _are_names(names: object) -> bool:

@@ -18,7 +18,7 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply, supply
 from airflow_gpu_provider.scaling.wanted import usable_needed, wanted_nodes, wanted_until
 
-__all__ = ["Decision", "decide", "switch_time", "usable_needed", "wanted_nodes"]
+__all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "usable_needed", "wanted_nodes"]
 
 SWITCH_MARGIN = timedelta(minutes=15)
 """How long after the last demand ends the cloud sets the groups to zero by itself."""
@@ -82,6 +82,16 @@ def decide(snapshot: PoolSnapshot) -> Decision:
         forget=_forget(snapshot),
         notes=notes(snapshot, machines, wanted=wanted, placed=placed, grow=grow, shrink=shrink, release=release),
     )
+
+
+def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
+    """Return the machines that nobody wants any more, and that whoever brought them is to remove."""
+    groups = {group.name for group in snapshot.groups if group.provisioner}
+    machines = supply(snapshot)
+    empty = [each for each in machines if each.machine.group in groups and not each.holders]
+    idle = sorted((each for each in empty if each.counts), key=_release_order)
+    surplus = sum(each.counts for each in machines) - wanted_nodes(snapshot)
+    return (*(each for each in empty if not each.counts), *idle[: max(0, surplus)])
 
 
 def switch_time(snapshot: PoolSnapshot) -> datetime | None:

@@ -23,6 +23,8 @@ def notes(
     """Return the lines for one decision; the arguments are its parts."""
     counted = sum(each.counts for each in machines)
     lines = [*_out_of_stock(snapshot, grow), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
+    if wanted > counted:
+        lines += _failures_of_provisioners(snapshot)
     lines += [f"{each} goes: {_why(each)}" for each in release]
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
@@ -38,6 +40,12 @@ def _out_of_stock(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> Iterator[s
     if dry and grow:
         trying = [str(group.candidate) for group in snapshot.groups if group.name in grow]
         yield f"out of stock: {', '.join(dry)}; trying {', '.join(trying)}"
+
+
+def _failures_of_provisioners(snapshot: PoolSnapshot) -> Iterator[str]:
+    for group in snapshot.groups:
+        if group.provisioner and group.launch_failure:
+            yield f"{group.provisioner} got no machine: {group.launch_failure.message}"
 
 
 def _sizes(snapshot: PoolSnapshot, grow: Mapping[str, int], shrink: tuple[str, ...]) -> Iterator[str]:

@@ -21,7 +21,7 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PoolNotReleased,
 )
-from airflow_gpu_provider.scaling.decisions import Decision, decide, usable_needed, wanted_nodes
+from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, usable_needed, wanted_nodes
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
 
@@ -128,6 +128,10 @@ class NodesWait:
             f"{have} No machine came: {said}.", "See the node groups' health in the console.", pool=pool
         )
 
+    def as_it_is(self, snapshot: PoolSnapshot) -> dict[str, Any]:
+        """Return the result for who does not wait: the nodes that are usable now."""
+        return {**self._result(snapshot, list(usable_nodes(snapshot))), "timeline": []}
+
     def _result(self, snapshot: PoolSnapshot, usable: list[Node]) -> dict[str, Any]:
         market = {g.name: g.candidate.market for g in snapshot.groups}
         group_of = {m.id: g for g in snapshot.groups for m in g.machines}
@@ -217,6 +221,9 @@ class ReleaseWait:
         released = {machine.id for machine in decision.release}
         kept = (node for node in snapshot.nodes if node.name in decision.cordon and node.machine not in released)
         lines += [f"node {node.name} is to be cordoned, it is idle" for node in kept]
+        who = {group.name: group.provisioner for group in snapshot.groups}
+        for each in left_to_provisioner(snapshot):
+            lines.append(f"{each}: waits for {who[each.machine.group]} to remove it, nobody wants it")
         lines += [f"{group} is to stop trying for machines that do not come" for group in decision.shrink]
         live = {machine.id for group in snapshot.groups for machine in group.live}
         for group in snapshot.groups:

@@ -49,7 +49,8 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
 
 def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
     """Return how many nodes the pool can have. Where others bring them, it is what is there: runs share that."""
-    if any(group.when_idle == "remove" for group in snapshot.groups) or not snapshot.groups:
+    can_grow = any(group.when_idle == "remove" or group.provisioner for group in snapshot.groups)
+    if can_grow or not snapshot.groups:
         return snapshot.pool.max_nodes
     there = sum(len(group.live) for group in snapshot.groups)
     return min(snapshot.pool.max_nodes, max(lease.nodes, there))
