@@ -31,6 +31,13 @@ _GKE_STAYS_AWAY = "gke-no-default-nvidia-gpu-device-plugin"
 _DISCOVERED = ("feature.node.kubernetes.io/", "nvidia.com/")
 _DISCOVERY_IMAGES = ("node-feature-discovery", "gpu-feature-discovery")
 
+# Labels of Karpenter's and Auto Mode's machines, of which nobody knows all before they are there.
+_OF_PROVISIONERS = ("karpenter.sh/", "karpenter.k8s.aws/", "eks.amazonaws.com/", "cloud.google.com/")
+
+# Where the platform itself brings driver and plugin: by the pool's provisioner, and by a label of nodes that are there.
+_PLATFORMS = {"auto-mode": "EKS Auto Mode", "autopilot": "GKE Autopilot"}
+_AUTO_MODE = ("eks.amazonaws.com/compute-type", "auto")
+
 # Labels that every node has, whose values a pool's spec does not fix.
 _ANY_VALUE = frozenset(
     {
@@ -80,12 +87,21 @@ def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[d
     ]
     if pool.kind == "gke" and pool.node_labels.get(_GKE_STAYS_AWAY) != "true":
         servers.append(Server(kind="platform", name="GKE", serves=True))
+    if platform := _platform_of(pool, nodes):
+        servers.append(Server(kind="platform", name=platform, serves=True))
     if str(getattr(pool, "ami_type", "")).startswith("BOTTLEROCKET"):
         servers.append(Server(kind="node image", name="Bottlerocket", serves=True))
     found = [server for server in servers if server.serves is not False]
     if not found and not any(_is_ours(one, pool) for one in daemon_sets) and _have_gpus(nodes):
         servers.append(Server(kind="node image", name="of the nodes that are there", serves=True))
     return servers
+
+
+def _platform_of(pool: GpuPool, nodes: list[dict[str, Any]]) -> str:
+    key, value = _AUTO_MODE
+    if nodes and all((node["metadata"].get("labels") or {}).get(key) == value for node in nodes):
+        return _PLATFORMS["auto-mode"]
+    return _PLATFORMS.get(getattr(pool, "provisioner", None) or "", "")
 
 
 def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server | None:
@@ -200,13 +216,16 @@ def _pictures(pool: GpuPool, nodes: list[dict[str, Any]], *, discovery: bool) ->
     def discovered(key: str) -> bool:
         return discovery and key.startswith(_DISCOVERED)
 
+    def provisioned(key: str) -> bool:
+        return pool.nodes_come_with_pods and key.startswith(_OF_PROVISIONERS)
+
     if not nodes:
         taints = pool.parsed_taints
         return [
             NodePicture(
                 labels=_with_discovery(_expected_labels(pool), discovery),
                 taints=taints,
-                is_open=lambda key: key in _ANY_VALUE or discovered(key),
+                is_open=lambda key: key in _ANY_VALUE or discovered(key) or provisioned(key),
             )
         ]
     return [

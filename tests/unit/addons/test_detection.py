@@ -9,6 +9,7 @@ import pytest
 from airflow_gpu_provider.addons.detection import Server, find_servers, served_by
 from airflow_gpu_provider.addons.device_plugin import DevicePlugin
 from airflow_gpu_provider.errors import DevicePluginConflict
+from airflow_gpu_provider.pools import KubernetesGpuPool
 from tests.unit.operators.test_pod_placement import a_pool
 
 TOLERATES_GPUS = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
@@ -174,3 +175,30 @@ def test_plugin_that_may_or_may_not_run_there_is_a_conflict() -> None:
 def test_second_plugin_next_to_our_own_is_a_conflict() -> None:
     with pytest.raises(DevicePluginConflict, match="next to the plugin that this package installed"):
         served_by(a_pool(), serving(STATIC), ours=True)
+
+
+def provisioned(provisioner: str | None) -> KubernetesGpuPool:
+    return KubernetesGpuPool(name="train-gpu", provisioner=provisioner, node_selector_labels={"team": "ml"})
+
+
+@pytest.mark.parametrize(("provisioner", "name"), [("auto-mode", "EKS Auto Mode"), ("autopilot", "GKE Autopilot")])
+def test_platforms_that_bring_driver_and_plugin_themselves(provisioner: str, name: str) -> None:
+    servers = find_servers(provisioned(provisioner), [], [])
+    assert served_by(provisioned(provisioner), servers, ours=False) == Server(kind="platform", name=name, serves=True)
+
+
+@pytest.mark.parametrize("provisioner", ["karpenter", "cluster-autoscaler"])
+def test_other_provisioners_bring_no_plugin(provisioner: str) -> None:
+    assert served_by(provisioned(provisioner), find_servers(provisioned(provisioner), [], []), ours=False) is None
+
+
+def test_nodes_of_auto_mode_are_known_by_their_label() -> None:
+    there = [node(**{"eks.amazonaws.com/compute-type": "auto"})]
+    server = served_by(provisioned(None), find_servers(provisioned(None), [], there), ours=False)
+    assert str(server) == "EKS Auto Mode"
+
+
+def test_a_plugin_on_labels_that_a_provisioner_may_set_is_asked_about() -> None:
+    plugin = daemon_set("nvdp", PLUGIN, affinity=affinity(("karpenter.k8s.aws/instance-gpu-name", "l4")))
+    with pytest.raises(DevicePluginConflict, match="not known yet"):
+        served_by(provisioned("karpenter"), find_servers(provisioned("karpenter"), [plugin], []), ours=False)

@@ -51,6 +51,43 @@ def test_words(reason: str, message: str, words: str) -> None:
     assert event(reason, message).in_words == words
 
 
+@pytest.mark.parametrize(
+    ("by", "reason", "message", "words"),
+    [
+        (
+            "karpenter",
+            "Nominated",
+            "Pod should schedule on: nodeclaim/gpu-x7k2p",
+            "Karpenter has asked for a machine for it: nodeclaim/gpu-x7k2p",
+        ),
+        (
+            "eks-auto-mode/compute",
+            "Nominated",
+            "Pod should schedule on: nodeclaim/gpu-x7k2p, node/i-0abc",
+            "EKS Auto Mode has a node for it: nodeclaim/gpu-x7k2p, node/i-0abc",
+        ),
+        (
+            "karpenter",
+            "FailedScheduling",
+            'Failed to schedule pod, incompatible with nodepool "cpu", label "team" does not have known values',
+            'Karpenter brings no node: incompatible with nodepool "cpu", label "team" does not have known values',
+        ),
+        ("default-scheduler", "FailedScheduling", "0/2 nodes are available", ""),
+        (
+            "cluster-autoscaler",
+            "TriggeredScaleUp",
+            "pod triggered scale-up: [{https://www.googleapis.com/compute/v1/projects/p/zones/z/instanceGroups/gk3-a-grp"
+            " 0->1 (max: 1000)}]",
+            "cluster-autoscaler grew gk3-a-grp 0->1",
+        ),
+    ],
+)
+@pytest.mark.parametrize("reporter", ["source", "reportingComponent"])
+def test_words_of_who_brings_nodes(by: str, reason: str, message: str, words: str, reporter: str) -> None:
+    who = {"source": {"component": by}} if reporter == "source" else {"reportingComponent": by}
+    assert event(reason, message, "Warning" if reason == "FailedScheduling" else "Normal", **who).in_words == words
+
+
 def test_unknown_warnings_are_told_with_their_reason() -> None:
     assert event("FailedMount", "secret not found", "Warning").in_words == "FailedMount: secret not found"
 

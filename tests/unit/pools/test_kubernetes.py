@@ -17,6 +17,9 @@ def pool(**fields: Any) -> KubernetesGpuPool:
     return KubernetesGpuPool(**{"name": "lab", "nodes": ["gpu-1", "gpu-2"], **fields})
 
 
+BY_LABELS = {"nodes": [], "node_selector_labels": {"karpenter.sh/nodepool": "gpu"}}
+
+
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -34,6 +37,11 @@ def pool(**fields: Any) -> KubernetesGpuPool:
         ({"cordon_when_idle": "yes"}, "True or False"),
         ({"kubernetes_conn_id": ""}, "an Airflow connection"),
         ({"manage": "scale"}, '"full"'),
+        ({"provisioner": "magic"}, "one of"),
+        ({"provisioner": "karpenter"}, "brings nodes by labels"),
+        ({"provisioner": "karpenter", "nodes": []}, "brings nodes by labels"),
+        ({"provisioner": "autopilot", **BY_LABELS, "node_labels": {"a": "b"}}, "cannot be given to nodes"),
+        ({"provisioner": "auto-mode", **BY_LABELS, "cordon_when_idle": True}, "removes idle nodes"),
     ],
 )
 def test_a_spec_that_cannot_work_is_refused(fields: dict[str, Any], says: str) -> None:
@@ -99,6 +107,15 @@ def test_gpus_that_a_pod_leaves_idle_are_named_with_their_cost(price: float | No
     assert warning.startswith("A pod with 1 of the 4 GPUs of its node leaves 3 ")
     assert re.search(cost, warning)
     assert placement(spec, gpus=4).warning == ""
+
+
+def test_pods_select_nodes_of_a_provisioner_by_its_own_labels() -> None:
+    spec = pool(provisioner="karpenter", **BY_LABELS, taints=["team=ml:NoSchedule"])
+    put = placement(spec, gpus=1)
+    assert put.node_selector == {"karpenter.sh/nodepool": "gpu"}
+    assert {"key": "team", "operator": "Equal", "value": "ml", "effect": "NoSchedule"} in put.tolerations
+    assert (spec.nodes_come_with_pods, pool().nodes_come_with_pods) == (True, False)
+    assert deserialize_pool(json.loads(json.dumps(spec.serialize()))) == spec
 
 
 def test_placement_refuses_what_it_cannot_place() -> None:

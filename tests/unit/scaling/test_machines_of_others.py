@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.scaling.decisions import decide, usable_needed
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import NodesWait, ReleaseWait
-from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, key, lease, machine, node, pod, snapshot
+from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, dry, key, lease, machine, node, pod, snapshot
 
 
 def metal(*numbers: int, when_idle: Literal["keep", "cordon"] = "keep", **fields: Any) -> PoolSnapshot:
@@ -73,3 +73,51 @@ def test_too_few_nodes_in_time_is_an_error_that_names_those_there() -> None:
     error = wait.step(taken).error
     assert "1 of 2 nodes" in str(error)
     assert "node-1, node-2 (cordoned)" in str(error)
+
+
+def provisioned(*numbers: int, **fields: Any) -> PoolSnapshot:
+    """A pool of machines that Karpenter brings and removes."""
+    taken = metal(*numbers, **fields)
+    (group,) = taken.groups
+    return replace(taken, groups=(replace(group, provisioner="Karpenter"),))
+
+
+def test_scale_down_waits_for_the_provisioner_to_remove_what_nobody_wants() -> None:
+    wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=LATER)
+    progress = wait.step(provisioned(1))
+    assert not progress.done
+    assert "waits for Karpenter to remove it" in progress.lines[0]
+    assert decide(provisioned(1)).is_empty
+    assert wait.step(provisioned()).done
+
+
+def test_a_machine_that_is_still_on_its_way_is_waited_for_too() -> None:
+    wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=LATER)
+    assert not wait.step(provisioned(1, nodes=())).done
+
+
+def test_scale_down_leaves_the_provisioner_what_others_use_or_want() -> None:
+    wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=LATER)
+    used = wait.step(provisioned(1, pods=(pod("other", on=1, run="other"),), leases=(lease("other"),)))
+    assert used.done
+    assert "kept for dag/other" in used.lines[0]
+    assert wait.step(provisioned(1, leases=(lease("other"),))).done
+    assert wait.step(provisioned(1, 2, leases=(lease("other"),))).lines[0].startswith("node node-")
+
+
+def test_what_the_provisioner_does_not_remove_in_time_is_an_error_that_names_it() -> None:
+    wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=NOW)
+    assert "waits for Karpenter to remove it" in str(wait.step(provisioned(1)).error)
+
+
+def test_nodes_of_a_provisioner_are_not_shared_for_want_of_more() -> None:
+    leases = (lease("first", created_at=EARLIER), lease("second", created_at=NOW))
+    assert usable_needed(provisioned(1, leases=leases), key("second")) == 2
+
+
+def test_why_a_provisioner_gets_no_machine_is_told_while_one_is_wanted() -> None:
+    taken = provisioned(leases=(lease(),))
+    (group,) = taken.groups
+    short = replace(taken, groups=(replace(group, launch_failure=dry()),))
+    assert decide(short).notes == ("Karpenter got no machine: InsufficientInstanceCapacity",)
+    assert decide(replace(short, leases=())).notes == ()
