@@ -11,6 +11,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
       NodesNotReady  GpusNotAllocatable
       NoProvisioner                who is to bring the nodes is not there, or would not bring them
+      AutoscalerNotRunning  AutoscalerConflict  AutoscalerTagsMissing
       DemandLockLost  DemandLockBusy
       PoolNotReleased              scale-down did not end in time
       PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
@@ -140,6 +141,22 @@ class GpusNotAllocatable(GpuError):
 
 class NoProvisioner(GpuError):
     """Who is to bring the pool's nodes is not in the cluster, or would never bring nodes like these."""
+
+    retryable = False
+
+
+class AutoscalerNotRunning(GpuError):
+    """The pool's nodes are an autoscaler's to add, and none reports from the cluster; nothing was created."""
+
+
+class AutoscalerConflict(GpuError):
+    """Another cluster-autoscaler is installed already; two would set the same groups' sizes."""
+
+    retryable = False
+
+
+class AutoscalerTagsMissing(GpuError):
+    """Groups that others own lack tags that cluster-autoscaler needs; the message has the command that adds them."""
 
     retryable = False
 

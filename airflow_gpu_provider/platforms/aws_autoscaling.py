@@ -139,12 +139,10 @@ class AutoScaling:
 
     def _resume(self, name: str) -> None:
         self._service.call("resume_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])
-        self._service.call("delete_tags", Tags=[_tag(name)])
+        self.remove_tags(name, [SUSPENDED_TAG])
 
     def _mark(self, name: str) -> None:
-        value = datetime.now(UTC).isoformat(timespec="seconds")
-        tag = {**_tag(name), "Value": value, "PropagateAtLaunch": False}
-        self._service.call("create_or_update_tags", Tags=[tag])
+        self.put_tags(name, {SUSPENDED_TAG: datetime.now(UTC).isoformat(timespec="seconds")})
 
     def _set_size(self, name: str, size: int) -> None:
         self._service.call("set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=size, HonorCooldown=False)
@@ -164,6 +162,19 @@ class AutoScaling:
         found = self._service.call("describe_auto_scaling_instances", InstanceIds=[instance_id])
         states = [instance["LifecycleState"] for instance in found["AutoScalingInstances"]]
         return all(state.startswith("Terminat") for state in states)
+
+    # -- tags ------------------------------------------------------------------------------------------------
+
+    def put_tags(self, name: str, tags: Mapping[str, str]) -> None:
+        """Put tags on a group, for itself and not for its instances."""
+        entries = [{**_tag(name, key), "Value": value, "PropagateAtLaunch": False} for key, value in tags.items()]
+        if entries:
+            self._service.call("create_or_update_tags", Tags=entries)
+
+    def remove_tags(self, name: str, keys: Collection[str]) -> None:
+        """Take tags off a group; fine where they are gone."""
+        if keys:
+            self._service.call("delete_tags", Tags=[_tag(name, key) for key in keys])
 
     # -- the switch ------------------------------------------------------------------------------------------
 
@@ -217,8 +228,8 @@ def _is_not_found(error: GpuError) -> bool:
     return has_code(error, "ValidationError") and "not found" in message_of(error).lower()
 
 
-def _tag(name: str) -> dict[str, str]:
-    return {"ResourceId": name, "ResourceType": "auto-scaling-group", "Key": SUSPENDED_TAG}
+def _tag(name: str, key: str) -> dict[str, str]:
+    return {"ResourceId": name, "ResourceType": "auto-scaling-group", "Key": key}
 
 
 def _whole_second(at: datetime) -> datetime:

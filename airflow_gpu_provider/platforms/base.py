@@ -65,6 +65,9 @@ class Group:
         launch_failure: The newest launch, if it failed; None once a later one worked.
         launching: A launch is under way that has no machine to show yet.
         issues: The cloud's health issues, in its words.
+        keeps: Machines that the cloud keeps, whoever wants them: the group's minimum size.
+        autoscaler_name: What an autoscaler calls the group in its reports and events.
+        untold: The tags that an autoscaler has to find on the group and does not, or not so, for people.
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
         provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
     """
@@ -80,6 +83,9 @@ class Group:
     launch_failure: LaunchFailure | None = None
     launching: bool = False
     issues: tuple[str, ...] = ()
+    keeps: int = 0
+    autoscaler_name: str = ""
+    untold: tuple[str, ...] = ()
     when_idle: Literal["remove", "keep", "cordon"] = "remove"
     provisioner: str = ""
 
@@ -174,6 +180,9 @@ class Platform(ABC):
     @abstractmethod
     def clear_switch(self, groups: Collection[str]) -> None:
         """Take the switch off; fine where there is none."""
+
+    def tell_autoscaler(self, groups: Collection[str]) -> None:  # noqa: B027
+        """Put right on these groups what an autoscaler reads there (`Group.untold`). Default: there is nothing."""
 
     @abstractmethod
     def grow(self, sizes: Mapping[str, int]) -> None:

@@ -11,6 +11,7 @@ from airflow_gpu_provider.errors import GroupFailed, GroupNotFound, PoolSpecErro
 from airflow_gpu_provider.platforms import eks_plan
 from airflow_gpu_provider.platforms.aws_clients import in_parallel
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.eks_autoscaler import tag_change
 from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
 from airflow_gpu_provider.platforms.eks_groups import asg_name, is_owned, why_failed
 from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
@@ -67,8 +68,9 @@ class EksPlatform(EksBase):
     def plan(self, nodes: int) -> Plan:
         groups = self._groups.read()
         candidates = self.candidates()
-        changes = eks_plan.changes(self._specs(candidates, groups), groups)
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)}, mend=False)
+        untold = {group.name: group.untold for group in observed}
+        changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
         grow = eks_plan.growth(self._pool, nodes, candidates, observed)
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
 
@@ -107,6 +109,8 @@ class EksPlatform(EksBase):
             say(f"{name} is still being deleted")
             return {name: "is still being deleted"}
         self._groups.update(spec, group, say)
+        if asg := asg_name(group):
+            self._tag(asg, spec.candidate.instance_type)
         return {}
 
     def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
@@ -119,6 +123,7 @@ class EksPlatform(EksBase):
                 candidate=candidate,
                 subnet=self._subnets[candidate.zone],
                 node_role=role,
+                min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
             )
             for candidate in candidates
         )
@@ -171,14 +176,20 @@ class EksPlatform(EksBase):
         members = machines(name, asg, activities)
         live = sum(machine.state != "terminating" for machine in members)
         limit = int(asg.get("MaxSize", raw["scalingConfig"]["maxSize"]))
+        is_wanted = self._is_wanted(candidate)
+        keeps = int(asg.get("MinSize", 0)) if self._pool.is_autoscaled else 0
         return Group(
             name=name,
             candidate=candidate,
             status=STATUS[raw["status"]],
             desired=int(asg.get("DesiredCapacity", 0)),
-            max_size=limit if self._is_wanted(candidate) and name not in self._over_quota else live,
+            max_size=limit if is_wanted and name not in self._over_quota else live,
             machines=members,
             switch_at=switch_at,
+            has_switch=not keeps,  # AWS sets no group below its minimum
+            keeps=keeps,
+            autoscaler_name=asg.get("AutoScalingGroupName", ""),
+            untold=tag_change(self._pool, candidate.instance_type, asg).words if asg and is_wanted else (),
             launch_failure=launch_failure(activities),
             launching=is_launching(activities, members),
             issues=eks_plan.issues(raw),
@@ -200,6 +211,20 @@ class EksPlatform(EksBase):
             _index(pool.zones, candidate.zone),
             candidate.zone,
         )
+
+    # -- what cluster-autoscaler knows -----------------------------------------------------------------------
+
+    def tell_autoscaler(self, groups: Collection[str]) -> None:
+        for name, raw in self._groups.owned().items():
+            if name in groups and (asg := asg_name(raw)):
+                self._tag(asg, raw["instanceTypes"][0])
+
+    def _tag(self, asg: str, instance_type: str) -> None:
+        found = self._scaling.groups([asg]).get(asg)
+        if found:
+            change = tag_change(self._pool, instance_type, found)
+            self._scaling.put_tags(asg, change.put)
+            self._scaling.remove_tags(asg, change.remove)
 
     # -- the switch, and the end -----------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ class NodeGroups:
         )
 
     def create(self, spec: GroupSpec, say: Say) -> None:
-        """Start to create a group of size 0; fine if somebody else creates it just now."""
+        """Start to create a group of its minimum size; fine if somebody else creates it just now."""
         name = spec.candidate.group
         try:
             self._eks.call("create_nodegroup", **spec.create_request())
@@ -96,7 +96,7 @@ class NodeGroups:
                 say(f"{name} exists already, or is being created by another run")
                 return
             raise _as_refusal(error, self._pool, f"create {name}") from error
-        say(f"creating {name}: {spec.candidate}, size 0, at most {self._pool.max_nodes}")
+        say(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
 
     def update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
         """Bring the mutable fields and the tags in line; a group that is being updated is left for the next run."""

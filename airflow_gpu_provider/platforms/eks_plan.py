@@ -13,18 +13,27 @@ from airflow_gpu_provider.pools import Candidate, EksGpuPool
 _GONE_SOON = ("DELETING", "DELETE_FAILED")
 
 
-def changes(specs: Iterable[GroupSpec], groups: Mapping[str, Mapping[str, Any]]) -> tuple[Change, ...]:
+def changes(
+    specs: Iterable[GroupSpec],
+    groups: Mapping[str, Mapping[str, Any]],
+    untold: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[Change, ...]:
     """Compare the specs with DescribeNodegroup's answers, by group name.
+
+    `untold` is what cluster-autoscaler has to be told of each group by other tags, or not any more.
 
     Raises:
         PoolDrift: A group is not ours, is another writer's with another spec, or differs where EKS cannot change it.
     """
-    found = (_change(spec, groups.get(spec.candidate.group)) for spec in specs)
+    names = [(spec, spec.candidate.group) for spec in specs]
+    found = (_change(spec, groups.get(name), (untold or {}).get(name, ())) for spec, name in names)
     return tuple(change for change in found if change)
 
 
 def growth(pool: EksGpuPool, nodes: int, candidates: Sequence[Candidate], groups: Iterable[Group]) -> tuple[str, ...]:
-    """Say in a line where missing nodes would be asked for first; nothing where none is missing."""
+    """Say in a line where missing nodes would be asked for first; nothing where none is missing, or others add them."""
+    if pool.is_autoscaled:
+        return ()
     live = {group.name: len(group.live) for group in groups}
     missing = min(nodes, pool.max_nodes) - sum(live.values())
     if missing <= 0:
@@ -40,10 +49,11 @@ def issues(group: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{issue.get('code')}: {issue.get('message', '')}".strip() for issue in found)
 
 
-def _change(spec: GroupSpec, group: Mapping[str, Any] | None) -> Change | None:
+def _change(spec: GroupSpec, group: Mapping[str, Any] | None, untold: Sequence[str]) -> Change | None:
     name = spec.candidate.group
     if group is None:
-        detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, created empty"
+        size = f"created at size {spec.min_size}" if spec.min_size else "created empty"
+        detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, {size}"
         return Change(action="create", group=name, detail=detail)
     _check_claim(spec, group)
     if group["status"] in _GONE_SOON:
@@ -55,10 +65,10 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None) -> Change | None:
             group=name,
             detail=f"EKS could not create it ({why}): deleted, created anew by the next run",
         )
-    return _repair(spec, group)
+    return _repair(spec, group, untold)
 
 
-def _repair(spec: GroupSpec, group: Mapping[str, Any]) -> Change | None:
+def _repair(spec: GroupSpec, group: Mapping[str, Any], untold: Sequence[str]) -> Change | None:
     differences = spec.differences(group)
     fixed = [difference for difference in differences if not difference.mutable]
     if fixed:
@@ -74,6 +84,8 @@ def _repair(spec: GroupSpec, group: Mapping[str, Any]) -> Change | None:
     tags = spec.missing_tags(group)
     if tags:
         details.append(f"tags {', '.join(sorted(tags))}")
+    if untold:
+        details.append(f"tags for cluster-autoscaler {', '.join(untold)}")
     return Change(action="update", group=spec.candidate.group, detail="; ".join(details)) if details else None
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from airflow_gpu_provider.platforms.eks_autoscaler import node_labels
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 POOL_TAG = "airflow-gpu-provider/pool"
@@ -38,7 +39,7 @@ class GroupSpec:
     """One node group of a pool, as it should be.
 
     `subnet` and `node_role` are None where they were not resolved: what the spec leaves to a default is only
-    needed to create a group, and never a difference of one that exists.
+    needed to create a group, and never a difference of one that exists. `min_size` is for an autoscaler to keep.
     """
 
     pool: EksGpuPool
@@ -46,6 +47,12 @@ class GroupSpec:
     candidate: Candidate
     subnet: str | None = None
     node_role: str | None = None
+    min_size: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """All labels of the group's nodes."""
+        return node_labels(self.pool, self.candidate.instance_type)
 
     @property
     def tags(self) -> dict[str, str]:
@@ -62,17 +69,17 @@ class GroupSpec:
         ]
 
     def create_request(self) -> dict[str, Any]:
-        """Return CreateNodegroup's parameters, for a group of size 0."""
+        """Return CreateNodegroup's parameters, for a group of its minimum size."""
         pool = self.pool
         request: dict[str, Any] = {
             "clusterName": pool.cluster_name,
             "nodegroupName": self.candidate.group,
-            "scalingConfig": {"minSize": 0, "desiredSize": 0, "maxSize": pool.max_nodes},
+            "scalingConfig": {"minSize": self.min_size, "desiredSize": self.min_size, "maxSize": pool.max_nodes},
             "subnets": [self.subnet],
             "nodeRole": self.node_role,
             "instanceTypes": [self.candidate.instance_type],
             "capacityType": self.candidate.market,
-            "labels": pool.labels,
+            "labels": self.labels,
             "taints": self.taints,
             "tags": self.tags,
             "updateConfig": {"maxUnavailable": 1},
@@ -138,7 +145,7 @@ class GroupSpec:
     def _mutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
         changes = {
             "maxSize, minSize": (self._scaling_change(group), _scaling(group), self._wanted_scaling(group)),
-            "labels": (self._label_change(group), group.get("labels", {}), self.pool.labels),
+            "labels": (self._label_change(group), group.get("labels", {}), self.labels),
             "taints": (self._taint_change(group), _taint_texts(group.get("taints", [])), _taint_texts(self.taints)),
         }
         return [
@@ -150,14 +157,17 @@ class GroupSpec:
     def _wanted_scaling(self, group: Mapping[str, Any]) -> dict[str, int]:
         # A group that is larger than the spec's new limit shrinks first: EKS refuses a limit below the size.
         desired = int(group.get("scalingConfig", {}).get("desiredSize", 0))
-        return {"minSize": 0, "maxSize": max(self.pool.max_nodes, desired)}
+        return {"minSize": self.min_size, "maxSize": max(self.pool.max_nodes, desired)}
 
     def _scaling_change(self, group: Mapping[str, Any]) -> dict[str, int]:
         wanted = self._wanted_scaling(group)
-        return wanted if _scaling(group) != wanted else {}
+        if _scaling(group) == wanted:
+            return {}
+        desired = int(group.get("scalingConfig", {}).get("desiredSize", 0))
+        return {**wanted, "desiredSize": self.min_size} if desired < self.min_size else wanted
 
     def _label_change(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        found, wanted = group.get("labels", {}), self.pool.labels
+        found, wanted = group.get("labels", {}), self.labels
         return _payload(
             "Labels",
             added={key: value for key, value in wanted.items() if found.get(key) != value},

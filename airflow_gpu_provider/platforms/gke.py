@@ -81,7 +81,9 @@ class GkePlatform(GkeBase):
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
 
     def _growth(self, nodes: int, candidates: Sequence[Candidate], groups: Sequence[Group]) -> tuple[str, ...]:
-        """Say in a line where missing nodes would be asked for first; nothing where none is missing."""
+        """Say in a line where missing nodes would be asked for first; nothing where none is, or others add them."""
+        if self._pool.is_autoscaled:
+            return ()
         live = {group.name: len(group.live) for group in groups}
         missing = min(nodes, self._pool.max_nodes) - sum(live.values())
         if missing <= 0:
@@ -99,7 +101,12 @@ class GkePlatform(GkeBase):
         )
 
     def _specs(self, candidates: Sequence[Candidate]) -> tuple[NodePoolSpec, ...]:
-        return tuple(NodePoolSpec(pool=self._pool, owner=self._owner, candidate=c) for c in candidates)
+        kept = self._pool.min_nodes if self._pool.is_autoscaled else 0
+        sizes = [kept if candidate == candidates[0] else 0 for candidate in candidates]
+        return tuple(
+            NodePoolSpec(pool=self._pool, owner=self._owner, candidate=candidate, min_size=size)
+            for candidate, size in zip(candidates, sizes, strict=True)
+        )
 
     def apply(self, plan: Plan, say: Say) -> None:
         """Carry the plan out, and return when GKE is done with it: only then is its verdict known.
@@ -124,7 +131,7 @@ class GkePlatform(GkeBase):
         name = spec.candidate.group
         create = Step(
             group=name,
-            doing=f"create {name}: {spec.candidate}, size 0, at most {self._pool.max_nodes}",
+            doing=f"create {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}",
             start=lambda: self._node_pools.create(spec),
         )
         existing = found.get(name)
@@ -198,6 +205,7 @@ class GkePlatform(GkeBase):
             max_size=self._pool.max_nodes if self._is_wanted(candidate) and name not in self._over_quota else live,
             machines=members,
             has_switch=False,
+            keeps=int((raw.get("autoscaling") or {}).get("min_node_count") or 0),
             launch_failure=launch_failure(groups, datetime.now(UTC)),
             launching=any(group.launching for group in groups),
             issues=gke_plan.issues(raw),

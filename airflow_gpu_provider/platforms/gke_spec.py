@@ -52,11 +52,12 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePoolSpec:
-    """One node pool, as it should be."""
+    """One node pool, as it should be; `min_size` is for an autoscaler to keep."""
 
     pool: GkeGpuPool
     owner: str
     candidate: Candidate
+    min_size: int = 0
 
     @property
     def resource_labels(self) -> dict[str, str]:
@@ -79,13 +80,24 @@ class NodePoolSpec:
         ]
 
     def node_pool(self) -> dict[str, Any]:
-        """Return the NodePool to create, of size 0."""
+        """Return the NodePool to create, of its minimum size."""
         return {
             "name": self.candidate.group,
-            "initial_node_count": 0,
+            "initial_node_count": self.min_size,
             "locations": [self.candidate.zone],
-            "autoscaling": {"enabled": False},
+            "autoscaling": self._autoscaling(),
             "config": self._config(),
+        }
+
+    def _autoscaling(self) -> dict[str, Any]:
+        """Return what GKE's autoscaler may do: nothing, where this package sets the size."""
+        if not self.pool.is_autoscaled:
+            return {"enabled": False}
+        return {
+            "enabled": True,
+            "min_node_count": self.min_size,
+            "max_node_count": self.pool.max_nodes,
+            "location_policy": self.pool.location_policy.upper(),
         }
 
     def _config(self) -> dict[str, Any]:
@@ -138,13 +150,19 @@ class NodePoolSpec:
     def differences(self, found: Mapping[str, Any]) -> list[Difference]:
         """Compare a NodePool with the spec; our own labels on its machines are not compared here."""
         config = found.get("config") or {}
-        differences = [*self._fixed_differences(found, config), *self._mutable_differences(config)]
-        if (found.get("autoscaling") or {}).get(
-            "enabled"
-        ):  # it would remove nodes ten minutes later, by its own lights
-            off = {"autoscaling": {"enabled": False}}
-            differences.append(Difference(field="autoscaling", found="on", wanted="off", update=off))
-        return differences
+        return [
+            *self._fixed_differences(found, config),
+            *self._mutable_differences(config),
+            *self._autoscaling_difference(found),
+        ]
+
+    def _autoscaling_difference(self, found: Mapping[str, Any]) -> list[Difference]:
+        """Compare what GKE's autoscaler may do; one that is not wanted would remove nodes by its own lights."""
+        is_so, wanted = _autoscaling_text(found.get("autoscaling") or {}), _autoscaling_text(self._autoscaling())
+        if is_so == wanted:
+            return []
+        update = {"autoscaling": self._autoscaling()}
+        return [Difference(field="autoscaling", found=is_so, wanted=wanted, update=update)]
 
     def missing_labels(self, found: Mapping[str, Any]) -> dict[str, str]:
         """Return all labels that the pool should have, if one is missing or differs; an owner that it has stays."""
@@ -237,6 +255,13 @@ def _accelerator_text(config: Mapping[str, Any]) -> str:
         partition = f", parts {one['gpu_partition_size']}" if one.get("gpu_partition_size") else ""
         parts.append(f"{int(one['accelerator_count'])} x {one['accelerator_type']}, driver {driver}{partition}{shared}")
     return "; ".join(parts) or "none"
+
+
+def _autoscaling_text(autoscaling: Mapping[str, Any]) -> str:
+    if not autoscaling.get("enabled"):
+        return "off"
+    least, most = (int(autoscaling.get(f"{end}_node_count") or 0) for end in ("min", "max"))
+    return f"{least} to {most}, {str(autoscaling.get('location_policy') or 'BALANCED').lower()}"
 
 
 def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:

@@ -23,6 +23,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.platforms.aws_autoscaling import SUSPENDED_TAG, SWITCH
 from airflow_gpu_provider.platforms.base import Group, Plan
 from airflow_gpu_provider.platforms.eks import EksPlatform
+from airflow_gpu_provider.platforms.eks_autoscaler import wanted_tags
 from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, ZONE_TAG
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox.aws_account import CLUSTER, Account, cloud_process, eventually
@@ -113,6 +114,10 @@ def running(platform: EksPlatform, size: int) -> Group:
     return eventually(platform.observe, settled)[0]
 
 
+def tags_of(account: Account, name: str) -> dict[str, str]:
+    return {tag["Key"]: tag["Value"] for tag in account.group(account.asg_of(name))["Tags"]}
+
+
 def suspended(account: Account, asg: str) -> list[str]:
     return [process["ProcessName"] for process in account.group(asg)["SuspendedProcesses"]]
 
@@ -177,6 +182,56 @@ class TestPlanAndApply:
         pools.ready(**spec)
         assert account.describe("train-a-g6-xlarge-spot")["launchTemplate"]["name"] == "gpu-nodes"
         assert pools.platform(**spec).plan(1).changes == ()
+
+
+class TestForAutoscaler:
+    """scaling="autoscaler": what cluster-autoscaler finds on the groups."""
+
+    def test_a_new_group_is_told_of_once_it_is_there(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready(scaling="autoscaler", node_labels={"role": "gpu"})
+        assert platform.observe()[0].untold
+        platform.tell_autoscaler([GROUP_A])
+        found = tags_of(account, GROUP_A)
+        assert found.items() >= wanted_tags(platform._pool, "g6.xlarge").items()
+        assert found["eks:nodegroup-name"] == GROUP_A
+        (group,) = platform.observe()
+        assert (group.untold, group.autoscaler_name) == ((), account.asg_of(GROUP_A))
+        assert account.describe(GROUP_A)["labels"]["k8s.amazonaws.com/accelerator"] == "nvidia-l4"
+        assert platform.plan(1).is_empty
+
+    def test_changing_who_scales_shows_in_the_plan_and_is_undone(self, account: Account, pools: Pools) -> None:
+        pools.ready()
+        before = tags_of(account, GROUP_A)
+        told = pools.platform(scaling="autoscaler")
+        (change,) = pools.applied(told).changes
+        assert "+k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu=1" in change.detail
+        eventually(lambda: told.plan(1).is_empty)
+
+        direct = pools.platform()
+        (change,) = pools.applied(direct).changes
+        assert "-k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu" in change.detail
+        assert tags_of(account, GROUP_A) == before
+        eventually(lambda: not direct.plan(1).changes)
+
+    def test_a_tag_that_somebody_changed_is_put_right(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready(scaling="autoscaler")
+        platform.tell_autoscaler([GROUP_A])
+        key = "k8s.io/cluster-autoscaler/node-template/taint/nvidia.com/gpu"
+        tag = {"ResourceId": account.asg_of(GROUP_A), "ResourceType": "auto-scaling-group", "Key": key}
+        account.asg.create_or_update_tags(Tags=[{**tag, "Value": "false:NoSchedule", "PropagateAtLaunch": False}])
+        (change,) = platform.plan(1).changes
+        assert change.detail == f"tags for cluster-autoscaler +{key}=true:NoSchedule"
+        platform.apply(platform.plan(1), print)
+        assert platform.plan(1).is_empty
+
+    def test_the_minimum_is_the_first_group_s_and_has_no_switch(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready(scaling="autoscaler", min_nodes=1, zones=[A, B])
+        first, second = platform.observe()
+        assert [(first.keeps, first.has_switch), (second.keeps, second.has_switch)] == [(1, False), (0, True)]
+        assert account.describe(GROUP_A)["scalingConfig"] == {"minSize": 1, "maxSize": 3, "desiredSize": 1}
+        raised = pools.platform(scaling="autoscaler", min_nodes=2, zones=[A, B])
+        pools.applied(raised)
+        assert account.describe(GROUP_A)["scalingConfig"] == {"minSize": 2, "maxSize": 3, "desiredSize": 2}
 
 
 class TestDrift:

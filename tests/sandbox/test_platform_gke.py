@@ -202,6 +202,20 @@ class TestPlanAndApply:
         assert not cloud.node_pools.get(GROUP_A).settings.autoscaling.enabled
         assert platform.plan(0).is_empty
 
+    def test_gkes_own_autoscaler_is_switched_on_and_off_as_the_spec_says(self, cloud: GoogleCloud) -> None:
+        lifetime = timedelta(hours=2)  # with min_nodes it would be without an end, and so another one
+        ready(max_run_duration=lifetime)
+        told = GkePlatform(spec(scaling="autoscaler", min_nodes=1, max_run_duration=lifetime), OWNER)
+        plan = applied(told)
+        assert "autoscaling is off, wanted 1 to" in plan.changes[0].detail
+        autoscaling = cloud.node_pools.get(GROUP_A).settings.autoscaling
+        assert (autoscaling.enabled, autoscaling.min_node_count, autoscaling.location_policy.name) == (True, 1, "ANY")
+        assert told.plan(1).is_empty
+        assert told.observe()[0].keeps == 1
+
+        applied(GkePlatform(spec(max_run_duration=lifetime), OWNER))
+        assert not cloud.node_pools.get(GROUP_A).settings.autoscaling.enabled
+
     def test_an_operation_that_is_done_with_an_error_raises_it(self, cloud: GoogleCloud) -> None:
         platform = GkePlatform(spec(), OWNER)
 

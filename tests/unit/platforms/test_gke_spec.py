@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -104,6 +105,18 @@ def test_finds_what_differs(fields: dict[str, Any], field: str, update: list[str
 def test_an_autoscaler_that_somebody_has_set_on_the_pool_is_switched_off() -> None:
     (difference,) = spec().differences(answered(spec()) | {"autoscaling": {"enabled": True, "max_node_count": 3}})
     assert difference.update == {"autoscaling": {"enabled": False}}
+
+
+def test_gkes_own_autoscaler_gets_its_limits() -> None:
+    wanted = spec(scaling="autoscaler", max_nodes=3)
+    limits = {"enabled": True, "min_node_count": 0, "max_node_count": 3, "location_policy": "ANY"}
+    assert wanted.node_pool()["autoscaling"] == limits
+    assert wanted.differences(answered(wanted)) == []
+    (difference,) = wanted.differences(answered(wanted) | {"autoscaling": {**limits, "max_node_count": 5}})
+    assert str(difference) == "autoscaling is 0 to 5, any, wanted 0 to 3, any"
+    assert difference.update == {"autoscaling": limits}
+    kept = replace(wanted, min_size=1).node_pool()
+    assert (kept["initial_node_count"], kept["autoscaling"]["min_node_count"]) == (1, 1)
 
 
 def test_owners_are_readable_and_told_apart() -> None:

@@ -1,0 +1,92 @@
+"""What cluster-autoscaler says of itself in its status ConfigMap: when it last looked, and which groups it avoids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.rest import call
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+STATUS_NAMESPACE = "kube-system"
+STATUS_NAME = "cluster-autoscaler-status"
+"""--namespace's and --status-config-map-name's defaults."""
+
+LAST_UPDATED = "cluster-autoscaler.kubernetes.io/last-updated"
+
+FRESH = timedelta(minutes=3)
+"""How old the report of a living autoscaler can be: it writes one every --scan-interval (10 s), and a new leader needs
+some 15 s more; a minute or two are for clocks that differ."""
+
+_TIME = re.compile(
+    r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d+)? ([+-]\d{4})"
+)  # Go: 2006-01-02 15:04:05.999999999 -0700 MST
+
+
+@dataclass(frozen=True, kw_only=True)
+class AutoscalerStatus:
+    """One report.
+
+    Attributes:
+        updated_at: When it was written; None where that cannot be read.
+        state: "Running", or "Initializing" until its first look at the cluster is done; empty where it does not say.
+        backoff: The groups that it does not try for a while, by their names in the cloud, and why in its words.
+    """
+
+    updated_at: datetime | None
+    state: str = ""
+    backoff: Mapping[str, str] = field(default_factory=dict)
+
+    def is_fresh(self, now: datetime) -> bool:
+        """Whether whoever wrote it is alive."""
+        return self.updated_at is not None and now - self.updated_at < FRESH
+
+    @classmethod
+    def parse(cls, raw: Mapping[str, Any]) -> Self:
+        """Read the ConfigMap. What is not readable in it is left out: only the time decides on anything."""
+        report = _report((raw.get("data") or {}).get("status") or "")
+        groups = report.get("nodeGroups") or []
+        return cls(
+            updated_at=_time((raw["metadata"].get("annotations") or {}).get(LAST_UPDATED) or ""),
+            state=str(report.get("autoscalerStatus") or ""),
+            backoff={str(group.get("name")): why for group in groups if (why := _backoff(group))},
+        )
+
+
+def read_status(api: ApiClient) -> AutoscalerStatus | None:
+    """Return the newest report, or None where there is none."""
+    path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps/{STATUS_NAME}"
+    try:
+        return AutoscalerStatus.parse(call(api, "get", path, resource="configmaps"))
+    except ObjectNotFound:
+        return None
+
+
+def _report(text: str) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        report = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return {}  # a release before 1.30 writes prose
+    return report if isinstance(report, dict) else {}
+
+
+def _backoff(group: Mapping[str, Any]) -> str:
+    scale_up = group.get("scaleUp") or {}
+    if scale_up.get("status") != "Backoff":
+        return ""
+    info = scale_up.get("backoffInfo") or {}
+    said = [str(info[key]) for key in ("errorCode", "errorMessage") if info.get(key)]
+    return ": ".join(said) or "no reason given"
+
+
+def _time(text: str) -> datetime | None:
+    found = _TIME.match(text)
+    return datetime.strptime(" ".join(found.groups()), "%Y-%m-%d %H:%M:%S %z").astimezone(UTC) if found else None

@@ -1,0 +1,81 @@
+"""The tags from which cluster-autoscaler knows an Auto Scaling group, and the nodes that it would have. Pure.
+
+The contract is cluster-autoscaler's own, in cloudprovider/aws/README.md: two tags by which it finds the group, and a
+template of its nodes, for an empty group has none to look at. The tags serve without eks:DescribeNodegroup too.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.eks import ACCELERATOR_LABEL
+
+DISCOVERY = "k8s.io/cluster-autoscaler"
+TEMPLATE = f"{DISCOVERY}/node-template"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TagChange:
+    """What has to change in a group's tags: new values by key, and keys that go."""
+
+    put: Mapping[str, str] = field(default_factory=dict)
+    remove: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.put or self.remove)
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Each change for people, like `+key=value` or `-key`."""
+        return (*(f"+{key}={value}" for key, value in self.put.items()), *(f"-{key}" for key in self.remove))
+
+
+def wanted_tags(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
+    """Return the tags of a group with this instance type; none where this package sets its size."""
+    if not pool.is_autoscaled:
+        return {}
+    labels = node_labels(pool, instance_type)
+    machine = accelerators.instance_type(instance_type)
+    return {
+        f"{DISCOVERY}/enabled": "true",
+        f"{DISCOVERY}/{pool.cluster_name}": "owned",
+        **{f"{TEMPLATE}/label/{key}": value for key, value in labels.items()},
+        **{f"{TEMPLATE}/taint/{taint.key}": f"{taint.value}:{taint.effect}" for taint in pool.parsed_taints},
+        # Of a type that is not in the catalogue, cluster-autoscaler asks EC2.
+        **({f"{TEMPLATE}/resources/{GPU_RESOURCE}": str(machine.gpus)} if machine else {}),
+        **{f"{TEMPLATE}/autoscaling-options/{key}": value for key, value in pool.autoscaling_options.items()},
+    }
+
+
+def node_labels(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
+    """Return the labels of nodes of this type; one that only cluster-autoscaler needs is there for it alone."""
+    accelerator = pool.accelerator_of(instance_type) if pool.is_autoscaled else None
+    return {**pool.labels, **({ACCELERATOR_LABEL: accelerator} if accelerator else {})}
+
+
+def tag_change(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -> TagChange:
+    """Compare DescribeAutoScalingGroups' answer with what it should be.
+
+    A template that is not wanted goes. The tags for discovery stay in any case: EKS itself puts them on.
+    """
+    found = {tag["Key"]: tag.get("Value", "") for tag in asg.get("Tags", ())}
+    wanted = wanted_tags(pool, instance_type)
+    return TagChange(
+        put={key: value for key, value in wanted.items() if found.get(key) != value},
+        remove=tuple(sorted(key for key in found if key.startswith(f"{TEMPLATE}/") and key not in wanted)),
+    )
+
+
+def tag_command(asg_name: str, tags: Mapping[str, str], region: str) -> str:
+    """Return the shell command with which an administrator puts these tags on a group."""
+    texts = (
+        f"ResourceId={asg_name},ResourceType=auto-scaling-group,Key={key},Value={value},PropagateAtLaunch=false"
+        for key, value in tags.items()
+    )
+    return f"aws autoscaling create-or-update-tags --region {region} --tags {' '.join(map(shlex.quote, texts))}"
