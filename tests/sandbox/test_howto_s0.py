@@ -1,0 +1,170 @@
+"""S0, EKS and GKE: one pool, train-gpu, of 0..1 nodes; the label that jobs select; the plugin or driver; zero."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+import yaml
+from airflow.sdk import DAG, task
+from kubernetes import client, config, watch
+
+from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.sandbox.leftovers import aws_client
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.example_dags import run_tasks
+from tests.sandbox.running import run
+
+COMMON: dict[str, Any] = {"name": "train-gpu", "max_nodes": 1, "node_labels": {"role": "train-gpu"}}
+# The pod's last words are the moment of its end.
+TRAIN = """nvidia-smi -L; echo '{"ended": '$(date +%s.%N)'}' > /airflow/xcom/return.json"""
+# As the how-to's jobs are: it knows the label, and nothing of this package.
+JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {name: train-job}
+spec:
+  backoffLimit: 0
+  template:
+    spec:
+      restartPolicy: Never
+      nodeSelector: {role: train-gpu}
+      containers:
+        - name: train
+          image: busybox:1.36
+          command: [sh, -c, nvidia-smi -L]
+          resources: {limits: {nvidia.com/gpu: 1}}
+"""
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Sandbox], client.ApiClient]]:
+    """Points this test's clients at a sandbox."""
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
+    apis: list[client.ApiClient] = []
+
+    def enter(sandbox: Sandbox) -> client.ApiClient:
+        for name, value in sandbox.env().items():
+            monkeypatch.setenv(name, value)
+        apis.append(config.new_client_from_config(str(sandbox.kubeconfig)))
+        return apis[-1]
+
+    yield enter
+    for api in apis:
+        api.close()
+
+
+def how_to(pool: GpuPool, api: client.ApiClient) -> DAG:
+    """The how-to's own job, and then a training."""
+    with DAG("s0", schedule=None, start_date=datetime(2026, 1, 1)) as dag, gpu_nodes(pool, gpus=1):
+
+        @task
+        def job() -> str:
+            """Run the Job to its end; return the name of the node that it ran on."""
+            batch, core = client.BatchV1Api(api), client.CoreV1Api(api)
+            batch.create_namespaced_job("default", yaml.safe_load(JOB))
+            this = {"field_selector": "metadata.name=train-job", "timeout_seconds": 60}
+            for event in watch.Watch().stream(batch.list_namespaced_job, "default", **this):
+                if event["object"].status.succeeded:
+                    break
+            else:
+                raise TimeoutError("train-job has not succeeded")
+            (pod,) = core.list_namespaced_pod("default", label_selector="job-name=train-job").items
+            batch.delete_namespaced_job("train-job", "default", propagation_policy="Background")
+            return str(pod.spec.node_name)
+
+        train = GpuPodOperator(
+            task_id="train", gpus=1, image="busybox:1.36", cmds=["sh", "-c", TRAIN], do_xcom_push=True
+        )
+        job() >> train
+    return dag
+
+
+def from_nothing_to_zero(pool: GpuPool, api: client.ApiClient) -> dict[str, Any]:
+    """Run it, and hold what is so on each platform; return what the tasks returned, and the node while it was there."""
+    core = client.CoreV1Api(api)
+    nodes: dict[str, list[client.V1Node]] = {}
+    ended: dict[str, float] = {}
+
+    def look(task_id: str) -> None:
+        ended[task_id] = time.time()
+        nodes[task_id] = core.list_node(label_selector="airflow-gpu-provider/pool=train-gpu").items
+
+    results = run_tasks(how_to(pool, api), watch=look)
+    (node,) = nodes["train"]
+    assert node.metadata.labels["role"] == "train-gpu"
+    assert results["train-gpu.device_plugin"]["nodes"] == {node.metadata.name: 1}
+    assert results["job"] == node.metadata.name
+    scaled_down = results["train-gpu.scale_down"]
+    assert (scaled_down["nodes"], scaled_down["desired"], scaled_down["kept"]) == (0, 0, [])
+    assert nodes["train-gpu.scale_down"] == []
+    # From the pod's end to the machine's: its release was somewhere in between.
+    assert ended["train-gpu.scale_down"] - results["train"]["ended"] <= 15
+    return {**results, "node": node}
+
+
+def delete(pool: GpuPool) -> None:
+    run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))
+
+
+def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient]) -> None:
+    pool = EksGpuPool(
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=["p3.2xlarge"],
+        zones=["us-west-2a"],
+        taints=(),
+        **COMMON,
+    )
+    api = enter(gpu_sandbox)
+    results = from_nothing_to_zero(pool, api)
+
+    assert results["node"].metadata.labels["node.kubernetes.io/instance-type"] == "p3.2xlarge"
+    eks = aws_client(gpu_sandbox.aws, "eks")
+    name = "train-gpu-a-p3-2xlarge"
+    group = eks.describe_nodegroup(clusterName=gpu_sandbox.cluster_name, nodegroupName=name)["nodegroup"]
+    assert group["scalingConfig"] == {"minSize": 0, "maxSize": 1, "desiredSize": 0}
+    assert group["labels"]["role"] == "train-gpu"
+    # NVIDIA's plugin, applied by the package, for this pool's nodes only.
+    served_by = results["train-gpu.device_plugin"]["served_by"]
+    plugin = client.AppsV1Api(api).read_namespaced_daemon_set(served_by.rpartition("/")[2], "kube-system")
+    assert "k8s-device-plugin" in plugin.spec.template.spec.containers[0].image
+    assert "train-gpu" in str(plugin.spec.template.spec.affinity)
+    client.AppsV1Api(api).delete_namespaced_daemon_set(plugin.metadata.name, "kube-system")
+    delete(pool)
+
+
+def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient]) -> None:
+    pool = GkeGpuPool(
+        project_id=gke_sandbox.google.project_id,
+        location=gke_sandbox.google.location,
+        cluster_name=gke_sandbox.cluster_name,
+        machine_types=["n1-standard-4"],
+        accelerator_type="nvidia-tesla-k80",
+        accelerator_count=1,
+        node_locations=["us-central1-a"],
+        driver="daemonset",
+        **COMMON,
+    )
+    api = enter(gke_sandbox)
+    results = from_nothing_to_zero(pool, api)
+
+    labels = results["node"].metadata.labels
+    assert labels["node.kubernetes.io/instance-type"] == "n1-standard-4"
+    assert labels["cloud.google.com/gke-accelerator"] == "nvidia-tesla-k80"
+    assert labels["topology.kubernetes.io/zone"] == "us-central1-a"
+    (name,) = (each for each in gke_sandbox.google.node_pools.pools if each.startswith("train-gpu-a-"))
+    settings = gke_sandbox.google.node_pools.get(name).settings
+    assert dict(settings.config.labels)["role"] == "train-gpu"
+    # The COS driver installer, for this pool's nodes; the plugin is GKE's own.
+    assert results["train-gpu.device_plugin"]["served_by"] == "GKE"
+    installer = client.AppsV1Api(api).read_namespaced_daemon_set("nvidia-driver-installer-train-gpu", "kube-system")
+    assert installer.spec.template.spec.init_containers[0].image == "cos-nvidia-installer:fixed"
+    client.AppsV1Api(api).delete_namespaced_daemon_set(installer.metadata.name, "kube-system")
+    delete(pool)
