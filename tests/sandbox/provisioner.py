@@ -1,0 +1,255 @@
+"""A small provisioner: it does to the sandbox's cluster what Karpenter, Auto Mode or an autoscaler of others does.
+
+Pods that wait and select its labels get a node, with the events of the provisioner that it plays; a node on which no
+pod runs goes after a moment. Karpenter's and Auto Mode's keep a NodeClaim for each of their machines.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from kubernetes import client, config
+from kubernetes.client.exceptions import ApiException
+
+from airflow_gpu_provider.sandbox.nodes import NodeSpec
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+
+GROUP = "karpenter.sh"
+_LOOK_EVERY = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """Which provisioner is played.
+
+    Attributes:
+        source: The component that its events name.
+        labels: What pods select, and nodes get.
+        reason, message: Of the event when a node is asked for; `{name}` is the machine's.
+        claims: It keeps NodeClaims.
+        brings_plugin: Its nodes bring NVIDIA's device plugin.
+    """
+
+    source: str
+    labels: Mapping[str, str]
+    reason: str
+    message: str
+    claims: bool = False
+    brings_plugin: bool = False
+
+
+@dataclass
+class _Node:
+    name: str
+    joined: bool = False
+    empty_since: float | None = None
+
+
+@dataclass
+class Provisioner:
+    """Runs in a thread of its own, as a context manager.
+
+    Args:
+        failures: Launches that fail first, for want of capacity.
+        boot_seconds: From the event to the node.
+        keep_seconds: How long a node stays without pods.
+    """
+
+    sandbox: Sandbox
+    kind: Kind
+    failures: int = 0
+    boot_seconds: float = 0.5
+    keep_seconds: float = 1.0
+    brought: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        api = config.new_client_from_config(str(self.sandbox.kubeconfig))
+        self._core = client.CoreV1Api(api)
+        self._objects = client.CustomObjectsApi(api)
+        self._nodes: dict[str, _Node] = {}
+        self._served: set[str] = set()
+        self._numbers = itertools.count(1)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="provisioner")
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Provisioner:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        for name in list(self._nodes):
+            self._remove(name)
+        if self.error is not None and error is None:
+            raise self.error
+
+    @property
+    def nodes(self) -> list[str]:
+        """The machines that there are now, on their way too."""
+        return list(self._nodes)
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(_LOOK_EVERY):
+                self._look()
+        except Exception as error:  # noqa: BLE001 - raised again by whoever leaves the context
+            self.error = error
+
+    def _look(self) -> None:
+        pods = self._core.list_pod_for_all_namespaces().items
+        for pod in pods:
+            if self._is_for_us(pod) and pod.metadata.uid not in self._served:
+                self._serve(pod)
+        busy = {p.spec.node_name for p in pods if not _is_daemon(p) and p.status.phase in ("Pending", "Running")}
+        for node in list(self._nodes.values()):
+            if not node.joined or node.name in busy:
+                node.empty_since = None
+            elif node.empty_since is None:
+                node.empty_since = time.monotonic()
+            elif time.monotonic() - node.empty_since > self.keep_seconds:
+                self._remove(node.name)
+
+    def _is_for_us(self, pod: Any) -> bool:
+        selector = pod.spec.node_selector or {}
+        return pod.spec.node_name is None and self.kind.labels.items() <= selector.items()
+
+    # -- bringing ----------------------------------------------------------------------------------------------
+
+    def _serve(self, pod: Any) -> None:
+        name = f"gpu-{next(self._numbers):05d}"
+        if self.failures:
+            self.failures -= 1
+            message = f"NodeClaim {name} event: creating instance, insufficient capacity, no g6.xlarge in us-west-2a"
+            self._event("NodeClaim", name, "default", "", "Warning", "InsufficientCapacityError", message)
+            return
+        self._served.add(pod.metadata.uid)
+        self._nodes[name] = _Node(name)
+        if self.kind.claims:
+            self._claim(name)
+        self._event(
+            "Pod",
+            pod.metadata.name,
+            pod.metadata.namespace,
+            pod.metadata.uid,
+            "Normal",
+            self.kind.reason,
+            self.kind.message.format(name=name),
+        )
+        time.sleep(self.boot_seconds)
+        self.sandbox.agent.add_node(
+            NodeSpec(
+                name=name,
+                gpus=1,
+                labels=self.kind.labels,
+                provider_id=f"aws:///us-west-2a/i-{name}",
+                device_plugin_builtin=self.kind.brings_plugin,
+            )
+        )
+        self.brought.append(name)
+        self._nodes[name].joined = True
+
+    def _claim(self, name: str) -> None:
+        launched = {"type": "Launched", "status": "True", "lastTransitionTime": _now()}
+        body = {
+            "apiVersion": f"{GROUP}/v1",
+            "kind": "NodeClaim",
+            "metadata": {"name": name, "labels": dict(self.kind.labels)},
+            "spec": {},
+            "status": {"conditions": [launched], "providerID": f"aws:///us-west-2a/i-{name}", "nodeName": name},
+        }
+        self._objects.create_cluster_custom_object(GROUP, "v1", "nodeclaims", body)
+
+    def _remove(self, name: str) -> None:
+        del self._nodes[name]
+        if self.kind.claims:
+            self._objects.delete_cluster_custom_object(GROUP, "v1", "nodeclaims", name)
+        self.sandbox.agent.remove_node(name)
+
+    def _event(self, about: str, name: str, namespace: str, uid: str, type: str, reason: str, message: str) -> None:
+        body = {
+            "metadata": {"generateName": f"{name}.", "namespace": namespace},
+            "involvedObject": {"kind": about, "name": name, "namespace": namespace, "uid": uid},
+            "type": type,
+            "reason": reason,
+            "message": message,
+            "source": {"component": self.kind.source},
+            "firstTimestamp": _now(),
+            "lastTimestamp": _now(),
+        }
+        self._core.create_namespaced_event(namespace, body)
+
+
+def _is_daemon(pod: Any) -> bool:
+    return any(owner.kind == "DaemonSet" for owner in pod.metadata.owner_references or ())
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+# -- Karpenter's own kinds of object ---------------------------------------------------------------------------
+
+
+def install_karpenter(sandbox: Sandbox) -> None:
+    """Teach the cluster what NodePools and NodeClaims are."""
+    api = client.ApiextensionsV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
+    for kind in ("NodePool", "NodeClaim"):
+        plural = f"{kind.lower()}s"
+        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+        version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
+        api.create_custom_resource_definition(
+            {
+                "metadata": {"name": f"{plural}.{GROUP}"},
+                "spec": {
+                    "group": GROUP,
+                    "scope": "Cluster",
+                    "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
+                    "versions": [version],
+                },
+            }
+        )
+    _until(lambda: all(_served(sandbox, plural) for plural in ("nodepools", "nodeclaims")))
+
+
+def uninstall_karpenter(sandbox: Sandbox) -> None:
+    """Let the cluster forget them, with their objects."""
+    api = client.ApiextensionsV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
+    for plural in ("nodepools", "nodeclaims"):
+        api.delete_custom_resource_definition(f"{plural}.{GROUP}")
+    _until(lambda: not any(_served(sandbox, plural) for plural in ("nodepools", "nodeclaims")))
+
+
+def node_pool(sandbox: Sandbox, name: str, *, group: str, **template: Any) -> None:
+    """Make a NodePool; `group` is its node class's API group, `template` more of its template's spec."""
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(sandbox.kubeconfig)))
+    spec = {"nodeClassRef": {"group": group, "kind": "NodeClass", "name": "default"}, **template}
+    body = {"apiVersion": f"{GROUP}/v1", "kind": "NodePool", "metadata": {"name": name}}
+    objects.create_cluster_custom_object(GROUP, "v1", "nodepools", {**body, "spec": {"template": {"spec": spec}}})
+
+
+def _served(sandbox: Sandbox, plural: str) -> bool:
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(sandbox.kubeconfig)))
+    try:
+        objects.list_cluster_custom_object(GROUP, "v1", plural)
+    except ApiException as error:
+        if error.status == 404:
+            return False
+        raise
+    return True
+
+
+def _until(is_so: Any, *, seconds: float = 30.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, f"not so after {seconds} s"
+        time.sleep(0.1)

@@ -1,0 +1,148 @@
+"""Nodes that others bring when pods ask for them: whole nights from nothing to nothing, for each provisioner."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from kubernetes import client, config
+from structlog.testing import capture_logs
+
+from airflow_gpu_provider import (
+    DeleteGpuPoolOperator,
+    EnsureGpuPoolOperator,
+    GpuPodOperator,
+    KubernetesGpuPool,
+    ScaleDownSensor,
+    gpu_nodes,
+)
+from airflow_gpu_provider.errors import NoProvisioner, PoolNotReleased
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.provisioner import Kind, Provisioner, install_karpenter, node_pool, uninstall_karpenter
+from tests.sandbox.running import context_of, eventually, run
+
+KARPENTER = Kind(
+    source="karpenter",
+    labels={"karpenter.sh/nodepool": "gpu"},
+    reason="Nominated",
+    message="Pod should schedule on: nodeclaim/{name}",
+    claims=True,
+)
+AUTO_MODE = Kind(
+    source="eks-auto-mode/compute",
+    labels={"eks.amazonaws.com/instance-gpu-name": "l4"},
+    reason="Nominated",
+    message="Pod should schedule on: nodeclaim/{name}",
+    claims=True,
+    brings_plugin=True,
+)
+AUTOPILOT = Kind(
+    source="cluster-autoscaler",
+    labels={"cloud.google.com/gke-accelerator": "nvidia-l4", "cloud.google.com/gke-spot": "true"},
+    reason="TriggeredScaleUp",
+    message="pod triggered scale-up: [{{https://www.googleapis.com/z/instanceGroups/gk3-ml-grp 0->1 (max: 1000)}}]",
+    brings_plugin=True,
+)
+NIGHTS = {
+    "karpenter": (KARPENTER, "Karpenter has asked for a machine for it: nodeclaim/gpu-"),
+    "auto-mode": (AUTO_MODE, "EKS Auto Mode has asked for a machine for it: nodeclaim/gpu-"),
+    "autopilot": (AUTOPILOT, "cluster-autoscaler grew gk3-ml-grp 0->1"),
+}
+
+
+@pytest.fixture(autouse=True)
+def here(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow's default Kubernetes connection leads to the sandbox, and triggers send their events at once."""
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    for name, value in gpu_sandbox.env().items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture(autouse=True)
+def no_plugin_stays(gpu_sandbox: Sandbox) -> Iterator[None]:
+    """Device plugins of other pools are asked about on nodes that are still to come: each test leaves none."""
+    yield
+    apps = client.AppsV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
+    mine = {"label_selector": f"{POOL_LABEL} in (train-karpenter,train-dry,train-cluster-autoscaler)"}
+    apps.delete_collection_namespaced_daemon_set("kube-system", **mine)
+    eventually(lambda: not apps.list_namespaced_daemon_set("kube-system", **mine).items)
+
+
+@pytest.fixture
+def karpenter(gpu_sandbox: Sandbox) -> Iterator[None]:
+    """A cluster with a NodePool of Karpenter's, and one of Auto Mode's."""
+    install_karpenter(gpu_sandbox)
+    node_pool(gpu_sandbox, "gpu", group="karpenter.k8s.aws")
+    node_pool(gpu_sandbox, "gpu-auto", group="eks.amazonaws.com")
+    yield
+    uninstall_karpenter(gpu_sandbox)
+
+
+def pool_of(provisioner: str, kind: Kind, **changes: Any) -> KubernetesGpuPool:
+    spec = {"name": f"train-{provisioner}", "provisioner": provisioner, "node_selector_labels": dict(kind.labels)}
+    return KubernetesGpuPool(**{**spec, "gpus_per_node": 1, "max_runtime": timedelta(hours=1), **changes})
+
+
+def one_night(pool: KubernetesGpuPool) -> tuple[dict[str, Any], list[str]]:
+    """Run the block's tasks in order, as workers and a triggerer would; return their results and their logs' lines."""
+    with DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1)) as dag, gpu_nodes(pool, gpus=1):
+        GpuPodOperator(task_id="train", gpus=1, image="busybox:1.36", cmds=["nvidia-smi", "-L"])
+    tasks = [task for task in dag.topological_sort() if not task.task_id.endswith(".done")]
+    with capture_logs() as logs:
+        results = {task.task_id.removeprefix(f"{pool.name}."): run(task, context_of(task)) for task in tasks}
+    return results, [str(line["event"]) for line in logs]
+
+
+@pytest.mark.usefixtures("karpenter")
+@pytest.mark.parametrize("provisioner", NIGHTS)
+def test_a_night_from_nothing_to_nothing(gpu_sandbox: Sandbox, provisioner: str) -> None:
+    kind, words = NIGHTS[provisioner]
+    with Provisioner(gpu_sandbox, kind) as there:
+        results, lines = one_night(pool_of(provisioner, kind))
+        assert there.nodes == []
+        assert len(there.brought) == 1
+    assert results["ensure"]["nodes"] == []
+    assert results["device_plugin"]["nodes"] == {}
+    if kind.brings_plugin:
+        assert results["device_plugin"]["change"] == "unchanged"
+    assert results["scale_down"] == {**results["scale_down"], "nodes": 0, "desired": 0, "kept": []}
+    assert any(words in line for line in lines)
+    assert any("waits for" in line and "to remove it, nobody wants it" in line for line in lines)
+
+
+@pytest.mark.usefixtures("karpenter")
+def test_a_stock_out_of_karpenters_is_told(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 0.5)
+    with Provisioner(gpu_sandbox, KARPENTER, failures=10) as there:
+        _, lines = one_night(pool_of("karpenter", KARPENTER, name="train-dry"))
+    assert len(there.brought) == 1
+    assert any("Karpenter got no machine: NodeClaim gpu-" in line and "insufficient capacity" in line for line in lines)
+
+
+def test_without_karpenter_nothing_is_wanted() -> None:
+    for provisioner, kind in (("karpenter", KARPENTER), ("auto-mode", AUTO_MODE)):
+        with pytest.raises(NoProvisioner, match="has no NodePool"):
+            run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of(provisioner, kind)))
+
+
+@pytest.mark.usefixtures("karpenter")
+def test_a_pool_that_no_node_pool_serves_is_refused() -> None:
+    pool = pool_of("karpenter", KARPENTER, node_selector_labels={"role": "train"})
+    with pytest.raises(NoProvisioner, match="gpu: its nodes cannot have the label role=train"):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+
+
+def test_scale_down_names_what_the_provisioner_keeps(gpu_sandbox: Sandbox) -> None:
+    pool = pool_of("autopilot", AUTOPILOT, name="train-kept")
+    with Provisioner(gpu_sandbox, AUTOPILOT, keep_seconds=3600):
+        run(GpuPodOperator(task_id="train", gpu_pool=pool, gpus=1, image="busybox:1.36", cmds=["true"]))
+        zero = ScaleDownSensor(task_id="zero", gpu_pool=pool, timeout=3, deferrable=False, poke_interval=0.5)
+        with pytest.raises(PoolNotReleased, match="waits for GKE Autopilot to remove it"):
+            run(zero)
+        deleted = run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))
+    assert deleted["pool"] == "train-kept"
