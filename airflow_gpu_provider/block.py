@@ -11,7 +11,7 @@ tasks (see operators/verdict.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -82,6 +82,8 @@ def gpu_nodes(
             yield group
             own = {ensure.task_id} | ({plugin.task_id} if plugin else set())
             tasks = {task.task_id: task for task in group if task.task_id not in own}
+            for task in tasks.values():
+                _give_pool(task, gpu_pool)
             roots = [task for task in tasks.values() if not task.upstream_task_ids & tasks.keys()]
             last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
             if not roots:
@@ -97,6 +99,16 @@ def gpu_nodes(
     (plugin or ensure) >> roots
     last >> scale_down.as_teardown(setups=ensure, on_failure_fail_dagrun=True)
     scale_down >> done.as_teardown(setups=ensure, on_failure_fail_dagrun=True)
+
+
+def _give_pool(task: Any, gpu_pool: GpuPool) -> None:
+    """Give the pool to a mapped task that has none; its operators are built when it runs, with no block around them."""
+    from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+    if isinstance(task, MappedOperator) and "gpu_pool" in task.template_fields:
+        mapped = getattr(task._get_specified_expand_input(), "value", None)
+        if not (isinstance(mapped, Mapping) and "gpu_pool" in mapped):
+            task.partial_kwargs.setdefault("gpu_pool", gpu_pool)
 
 
 def _is_last_work(name: str, tasks: dict[str, Any]) -> bool:

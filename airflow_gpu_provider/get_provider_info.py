@@ -38,6 +38,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [f"{package}.triggers.{name}" for name in ("device_plugin", "pod", "pool")],
             }
         ],
+        "task-decorators": [{"class-name": f"{package}.decorators.gpu.gpu_task", "name": "gpu"}],
         "extra-links": [f"{package}.links.NodeGroupsLink"],
         "config": {
             "gpu_provider": {

@@ -125,15 +125,6 @@ class GpuPodOperator(KubernetesPodOperator):
         if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
             check_gpus(self.gpu_pool, int(gpus))
 
-    @classmethod
-    def partial(cls, **kwargs: Any) -> Any:
-        """Set arguments for a mapped task; the pool of the block around it is one, where there is a block."""
-        from airflow_gpu_provider.block import current_pool
-
-        if current_pool() is not None:
-            kwargs.setdefault("gpu_pool", current_pool())
-        return super().partial(**kwargs)
-
     # -- the run ---------------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> Any:

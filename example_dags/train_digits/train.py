@@ -27,7 +27,6 @@ from sklearn.datasets import load_digits
 
 PIXELS, HIDDEN, DIGITS = 64, 64, 10
 BATCH = 64
-LEARNING_RATE = 0.003
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 HELD_OUT = 360
 XCOM_FOLDER = Path("/airflow/xcom")
@@ -139,7 +138,7 @@ class Training:
             os.fsync(file.fileno())
         unfinished.replace(path)
 
-    def learn(self, xp: Any, images: Array, labels: Array) -> None:
+    def learn(self, xp: Any, images: Array, labels: Array, *, rate: float) -> None:
         """One batch: forward, backward, one step of Adam."""
         weights = self.weights
         hidden = xp.maximum(images @ weights["w1"] + weights["b1"], 0)
@@ -160,15 +159,15 @@ class Training:
         self.step += 1
         self.loss_sum += float(loss)
         for name, gradient in gradients.items():
-            self._adam(xp, name, gradient)
+            self._adam(xp, name, gradient, rate)
 
-    def _adam(self, xp: Any, name: str, gradient: Array) -> None:
+    def _adam(self, xp: Any, name: str, gradient: Array, rate: float) -> None:
         first = BETA1 * self.first_moments[name] + (1 - BETA1) * gradient
         second = BETA2 * self.second_moments[name] + (1 - BETA2) * gradient**2
         self.first_moments[name], self.second_moments[name] = first, second
         unbiased_first = first / (1 - BETA1**self.step)
         unbiased_second = second / (1 - BETA2**self.step)
-        change = LEARNING_RATE * unbiased_first / (xp.sqrt(unbiased_second) + EPSILON)
+        change = rate * unbiased_first / (xp.sqrt(unbiased_second) + EPSILON)
         self.weights[name] = self.weights[name] - change
 
     def accuracy(self, xp: Any, data: Digits) -> float:
@@ -215,6 +214,8 @@ class Run:
         return {
             "accuracy": round(training.accuracy(self.xp, data), 4),
             "epochs": self.options.epochs,
+            "learning_rate": self.options.learning_rate,
+            "seed": self.options.seed,
             "device": self.device,
         }
 
@@ -233,7 +234,8 @@ class Run:
         for batch in range(training.step % batches, batches):
             self._stop_if_told(training)
             chosen = self.xp.asarray(order[batch * BATCH : (batch + 1) * BATCH])
-            training.learn(self.xp, data.images[chosen], data.labels[chosen])
+            rate = self.options.learning_rate
+            training.learn(self.xp, data.images[chosen], data.labels[chosen], rate=rate)
         loss, training.loss_sum = training.loss_sum / batches, 0.0
         accuracy = training.accuracy(self.xp, data)
         line = f"epoch {epoch + 1:02d}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.2f}"
@@ -257,6 +259,7 @@ class Run:
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small neural network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=int(os.environ.get("TRAIN_EPOCHS", "30")))
+    parser.add_argument("--learning-rate", type=float, default=0.003)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=["auto", "gpu", "cpu"], default="auto", help="auto: a GPU if any")
     parser.add_argument(

@@ -25,3 +25,12 @@ def test_a_training_that_fails_is_a_red_night_and_leaves_nothing(airflow: Airflo
     assert run.task("train-gpu.scale_down").state == "success"
     assert "failing in epoch 3, as told" in airflow.log(run, "train")
     assert airflow.leftovers().nothing
+
+
+def test_a_sweep_of_more_pods_than_gpus(airflow: Airflow) -> None:
+    run = airflow.run_dag("hyper_parameter_sweep_eks", {"rates": [0.0003, 0.03], "seeds": [0, 1, 2]}, timeout=300)
+    assert run.state == "success"
+    best = airflow.xcom(run, "best")
+    assert best["learning_rate"] == 0.03
+    assert best["accuracy"] >= 0.95
+    assert airflow.leftovers().nothing

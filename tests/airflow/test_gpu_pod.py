@@ -41,3 +41,12 @@ def test_sweep_in_a_block(airflow: Airflow) -> None:
     assert run.state == "success"
     results = [airflow.api.xcom(run.status.dag_id, run.status.run_id, "train", map_index=index) for index in range(3)]
     assert results == [{"rate": 1}, {"rate": 2}, {"rate": 3}]
+
+
+def test_a_function_runs_on_gpus_with_its_arguments_and_its_result(airflow: Airflow) -> None:
+    run = airflow.run_dag("gpu_function")
+    assert run.state == "success", run.states
+    assert airflow.xcom(run, "visible_gpus") == {"sum": 6, "gpus": 2}
+    mapped = [airflow.api.xcom(run.status.dag_id, run.status.run_id, "mapped", map_index=index) for index in (0, 1)]
+    assert mapped == [{"sum": 3, "gpus": 2}, {"sum": 7, "gpus": 2}]
+    assert airflow.leftovers().nothing

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -95,8 +96,8 @@ def test_sigterm_in_the_middle_of_an_epoch_loses_nothing(train: ModuleType, tmp_
     batches = len(data.labels) // train.BATCH
     learn = broken_off.learn
 
-    def told_after_five(*arguments: object) -> None:
-        learn(*arguments)
+    def told_after_five(*arguments: Any, **options: Any) -> None:
+        learn(*arguments, **options)
         run.terminating = broken_off.step == 5
 
     broken_off.learn = told_after_five

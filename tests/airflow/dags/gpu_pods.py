@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.bash import BashOperator
-from airflow.sdk import DAG
+from airflow.sdk import DAG, task
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
@@ -56,3 +56,18 @@ with (
     GpuPodOperator.partial(task_id="train", image="busybox:1.36", cmds=["sh", "-c"], do_xcom_push=True).expand(
         arguments=[[f'echo {{\\"rate\\": {rate}}} > /airflow/xcom/return.json'] for rate in (1, 2, 3)]
     )
+
+with (
+    DAG("gpu_function", schedule=None, start_date=datetime(2026, 1, 1)),
+    gpu_nodes(pool("gpu-function", instance_types=["g6.12xlarge"]), gpus=4),
+):
+
+    @task.gpu(gpus=2, image="python:3.12", do_xcom_push=True)
+    def visible_gpus(add: list[int], *, label: str) -> dict[str, Any]:
+        """Say what the function was given, and which GPUs its pod sees."""
+        import os
+
+        return {label: sum(add), "gpus": len(os.environ["CUDA_VISIBLE_DEVICES"].split(","))}
+
+    visible_gpus.override(task_id="mapped").partial(label="sum").expand(add=[[1, 2], [3, 4]])
+    visible_gpus([1, 2, 3], label="sum")

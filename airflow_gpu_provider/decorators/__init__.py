@@ -1,0 +1,1 @@
+"""Task decorators: a Python function as a task on a GPU pool."""

@@ -1,0 +1,55 @@
+"""@task.gpu: a Python function that runs in a pod on a GPU pool."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.cncf.kubernetes.decorators.kubernetes import _KubernetesDecoratedOperator
+from airflow.sdk.bases.decorator import task_decorator_factory
+
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk.bases.decorator import TaskDecorator
+
+
+class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
+    """A function packed as @task.kubernetes packs it, in a pod that is GpuPodOperator's."""
+
+    custom_operator_name = "@task.gpu"
+
+    # Sorted: KubernetesPodOperator's decorator keeps a set's order, which differs from process to process.
+    template_fields: Sequence[str] = tuple(sorted({*_KubernetesDecoratedOperator.template_fields, "gpu_pool"}))
+
+    def __init__(self, **kwargs: Any) -> None:
+        kwargs.setdefault("name", kwargs["python_callable"].__name__.strip("_").replace("_", "-"))
+        super().__init__(**kwargs)
+
+
+def gpu_task(
+    python_callable: Callable[..., Any] | None = None, multiple_outputs: bool | None = None, **kwargs: Any
+) -> TaskDecorator:
+    """Run the decorated function in a pod on a GPU pool.
+
+        @task.gpu(gpu_pool=train_gpu, gpus=1, image="registry.example.com/train:1", do_xcom_push=True)
+        def train(rate: float) -> dict: ...
+
+    The function's source and its pickled arguments go into the pod, as with @task.kubernetes: it imports what it needs
+    in its own body, and the image has bash and Python of the worker's minor version (3.12, say). What it returns
+    becomes the task's XCom with do_xcom_push=True, and has to be JSON.
+
+    Args:
+        python_callable: The function.
+        multiple_outputs: Whether a returned dict becomes one XCom for each key. Default False.
+        **kwargs: GpuPodOperator's arguments; gpu_pool is that of the `gpu_nodes` block around the call, unless given.
+
+    Raises:
+        What GpuPodOperator raises.
+    """
+    return task_decorator_factory(
+        python_callable=python_callable,
+        multiple_outputs=multiple_outputs,
+        decorated_operator_class=GpuDecoratedOperator,
+        **kwargs,
+    )

@@ -1,0 +1,83 @@
+"""@task.gpu: a function becomes a GpuPodOperator, in a block and out of it, mapped and not."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+from airflow.sdk import DAG, task
+
+from airflow_gpu_provider import EksGpuPool, gpu_nodes
+from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.get_provider_info import get_provider_info
+
+POOL = EksGpuPool(
+    name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=("g6.12xlarge",), max_nodes=1
+)
+
+
+@pytest.fixture
+def dag() -> DAG:
+    return DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1))
+
+
+def test_airflow_knows_the_decorator() -> None:
+    assert {"class-name": "airflow_gpu_provider.decorators.gpu.gpu_task", "name": "gpu"} in get_provider_info()[
+        "task-decorators"
+    ]
+
+
+def test_a_function_becomes_a_pod_on_the_pool(dag: DAG) -> None:
+    with dag:
+
+        @task.gpu(gpu_pool=POOL, gpus=2, image="python:3.12", do_xcom_push=True)
+        def count_gpus(wanted: int) -> int:
+            return wanted
+
+        count_gpus(2)
+    operator = dag.get_task("count_gpus")
+    assert isinstance(operator, GpuDecoratedOperator)
+    assert (operator.gpu_pool, operator.gpus, operator.deferrable, operator.name) == (POOL, 2, True, "count-gpus")
+    assert operator.op_args == (2,) or list(operator.op_args) == [2]
+    assert "gpu_pool" in operator.template_fields
+
+
+def test_more_gpus_than_a_machine_has_are_refused_when_the_dag_is_parsed(dag: DAG) -> None:
+    @task.gpu(gpu_pool=POOL, gpus=8, image="python:3.12")
+    def train() -> None: ...
+
+    with pytest.raises(PoolSpecError, match="has 4"), dag:
+        train()
+
+
+def test_the_pool_is_that_of_the_block_around_the_call(dag: DAG) -> None:
+    other = EksGpuPool(
+        name="other", cluster_name="k8s-ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1
+    )
+
+    @task.gpu(image="python:3.12")
+    def train(rate: float) -> None: ...
+
+    with dag:
+        with gpu_nodes(POOL):
+            train.override(task_id="one")(0.1)
+            train.override(task_id="many").expand(rate=[0.1, 0.2])
+        with gpu_nodes(other):
+            train.override(task_id="other_many").expand(rate=[0.1, 0.2])
+    assert dag.get_task("one").gpu_pool == POOL
+    assert dag.get_task("many").partial_kwargs["gpu_pool"] == POOL
+    assert dag.get_task("other_many").partial_kwargs["gpu_pool"] == other
+
+
+def test_a_pool_that_is_given_or_mapped_stays(dag: DAG) -> None:
+    other = EksGpuPool(
+        name="other", cluster_name="k8s-ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1
+    )
+    from airflow_gpu_provider import GpuPodOperator
+
+    with dag, gpu_nodes(POOL):
+        GpuPodOperator.partial(task_id="given", image="busybox", gpu_pool=other).expand(arguments=[["a"], ["b"]])
+        GpuPodOperator.partial(task_id="mapped", image="busybox").expand(gpu_pool=[POOL, other])
+    assert dag.get_task("given").partial_kwargs["gpu_pool"] == other
+    assert "gpu_pool" not in dag.get_task("mapped").partial_kwargs
