@@ -14,14 +14,15 @@ from google.cloud.container_v1.types import NodeConfig, NodePool
 from airflow_gpu_provider.sandbox.clock import Clock
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
+from airflow_gpu_provider.sandbox.google.clusters import VERSION, Cluster, Clusters
 from airflow_gpu_provider.sandbox.google.compute_api import ComputeApi
-from airflow_gpu_provider.sandbox.google.container_api import Cluster, ContainerApi
+from airflow_gpu_provider.sandbox.google.container_api import ContainerApi
 from airflow_gpu_provider.sandbox.google.http_server import TOKEN_PATH, Api, ApiServer
 from airflow_gpu_provider.sandbox.google.identities import Identities
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Surroundings
 from airflow_gpu_provider.sandbox.google.interface import CloudEvents, GoogleTimings, Identity
 from airflow_gpu_provider.sandbox.google.node_pools import NodePools
-from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress, timestamp
+from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress
 from airflow_gpu_provider.sandbox.google.outbox import Outbox, deliver
 from airflow_gpu_provider.sandbox.google.permissions import Permissions
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
@@ -73,36 +74,38 @@ class GoogleCloud:
         self._operations = Operations(
             project_id=project_id, location=self.location, pending=self.timings.operation_pending
         )
+        self._clusters = Clusters(
+            project_id=project_id,
+            location=self.location,
+            locations=self.zones if self.location == region else (self.location,),
+            catalogue=self.catalogue,
+            operations=self._operations,
+            around=self._around,
+        )
         self._clock = Clock(self._step, poll=self.timings.poll, name="google-clock")
         self._running = False
 
     # Life
 
-    def create_cluster(
-        self, name: str, *, endpoint: str, certificate_authority: str, version: str = "1.36.3-gke.1000000"
-    ) -> None:
-        """A RUNNING cluster without node pools. `endpoint` is host and port, `certificate_authority` base64 PEM."""
-        locations = self.zones if self.location == self.region else (self.location,)
-        cluster = Cluster(
-            project_id=self.project_id,
-            location=self.location,
-            name=name,
-            locations=locations,
-            endpoint=endpoint,
-            certificate_authority=certificate_authority,
-            version=version,
-            created_at=timestamp(self._now()),
-        )
-        self.cluster = cluster
-        self.node_pools = NodePools(
-            cluster=name,
-            cluster_path=cluster.path,
-            locations=locations,
-            version=version,
-            catalogue=self.catalogue,
-            operations=self._operations,
-            around=self._around,
-        )
+    def create_cluster(self, name: str, *, endpoint: str, certificate_authority: str, version: str = VERSION) -> None:
+        """A RUNNING cluster without node pools. `endpoint` is host and port, `certificate_authority` base64 PEM.
+
+        Clusters that the API makes later have the same endpoint: there is one control plane.
+        """
+        self._clusters.endpoint, self._clusters.certificate_authority = endpoint, certificate_authority
+        self._clusters.add(name, self._now(), version=version)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The one that there is. ValueError after its deletion, until another one is created."""
+        if self._clusters.current is None:
+            raise ValueError(f"project {self.project_id} has no cluster now")
+        return self._clusters.current
+
+    @property
+    def node_pools(self) -> NodePools:
+        """Those of the cluster; none after its deletion."""
+        return self._clusters.node_pools
 
     def add_node_pool(self, name: str, *, machine_type: str) -> None:
         """Have a RUNNING node pool of size 0, as a cluster's first one, without an operation."""
@@ -111,13 +114,17 @@ class GoogleCloud:
     def start(self) -> None:
         """Ready when it returns."""
         container = ContainerApi(
-            cluster=self.cluster, node_pools=self.node_pools, operations=self._operations, clock=self._now
+            project_id=self.project_id,
+            location=self.location,
+            clusters=self._clusters,
+            operations=self._operations,
+            clock=self._now,
         )
         compute = ComputeApi(
             project_id=self.project_id,
             catalogue=self.catalogue,
             quotas=self.quotas,
-            groups=self.node_pools.groups,
+            groups=lambda: self.node_pools.groups(),
             clock=self._now,
         )
         self._api = Api(

@@ -1,11 +1,11 @@
-"""GKE's API, `container.googleapis.com/v1`: what its calls take and answer, for one cluster."""
+"""GKE's API, `container.googleapis.com/v1`: what its calls take and answer."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from google.cloud.container_v1.types import Cluster as ClusterSettings
 from google.cloud.container_v1.types import (
     NodeManagement,
     NodePool,
@@ -15,6 +15,7 @@ from google.cloud.container_v1.types import (
 )
 from google.protobuf import json_format
 
+from airflow_gpu_provider.sandbox.google.clusters import VERSION, Cluster, Clusters
 from airflow_gpu_provider.sandbox.google.errors import invalid, not_found
 from airflow_gpu_provider.sandbox.google.http_server import Call, Route, route
 from airflow_gpu_provider.sandbox.google.node_pools import NodePools
@@ -42,40 +43,34 @@ _CONFIG_FIELDS = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """What there is to say about a cluster, its node pools aside."""
-
-    project_id: str
-    location: str
-    name: str
-    locations: tuple[str, ...]
-    endpoint: str
-    """Host and port, without a scheme, as GKE gives it."""
-    certificate_authority: str
-    version: str
-    created_at: str
-
-    @property
-    def path(self) -> str:
-        return f"projects/{self.project_id}/locations/{self.location}/clusters/{self.name}"
-
-
 class ContainerApi:
-    """Answers for one cluster; every other one, project and location is NOT_FOUND."""
+    """Answers for one project and location; every other one is NOT_FOUND."""
 
     def __init__(
-        self, *, cluster: Cluster, node_pools: NodePools, operations: Operations, clock: Callable[[], float]
+        self,
+        *,
+        project_id: str,
+        location: str,
+        clusters: Clusters,
+        operations: Operations,
+        clock: Callable[[], float],
     ) -> None:
-        self._cluster = cluster
-        self._node_pools = node_pools
+        self._project_id = project_id
+        self._location = location
+        self._clusters = clusters
         self._operations = operations
         self._clock = clock
+
+    @property
+    def _node_pools(self) -> NodePools:
+        return self._clusters.node_pools
 
     def routes(self) -> list[Route]:
         return [
             route("container:ListClusters", "GET", f"{_LOCATION}/clusters", self._list_clusters),
-            route("container:GetCluster", "GET", _CLUSTER, self._in_cluster(lambda call: self._describe_cluster())),
+            route("container:CreateCluster", "POST", f"{_LOCATION}/clusters", self._create_cluster),
+            route("container:GetCluster", "GET", _CLUSTER, lambda call: self._describe_cluster(self._cluster(call))),
+            route("container:DeleteCluster", "DELETE", _CLUSTER, self._delete_cluster),
             route("container:GetServerConfig", "GET", f"{_LOCATION}/serverConfig", self._server_config),
             route("container:ListOperations", "GET", f"{_LOCATION}/operations", self._list_operations),
             route("container:GetOperation", "GET", f"{_LOCATION}/operations/{{operation}}", self._get_operation),
@@ -102,33 +97,32 @@ class ContainerApi:
 
     # Clusters
 
+    def _cluster(self, call: Call) -> Cluster:
+        return self._clusters.get(call.path["project"], call.path["location"], call.path["cluster"])
+
     def _in_cluster(self, answer: Callable[[Call], Any]) -> Callable[[Call], Any]:
         def checked(call: Call) -> Any:
-            path = call.path
-            if (path["project"], path["location"], path["cluster"]) != (
-                self._cluster.project_id,
-                self._cluster.location,
-                self._cluster.name,
-            ):
-                raise not_found(
-                    f"Not found: projects/{path['project']}/locations/{path['location']}/clusters/{path['cluster']}."
-                )
+            self._cluster(call)
             return answer(call)
 
         return checked
 
     def _list_clusters(self, call: Call) -> Any:
-        here = self._is_here(call)
-        return {"clusters": [self._describe_cluster()] if here else []}
+        cluster = self._clusters.current
+        return {"clusters": [self._describe_cluster(cluster)] if cluster and self._is_here(call) else []}
+
+    def _create_cluster(self, call: Call) -> Any:
+        self._check_place(call, "clusters")
+        settings: ClusterSettings = _from_json(ClusterSettings, call.body.get("cluster", {}))
+        return self._started(self._clusters.create(settings, self._clock()))
+
+    def _delete_cluster(self, call: Call) -> Any:
+        return self._started(self._clusters.delete(self._cluster(call), self._clock()))
 
     def _is_here(self, call: Call) -> bool:
-        return call.path["project"] == self._cluster.project_id and call.path["location"] in (
-            self._cluster.location,
-            _ANYWHERE,
-        )
+        return call.path["project"] == self._project_id and call.path["location"] in (self._location, _ANYWHERE)
 
-    def _describe_cluster(self) -> dict[str, Any]:
-        cluster = self._cluster
+    def _describe_cluster(self, cluster: Cluster) -> dict[str, Any]:
         groups = self._node_pools.groups()
         return {
             "name": cluster.name,
@@ -138,9 +132,9 @@ class ContainerApi:
             "locations": list(cluster.locations),
             "network": "default",
             "subnetwork": "default",
-            "status": "RUNNING",
-            "endpoint": cluster.endpoint,
-            "masterAuth": {"clusterCaCertificate": cluster.certificate_authority},
+            "status": cluster.status,
+            "endpoint": "" if cluster.status == "PROVISIONING" else self._clusters.endpoint,
+            "masterAuth": {"clusterCaCertificate": self._clusters.certificate_authority},
             "initialClusterVersion": cluster.version,
             "currentMasterVersion": cluster.version,
             "currentNodeVersion": cluster.version,
@@ -152,11 +146,10 @@ class ContainerApi:
         }
 
     def _server_config(self, call: Call) -> Any:
-        version = self._cluster.version
         return {
-            "defaultClusterVersion": version,
-            "validNodeVersions": [version],
-            "validMasterVersions": [version],
+            "defaultClusterVersion": VERSION,
+            "validNodeVersions": [VERSION],
+            "validMasterVersions": [VERSION],
             "defaultImageType": "COS_CONTAINERD",
             "validImageTypes": ["COS_CONTAINERD", "UBUNTU_CONTAINERD"],
         }
@@ -167,18 +160,18 @@ class ContainerApi:
         return {"operations": self._operations.list() if self._is_here(call) else []}
 
     def _get_operation(self, call: Call) -> Any:
-        self._check_place(call)
+        self._check_place(call, f"operations/{call.path['operation']}")
         return self._operations.get(call.path["operation"])
 
     def _cancel(self, call: Call) -> Any:
-        self._check_place(call)
+        self._check_place(call, f"operations/{call.path['operation']}")
         self._operations.cancel(call.path["operation"], self._clock())
         return {}
 
-    def _check_place(self, call: Call) -> None:
+    def _check_place(self, call: Call, what: str) -> None:
         if not self._is_here(call):
             place = f"projects/{call.path['project']}/locations/{call.path['location']}"
-            raise not_found(f"Not found: {place}/operations/{call.path['operation']}.")
+            raise not_found(f"Not found: {place}/{what}.")
 
     def _started(self, operation: Operation) -> dict[str, Any]:
         return self._operations.describe(operation)

@@ -55,6 +55,8 @@ class GoogleTimings:
     """How long Google Cloud takes, in seconds. The defaults are far quicker than Google Cloud, in the same order."""
 
     operation_pending: float = 0.1
+    cluster_create: float = 3.0
+    cluster_delete: float = 2.0
     node_pool_create: float = 2.0
     node_pool_update: float = 1.0
     node_pool_resize: float = 0.5

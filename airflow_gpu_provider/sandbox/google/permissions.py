@@ -12,7 +12,9 @@ _WRITE_GROUP = "compute.instanceGroupManagers.update"
 
 PERMISSIONS: dict[str, str] = {
     "container:ListClusters": "container.clusters.list",
+    "container:CreateCluster": "container.clusters.create",
     "container:GetCluster": "container.clusters.get",
+    "container:DeleteCluster": "container.clusters.delete",
     "container:GetServerConfig": "container.clusters.get",
     "container:ListOperations": "container.operations.list",
     "container:GetOperation": "container.operations.get",

@@ -1,0 +1,132 @@
+"""S1, GKE: a whole cluster for one night, preemptible GPUs, a driver DaemonSet, nvidia-smi, and nothing left.
+
+Airflow's GKE operators have no setting for an endpoint: their hook's client is pointed at the sandbox here, and waits
+for operations in less than its 15 seconds. Nothing else is changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from airflow.providers.google.cloud.hooks import kubernetes_engine
+from google.api_core.exceptions import BadRequest, NotFound
+from google.cloud.container_v1 import ClusterManagerClient
+from kubernetes import client, config
+
+from airflow_gpu_provider.sandbox.google import GoogleTimings
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.example_dags import load, run_tasks
+
+POOL = "airflow-gpu-provider/pool=night-gpu"
+
+
+@pytest.fixture(scope="module")
+def project() -> Iterator[Sandbox]:
+    """A project without a cluster."""
+    timings = GoogleTimings(cluster_create=0.5, cluster_delete=0.3, node_pool_create=0.3, driver=0.5)
+    with Sandbox(platform="gke", cluster_name="yesterday", boot_seconds=0.5, timings=timings) as sandbox:
+        gke = manager(sandbox)
+        gke.delete_cluster(name=sandbox.google.cluster.path)
+        wait_until(lambda: not gke.list_clusters(parent=place(sandbox)).clusters)
+        yield sandbox
+
+
+@pytest.fixture
+def core(project: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[client.CoreV1Api]:
+    for name, value in project.env().items():
+        monkeypatch.setenv(name, value)
+    variables = {"PROJECT": project.google.project_id, "LOCATION": project.google.location}
+    for name, value in variables.items():
+        monkeypatch.setenv(f"AIRFLOW_VAR_GPU_{name}", value)
+    monkeypatch.setenv("AIRFLOW_VAR_SMOKE_IMAGE", "nvidia/cuda:12.8.1-base-ubuntu24.04")
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr(kubernetes_engine.GKEHook, "get_cluster_manager_client", lambda hook: manager(project))
+    monkeypatch.setattr(kubernetes_engine, "OPERATIONAL_POLL_INTERVAL", 0.2)
+    with config.new_client_from_config(str(project.kubeconfig)) as api:
+        yield client.CoreV1Api(api)
+
+
+def manager(sandbox: Sandbox) -> ClusterManagerClient:
+    from google.oauth2.service_account import Credentials
+
+    scopes = ["https://www.googleapis.com/auth/cloud-platform"]
+    credentials = Credentials.from_service_account_info(sandbox.google.keyfile(), scopes=scopes)
+    endpoint = {"api_endpoint": sandbox.google.endpoint_url}
+    return ClusterManagerClient(credentials=credentials, transport="rest", client_options=endpoint)
+
+
+def place(sandbox: Sandbox) -> str:
+    return f"projects/{sandbox.google.project_id}/locations/{sandbox.google.location}"
+
+
+def wait_until(look: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not look():
+        assert time.monotonic() < deadline, f"not so after 20 s: {look}"
+        time.sleep(0.1)
+
+
+def test_a_cluster_for_one_night(project: Sandbox, core: client.CoreV1Api, capsys: pytest.CaptureFixture[str]) -> None:
+    gke = manager(project)
+    seen: dict[str, Any] = {}
+    ended: dict[str, float] = {}
+
+    def look(task_id: str) -> None:
+        ended[task_id] = time.time()
+        if task_id == "create_cluster":
+            wait_until(lambda: machines(core, "system"))
+        seen[task_id] = {
+            "clusters": [each.name for each in gke.list_clusters(parent=place(project)).clusters],
+            "gpu nodes": core.list_node(label_selector=POOL).items,
+            "cpu nodes": machines(core, "system"),
+        }
+
+    results = run_tasks(load("whole_cluster_gke"), watch=look)
+    log = capsys.readouterr().out
+
+    # One CPU node, which stays as long as the cluster does; and no GPU node before the block.
+    assert seen["create_cluster"] == {"clusters": ["gpu-night"], "gpu nodes": [], "cpu nodes": ["e2-standard-2"]}
+    (node,) = seen["nvidia_smi"]["gpu nodes"]
+    assert node.status.allocatable["nvidia.com/gpu"] == "4"
+    assert node.metadata.labels["cloud.google.com/gke-preemptible"] == "true"
+    assert results["night-gpu.device_plugin"]["served_by"] == "GKE"
+
+    # The wait is explained, the pod's own words come back, and the waste has its price.
+    assert "+ night-gpu-a-n1-standard-16-pvm: n1-standard-16 preemptible in us-central1-a, 4 x nvidia-tesla-t4" in log
+    assert "night-gpu-a-n1-standard-16-pvm 0->1, wanted by" in log
+    assert f"node {node.metadata.name} is Ready" in log
+    assert "NVIDIA-SMI" in log
+    assert "leaves 3 idle, $0.55 of the node's $0.74 an hour" in log
+
+    # Seconds after the pod the GPU node is gone, the CPU node is not; and then the cluster.
+    assert ended["night-gpu.scale_down"] - ended["nvidia_smi"] <= 15
+    assert seen["night-gpu.scale_down"] == {"clusters": ["gpu-night"], "gpu nodes": [], "cpu nodes": ["e2-standard-2"]}
+    assert seen["delete_cluster"]["clusters"] == []
+    assert not project.google.describe_groups()
+    wait_until(lambda: not machines(core, "system"))
+
+
+def machines(core: client.CoreV1Api, node_pool: str) -> list[str]:
+    """The machine types of a node pool's nodes."""
+    nodes = core.list_node(label_selector=f"cloud.google.com/gke-nodepool={node_pool}").items
+    return [node.metadata.labels["node.kubernetes.io/instance-type"] for node in nodes]
+
+
+def test_there_is_one_control_plane_and_so_one_cluster(project: Sandbox) -> None:
+    gke = manager(project)
+    cluster = {"name": "first", "initial_node_count": 1, "locations": ["us-central1-a"]}
+    gke.create_cluster(parent=place(project), cluster=cluster)
+    path = f"{place(project)}/clusters/first"
+    with pytest.raises(BadRequest, match="cluster first has it"):
+        gke.create_cluster(parent=place(project), cluster={**cluster, "name": "second"})
+    wait_until(lambda: gke.get_cluster(name=path).status.name == "RUNNING")
+    assert [pool.name for pool in gke.get_cluster(name=path).node_pools] == ["default-pool"]
+    gke.delete_cluster(name=path)
+    assert gke.get_cluster(name=path).status.name == "STOPPING"
+    wait_until(lambda: not gke.list_clusters(parent=place(project)).clusters)
+    with pytest.raises(NotFound):
+        gke.get_cluster(name=path)
