@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +21,9 @@ VERSION = "v0.20.0"
 IMAGE = "nvcr.io/nvidia/k8s-device-plugin"
 CONTAINER = "nvidia-device-plugin"
 
+CONFIG_FOLDER = "/config"
+CONFIG_FILE = "config.yaml"
+
 _NAME = {"app.kubernetes.io/name": "nvidia-device-plugin"}
 _PART_OF = {**_NAME, "app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 
@@ -35,6 +40,7 @@ class DevicePlugin:
         version: Tag of NVIDIA's image.
         image: Another image, with its tag, instead.
         options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
+        config: The plugin's configuration file, as a mapping: `sharing`, `flags`, `resources`. It lives in a ConfigMap.
         resources: Requests and limits of its container, in Kubernetes' form.
         namespace: Where its DaemonSet lives.
     """
@@ -43,6 +49,7 @@ class DevicePlugin:
     version: str = VERSION
     image: str | None = None
     options: Mapping[str, str] | None = None
+    config: Mapping[str, Any] | None = None
     resources: Mapping[str, Any] | None = None
     namespace: str = "kube-system"
 
@@ -51,6 +58,56 @@ class DevicePlugin:
         """The DaemonSet's name: one for each pool, so that pools do not share options or taints."""
         return f"nvidia-device-plugin-{self.pool.name}"
 
+    @property
+    def config_name(self) -> str:
+        """The ConfigMap's name."""
+        return f"{self.name}-config"
+
+    def manifests(self) -> list[dict[str, Any]]:
+        """Return all objects, in the order in which they are applied; what `manifest` refuses is refused."""
+        return [each for each in (self.config_map(), self.manifest()) if each]
+
+    def config_map(self) -> dict[str, Any] | None:
+        """Return the ConfigMap with the plugin's configuration file, or None where there is no configuration.
+
+        Raises:
+            PoolSpecError: The configuration would hand out something else than nvidia.com/gpu, or needs a daemon.
+        """
+        if not self.config:
+            return None
+        self._check_config(self.config)
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": self.config_name,
+                "namespace": self.namespace,
+                "labels": {**_PART_OF, POOL_LABEL: self.pool.name},
+            },
+            "data": {CONFIG_FILE: self._config_text()},  # JSON is YAML
+        }
+
+    def _config_text(self) -> str:
+        return json.dumps({"version": "v1", **(self.config or {})}, indent=2, sort_keys=True)
+
+    def _check_config(self, config: Mapping[str, Any]) -> None:
+        sharing = config.get("sharing") or {}
+        if "mps" in sharing:
+            raise PoolSpecError(
+                f"config of the device plugin of pool {self.pool.name} shares GPUs by MPS.",
+                "MPS needs NVIDIA's control daemon on each node: install the plugin with its Helm chart or the GPU"
+                " Operator, which this package then leaves in place; or share by timeSlicing.",
+                pool=self.pool.name,
+            )
+        slicing = sharing.get("timeSlicing") or {}
+        renamed = [each for each in slicing.get("resources") or () if each.get("rename")]
+        if slicing.get("renameByDefault") or renamed:
+            raise PoolSpecError(
+                f"config of the device plugin of pool {self.pool.name} gives shared GPUs another name.",
+                f"Leave renameByDefault and rename out: pods ask for {GPU_RESOURCE}.",
+                pool=self.pool.name,
+            )
+
     def manifest(self) -> dict[str, Any]:
         """Return the DaemonSet, for server-side apply.
 
@@ -58,6 +115,11 @@ class DevicePlugin:
             PoolSpecError: An option's value is not a text.
         """
         labels = {**_PART_OF, POOL_LABEL: self.pool.name}
+        metadata: dict[str, Any] = {"labels": labels}
+        if self.config:
+            # The plugin reads its file when it starts: another file has to mean another pod.
+            digest = hashlib.sha256(self._config_text().encode()).hexdigest()[:16]
+            metadata["annotations"] = {"airflow-gpu-provider/config": digest}
         return {
             "apiVersion": "apps/v1",
             "kind": "DaemonSet",
@@ -65,7 +127,7 @@ class DevicePlugin:
             "spec": {
                 "selector": {"matchLabels": {**_NAME, POOL_LABEL: self.pool.name}},
                 "updateStrategy": {"type": "RollingUpdate"},
-                "template": {"metadata": {"labels": labels}, "spec": self._pod_spec()},
+                "template": {"metadata": metadata, "spec": self._pod_spec()},
             },
         }
 
@@ -82,7 +144,7 @@ class DevicePlugin:
                 }
             },
             "containers": [self._container()],
-            "volumes": [{"name": "device-plugins", "hostPath": {"path": PLUGIN_FOLDER}}],
+            "volumes": [{"name": "device-plugins", "hostPath": {"path": PLUGIN_FOLDER}}, *self._config_volumes()],
         }
 
     def _container(self) -> dict[str, Any]:
@@ -93,12 +155,18 @@ class DevicePlugin:
             "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
             "volumeMounts": [{"name": "device-plugins", "mountPath": PLUGIN_FOLDER}],
         }
+        if self.config:
+            container["volumeMounts"].append({"name": "config", "mountPath": CONFIG_FOLDER, "readOnly": True})
         if self.resources:
             container["resources"] = dict(self.resources)
         return container
 
+    def _config_volumes(self) -> list[dict[str, Any]]:
+        return [{"name": "config", "configMap": {"name": self.config_name}}] if self.config else []
+
     def _environment(self) -> dict[str, str]:
-        options = {**_OPTIONS, **(self.options or {})}
+        file = {"CONFIG_FILE": f"{CONFIG_FOLDER}/{CONFIG_FILE}"} if self.config else {}
+        options = {**_OPTIONS, **file, **(self.options or {})}
         for name, value in options.items():
             if not isinstance(value, str):
                 raise PoolSpecError(

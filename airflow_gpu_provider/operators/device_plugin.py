@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.addons.device_plugin import DevicePlugin, GpusWait
+    from airflow_gpu_provider.cluster.apply import Applied
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.waits import Progress
 
@@ -42,6 +43,8 @@ class InstallDevicePluginOperator(BaseOperator):
         version: Version of NVIDIA's device plugin. Default v0.20.0.
         image: Another image, with its tag, instead of NVIDIA's.
         options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
+        config: The plugin's configuration file as a mapping, like {"sharing": {"timeSlicing": {"resources": [{"name":
+            "nvidia.com/gpu", "replicas": 4}]}}}; kept in a ConfigMap. Default none.
         driver_image: Image of the driver's installer on a GKE pool with driver="daemonset". Default: the one that GKE's
             node image brings.
         container_resources: Requests and limits of the plugin's container, in Kubernetes' form. Default none.
@@ -54,11 +57,12 @@ class InstallDevicePluginOperator(BaseOperator):
         `{"pool", "served_by", "change": "created" | "configured" | "unchanged", "nodes": {name: GPUs}}`.
 
     Raises:
+        PoolSpecError: `options` or `config` cannot work; the message says why.
         DevicePluginConflict: A DRA driver serves the nodes, or it cannot be told whether a plugin does.
         GpusNotAllocatable: The GPUs did not become allocatable in time; the message names the node and the reason.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "options")
+    template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "options", "config")
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -69,6 +73,7 @@ class InstallDevicePluginOperator(BaseOperator):
         version: str = VERSION,
         image: str | None = None,
         options: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
         driver_image: str | None = None,
         container_resources: Mapping[str, Any] | None = None,
         namespace: str = "kube-system",
@@ -83,6 +88,7 @@ class InstallDevicePluginOperator(BaseOperator):
         self.version = version
         self.image = image
         self.options = dict(options or {})
+        self.config = dict(config) if config else None
         self.driver_image = driver_image
         self.container_resources = container_resources
         self.namespace = namespace
@@ -93,7 +99,6 @@ class InstallDevicePluginOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.addons.detection import look, served_by
-        from airflow_gpu_provider.cluster.apply import server_side_apply
         from airflow_gpu_provider.platforms.base import platform_for
 
         api = platform_for(self.gpu_pool).cluster_access().api_client()
@@ -101,7 +106,7 @@ class InstallDevicePluginOperator(BaseOperator):
         servers, is_installed = look(api, self.gpu_pool)
         server = served_by(self.gpu_pool, servers, ours=is_installed)
         if server is None:
-            change = server_side_apply(api, plugin.manifest(), dry_run=self.plan_only)
+            change = self._apply(api, plugin)
             name = f"device plugin {plugin.namespace}/{plugin.name}"
             self.log.info("%s: %s%s", name, change, " (dry run: nothing is changed)" if self.plan_only else "")
         else:
@@ -112,6 +117,13 @@ class InstallDevicePluginOperator(BaseOperator):
         if self.plan_only:
             return self._finish({**result, "nodes": {}})
         return self._wait(result, name)
+
+    def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
+        """Apply what the plugin is made of, and say what that came to for all of it."""
+        from airflow_gpu_provider.cluster.apply import server_side_apply
+
+        changes = {server_side_apply(api, each, dry_run=self.plan_only) for each in plugin.manifests()}
+        return changes.pop() if len(changes) == 1 else "configured"
 
     def _install_driver(self, api: ApiClient) -> None:
         from airflow_gpu_provider.addons.gke_driver import driver_manifest
@@ -130,6 +142,7 @@ class InstallDevicePluginOperator(BaseOperator):
             version=self.version,
             image=self.image,
             options=self.options,
+            config=self.config,
             resources=self.container_resources,
             namespace=self.namespace,
         )

@@ -122,6 +122,24 @@ def test_option_reaches_the_plugin_and_changes_it_once(pool: EksGpuPool, apps: c
     assert environment["DP_DISABLE_HEALTHCHECKS"] == "xids"
 
 
+def test_a_config_reaches_the_plugin_by_a_config_map(pool: EksGpuPool, apps: client.AppsV1Api) -> None:
+    config = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}
+    core = client.CoreV1Api(apps.api_client)
+    run(plugin(pool))
+    changes = [run(plugin(pool, config=config))["change"] for _ in range(2)]
+    assert changes == ["configured", "unchanged"]
+    (written,) = core.list_namespaced_config_map("kube-system", label_selector=f"{NODES}=plugin").items
+    assert json.loads(written.data["config.yaml"])["sharing"] == config["sharing"]
+
+    def is_running_with_it() -> bool:
+        pods = core.list_namespaced_pod("kube-system", label_selector=f"{NODES}=plugin").items
+        mounted = [v.config_map.name for pod in pods for v in pod.spec.volumes if v.config_map]
+        return [pod.status.phase for pod in pods] == ["Running"] and written.metadata.name in mounted
+
+    eventually(is_running_with_it)
+    core.delete_namespaced_config_map(written.metadata.name, "kube-system")
+
+
 def test_pool_without_a_node_is_done_at_once(gpu_sandbox: Sandbox, apps: client.AppsV1Api) -> None:
     result = run(plugin(a_pool(gpu_sandbox, "empty")))
     assert result["nodes"] == {}

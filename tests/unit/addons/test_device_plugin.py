@@ -65,6 +65,35 @@ def test_options() -> None:
         environment(options={"FAIL_ON_INIT_ERROR": False})
 
 
+SLICED = {"sharing": {"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}}
+
+
+def test_a_config_comes_by_a_config_map_and_restarts_the_plugin_when_it_changes() -> None:
+    config_map, daemon_set = DevicePlugin(pool=a_pool(), config=SLICED).manifests()
+    assert json.loads(config_map["data"]["config.yaml"]) == {"version": "v1", **SLICED}
+    template = daemon_set["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    assert {"name": "CONFIG_FILE", "value": "/config/config.yaml"} in container["env"]
+    assert {"name": "config", "configMap": {"name": config_map["metadata"]["name"]}} in template["spec"]["volumes"]
+    assert "/config" in [mount["mountPath"] for mount in container["volumeMounts"]]
+    other = DevicePlugin(pool=a_pool(), config={**SLICED, "flags": {"migStrategy": "single"}}).manifest()
+    assert other["spec"]["template"]["metadata"]["annotations"] != template["metadata"]["annotations"]
+    assert [each["kind"] for each in DevicePlugin(pool=a_pool()).manifests()] == ["DaemonSet"]
+
+
+@pytest.mark.parametrize(
+    ("sharing", "says"),
+    [
+        ({"mps": {"resources": [{"name": "nvidia.com/gpu", "replicas": 4}]}}, "by MPS"),
+        ({"timeSlicing": {"renameByDefault": True}}, "another name"),
+        ({"timeSlicing": {"resources": [{"name": "nvidia.com/gpu", "rename": "gpu.shared"}]}}, "another name"),
+    ],
+)
+def test_a_config_by_which_pods_would_not_get_their_gpus_is_refused(sharing: dict[str, Any], says: str) -> None:
+    with pytest.raises(PoolSpecError, match=says):
+        DevicePlugin(pool=a_pool(), config={"sharing": sharing}).manifests()
+
+
 def test_image_and_resources() -> None:
     assert pod_spec()["containers"][0]["image"] == "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
     assert pod_spec(version="v0.19.0")["containers"][0]["image"].endswith(":v0.19.0")
