@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import ssl
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from urllib3.util import ssl_
 
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE, ClusterAccess, _Token
 from airflow_gpu_provider.errors import CredentialsError
@@ -86,3 +88,17 @@ def test_a_client_sends_the_token_and_keeps_to_its_time_limits(monkeypatch: pyte
     assert sent[0]["url"] == "https://host/api"
     assert sent[0]["headers"]["authorization"] == "Bearer secret"
     assert (sent[0]["timeout"].connect_timeout, sent[0]["timeout"].read_timeout) == (5.0, 30.0)
+
+
+def test_authorities_that_say_nothing_of_their_use_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = ssl_.create_urllib3_context
+
+    def as_of_python_3_13() -> ssl.SSLContext:
+        context = plain()
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl_, "create_urllib3_context", as_of_python_3_13)
+    context = ClusterAccess(server="https://host").ssl_context()
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+    assert context.verify_mode == ssl.CERT_REQUIRED
