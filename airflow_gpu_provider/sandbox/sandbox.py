@@ -31,6 +31,9 @@ __all__ = ["SYSTEM_NODE", "Sandbox", "default_images", "python_image"]
 
 _GPU = "nvidia.com/gpu"
 
+CUDA_IMAGE = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+"""What NVIDIA's images and those made from them set: a pod without a limit sees all GPUs of its node."""
+
 
 class Sandbox:
     """One EKS-like cluster with its AWS account, or one GKE-like cluster with its Google Cloud project.
@@ -315,18 +318,19 @@ def default_images() -> tuple[Image, ...]:
     from airflow_gpu_provider.sandbox.nodes import Image
 
     return (
-        *(python_image(pattern) for pattern in ("python:*", "nvidia/cuda:*", "cupy/cupy:*")),
+        python_image("python:*"),
+        *(python_image(pattern, env=CUDA_IMAGE) for pattern in ("nvidia/cuda:*", "cupy/cupy:*")),
         Image(pattern="busybox*"),
         Image(pattern="alpine*"),
         Image(pattern="nvcr.io/nvidia/k8s-device-plugin:*", kind="device-plugin"),
     )
 
 
-def python_image(pattern: str, *, folder: Path | None = None) -> Image:
+def python_image(pattern: str, *, folder: Path | None = None, env: Mapping[str, str] | None = None) -> Image:
     """Images that run with this interpreter and its packages; `folder` is mounted at /app."""
     from airflow_gpu_provider.sandbox.nodes import Image
 
-    return Image(pattern=pattern, folder=folder, path_prefix=str(Path(sys.executable).parent))
+    return Image(pattern=pattern, folder=folder, path_prefix=str(Path(sys.executable).parent), env=env or {})
 
 
 def _silent(line: str) -> None:

@@ -95,8 +95,11 @@ def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
 
     # A pod with no limit sees all GPUs, where its image asks for them, as NVIDIA's do.
     watcher = gpu_pod(pool, "watcher")
-    everything = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-    changes = {"command": ["sh", "-c", "nvidia-smi -L"], "resources": {}, "env": everything}
+    changes = {
+        "command": ["sh", "-c", "nvidia-smi -L"],
+        "resources": {},
+        "image": "nvidia/cuda:12.4.1-base-ubuntu22.04",
+    }
     watcher["spec"]["containers"][0].update(changes)
     core.create_namespaced_pod("default", watcher)
     eventually(lambda: core.read_namespaced_pod("watcher", "default").status.phase in ("Succeeded", "Failed"))
