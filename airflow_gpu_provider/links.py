@@ -11,7 +11,10 @@ if TYPE_CHECKING:
 
 
 class NodeGroupsLink(BaseOperatorLink):
-    """The cloud console's page with the pool's node groups."""
+    """The cloud console's page with the pool's node groups.
+
+    Machines that others bring have none: the address is empty then, and Airflow shows no link.
+    """
 
     name = "Node groups"
 

@@ -217,7 +217,7 @@ def _pictures(pool: GpuPool, nodes: list[dict[str, Any]], *, discovery: bool) ->
         return discovery and key.startswith(_DISCOVERED)
 
     def provisioned(key: str) -> bool:
-        return pool.nodes_come_with_pods and key.startswith(_OF_PROVISIONERS)
+        return bool(getattr(pool, "provisioner", None)) and key.startswith(_OF_PROVISIONERS)
 
     if not nodes:
         taints = pool.parsed_taints

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.errors import AutoscalerNotRunning
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -66,6 +67,29 @@ def read_status(api: ApiClient) -> AutoscalerStatus | None:
         return AutoscalerStatus.parse(call(api, "get", path, resource="configmaps"))
     except ObjectNotFound:
         return None
+
+
+def check_running(api: ApiClient, pool_name: str, now: datetime) -> AutoscalerStatus:
+    """Return the newest report of an autoscaler that is alive.
+
+    Raises:
+        AutoscalerNotRunning: There is no report, or it is old.
+    """
+    status = read_status(api)
+    if status is not None and status.is_fresh(now):
+        return status
+    report = f"ConfigMap {STATUS_NAMESPACE}/{STATUS_NAME}"
+    why = f"{report} does not exist"
+    if status is not None:
+        written = (
+            f"at {status.updated_at:%Y-%m-%d %H:%M:%SZ}" if status.updated_at else "at a time that it does not say"
+        )
+        why = f"{report} was last written {written}, and a living one writes it every few seconds"
+    raise AutoscalerNotRunning(
+        f"Pool {pool_name}: no cluster-autoscaler reports from the cluster: {why}.",
+        "Install it, or look at the log of the one that is there; it needs its default --write-status-configmap.",
+        pool=pool_name,
+    )
 
 
 def _report(text: str) -> Mapping[str, Any]:

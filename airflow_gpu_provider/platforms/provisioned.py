@@ -6,7 +6,10 @@ pool's nodes are those with the labels that its pods select.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.karpenter import (
     FailedLaunch,
     NodeClaim,
@@ -45,9 +48,12 @@ class ProvisionedPlatform(MachinesOfOthers):
         """Check that the provisioner can bring such nodes; there is never anything to change.
 
         Raises:
-            NoProvisioner: It is not in the cluster, or none of its NodePools would bring such nodes.
+            NoProvisioner: It has no NodePool in the cluster, or none that would bring such nodes.
+            AutoscalerNotRunning: cluster-autoscaler does not report.
         """
         by = self._who
+        if self._provisioner == "cluster-autoscaler":
+            check_running(self._api, self._pool.name, datetime.now(UTC))
         if self._provisioner in _WITH_NODE_POOLS:
             by += f" (NodePool {', '.join(pool.name for pool in self._usable_node_pools())})"
         labels = ", ".join(f"{key}={value}" for key, value in self._pool.node_selector.items())

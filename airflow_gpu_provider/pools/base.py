@@ -192,7 +192,7 @@ class GpuPool(ABC):
     @property
     def nodes_come_with_pods(self) -> bool:
         """Whether somebody else brings nodes once pods ask for them, so that there is nothing to wait for before."""
-        return False
+        return self.is_autoscaled
 
     @property
     @abstractmethod

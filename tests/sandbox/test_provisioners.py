@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     gpu_nodes,
 )
-from airflow_gpu_provider.errors import NoProvisioner, PoolNotReleased
+from airflow_gpu_provider.errors import AutoscalerNotRunning, NoProvisioner, PoolNotReleased
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.provisioner import Kind, Provisioner, install_karpenter, node_pool, uninstall_karpenter
@@ -47,9 +47,16 @@ AUTOPILOT = Kind(
     message="pod triggered scale-up: [{{https://www.googleapis.com/z/instanceGroups/gk3-ml-grp 0->1 (max: 1000)}}]",
     brings_plugin=True,
 )
+CLUSTER_AUTOSCALER = Kind(
+    source="cluster-autoscaler",
+    labels={"team": "ml"},
+    reason="TriggeredScaleUp",
+    message="pod triggered scale-up: [{{ml-gpu-asg 0->1 (max: 3)}}]",
+)
 NIGHTS = {
     "karpenter": (KARPENTER, "Karpenter has asked for a machine for it: nodeclaim/gpu-"),
     "auto-mode": (AUTO_MODE, "EKS Auto Mode has asked for a machine for it: nodeclaim/gpu-"),
+    "cluster-autoscaler": (CLUSTER_AUTOSCALER, "cluster-autoscaler grew ml-gpu-asg 0->1"),
     "autopilot": (AUTOPILOT, "cluster-autoscaler grew gk3-ml-grp 0->1"),
 }
 
@@ -83,6 +90,22 @@ def karpenter(gpu_sandbox: Sandbox) -> Iterator[None]:
     uninstall_karpenter(gpu_sandbox)
 
 
+@pytest.fixture
+def report(gpu_sandbox: Sandbox) -> Iterator[Callable[[datetime], None]]:
+    """Writes the status ConfigMap as cluster-autoscaler does."""
+    core = client.CoreV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
+    name = "cluster-autoscaler-status"
+
+    def write(at: datetime) -> None:
+        written = {"cluster-autoscaler.kubernetes.io/last-updated": f"{at:%Y-%m-%d %H:%M:%S.%f} +0000 UTC"}
+        body = {"metadata": {"name": name, "annotations": written}, "data": {"status": "autoscalerStatus: Running\n"}}
+        core.delete_collection_namespaced_config_map("kube-system", field_selector=f"metadata.name={name}")
+        core.create_namespaced_config_map("kube-system", body)
+
+    yield write
+    core.delete_collection_namespaced_config_map("kube-system", field_selector=f"metadata.name={name}")
+
+
 def pool_of(provisioner: str, kind: Kind, **changes: Any) -> KubernetesGpuPool:
     spec = {"name": f"train-{provisioner}", "provisioner": provisioner, "node_selector_labels": dict(kind.labels)}
     return KubernetesGpuPool(**{**spec, "gpus_per_node": 1, "max_runtime": timedelta(hours=1), **changes})
@@ -100,7 +123,10 @@ def one_night(pool: KubernetesGpuPool) -> tuple[dict[str, Any], list[str]]:
 
 @pytest.mark.usefixtures("karpenter")
 @pytest.mark.parametrize("provisioner", NIGHTS)
-def test_a_night_from_nothing_to_nothing(gpu_sandbox: Sandbox, provisioner: str) -> None:
+def test_a_night_from_nothing_to_nothing(
+    gpu_sandbox: Sandbox, report: Callable[[datetime], None], provisioner: str
+) -> None:
+    report(datetime.now(UTC))
     kind, words = NIGHTS[provisioner]
     with Provisioner(gpu_sandbox, kind) as there:
         results, lines = one_night(pool_of(provisioner, kind))
@@ -128,6 +154,15 @@ def test_without_karpenter_nothing_is_wanted() -> None:
     for provisioner, kind in (("karpenter", KARPENTER), ("auto-mode", AUTO_MODE)):
         with pytest.raises(NoProvisioner, match="has no NodePool"):
             run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of(provisioner, kind)))
+
+
+def test_without_a_living_cluster_autoscaler_nothing_is_wanted(report: Callable[[datetime], None]) -> None:
+    ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of("cluster-autoscaler", CLUSTER_AUTOSCALER))
+    with pytest.raises(AutoscalerNotRunning, match="does not exist"):
+        run(ensure)
+    report(datetime.now(UTC) - timedelta(hours=1))
+    with pytest.raises(AutoscalerNotRunning, match="was last written"):
+        run(ensure)
 
 
 @pytest.mark.usefixtures("karpenter")
