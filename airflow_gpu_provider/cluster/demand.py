@@ -59,12 +59,16 @@ class DemandKey:
 
 @dataclass(frozen=True, kw_only=True)
 class DemandLease:
-    """`nodes` nodes are wanted for `key` until `until`; `created_at` is its place in the queue."""
+    """`nodes` nodes are wanted for `key` until `until`; `created_at` is its place in the queue.
+
+    `groups` names the groups that others own and that the run's pool scales, for two pools must not scale one group.
+    """
 
     key: DemandKey
     nodes: int
     until: datetime
     created_at: datetime
+    groups: tuple[str, ...] = ()
 
     def live(self, now: datetime) -> bool:
         """Whether it still counts."""
@@ -85,6 +89,7 @@ class DemandLease:
             nodes=int(notes[f"{_PREFIX}nodes"]),
             until=datetime.fromisoformat(notes[f"{_PREFIX}until"]),
             created_at=datetime.fromisoformat(raw["spec"]["acquireTime"]),
+            groups=tuple(json.loads(notes.get(f"{_PREFIX}groups", "[]"))),
         )
 
     def manifest(self) -> dict[str, Any]:
@@ -96,6 +101,8 @@ class DemandLease:
             f"{_PREFIX}nodes": str(self.nodes),
             f"{_PREFIX}until": format_time(self.until),
         }
+        if self.groups:
+            notes[f"{_PREFIX}groups"] = json.dumps(self.groups)
         labels = {**_PART_OF, _KIND: "demand", POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         return {
             "apiVersion": "coordination.k8s.io/v1",
@@ -105,12 +112,12 @@ class DemandLease:
         }
 
 
-def list_demand(api: ApiClient, pool_name: str) -> tuple[DemandLease, ...]:
-    """Return all demand for a pool, expired leases too, oldest first.
+def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLease, ...]:
+    """Return all demand for a pool, or for all pools, expired leases too, oldest first.
 
     A Lease that somebody edited beyond recognition is left out, with a warning that names it.
     """
-    selector = f"{_KIND}=demand,{POOL_LABEL}={pool_name}"
+    selector = f"{_KIND}=demand" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
     found = []
     for raw in list_items(api, LEASES, resource="leases", labelSelector=selector):
         try:

@@ -37,6 +37,8 @@ class Node:
         cordon_mark: It carries our annotation, cordoned or not.
         autoscaler_deleting: cluster-autoscaler is about to remove it.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
+        labelled: It carries the labels that the pool's pods select. One of a group that others own gets them.
+        other_pool: The pool that it belongs to, where that is another one.
     """
 
     name: str
@@ -53,6 +55,8 @@ class Node:
     created_at: datetime
     not_ready_reason: str = ""
     resource_version: str = ""
+    labelled: bool = True
+    other_pool: str = ""
 
     @property
     def cordoned_by_us(self) -> bool:
@@ -62,7 +66,7 @@ class Node:
     @property
     def usable(self) -> bool:
         """Whether new pods can run there. Its machine has to be looked at as well."""
-        return self.ready and not self.cordoned and not self.autoscaler_deleting
+        return self.ready and self.labelled and not self.cordoned and not self.autoscaler_deleting
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:

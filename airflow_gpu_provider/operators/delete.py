@@ -91,8 +91,8 @@ class DeleteGpuPoolOperator(BaseOperator):
 
 
 def _is_there(group: Group) -> bool:
-    """Machines that others bring form a group in name only: it has ended when none is in the pool.
+    """Say whether a group is still to go: others' own stay, and machines that others bring are one in name only.
 
     Those that a provisioner brings are in it as long as it pleases.
     """
-    return group.when_idle == "remove" or (bool(group.machines) and not group.provisioner)
+    return group.owned and (group.when_idle == "remove" or (bool(group.machines) and not group.provisioner))

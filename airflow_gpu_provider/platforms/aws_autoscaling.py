@@ -11,13 +11,10 @@ from typing import Any
 from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.aws_clients import AwsService, in_parallel
 from airflow_gpu_provider.platforms.aws_errors import has_code, message_of
+from airflow_gpu_provider.platforms.aws_suspensions import SuspensionMarks, TagMarks
 from airflow_gpu_provider.platforms.eks_scaling import is_launching, machines
 
 SWITCH = "airflow-gpu-provider-switch"
-SUSPENDED_TAG = "airflow-gpu-provider/launch-suspended"
-"""On an Auto Scaling group whose launches this package has suspended, and when: so that the next one to come resumes
-them, should this one die."""
-
 _STALE_SUSPENSION = timedelta(minutes=1)
 _SHRINK_SECONDS = 10.0
 _NAMES_PER_CALL = 50
@@ -27,8 +24,9 @@ _NEWEST_ACTIVITIES = 100
 class AutoScaling:
     """The Auto Scaling groups of one region. Every method makes fresh calls."""
 
-    def __init__(self, service: AwsService) -> None:
+    def __init__(self, service: AwsService, marks: SuspensionMarks | None = None) -> None:
         self._service = service
+        self._marks = marks or TagMarks(service)
 
     # -- reading ---------------------------------------------------------------------------------------------
 
@@ -70,7 +68,7 @@ class AutoScaling:
     def grow(self, name: str, size: int) -> None:
         """Set a group's size, unless it is that large already; a suspension that a dead process left ends first."""
         asg = self._group(name)
-        if suspended_since(asg):
+        if self._marks.read([asg]):
             self._resume(name)
         if size > asg["DesiredCapacity"]:
             self._set_size(name, size)
@@ -118,19 +116,18 @@ class AutoScaling:
 
     def resume_stale(self, asgs: Collection[Mapping[str, Any]]) -> None:
         """Resume launches that a process suspended and then died over."""
-        for asg in asgs:
-            since = suspended_since(asg)
-            if since and datetime.now(UTC) - since > _STALE_SUSPENSION:
-                self._resume(asg["AutoScalingGroupName"])
+        for name, since in self._marks.read(asgs).items():
+            if datetime.now(UTC) - since > _STALE_SUSPENSION:
+                self._resume(name)
 
     @contextmanager
     def _launches_suspended(self, name: str) -> Iterator[None]:
         asg = self._group(name)
-        if _is_suspended(asg) and not suspended_since(asg):
+        if _is_suspended(asg) and not self._marks.read([asg]):
             yield  # somebody else's suspension serves as well, and is not ours to end
             return
         # The mark comes first: whoever dies after it leaves something that is found.
-        self._mark(name)
+        self._marks.set(name, datetime.now(UTC))
         try:
             self._service.call("suspend_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])
             yield
@@ -139,10 +136,7 @@ class AutoScaling:
 
     def _resume(self, name: str) -> None:
         self._service.call("resume_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])
-        self.remove_tags(name, [SUSPENDED_TAG])
-
-    def _mark(self, name: str) -> None:
-        self.put_tags(name, {SUSPENDED_TAG: datetime.now(UTC).isoformat(timespec="seconds")})
+        self._marks.clear(name)
 
     def _set_size(self, name: str, size: int) -> None:
         self._service.call("set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=size, HonorCooldown=False)
@@ -178,8 +172,8 @@ class AutoScaling:
 
     # -- the switch ------------------------------------------------------------------------------------------
 
-    def set_switch(self, name: str, at: datetime) -> None:
-        """Set the group to zero at `at`, in place of an earlier time for it."""
+    def set_switch(self, name: str, at: datetime, *, size: int = 0) -> None:
+        """Set the group to zero, or another size, at `at`, in place of an earlier time for it."""
         for attempt in range(3):
             try:
                 self._service.call(
@@ -187,7 +181,7 @@ class AutoScaling:
                     AutoScalingGroupName=name,
                     ScheduledActionName=SWITCH,
                     StartTime=_whole_second(at) + timedelta(minutes=attempt),
-                    DesiredCapacity=0,
+                    DesiredCapacity=size,
                 )
                 return
             except CloudError as error:
@@ -202,12 +196,6 @@ class AutoScaling:
         except CloudError as error:
             if not _is_not_found(error):
                 raise
-
-
-def suspended_since(asg: Mapping[str, Any]) -> datetime | None:
-    """Return when this package suspended the group's launches, by its mark; None where there is none."""
-    values = [tag["Value"] for tag in asg.get("Tags", []) if tag["Key"] == SUSPENDED_TAG]
-    return datetime.fromisoformat(values[0]) if values else None
 
 
 def _size_of_existing(asg: Mapping[str, Any], activities: Sequence[Mapping[str, Any]]) -> int | None:

@@ -70,6 +70,7 @@ class Group:
         untold: The tags that an autoscaler has to find on the group and does not, or not so, for people.
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
         provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
+        owned: This package created it. Another is left as it was found, but for its size.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Group:
     untold: tuple[str, ...] = ()
     when_idle: Literal["remove", "keep", "cordon"] = "remove"
     provisioner: str = ""
+    owned: bool = True
 
     @property
     def live(self) -> tuple[Machine, ...]:

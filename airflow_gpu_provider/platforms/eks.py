@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.errors import GroupFailed, PoolSpecError
 from airflow_gpu_provider.platforms import eks_plan
 from airflow_gpu_provider.platforms.aws_clients import in_parallel
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
@@ -231,19 +231,6 @@ class EksPlatform(EksBase):
     def clear_switch(self, groups: Collection[str]) -> None:
         existing = self._groups.owned()
         in_parallel(self._scaling.clear_switch, _asg_names({g: existing[g] for g in groups if g in existing}))
-
-    def _asgs_of(self, groups: Collection[str]) -> dict[str, str]:
-        """Return the Auto Scaling groups behind node groups, by node group, in the order given."""
-        names = list(groups)
-        return dict(zip(names, in_parallel(self._asg_of, names), strict=True))
-
-    def _asg_of(self, group: str) -> str:
-        raw = self._groups.describe(group)
-        name = asg_name(raw) if raw else None
-        if name is None:
-            state = f"is {raw['status']} and has no Auto Scaling group" if raw else "does not exist"
-            raise GroupNotFound(f"Node group {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
-        return name
 
     def delete(self, say: Say) -> None:
         for name in self._groups.owned():

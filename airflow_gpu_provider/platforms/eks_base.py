@@ -7,11 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
+from airflow_gpu_provider.errors import CloudError, GpuError, GroupNotFound, PermissionDenied
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
 from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Say
-from airflow_gpu_provider.platforms.eks_groups import NodeGroups
+from airflow_gpu_provider.platforms.eks_groups import NodeGroups, asg_name
 from airflow_gpu_provider.platforms.eks_quota import judge, read_quotas
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
@@ -47,14 +47,6 @@ class EksBase(Platform):
     @abstractmethod
     def candidates(self) -> tuple[Candidate, ...]:
         """Return where the pool can have machines, the most wanted first."""
-
-    @abstractmethod
-    def _asgs_of(self, groups: Collection[str]) -> dict[str, str]:
-        """Return the Auto Scaling groups behind these groups, by group, in the order given.
-
-        Raises:
-            GroupNotFound: One of the groups does not exist, or has none.
-        """
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -122,3 +114,19 @@ class EksBase(Platform):
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         sizes = {group: self._scaling.shrink_to_existing(name) for group, name in self._asgs_of(groups).items()}
         return {group: size for group, size in sizes.items() if size is not None}
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        in_parallel(self._scaling.clear_switch, self._asgs_of(groups).values())
+
+    def _asgs_of(self, groups: Collection[str]) -> dict[str, str]:
+        """Return the Auto Scaling groups behind node groups, by node group, in the order given."""
+        names = list(groups)
+        return dict(zip(names, in_parallel(self._asg_of, names), strict=True))
+
+    def _asg_of(self, group: str) -> str:
+        raw = self._groups.describe(group)
+        name = asg_name(raw) if raw else None
+        if name is None:
+            state = f"is {raw['status']} and has no Auto Scaling group" if raw else "does not exist"
+            raise GroupNotFound(f"Node group {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
+        return name

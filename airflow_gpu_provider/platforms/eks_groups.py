@@ -50,7 +50,7 @@ class NodeGroups:
 
     def read(self) -> dict[str, Mapping[str, Any]]:
         """Return the groups whose name begins with the pool's, by name: ours, and those that may be in the way."""
-        names = [name for name in self._names() if name.startswith(f"{self._pool.name}-")]
+        names = [name for name in self.names() if name.startswith(f"{self._pool.name}-")]
         return {group["nodegroupName"]: group for group in in_parallel(self.describe, names) if group}
 
     def owned(self) -> dict[str, Mapping[str, Any]]:
@@ -76,7 +76,7 @@ class NodeGroups:
         """
         if self._pool.node_role:
             return self._pool.node_role
-        for name in sorted(self._names()):
+        for name in sorted(self.names()):
             group = self.describe(name)
             if group and group.get("nodeRole"):
                 return str(group["nodeRole"])
@@ -129,7 +129,8 @@ class NodeGroups:
             raise
         say(f"deleting {name}")
 
-    def _names(self) -> list[str]:
+    def names(self) -> list[str]:
+        """Return the names of all node groups of the cluster."""
         return list(self._eks.items("list_nodegroups", "nodegroups", clusterName=self._pool.cluster_name))
 
 

@@ -163,7 +163,7 @@ def _running(ec2: AwsService) -> list[tuple[str, str]]:
 
 
 def _vcpus(ec2: AwsService, types: Iterable[str]) -> dict[str, int]:
-    known = {name: instance_type(name) for name in types}
+    known = {name: instance_type(name) for name in types if name}  # a group of others may not say its types
     vcpus = {name: machine.vcpus for name, machine in known.items() if machine}
     newer = sorted(name for name, machine in known.items() if machine is None)
     if newer:

@@ -72,7 +72,7 @@ class Candidate:
     market: Market
 
     def __str__(self) -> str:
-        return f"{self.instance_type} {self.market.lower().replace('_', '-')} in {self.zone}"
+        return f"{self.instance_type or 'machine'} {self.market.lower().replace('_', '-')} in {self.zone}"
 
 
 def is_template(value: Any) -> bool:

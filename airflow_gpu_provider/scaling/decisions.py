@@ -6,12 +6,13 @@ seconds, each time from what is really there.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.notes import notes
 from airflow_gpu_provider.scaling.placement import place, scalable
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -34,9 +35,11 @@ class Decision:
     """What to do, in the order of the fields.
 
     Attributes:
-        uncordon: Nodes with a cordon of ours that are to stay.
         switch: When the cloud is to set these groups to zero by itself.
-        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end.
+        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end; or others
+            own them, and they are empty.
+        label: Nodes of groups that others own that get the pool's labels.
+        uncordon: Nodes with a cordon of ours that are to stay.
         shrink: Groups that are to stop trying for machines that do not exist.
         grow: New absolute sizes, each at least what exists.
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
@@ -45,9 +48,10 @@ class Decision:
         notes: Why, in words, for the task's log.
     """
 
-    uncordon: tuple[str, ...] = ()
     switch: Mapping[str, datetime] = field(default_factory=dict)
     clear_switch: tuple[str, ...] = ()
+    label: tuple[str, ...] = ()
+    uncordon: tuple[str, ...] = ()
     shrink: tuple[str, ...] = ()
     grow: Mapping[str, int] = field(default_factory=dict)
     cordon: tuple[str, ...] = ()
@@ -72,6 +76,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     idle = _to_cordon(snapshot, machines, wanted)
     switch, clear_switch = _switches(snapshot, grow)
     return Decision(
+        label=tuple(each.node.name for each in machines if each.node and each.is_new and each not in release),
         uncordon=_uncordon(machines, (*release, *idle)),
         switch=switch,
         clear_switch=clear_switch,
@@ -135,7 +140,7 @@ def _grow(
 def _shrink(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> tuple[str, ...]:
     """Return the groups with more unfilled size than is placed there; what is still wanted is asked for again later."""
     groups = filter(scalable, snapshot.groups)
-    return tuple(group.name for group in groups if group.unfilled > placed.get(group.name, 0))
+    return tuple(g.name for g in groups if min(g.unfilled, g.desired - g.keeps) > placed.get(g.name, 0))
 
 
 def _release(
@@ -151,7 +156,19 @@ def _release(
     useless = [each for each in free if not each.counts]
     idle = sorted((each for each in free if each.counts), key=_release_order)
     surplus = sum(each.counts for each in machines) - wanted
-    return (*useless, *idle[: max(0, surplus)])
+    return _above_minimum(snapshot, (*useless, *idle[: max(0, surplus)]))
+
+
+def _above_minimum(snapshot: PoolSnapshot, release: tuple[Supply, ...]) -> tuple[Supply, ...]:
+    """Leave out what would bring a group below the smallest size that its owner gave it: the cloud refuses that."""
+    left = {group.name: len(group.live) - group.keeps for group in snapshot.groups}
+    gone: Counter[str] = Counter()
+    allowed = []
+    for each in release:
+        gone[each.machine.group] += 1
+        if gone[each.machine.group] <= left[each.machine.group]:
+            allowed.append(each)
+    return tuple(allowed)
 
 
 def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> tuple[Supply, ...]:
@@ -177,9 +194,14 @@ def _switches(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> tuple[dict[str
     groups = [group for group in snapshot.groups if scalable(group) and group.has_switch]
     if at is None:
         stays = snapshot.pool.min_nodes > 0
-        return {}, tuple(group.name for group in groups if stays and group.switch_at)
+        return {}, tuple(group.name for group in groups if group.switch_at and (stays or _is_left(group)))
     in_use = [group for group in groups if group.desired or group.live or group.name in grow]
     return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
+
+
+def _is_left(group: Group) -> bool:
+    """Say whether a group that others own is back to the smallest size that they gave it."""
+    return not group.owned and max(group.desired, len(group.live)) <= group.keeps
 
 
 def _is_right(now: datetime | None, wanted: datetime) -> bool:

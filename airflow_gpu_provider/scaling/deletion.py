@@ -36,7 +36,7 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
             give_up(reconciler.api, lease.key)
         lock.check()
         reconciler.platform.delete(say)
-        return tuple(group.name for group in snapshot.groups)
+        return tuple(group.name for group in snapshot.groups if group.owned)
 
 
 def forget_pool(reconciler: Reconciler) -> None:

@@ -25,6 +25,7 @@ def notes(
     lines = [*_out_of_stock(snapshot, grow), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
     if wanted > counted:
         lines += _failures_of_provisioners(snapshot)
+    lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
     lines += [f"{each} goes: {_why(each)}" for each in release]
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
@@ -75,4 +76,6 @@ def _why(each: Supply) -> str:
 def _who_took(each: Supply) -> str:
     if each.node and each.node.autoscaler_deleting:
         return "cluster-autoscaler is about to remove it"
+    if each.node and each.node.other_pool:
+        return f"it is in pool {each.node.other_pool}"
     return "somebody else cordoned it"

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
+from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_node, uncordon
 from airflow_gpu_provider.cluster.pods import Pod, delete_run_pods, list_node_pods, list_pool_pods
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.claims import check_claims, claimed
 from airflow_gpu_provider.scaling.decisions import Decision, decide
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue
@@ -83,7 +85,18 @@ class Reconciler:
         pods = list_pool_pods(self.api, self.pool.node_selector, nodes)
         groups = self.platform.observe()
         now = self._clock.now()
-        return PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
+        seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
+        return self._of_others(seen) if self.pool.manage == "scale" else seen
+
+    def _of_others(self, seen: PoolSnapshot) -> PoolSnapshot:
+        """Leave out groups that another pool had first, and add the nodes that joined and are not in the pool yet."""
+        taken = claimed(self.pool, seen.groups, list_demand(self.api), seen.now)
+        groups = tuple(group for group in seen.groups if group.name not in taken)
+        machines = {machine.id for group in groups for machine in group.live}
+        new = machines - {node.machine for node in seen.nodes}
+        joined = list_joined(self.api, self.pool.name, new) if new else ()
+        pods = {pod.uid: pod for pod in (*seen.pods, *(pod for node in joined for pod in self._pods_now(node)))}
+        return replace(seen, groups=groups, claimed=taken, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
     def want(self, key: DemandKey, nodes: int, until: datetime) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
@@ -91,11 +104,13 @@ class Reconciler:
         The switch is moved before the demand is written: whoever sees demand can rely on it.
 
         Raises:
+            PoolDrift: Another pool's runs use a group that others own and this pool names.
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
             GpuError: What the cluster or the cloud said.
         """
         with self._lock() as lock:
             before = self.snapshot()
+            check_claims(before)
             lease = _lease(before, key, nodes, until)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease))
@@ -145,6 +160,13 @@ class Reconciler:
     def _remove(self, machine: Machine) -> None:
         self.platform.release([machine])
 
+    def has_joined(self, machine: Machine) -> bool:
+        """Say whether there is a node of the machine by now, in the pool or not."""
+        nodes = list_nodes(self.api, self.pool.node_selector)
+        if self.pool.manage == "scale":
+            nodes += list_joined(self.api, self.pool.name, {machine.id})
+        return any(node.machine == machine.id for node in nodes)
+
     def _pods_now(self, node: Node) -> list[Pod]:
         return list_node_pods(self.api, node.name)
 
@@ -171,6 +193,8 @@ class _Writes:
 
     def outcome(self) -> Outcome:
         """Do all that comes after the switch."""
+        for name in self._decision.label:
+            self._label(self._nodes[name])
         for name in self._decision.uncordon:
             self._uncordon(self._nodes[name])
         self._grow(self._shrink())
@@ -211,6 +235,13 @@ class _Writes:
             elif node.cordoned or node.name in signed:
                 self._release_node(machine, node)
 
+    def _label(self, node: Node) -> None:
+        self._lock.check()
+        try:
+            label(self._on.api, node, self._on.pool.labels)
+        except ObjectNotFound:
+            return  # it has just gone; the next look sees what is left
+
     def _cordon(self, node: Node) -> bool:
         self._lock.check()
         try:
@@ -249,7 +280,7 @@ class _Writes:
 
     def _release_without_node(self, machine: Machine) -> None:
         looked_at = self._on._clock.monotonic()
-        if any(node.machine == machine.id for node in list_nodes(self._on.api, self._on.pool.node_selector)):
+        if self._on.has_joined(machine):
             self._said.append(f"machine {machine.id} has joined the cluster meanwhile")
             return
         self._lock.check()
@@ -264,4 +295,7 @@ class _Writes:
 def _lease(before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime) -> DemandLease:
     """Return the run's new demand; while it is live it keeps its place in the queue."""
     old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)
-    return DemandLease(key=key, nodes=nodes, until=until, created_at=old.created_at if old else before.now)
+    groups = tuple(group.name for group in before.groups if not group.owned)
+    return DemandLease(
+        key=key, nodes=nodes, until=until, created_at=old.created_at if old else before.now, groups=groups
+    )

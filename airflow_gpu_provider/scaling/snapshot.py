@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 
 from airflow_gpu_provider.cluster.demand import DemandLease
@@ -21,6 +22,7 @@ class PoolSnapshot:
         nodes: Nodes with the labels that the pool's pods select.
         pods: Pods on those nodes, and unbound pods that select the pool.
         groups: The cloud's groups, in candidate order.
+        claimed: Groups of others that are not among them, for another pool's demand had them first, and that demand.
     """
 
     now: datetime
@@ -29,3 +31,4 @@ class PoolSnapshot:
     nodes: tuple[Node, ...]
     pods: tuple[Pod, ...]
     groups: tuple[Group, ...]
+    claimed: Mapping[str, DemandLease] = field(default_factory=dict)

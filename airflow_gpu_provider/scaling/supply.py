@@ -30,7 +30,8 @@ class Supply:
         node: Its node, once it has joined.
         state: usable: new pods can run there (a cordon of ours is about to be undone or carried out, and does not
             count). coming: it is booting, or its node is not Ready for a moment. broken: it has not become usable
-            in time. taken: somebody else cordoned it, or cluster-autoscaler is about to remove it.
+            in time. taken: somebody else cordoned it, cluster-autoscaler is about to remove it, or it is in another
+            pool.
         holders: The pods for which it has to stay.
         overdue: The pods that run there although their run's time is over.
     """
@@ -50,6 +51,11 @@ class Supply:
     def may_go(self) -> bool:
         """Whether it may be removed, if it is not needed."""
         return not self.holders and self.state != "taken"
+
+    @property
+    def is_new(self) -> bool:
+        """Whether its node joined from a group that others own, and is in no pool yet."""
+        return self.node is not None and not self.node.labelled and not self.node.other_pool
 
     @property
     def since(self) -> datetime | None:
@@ -89,7 +95,7 @@ def _state(now: datetime, machine: Machine, node: Node | None) -> State:
     if node is None:
         is_late = machine.launched_at is not None and now - machine.launched_at > READY_WITHIN
         return "broken" if is_late else "coming"
-    if node.autoscaler_deleting or (node.cordoned and not node.cordon_mark):
+    if node.autoscaler_deleting or node.other_pool or (node.cordoned and not node.cordon_mark):
         return "taken"
     if node.ready:
         return "usable"

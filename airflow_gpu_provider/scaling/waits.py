@@ -225,6 +225,7 @@ class ReleaseWait:
         for each in left_to_provisioner(snapshot):
             lines.append(f"{each}: waits for {who[each.machine.group]} to remove it, nobody wants it")
         lines += [f"{group} is to stop trying for machines that do not come" for group in decision.shrink]
+        lines += [f"the switch of {group} is to be taken off" for group in decision.clear_switch]
         live = {machine.id for group in snapshot.groups for machine in group.live}
         for group in snapshot.groups:
             for machine in group.machines:
@@ -295,6 +296,7 @@ def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
     for pod in snapshot.pods:
         if pod.run not in leased and not pod.deleting and pod.holds_node(snapshot.now):
             lines.append(f"kept for pod {pod.namespace}/{pod.name} on {pod.node or 'no node yet'}")
+    lines += [f"kept: {group.name} has a minimum size of {group.keeps}" for group in snapshot.groups if group.keeps]
     if snapshot.pool.min_nodes and wanted_nodes(snapshot) == snapshot.pool.min_nodes:
         lines.append(f"kept: min_nodes={snapshot.pool.min_nodes}")
     return lines

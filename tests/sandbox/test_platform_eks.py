@@ -20,7 +20,8 @@ from airflow_gpu_provider.errors import (
     PoolDrift,
     PoolSpecError,
 )
-from airflow_gpu_provider.platforms.aws_autoscaling import SUSPENDED_TAG, SWITCH
+from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
+from airflow_gpu_provider.platforms.aws_suspensions import SUSPENDED_TAG
 from airflow_gpu_provider.platforms.base import Group, Plan
 from airflow_gpu_provider.platforms.eks import EksPlatform
 from airflow_gpu_provider.platforms.eks_autoscaler import wanted_tags

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from botocore.loaders import Loader
 
-from airflow_gpu_provider.platforms.aws_autoscaling import _size_of_existing, suspended_since
+from airflow_gpu_provider.platforms.aws_autoscaling import _size_of_existing
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.platforms.eks_scaling import (
     is_launching,
@@ -120,7 +120,3 @@ def test_the_size_of_what_exists(
     }
     assert _size_of_existing(asg, []) == size
     assert _size_of_existing(asg, [activity(0, "InProgress")]) is None
-
-
-def test_no_mark() -> None:
-    assert suspended_since({"Tags": [{"Key": "a", "Value": "b"}]}) is None

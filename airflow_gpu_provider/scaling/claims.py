@@ -1,0 +1,49 @@
+"""Two pools that name one group of others: the demand that was there first keeps it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.errors import PoolDrift
+from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+
+
+def claimed(
+    pool: GpuPool, groups: Iterable[Group], leases: Iterable[DemandLease], now: datetime
+) -> dict[str, DemandLease]:
+    """Return the groups of others whose machines another pool's demand had before this pool's, by name.
+
+    Args:
+        pool: The pool.
+        groups: The groups that it names.
+        leases: All demand there is, this pool's too.
+        now: The time; demand that has ended has no groups.
+    """
+    live = sorted((lease for lease in leases if lease.live(now)), key=lambda lease: (lease.created_at, lease.key.hash))
+    first: dict[str, DemandLease] = {}
+    for lease in live:
+        for name in lease.groups:
+            first.setdefault(name, lease)
+    names = [group.name for group in groups if not group.owned]
+    return {name: first[name] for name in names if name in first and first[name].key.pool != pool.name}
+
+
+def check_claims(snapshot: PoolSnapshot) -> None:
+    """Refuse new demand while another pool has a group that this pool names.
+
+    Raises:
+        PoolDrift: The message names the group, the other pool and its run.
+    """
+    for name, lease in snapshot.claimed.items():
+        raise PoolDrift(
+            f"Group {name} is scaled by pool {lease.key.pool}, for {lease.key} until {lease.until:%Y-%m-%d %H:%M}Z,"
+            f" and pool {snapshot.pool.name} names it too.",
+            "Let each group be in one pool; runs that are to share a group use the same pool.",
+            group=name,
+            pool=snapshot.pool.name,
+            other=lease.key.pool,
+        )
