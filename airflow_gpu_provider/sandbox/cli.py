@@ -42,6 +42,7 @@ def _up(arguments: argparse.Namespace) -> None:
     if arguments.detach:
         supervisor.start_detached(arguments.name, _up_arguments(arguments), progress=_say)
         return
+    from airflow_gpu_provider.sandbox.autoscaler import AutoscalerTimings
     from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -50,6 +51,8 @@ def _up(arguments: argparse.Namespace) -> None:
         cluster_name=arguments.cluster_name,
         boot_seconds=arguments.boot_seconds,
         images=[_image(given) for given in arguments.image],
+        autoscaler=arguments.autoscaler,
+        autoscaler_timings=AutoscalerTimings().scaled(arguments.autoscaler_speed),
         data_dir=arguments.data_dir,
         progress=_say,
     )
@@ -67,6 +70,8 @@ def _up_arguments(arguments: argparse.Namespace) -> list[str]:
         f"--platform={arguments.platform}",
         f"--cluster-name={arguments.cluster_name}",
         f"--boot-seconds={arguments.boot_seconds}",
+        f"--autoscaler={arguments.autoscaler}",
+        f"--autoscaler-speed={arguments.autoscaler_speed}",
         *(f"--image={image}" for image in arguments.image),
     ]
     if arguments.data_dir:
@@ -131,6 +136,10 @@ def _fault_boot_seconds(arguments: argparse.Namespace) -> None:
 
 def _fault_device_plugin(arguments: argparse.Namespace) -> None:
     _change_faults(arguments, {"device_plugin_never_ready": True})
+
+
+def _fault_autoscaler_dead(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"autoscaler_dead": True})
 
 
 def _fault_throttle(arguments: argparse.Namespace) -> None:
@@ -212,6 +221,18 @@ def _add_up(up: argparse.ArgumentParser) -> None:
         "--boot-seconds", type=float, default=3.0, help="from an instance's launch to its Node (default: %(default)s)"
     )
     up.add_argument(
+        "--autoscaler",
+        choices=["stand-in", "none"],
+        default="stand-in",
+        help="what grows and shrinks groups for waiting pods; none: nothing, or a real one (default: %(default)s)",
+    )
+    up.add_argument(
+        "--autoscaler-speed",
+        type=_speed,
+        default=20.0,
+        help="how many times as quick as a real one the stand-in is (default: %(default)s)",
+    )
+    up.add_argument(
         "--image",
         action="append",
         default=[],
@@ -240,6 +261,7 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
     boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
     boot.add_argument("seconds", type=float)
     add("device-plugin-never-ready", _fault_device_plugin, "GPUs never become allocatable")
+    add("autoscaler-dead", _fault_autoscaler_dead, "the stand-in of cluster-autoscaler does nothing any more")
     rates: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
         ("throttle", _fault_throttle, "throttle a share of the cloud's calls"),
         ("errors", _fault_errors, "fail a share of the cloud's calls with a 5xx"),
@@ -254,6 +276,13 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
     restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
     restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
     add("clear", _fault_clear, "end all faults")
+
+
+def _speed(given: str) -> float:
+    speed = float(given)
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number above 0; not {given}")
+    return speed
 
 
 def _checked_image(given: str) -> str:

@@ -11,6 +11,7 @@ from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.autoscaler import NodeGroups
     from airflow_gpu_provider.sandbox.aws import AwsCloud, AwsTimings, Identity, Instance
     from airflow_gpu_provider.sandbox.control_plane import ControlPlane
     from airflow_gpu_provider.sandbox.machines import Machines
@@ -152,6 +153,11 @@ class EksCluster:
             }
             for group in list(backend.autoscaling_groups.values())
         ]
+
+    def node_groups(self) -> NodeGroups:
+        from airflow_gpu_provider.sandbox.autoscaler.aws_groups import AwsNodeGroups
+
+        return AwsNodeGroups(self.aws, cluster_name=self.name)
 
     def env(self) -> dict[str, str]:
         key = self.aws.access_key

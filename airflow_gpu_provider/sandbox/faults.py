@@ -49,6 +49,7 @@ class Faults:
         self._stockouts: tuple[Stockout, ...] = ()
         self._boot_seconds: float | None = None
         self._device_plugin_never_ready = False
+        self._autoscaler_dead = False
         self._error_rates: dict[str, float] = {}
         self._throttle_rates: dict[str, float] = {}
         self._quotas: dict[str, float] = {}
@@ -75,6 +76,15 @@ class Faults:
     @device_plugin_never_ready.setter
     def device_plugin_never_ready(self, never_ready: bool) -> None:
         self._device_plugin_never_ready = never_ready
+
+    @property
+    def autoscaler_dead(self) -> bool:
+        """Whether the cluster's autoscaler does nothing, its status growing old."""
+        return self._autoscaler_dead
+
+    @autoscaler_dead.setter
+    def autoscaler_dead(self, dead: bool) -> None:
+        self._autoscaler_dead = dead
 
     @property
     def error_rates(self) -> dict[str, float]:
@@ -170,6 +180,7 @@ class Faults:
                 "stockouts": [asdict(stockout) for stockout in self._stockouts],
                 "boot_seconds": self._boot_seconds,
                 "device_plugin_never_ready": self._device_plugin_never_ready,
+                "autoscaler_dead": self._autoscaler_dead,
                 "error_rates": dict(self._error_rates),
                 "throttle_rates": dict(self._throttle_rates),
                 "quotas": dict(self._quotas),
@@ -193,6 +204,8 @@ class Faults:
             self.boot_seconds = changes["boot_seconds"]
         if "device_plugin_never_ready" in changes:
             self.device_plugin_never_ready = bool(changes["device_plugin_never_ready"])
+        if "autoscaler_dead" in changes:
+            self.autoscaler_dead = bool(changes["autoscaler_dead"])
         for service, rate in changes.get("error_rates", {}).items():
             self.set_error_rate(rate, service=service)
         for service, rate in changes.get("throttle_rates", {}).items():

@@ -14,6 +14,7 @@ from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE
 
 if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.autoscaler import NodeGroups
     from airflow_gpu_provider.sandbox.control_plane import ControlPlane
     from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings, Identity, Instance
     from airflow_gpu_provider.sandbox.machines import Machines
@@ -163,6 +164,11 @@ class GkeCluster:
 
     def groups(self) -> list[dict[str, Any]]:
         return self.google.describe_groups()
+
+    def node_groups(self) -> NodeGroups:
+        from airflow_gpu_provider.sandbox.autoscaler.gke_groups import GkeNodeGroups
+
+        return GkeNodeGroups(self.google)
 
     def env(self) -> dict[str, str]:
         return {

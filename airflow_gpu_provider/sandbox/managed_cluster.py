@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.authenticator import Identity
+    from airflow_gpu_provider.sandbox.autoscaler import NodeGroups
     from airflow_gpu_provider.sandbox.control_plane import ControlPlane
     from airflow_gpu_provider.sandbox.machines import Machines
     from airflow_gpu_provider.sandbox.nodes import Image, NodeSpec
@@ -52,6 +53,9 @@ class ManagedCluster(Protocol):
 
     def groups(self) -> list[dict[str, Any]]:
         """Its groups of machines: name, nodegroup, desired, max, and instances with instance_id and state."""
+
+    def node_groups(self) -> NodeGroups:
+        """Those that an autoscaler in the cluster takes care of."""
 
     def env(self) -> dict[str, str]:
         """The variables by which clients reach this cloud, without those for the cluster itself."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.sandbox.build import control_plane_binary
 from airflow_gpu_provider.sandbox.control_api import ControlApi
@@ -22,6 +22,7 @@ from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE, ManagedClu
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.authenticator import Authenticator
+    from airflow_gpu_provider.sandbox.autoscaler import AutoscalerTimings
     from airflow_gpu_provider.sandbox.aws import AwsCloud, AwsTimings
     from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings
     from airflow_gpu_provider.sandbox.machines import Machines
@@ -49,6 +50,9 @@ class Sandbox:
         boot_seconds: From an instance's launch to its Node, while no fault says otherwise.
         images: What image references stand for, before the defaults (`default_images`).
         timings: How long the cloud takes; far quicker than a real one by default.
+        autoscaler: "stand-in" plays cluster-autoscaler (on GKE the platform's own); with "none" there is none, and a
+            real one may be pointed at the sandbox.
+        autoscaler_timings: Of the stand-in. Default cluster-autoscaler's own, twenty times as quick.
         data_dir: Where everything is written, logs too; kept on stop. By default a temporary folder, which is not.
         progress: Gets a line, now and then, on what the start is doing.
     """
@@ -64,9 +68,15 @@ class Sandbox:
         boot_seconds: float = 3.0,
         images: Sequence[Image] = (),
         timings: AwsTimings | GoogleTimings | None = None,
+        autoscaler: Literal["stand-in", "none"] = "stand-in",
+        autoscaler_timings: AutoscalerTimings | None = None,
         data_dir: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
+        if autoscaler not in ("stand-in", "none"):
+            raise ValueError(f"a sandbox's autoscaler is 'stand-in' or 'none'; not {autoscaler!r}")
+        self.autoscaler = autoscaler
+        self._autoscaler_timings = autoscaler_timings
         self.cluster_name = cluster_name
         self.platform: Platform = platform
         self.boot_seconds = boot_seconds
@@ -161,6 +171,8 @@ class Sandbox:
             control_plane_started.result()
         self.progress("starting the nodes")
         self._start_nodes(starting)
+        if self.autoscaler == "stand-in":
+            self._start_autoscaler(starting)
         self.control_api = ControlApi(self)
         self.control_api.start()
         starting.callback(self.control_api.stop)
@@ -216,6 +228,19 @@ class Sandbox:
             raise ComponentFailed(str(error)) from error
         self._machines.start()
         starting.callback(self._machines.stop)
+
+    def _start_autoscaler(self, starting: contextlib.ExitStack) -> None:
+        from airflow_gpu_provider.sandbox.autoscaler import Autoscaler, AutoscalerTimings
+        from airflow_gpu_provider.sandbox.autoscaler.timings import SANDBOX_SPEED
+
+        stand_in = Autoscaler(
+            groups=self.cluster.node_groups(),
+            control_plane=self.control_plane,
+            faults=self.faults,
+            timings=self._autoscaler_timings or AutoscalerTimings().scaled(SANDBOX_SPEED),
+        )
+        stand_in.start()
+        starting.callback(stand_in.stop)
 
     # What users need
 

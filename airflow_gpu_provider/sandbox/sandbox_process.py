@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from airflow_gpu_provider.sandbox import supervisor
+from airflow_gpu_provider.sandbox.autoscaler.timings import SANDBOX_SPEED
 from airflow_gpu_provider.sandbox.managed_cluster import Platform
 
 _STOP_TIMEOUT = 30.0
@@ -23,6 +24,8 @@ class SandboxProcess:
         platform: "eks" or "gke".
         cluster_name: The cluster's name.
         boot_seconds: From an instance's launch to its Node.
+        autoscaler: As `Sandbox`'s.
+        autoscaler_speed: How many times as quick as cluster-autoscaler the stand-in is.
         images: Folder, mounted at /app, by pattern of image reference; run with this interpreter.
         progress: Gets a line, now and then, on what the start is doing.
     """
@@ -33,6 +36,8 @@ class SandboxProcess:
         platform: Platform = "eks",
         cluster_name: str = "k8s-ml",
         boot_seconds: float = 3.0,
+        autoscaler: Literal["stand-in", "none"] = "stand-in",
+        autoscaler_speed: float = SANDBOX_SPEED,
         images: Mapping[str, Path] | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -44,6 +49,8 @@ class SandboxProcess:
             f"--platform={platform}",
             f"--cluster-name={cluster_name}",
             f"--boot-seconds={boot_seconds}",
+            f"--autoscaler={autoscaler}",
+            f"--autoscaler-speed={autoscaler_speed}",
             *(f"--image={pattern}={folder}" for pattern, folder in (images or {}).items()),
         ]
         self._process: subprocess.Popen[bytes] | None = None

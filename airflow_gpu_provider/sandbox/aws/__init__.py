@@ -10,6 +10,7 @@ from airflow_gpu_provider.sandbox.aws.interface import (
     ClusterNetwork,
     Identity,
     Instance,
+    ScalableGroup,
     Taint,
 )
 
@@ -21,5 +22,6 @@ __all__ = [
     "ClusterNetwork",
     "Identity",
     "Instance",
+    "ScalableGroup",
     "Taint",
 ]

@@ -92,6 +92,10 @@ class ActivityLog:
         launches = (a for a in self.of_group(group_name) if a.description.startswith("Launching"))
         return next(launches, None)
 
+    def last_failed_launch(self, group_name: str) -> Activity | None:
+        failed = (a for a in self.of_group(group_name) if a.status_code == "Failed")
+        return next(failed, None)
+
     def select(self, *, group_name: str | None, groups: Iterable[str], activity_ids: Iterable[str]) -> list[Activity]:
         """Those of one group, or of all `groups` that are; newest first."""
         wanted, ids = {group_name} if group_name else set(groups), set(activity_ids)

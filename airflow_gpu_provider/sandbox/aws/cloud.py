@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from ipaddress import IPv4Network
 from typing import Any
 
+from moto.autoscaling.exceptions import AutoscalingClientError
 from moto.autoscaling.models import autoscaling_backends
 from moto.core.base_backend import BackendDict
 from moto.core.responses import BaseResponse
@@ -28,10 +30,13 @@ from airflow_gpu_provider.sandbox.aws.interface import (
     CloudEvents,
     ClusterNetwork,
     Identity,
+    ScalableGroup,
 )
 from airflow_gpu_provider.sandbox.aws.launches import Ec2Capacity
+from airflow_gpu_provider.sandbox.aws.node_groups import NodeGroup
 from airflow_gpu_provider.sandbox.aws.outbox import Outbox, deliver
 from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
+from airflow_gpu_provider.sandbox.aws.registration import kubernetes_taint
 from airflow_gpu_provider.sandbox.aws.server import AwsApi, AwsServer
 from airflow_gpu_provider.sandbox.aws.spot import SpotInterruptions
 from airflow_gpu_provider.sandbox.clock import Clock
@@ -104,6 +109,7 @@ class AwsCloud:
     def _build_services(self) -> None:
         """Put the completed backends where moto's own code looks for its backends."""
         account, region = self.account_id, self.region
+        self._activities = ActivityLog()
         ec2 = Ec2Backend(region, account, catalogue=self.catalogue)
         ec2_backends[account][region] = ec2
         self._ec2 = ec2
@@ -112,7 +118,7 @@ class AwsCloud:
             timings=self.timings,
             ec2=ec2,
             capacity=Ec2Capacity(ec2=ec2, quotas=self.quotas, faults=self._faults),
-            activities=ActivityLog(),
+            activities=self._activities,
             outbox=self._outbox,
         )
         self._auto_scaling = AutoScaling(region, account, surroundings=around)
@@ -223,6 +229,50 @@ class AwsCloud:
             ],
         }
 
+    # What a scaler in the cluster does
+
+    def scalable_groups(self) -> list[ScalableGroup]:
+        """Every Auto Scaling group whose instance type is known."""
+        with self._lock:
+            managed = {node_group.asg_name: node_group for node_group in self._eks.node_groups()}
+            groups = [group for group in self._auto_scaling.groups() if not group.deleting]
+            known = [group for group in groups if self.catalogue.known(group.first_instance_type)]
+            return [self._scalable_group(group, managed.get(group.name)) for group in known]
+
+    def _scalable_group(self, group: AutoScalingGroup, managed: NodeGroup | None) -> ScalableGroup:
+        kind, failed = group.first_instance_type, self._activities.last_failed_launch(group.name)
+        return ScalableGroup(
+            name=group.name,
+            tags={tag["Key"]: tag["Value"] for tag in group.tags},
+            min_size=int(group.min_size or 0),
+            max_size=int(group.max_size or 0),
+            desired=group.size,
+            instance_ids=tuple(member.instance.id for member in group.members),
+            zones=tuple(sorted(group.availability_zones)),
+            instance_type=kind,
+            architecture="arm64" if "arm64" in self.catalogue.architectures(kind) else "amd64",
+            vcpus=self.catalogue.vcpus(kind),
+            memory_bytes=self.catalogue.memory_bytes(kind),
+            gpus=self.catalogue.gpus(kind),
+            node_labels=managed.described_labels() if managed else {},
+            node_taints=tuple(kubernetes_taint(t) for t in managed.taints if t.get("value")) if managed else (),
+            launch_failed_at=failed.start_time if failed else None,
+        )
+
+    def set_desired_capacity(self, group_name: str, desired: int) -> None:
+        """As SetDesiredCapacity. ValueError if it is refused."""
+        with self._lock, _refusals():
+            self._auto_scaling.set_desired_capacity(group_name, desired)
+        self._clock.wake()
+
+    def terminate_in_group(self, instance_id: str) -> None:
+        """As TerminateInstanceInAutoScalingGroup with a decrement of the size. ValueError if it is refused."""
+        with self._lock, _refusals():
+            found = self._auto_scaling.find_member(instance_id)
+            if found is None or not found[1].terminating:
+                self._auto_scaling.terminate_instance(instance_id, should_decrement=True)
+        self._clock.wake()
+
     def identify(self, token: str) -> Identity | None:
         """Who made this `k8s-aws-v1.` token for one of the clusters; None if it is not valid now."""
         with self._lock:
@@ -270,6 +320,15 @@ class AwsCloud:
 
 
 _running: set[str] = set()
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """Say what the Auto Scaling API refuses as a ValueError."""
+    try:
+        yield
+    except AutoscalingClientError as error:
+        raise ValueError(str(error.message)) from error
 
 
 def _forget(account_id: str) -> None:

@@ -142,6 +142,11 @@ class AutoScalingGroup(FakeAutoScalingGroup):
     def find(self, instance_id: str) -> Member | None:
         return next((m for m in self._members if m.instance.id == instance_id), None)
 
+    @property
+    def first_instance_type(self) -> str:
+        """The type that it launches, the first of several."""
+        return self._plan().instance_types[0]
+
     def activity_in_progress(self) -> Activity | None:
         return next((m.activity for m in self._members if not m.activity.over), None)
 

@@ -82,6 +82,14 @@ class InstanceTypeCatalogue:
         """KeyError if the type is unknown."""
         return int(self._types[instance_type]["VCpuInfo"]["DefaultVCpus"])
 
+    def memory_bytes(self, instance_type: str) -> int:
+        """KeyError if the type is unknown."""
+        return int(self._types[instance_type]["MemoryInfo"]["SizeInMiB"]) * 2**20
+
+    def gpus(self, instance_type: str) -> int:
+        """Of any maker. KeyError if the type is unknown."""
+        return sum(int(gpu["Count"]) for gpu in self._types[instance_type].get("GpuInfo", {}).get("Gpus", []))
+
     def architectures(self, instance_type: str) -> list[str]:
         """KeyError if the type is unknown."""
         return list(self._types[instance_type]["ProcessorInfo"]["SupportedArchitectures"])

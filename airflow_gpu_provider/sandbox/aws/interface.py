@@ -105,6 +105,32 @@ class ClusterNetwork:
     node_role_arn: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class ScalableGroup:
+    """An Auto Scaling group as its scaler sees it.
+
+    `node_labels` and `node_taints` are what EKS's DescribeNodegroup says of a managed group, empty for any other; a
+    taint without a value is not among them, as cluster-autoscaler drops it. `launch_failed_at` is when the last launch
+    that failed was tried.
+    """
+
+    name: str
+    tags: Mapping[str, str]
+    min_size: int
+    max_size: int
+    desired: int
+    instance_ids: tuple[str, ...]
+    zones: tuple[str, ...]
+    instance_type: str
+    architecture: str
+    vcpus: int
+    memory_bytes: int
+    gpus: int
+    node_labels: Mapping[str, str]
+    node_taints: tuple[Taint, ...]
+    launch_failed_at: datetime | None
+
+
 class CloudEvents(Protocol):
     """What AWS tells the sandbox. Called one after another from AWS's clock thread, so each must return fast."""
 

@@ -68,6 +68,17 @@ class NodeGroup(Nodegroup):
     def update_in_progress(self) -> Update | None:
         return next((u for u in self.updates.values() if u.status == "InProgress"), None)
 
+    def described_labels(self) -> dict[str, str]:
+        """What cluster-autoscaler makes labels of: the group's, and fields of DescribeNodegroup's answer."""
+        fields = {
+            "diskSize": self.disk_size,
+            "amiType": self.ami_type,
+            "eks.amazonaws.com/capacityType": self.capacity_type,
+            "k8sVersion": self.version,
+            "eks.amazonaws.com/nodegroup": self.nodegroup_name,
+        }
+        return {key: str(value) for key, value in fields.items() if value} | dict(self.labels)
+
     def registration(self) -> Registration:
         return Registration(
             cluster_name=self.cluster_name,

@@ -21,6 +21,6 @@ Instance groups: a node pool's `instance_group_urls` have the form
 """
 
 from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
-from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance, Taint
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance, ScalableGroup, Taint
 
-__all__ = ["GoogleCloud", "GoogleTimings", "Identity", "Instance", "Taint"]
+__all__ = ["GoogleCloud", "GoogleTimings", "Identity", "Instance", "ScalableGroup", "Taint"]

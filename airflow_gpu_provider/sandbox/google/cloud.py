@@ -20,7 +20,7 @@ from airflow_gpu_provider.sandbox.google.container_api import ContainerApi
 from airflow_gpu_provider.sandbox.google.http_server import TOKEN_PATH, Api, ApiServer
 from airflow_gpu_provider.sandbox.google.identities import Identities
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Surroundings
-from airflow_gpu_provider.sandbox.google.interface import CloudEvents, GoogleTimings, Identity
+from airflow_gpu_provider.sandbox.google.interface import CloudEvents, GoogleTimings, Identity, ScalableGroup
 from airflow_gpu_provider.sandbox.google.node_pools import NodePools
 from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress
 from airflow_gpu_provider.sandbox.google.outbox import Outbox, deliver
@@ -153,6 +153,40 @@ class GoogleCloud:
             self._operations.advance(now)
             events = self._outbox.take()
         deliver(events)
+
+    # What the autoscaler does
+
+    def scalable_groups(self) -> list[ScalableGroup]:
+        """The instance groups of node pools with autoscaling on."""
+        with self._lock:
+            return self.node_pools.scalable_groups()
+
+    def resize_group(self, name: str, size: int) -> None:
+        """Set a group's target size. ValueError if there is no such group."""
+        with self._lock:
+            self._group(name).resize(size, self._now())
+        self._clock.wake()
+
+    def give_up_missing(self, name: str) -> int:
+        """No longer ask for instances that cannot be had; the target size that is left."""
+        with self._lock:
+            group = self._group(name)
+            group.delete([member.name for member in group.members if member.error], self._now())
+            size = group.target_size
+        self._clock.wake()
+        return size
+
+    def delete_from_group(self, name: str, machine: str) -> None:
+        """Delete one instance and lower the target size by it. ValueError if there is no such group."""
+        with self._lock:
+            self._group(name).delete([machine], self._now())
+        self._clock.wake()
+
+    def _group(self, name: str) -> InstanceGroup:
+        group = next((group for group in self.node_pools.groups() if group.url_in_events == name), None)
+        if group is None:
+            raise ValueError(f"no instance group is named {name!r}")
+        return group
 
     # What the sandbox asks
 

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Literal
 
+from airflow_gpu_provider.accelerators import gce_machine_type
 from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance, ScalableGroup
 from airflow_gpu_provider.sandbox.google.outbox import Outbox
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 from airflow_gpu_provider.sandbox.google.templates import Template
@@ -138,6 +139,11 @@ class InstanceGroup:
     def url(self) -> str:
         return self.url_of("instanceGroupManagers", self.name)
 
+    @property
+    def url_in_events(self) -> str:
+        """The name by which the autoscaler calls it."""
+        return self.url_of("instanceGroups", self.name)
+
     def url_of(self, kind: str, name: str) -> str:
         """The full name of something in the group's zone."""
         project = f"https://www.googleapis.com/compute/v1/projects/{self._around.project_id}"
@@ -156,6 +162,25 @@ class InstanceGroup:
     @property
     def running(self) -> int:
         return sum(member.runs and not member.leaving for member in self.members)
+
+    def scalable(self, *, min_size: int, max_size: int) -> ScalableGroup:
+        """As its autoscaler sees it."""
+        error = next((member.error for member in self.members if member.error and not member.leaving), None)
+        template = self.template
+        machine = gce_machine_type(template.machine_type)
+        return ScalableGroup(
+            name=self.url_in_events,
+            min_size=min_size,
+            max_size=max_size,
+            target=self.target_size,
+            machines=tuple(member.name for member in self.members if member.status),
+            labels=template.labels_in(self.zone),
+            taints=template.taints,
+            vcpus=template.vcpus,
+            memory_bytes=int((machine.memory_gib if machine else 0) * 2**30),
+            gpus=template.gpus,
+            error=(error.code, f"Instance '{error.instance}' creation failed: {error.message}") if error else None,
+        )
 
     def failing_for(self, now: float) -> tuple[float, LaunchError] | None:
         """How long the member that waits longest could not be had, and its last error."""

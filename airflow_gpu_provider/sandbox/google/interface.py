@@ -51,6 +51,27 @@ class Instance:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScalableGroup:
+    """One zone's instance group of a node pool with autoscaling on, as GKE's autoscaler sees it.
+
+    `name` is the group's whole URL, as in the autoscaler's events. `error` is the code and message of an instance that
+    cannot be had.
+    """
+
+    name: str
+    min_size: int
+    max_size: int
+    target: int
+    machines: tuple[str, ...]
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    vcpus: int
+    memory_bytes: int
+    gpus: int
+    error: tuple[str, str] | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GoogleTimings:
     """How long Google Cloud takes, in seconds. The defaults are far quicker than Google Cloud, in the same order."""
 

@@ -12,6 +12,7 @@ from google.cloud.container_v1.types import MaxPodsConstraint, NodePool, NodePoo
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
 from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, not_found
 from airflow_gpu_provider.sandbox.google.instance_groups import STOCKOUT, InstanceGroup, LaunchError, Surroundings
+from airflow_gpu_provider.sandbox.google.interface import ScalableGroup
 from airflow_gpu_provider.sandbox.google.node_pool_rules import (
     check,
     check_autoscaling,
@@ -78,6 +79,17 @@ class NodePools:
 
     def groups(self) -> list[InstanceGroup]:
         return [group for pool in self.pools.values() for group in pool.groups.values()]
+
+    def scalable_groups(self) -> list[ScalableGroup]:
+        """Those of pools with autoscaling on. A limit of the whole pool is each group's, less what the others have."""
+        return [
+            group.scalable(min_size=least, max_size=most)
+            for pool in self.pools.values()
+            if pool.settings.autoscaling.enabled
+            for zone, group in pool.groups.items()
+            if zone in pool.settings.locations
+            for least, most in [_limits(pool, group)]
+        ]
 
     def advance(self, now: float) -> None:
         for pool in self.pools.values():
@@ -290,6 +302,15 @@ class NodePools:
 
     def _path(self, pool: str) -> str:
         return f"{self._cluster_path}/nodePools/{pool}"
+
+
+def _limits(pool: Pool, group: InstanceGroup) -> tuple[int, int]:
+    """The least and most nodes of one group."""
+    limits = pool.settings.autoscaling
+    if not limits.total_max_node_count:
+        return limits.min_node_count, limits.max_node_count
+    others = sum(other.target_size for other in pool.groups.values() if other is not group)
+    return max(limits.total_min_node_count - others, 0), max(limits.total_max_node_count - others, 0)
 
 
 def _part(name: str) -> str:

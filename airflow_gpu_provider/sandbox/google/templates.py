@@ -59,27 +59,30 @@ class Template:
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
 
-    def instance(self, *, instance_id: str, name: str, zone: str, project_id: str, group: str) -> Instance:
+    def labels_in(self, zone: str) -> dict[str, str]:
+        """Of a node in that zone, its own name aside."""
         region = zone.rpartition("-")[0]
-        where = {
-            "kubernetes.io/hostname": name,
+        return {
+            **self.labels,
             "topology.kubernetes.io/region": region,
             "topology.kubernetes.io/zone": zone,
             "failure-domain.beta.kubernetes.io/region": region,
             "failure-domain.beta.kubernetes.io/zone": zone,
         }
+
+    def instance(self, *, instance_id: str, name: str, zone: str, project_id: str, group: str) -> Instance:
         return Instance(
             instance_id=instance_id,
             name=name,
             zone=zone,
-            region=region,
+            region=zone.rpartition("-")[0],
             project_id=project_id,
             machine_type=self.machine_type,
             market=self.market,
             cluster_name=self.cluster_name,
             node_pool=self.node_pool,
             group=group,
-            labels={**self.labels, **where},
+            labels=self.labels_in(zone) | {"kubernetes.io/hostname": name},
             taints=self.taints,
             gpu=gpu_of_accelerator(self.accelerator) if self.accelerator else None,
             gpus=self.gpus,

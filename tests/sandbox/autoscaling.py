@@ -1,0 +1,212 @@
+"""Pods, groups and what cluster-autoscaler says of them, for the tests of the stand-in and of a real one."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from typing import Any
+
+import boto3
+import yaml
+from kubernetes.client import ApiClient, ApiException
+from kubernetes.config import new_client_from_config
+
+from airflow_gpu_provider.sandbox import SandboxProcess
+from tests.sandbox.running import eventually
+
+TEMPLATE = "k8s.io/cluster-autoscaler/node-template"
+STATUS = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
+BUSYBOX = {"name": "main", "image": "busybox:1.36"}
+
+
+def gpu_pod(name: str, *, gpus: int = 1, seconds: float = 300, **spec: Any) -> dict[str, Any]:
+    """A pod that sleeps on GPUs; `spec` is added to its own."""
+    container = {
+        **BUSYBOX,
+        "command": ["sleep", str(seconds)],
+        "resources": {"limits": {"nvidia.com/gpu": str(gpus)}, "requests": {"cpu": "500m", "memory": "64Mi"}},
+    }
+    tolerations = [{"key": "nvidia.com/gpu", "operator": "Exists"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name},
+        "spec": {
+            "restartPolicy": "Never",
+            # None at all would free its GPU in the API server's eyes before it is free on the node.
+            "terminationGracePeriodSeconds": 1,
+            "containers": [container],
+            "tolerations": tolerations,
+            **spec,
+        },
+    }
+
+
+class Cluster:
+    """A sandbox's cluster, through its administrator's eyes."""
+
+    def __init__(self, sandbox: SandboxProcess) -> None:
+        self.sandbox = sandbox
+        self.env = sandbox.env()
+        self._client: ApiClient = new_client_from_config(self.env["KUBECONFIG"])
+
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """The decoded reply; empty where nothing is there."""
+        headers = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
+        url = f"{self._client.configuration.host}{path}"
+        try:
+            return json.loads(self._client.request(method, url, headers=headers, body=body).data)
+        except ApiException as error:
+            if error.status == 404:
+                return {}
+            raise
+
+    def create(self, pod: dict[str, Any]) -> None:
+        self.call("POST", "/api/v1/namespaces/default/pods", pod)
+
+    def delete_pods(self) -> None:
+        for pod in self.pods():
+            self.call("DELETE", f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
+
+    def pods(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.call("GET", "/api/v1/namespaces/default/pods")["items"]
+        return items
+
+    def phase(self, name: str) -> str:
+        return str(self.call("GET", f"/api/v1/namespaces/default/pods/{name}").get("status", {}).get("phase"))
+
+    def until_running(self, name: str, *, seconds: float = 60.0) -> None:
+        eventually(lambda: self.phase(name) == "Running", seconds=seconds)
+
+    def gpu_nodes(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.call("GET", "/api/v1/nodes")["items"]
+        return [item for item in items if item["metadata"]["name"] != "sandbox-system"]
+
+    def taints(self) -> set[str]:
+        return {taint["key"] for node in self.gpu_nodes() for taint in node["spec"].get("taints") or ()}
+
+    def events(self, reason: str, *, about: str | None = None) -> list[str]:
+        """The messages of an autoscaler's events, of pods or nodes in `default` and of its own ConfigMap."""
+        items = [
+            item
+            for namespace in ("default", "kube-system")
+            for item in self.call("GET", f"/api/v1/namespaces/{namespace}/events")["items"]
+        ]
+        return [
+            item["message"]
+            for item in items
+            if item["reason"] == reason
+            and item["source"]["component"] == "cluster-autoscaler"
+            and about in (None, item["involvedObject"]["name"])
+        ]
+
+    def forget_events(self) -> None:
+        for namespace in ("default", "kube-system"):
+            self.call("DELETE", f"/api/v1/namespaces/{namespace}/events")
+
+    def until_event(self, reason: str, *, about: str | None = None, seconds: float = 60.0) -> str:
+        return str(eventually(lambda: self.events(reason, about=about), seconds=seconds)[-1])
+
+    def status(self) -> dict[str, Any]:
+        """The autoscaler's status, decoded; empty before it is written."""
+        data = self.call("GET", STATUS).get("data")
+        return dict(yaml.safe_load(data["status"])) if data else {}
+
+    def status_updated(self) -> str:
+        return str(self.call("GET", STATUS)["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/last-updated"])
+
+    def group_status(self, name: str) -> dict[str, Any]:
+        groups = {group["name"]: group for group in self.status().get("nodeGroups") or ()}
+        return dict(groups.get(name, {}))
+
+
+class Eks(Cluster):
+    """With node groups as their owner makes them, and tags on the Auto Scaling groups behind."""
+
+    def __init__(self, sandbox: SandboxProcess) -> None:
+        super().__init__(sandbox)
+        self.client = cache(self._aws_client)
+        self.subnets: dict[str, str] = json.loads(self.env["GPU_SANDBOX_SUBNETS"])
+        self.zones = list(self.subnets)
+
+    def _aws_client(self, service: str) -> Any:
+        session = boto3.Session(
+            aws_access_key_id=self.env["AWS_ACCESS_KEY_ID"],
+            aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
+            region_name=self.env["AWS_DEFAULT_REGION"],
+        )
+        return session.client(service, endpoint_url=self.env["AWS_ENDPOINT_URL"])
+
+    def node_group(self, name: str, *, max_size: int = 3, accelerator: bool = True, **request: Any) -> str:
+        """A group at size 0, one GPU a node; returns its Auto Scaling group's name."""
+        eks = self.client("eks")
+        eks.create_nodegroup(
+            clusterName=self.sandbox.cluster_name,
+            nodegroupName=name,
+            **{
+                "scalingConfig": {"minSize": 0, "maxSize": max_size, "desiredSize": 0},
+                "instanceTypes": ["g6.xlarge"],
+                "subnets": [self.subnets[self.zones[0]]],
+                "nodeRole": self.env["GPU_SANDBOX_NODE_ROLE"],
+                "amiType": "AL2023_x86_64_NVIDIA",
+                "taints": [{"key": "nvidia.com/gpu", "value": "true", "effect": "NO_SCHEDULE"}],
+                "labels": {
+                    "role": name,
+                    **({"k8s.amazonaws.com/accelerator": "nvidia-l4"} if accelerator else {}),
+                },
+                **request,
+            },
+        )
+
+        def described() -> Any:
+            return eks.describe_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)["nodegroup"]
+
+        eventually(lambda: described()["status"] == "ACTIVE")
+        return str(described()["resources"]["autoScalingGroups"][0]["name"])
+
+    def node_groups(self) -> list[str]:
+        """All but the cluster's own first one."""
+        found = self.client("eks").list_nodegroups(clusterName=self.sandbox.cluster_name)["nodegroups"]
+        return [name for name in found if name != "system"]
+
+    def delete_group(self, name: str) -> None:
+        self.client("eks").delete_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)
+
+    def tag(self, asg_name: str, **tags: str) -> None:
+        self.client("autoscaling").create_or_update_tags(
+            Tags=[
+                {
+                    "ResourceId": asg_name,
+                    "ResourceType": "auto-scaling-group",
+                    "Key": key,
+                    "Value": value,
+                    "PropagateAtLaunch": False,
+                }
+                for key, value in tags.items()
+            ]
+        )
+
+    def desired(self, asg_name: str) -> int:
+        groups = {group["name"]: group for group in self.sandbox.describe()["groups"]}
+        return int(groups[asg_name]["desired"])
+
+    def install_device_plugin(self) -> None:
+        """A DaemonSet of NVIDIA's plugin on every GPU node, so that GPUs become allocatable."""
+        labels = {"app": "nvidia-device-plugin"}
+        spec = {
+            "containers": [{"name": "plugin", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"}],
+            "tolerations": [{"operator": "Exists"}],
+        }
+        self.call(
+            "POST",
+            "/apis/apps/v1/namespaces/kube-system/daemonsets",
+            {
+                "apiVersion": "apps/v1",
+                "kind": "DaemonSet",
+                "metadata": {"name": "nvidia-device-plugin"},
+                "spec": {
+                    "selector": {"matchLabels": labels},
+                    "template": {"metadata": {"labels": labels}, "spec": spec},
+                },
+            },
+        )
