@@ -29,7 +29,10 @@ def rendered(task: Any) -> tuple[Any, dict[str, Any]]:
     context = context_of(task) | {
         "dag": task.dag,
         "params": task.dag.params.dump(),
-        "var": {"value": VariableAccessor(deserialize_json=False)},
+        "var": {
+            "value": VariableAccessor(deserialize_json=False),
+            "json": VariableAccessor(deserialize_json=True),
+        },
     }
     task.render_template_fields(context)
     return task, context

@@ -22,7 +22,7 @@ def test_each_file_is_one_dag_of_its_name(examples: dict[str, DAG]) -> None:
     assert set(examples) == {file.stem for file in FOLDER.glob("*.py")}
 
 
-@pytest.mark.parametrize("name", ["whole_cluster_gke"])
+@pytest.mark.parametrize("name", ["whole_cluster_eks", "whole_cluster_gke"])
 def test_a_run_with_a_cluster_of_its_own_is_green_only_if_the_work_and_the_deletion_succeeded(
     examples: dict[str, DAG], name: str
 ) -> None:

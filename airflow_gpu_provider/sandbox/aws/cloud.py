@@ -19,6 +19,7 @@ from moto.eks.models import eks_backends
 from airflow_gpu_provider.sandbox.aws.activities import ActivityLog
 from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, utc_now
 from airflow_gpu_provider.sandbox.aws.auto_scaling_api import AutoScalingApi
+from airflow_gpu_provider.sandbox.aws.clusters import ControlPlaneAddress
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
 from airflow_gpu_provider.sandbox.aws.eks import Eks, EksApi
 from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Surroundings
@@ -180,9 +181,13 @@ class AwsCloud:
     ) -> ClusterNetwork:
         """An ACTIVE cluster in a VPC of its own, one subnet in each zone (default: the region's first three).
 
-        `certificate_authority` is base64 of the PEM, as EKS gives it.
+        `certificate_authority` is base64 of the PEM, as EKS gives it. Clusters that the API makes later have the
+        same endpoint: there is one control plane.
         """
         with self._lock:
+            self._eks.cluster_life.address = ControlPlaneAddress(
+                endpoint=endpoint, certificate_authority=certificate_authority
+            )
             every_zone = [zone.name for zone in self._ec2.describe_availability_zones()]
             vpc = self._ec2.create_vpc(_VPC_CIDR)
             blocks = IPv4Network(_VPC_CIDR).subnets(new_prefix=_SUBNET_PREFIX)
@@ -198,8 +203,7 @@ class AwsCloud:
                 {"subnetIds": list(subnets.values()), "vpcId": vpc.id, "endpointPublicAccess": True},
                 version=version,
             )
-            cluster.endpoint = endpoint
-            cluster.certificate_authority = {"data": certificate_authority}
+            self._eks.cluster_life.open(cluster)
             return ClusterNetwork(vpc_id=vpc.id, subnets=subnets, node_role_arn=node_role)
 
     def describe_groups(self) -> list[dict[str, Any]]:

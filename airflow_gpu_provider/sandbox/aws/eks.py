@@ -1,4 +1,4 @@
-"""The EKS API: moto's, with managed node groups that live as EKS's do."""
+"""The EKS API: moto's, with clusters and managed node groups that live as EKS's do."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from moto.moto_api._internal import mock_random
 
 from airflow_gpu_provider.sandbox.aws import node_group_rules as rules
 from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, utc_now
+from airflow_gpu_provider.sandbox.aws.clusters import ClusterLife
 from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Surroundings
 from airflow_gpu_provider.sandbox.aws.node_group_creation import NodeGroupCreation
 from airflow_gpu_provider.sandbox.aws.node_groups import (
@@ -39,9 +40,30 @@ class Eks(EKSBackend):
         self._auto_scaling = auto_scaling
         self._around = surroundings
         self._creation = NodeGroupCreation(ec2=surroundings.ec2, auto_scaling=auto_scaling)
+        self.cluster_life = ClusterLife(ec2=surroundings.ec2, timings=surroundings.timings)
 
     def reset(self) -> None:
         """Backends live as long as their AwsCloud; moto's reset throws them away whole."""
+
+    # Clusters
+
+    def create_cluster(self, name: str, *args: Any, **request: Any) -> Cluster:
+        """It is CREATING; AwsCloud makes its own ACTIVE at once."""
+        if name not in self.clusters:
+            self.cluster_life.check_room(self.clusters)
+        cluster = super().create_cluster(name, *args, **request)
+        self.cluster_life.begin(cluster, utc_now())
+        return cluster
+
+    def delete_cluster(self, name: str) -> Cluster:
+        """It is DELETING. ResourceInUseException while it has node groups, or is being made or deleted."""
+        cluster = self.cluster(name)
+        if not cluster.is_active:
+            raise _in_use(f"Cluster {name} is in {cluster.status} state", name)
+        super().delete_cluster(name)
+        self.clusters[name] = cluster
+        self.cluster_life.end(cluster, utc_now())
+        return cluster
 
     # Finding
 
@@ -211,7 +233,8 @@ class Eks(EKSBackend):
     # The clock
 
     def advance(self, now: datetime) -> None:
-        """Move every node group on."""
+        """Move every cluster and node group on."""
+        self.cluster_life.advance(self.clusters, now)
         for group in self.node_groups():
             if group.status == "DELETING":
                 self._finish_deletion(group, now)
@@ -295,7 +318,7 @@ def _not_found(
     )
 
 
-def _in_use(message: str, cluster_name: str, nodegroup_name: str) -> ResourceInUseException:
+def _in_use(message: str, cluster_name: str, nodegroup_name: str | None = None) -> ResourceInUseException:
     return ResourceInUseException(
         clusterName=cluster_name, nodegroupName=nodegroup_name, addonName=None, message=message
     )

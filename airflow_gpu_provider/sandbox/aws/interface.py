@@ -46,6 +46,8 @@ class Instance:
 class AwsTimings:
     """How long AWS takes, in seconds. The defaults are far quicker than AWS, in the same order."""
 
+    cluster_create: float = 3.0
+    cluster_delete: float = 2.0
     nodegroup_create: float = 2.0
     nodegroup_create_timeout: float = 20.0
     """A group whose instances cannot be launched for so long becomes CREATE_FAILED."""
