@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.addons.node_match import Answer, NodePicture, runs_on
+from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_node_pools
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
@@ -74,7 +75,19 @@ def look(api: ApiClient, pool: GpuPool) -> tuple[list[Server], bool]:
     """Return what hands out GPUs in the cluster, our own plugin for the pool left out; and whether that is there."""
     sets = list_items(api, "/apis/apps/v1/daemonsets", resource="daemonsets")
     nodes = list_items(api, "/api/v1/nodes", resource="nodes", labelSelector=label_selector(pool.node_selector))
-    return find_servers(pool, sets, nodes), any(_is_ours(one, pool) for one in sets)
+    servers = [*find_servers(pool, sets, nodes), *_of_karpenters_images(api, pool)]
+    return servers, any(_is_ours(one, pool) for one in sets)
+
+
+def _of_karpenters_images(api: ApiClient, pool: GpuPool) -> list[Server]:
+    if getattr(pool, "provisioner", None) != "karpenter":
+        return []
+    usable = [each for each in list_node_pools(api) or () if not each.refuses(pool.node_selector, pool.parsed_taints)]
+    answers = {brings_bottlerocket(api, each) for each in usable}
+    if True not in answers:
+        return []
+    # Where only some of the NodePools do, nobody knows before the node is there.
+    return [Server(kind="node image", name="Bottlerocket", serves=True if answers == {True} else None)]
 
 
 def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> list[Server]:

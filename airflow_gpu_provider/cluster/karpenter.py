@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.pools import Taint
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ NODE_POOL_LABEL = "karpenter.sh/nodepool"
 AUTO_MODE_GROUP = "eks.amazonaws.com"
 """The API group of Auto Mode's NodeClasses; a Karpenter that somebody installed uses its cloud's own."""
 
+_EC2_GROUP = "karpenter.k8s.aws"
 _POOLS = "/apis/karpenter.sh/v1/nodepools"
 _CLAIMS = "/apis/karpenter.sh/v1/nodeclaims"
 _EVENTS = "/api/v1/namespaces/default/events"  # where events about objects without a namespace live
@@ -42,7 +43,7 @@ class NodePool:
     """A NodePool: what machines it may bring.
 
     Attributes:
-        node_class_group: API group of its node class.
+        node_class_group, node_class: API group and name of its node class.
         labels: Labels that its nodes get.
         requirements: What its machines have to be, as Kubernetes' node selector requirements.
         not_ready: Why it brings nothing now, in its own words; empty when it is ready.
@@ -50,6 +51,7 @@ class NodePool:
 
     name: str
     node_class_group: str
+    node_class: str = ""
     labels: Mapping[str, str]
     requirements: tuple[Requirement, ...]
     taints: tuple[Taint, ...]
@@ -99,6 +101,7 @@ class NodePool:
         return cls(
             name=raw["metadata"]["name"],
             node_class_group=(spec.get("nodeClassRef") or {}).get("group") or "",
+            node_class=(spec.get("nodeClassRef") or {}).get("name") or "",
             labels=(template.get("metadata") or {}).get("labels") or {},
             requirements=tuple(spec.get("requirements") or ()),
             taints=tuple(
@@ -177,6 +180,19 @@ def list_node_pools(api: ApiClient) -> tuple[NodePool, ...] | None:
         return tuple(NodePool.parse(raw) for raw in list_items(api, _POOLS, resource="nodepools.karpenter.sh"))
     except ObjectNotFound:
         return None
+
+
+def brings_bottlerocket(api: ApiClient, node_pool: NodePool) -> bool:
+    """Say whether a NodePool's machines run Bottlerocket, whose NVIDIA images have a device plugin of their own."""
+    if node_pool.node_class_group != _EC2_GROUP:
+        return False
+    path = f"/apis/{_EC2_GROUP}/v1/ec2nodeclasses/{node_pool.node_class}"
+    try:
+        spec = call(api, "get", path, resource="ec2nodeclasses.karpenter.k8s.aws").get("spec") or {}
+    except ObjectNotFound:
+        return False  # a NodePool without its node class brings nothing
+    aliases = [str(term.get("alias") or "") for term in spec.get("amiSelectorTerms") or ()]
+    return spec.get("amiFamily") == "Bottlerocket" or any(alias.startswith("bottlerocket@") for alias in aliases)
 
 
 def list_node_claims(api: ApiClient, selector: Mapping[str, str]) -> tuple[NodeClaim, ...]:

@@ -20,7 +20,12 @@ from kubernetes.client.exceptions import ApiException
 from airflow_gpu_provider.sandbox.nodes import NodeSpec
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
-GROUP = "karpenter.sh"
+GROUP, EC2_GROUP = "karpenter.sh", "karpenter.k8s.aws"
+_KINDS = (
+    ("NodePool", GROUP, "nodepools"),
+    ("NodeClaim", GROUP, "nodeclaims"),
+    ("EC2NodeClass", EC2_GROUP, "ec2nodeclasses"),
+)
 _LOOK_EVERY = 0.2
 
 
@@ -203,30 +208,29 @@ def _now() -> str:
 def install_karpenter(sandbox: Sandbox) -> None:
     """Teach the cluster what NodePools and NodeClaims are."""
     api = client.ApiextensionsV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    for kind in ("NodePool", "NodeClaim"):
-        plural = f"{kind.lower()}s"
+    for kind, group, plural in _KINDS:
         schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
         version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
         api.create_custom_resource_definition(
             {
-                "metadata": {"name": f"{plural}.{GROUP}"},
+                "metadata": {"name": f"{plural}.{group}"},
                 "spec": {
-                    "group": GROUP,
+                    "group": group,
                     "scope": "Cluster",
                     "names": {"kind": kind, "plural": plural, "singular": kind.lower(), "listKind": f"{kind}List"},
                     "versions": [version],
                 },
             }
         )
-    _until(lambda: all(_served(sandbox, plural) for plural in ("nodepools", "nodeclaims")))
+    _until(lambda: all(_served(sandbox, group, plural) for _, group, plural in _KINDS))
 
 
 def uninstall_karpenter(sandbox: Sandbox) -> None:
     """Let the cluster forget them, with their objects."""
     api = client.ApiextensionsV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
-    for plural in ("nodepools", "nodeclaims"):
-        api.delete_custom_resource_definition(f"{plural}.{GROUP}")
-    _until(lambda: not any(_served(sandbox, plural) for plural in ("nodepools", "nodeclaims")))
+    for _, group, plural in _KINDS:
+        api.delete_custom_resource_definition(f"{plural}.{group}")
+    _until(lambda: not any(_served(sandbox, group, plural) for _, group, plural in _KINDS))
 
 
 def node_pool(sandbox: Sandbox, name: str, *, group: str, **template: Any) -> None:
@@ -237,10 +241,18 @@ def node_pool(sandbox: Sandbox, name: str, *, group: str, **template: Any) -> No
     objects.create_cluster_custom_object(GROUP, "v1", "nodepools", {**body, "spec": {"template": {"spec": spec}}})
 
 
-def _served(sandbox: Sandbox, plural: str) -> bool:
+def ec2_node_class(sandbox: Sandbox, name: str, *, alias: str) -> None:
+    """Make an EC2NodeClass; `alias` says which images its machines run."""
+    objects = client.CustomObjectsApi(config.new_client_from_config(str(sandbox.kubeconfig)))
+    body: dict[str, Any] = {"apiVersion": f"{EC2_GROUP}/v1", "kind": "EC2NodeClass", "metadata": {"name": name}}
+    body["spec"] = {"amiSelectorTerms": [{"alias": alias}]}
+    objects.create_cluster_custom_object(EC2_GROUP, "v1", "ec2nodeclasses", body)
+
+
+def _served(sandbox: Sandbox, group: str, plural: str) -> bool:
     objects = client.CustomObjectsApi(config.new_client_from_config(str(sandbox.kubeconfig)))
     try:
-        objects.list_cluster_custom_object(GROUP, "v1", plural)
+        objects.list_cluster_custom_object(group, "v1", plural)
     except ApiException as error:
         if error.status == 404:
             return False

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from airflow.sdk import DAG
 from kubernetes import client, config
 from structlog.testing import capture_logs
@@ -15,14 +17,23 @@ from airflow_gpu_provider import (
     DeleteGpuPoolOperator,
     EnsureGpuPoolOperator,
     GpuPodOperator,
+    InstallDevicePluginOperator,
     KubernetesGpuPool,
     ScaleDownSensor,
     gpu_nodes,
 )
+from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.errors import AutoscalerNotRunning, NoProvisioner, PoolNotReleased
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
-from tests.sandbox.provisioner import Kind, Provisioner, install_karpenter, node_pool, uninstall_karpenter
+from tests.sandbox.provisioner import (
+    Kind,
+    Provisioner,
+    ec2_node_class,
+    install_karpenter,
+    node_pool,
+    uninstall_karpenter,
+)
 from tests.sandbox.running import context_of, eventually, run
 
 KARPENTER = Kind(
@@ -139,6 +150,45 @@ def test_a_night_from_nothing_to_nothing(
     assert results["scale_down"] == {**results["scale_down"], "nodes": 0, "desired": 0, "kept": []}
     assert any(words in line for line in lines)
     assert any("waits for" in line and "to remove it, nobody wants it" in line for line in lines)
+
+
+@pytest.mark.usefixtures("karpenter")
+def test_a_night_with_karpenter_needs_no_more_than_the_documented_roles(
+    gpu_sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeconfig = tmp_path / "kubeconfig"
+    kubeconfig.write_text(yaml.safe_dump(as_service_account(gpu_sandbox, "airflow")))
+    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    with Provisioner(gpu_sandbox, KARPENTER, failures=1) as there:
+        results, _ = one_night(pool_of("karpenter", KARPENTER))
+    assert len(there.brought) == 1
+    assert results["scale_down"]["nodes"] == 0
+
+
+def as_service_account(sandbox: Sandbox, name: str) -> dict[str, Any]:
+    """Return a kubeconfig for a service account that may do what docs/rbac/full.yaml lists."""
+    api = config.new_client_from_config(str(sandbox.kubeconfig))
+    server_side_apply(api, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
+    subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
+    for manifest in yaml.safe_load_all((Path(__file__).parents[2] / "docs/rbac/full.yaml").read_text()):
+        if "subjects" in manifest:
+            manifest["metadata"]["name"] += f"-{name}"
+            manifest["subjects"] = [subject]
+        server_side_apply(api, manifest)
+    asked = {"spec": {"expirationSeconds": 3600}}
+    token = client.CoreV1Api(api).create_namespaced_service_account_token(name, "default", asked).status.token
+    found: dict[str, Any] = yaml.safe_load(sandbox.kubeconfig.read_text())
+    for user in found["users"]:
+        user["user"] = {"token": token}
+    return found
+
+
+@pytest.mark.usefixtures("karpenter")
+@pytest.mark.parametrize(("alias", "change"), [("bottlerocket@latest", "unchanged"), ("al2023@latest", "created")])
+def test_bottlerocket_of_karpenters_brings_its_own_plugin(gpu_sandbox: Sandbox, alias: str, change: str) -> None:
+    ec2_node_class(gpu_sandbox, "default", alias=alias)
+    pool = pool_of("karpenter", KARPENTER)
+    assert run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool))["change"] == change
 
 
 @pytest.mark.usefixtures("karpenter")
