@@ -62,6 +62,11 @@ class DemandLease:
     """`nodes` nodes are wanted for `key` until `until`; `created_at` is its place in the queue.
 
     `groups` names the groups that others own and that the run's pool scales, for two pools must not scale one group.
+
+    Attributes:
+        attempts: How often the run's nodes have not come together.
+        attempt_since: When the present attempt began, where it is not the first.
+        resume_at: When the next attempt begins; until then nothing is wanted. None while one is under way.
     """
 
     key: DemandKey
@@ -69,6 +74,9 @@ class DemandLease:
     until: datetime
     created_at: datetime
     groups: tuple[str, ...] = ()
+    attempts: int = 0
+    attempt_since: datetime | None = None
+    resume_at: datetime | None = None
 
     def live(self, now: datetime) -> bool:
         """Whether it still counts."""
@@ -90,6 +98,9 @@ class DemandLease:
             until=datetime.fromisoformat(notes[f"{_PREFIX}until"]),
             created_at=datetime.fromisoformat(raw["spec"]["acquireTime"]),
             groups=tuple(json.loads(notes.get(f"{_PREFIX}groups", "[]"))),
+            attempts=int(notes.get(f"{_PREFIX}attempts", 0)),
+            attempt_since=_time(notes.get(f"{_PREFIX}attempt-since")),
+            resume_at=_time(notes.get(f"{_PREFIX}resume-at")),
         )
 
     def manifest(self) -> dict[str, Any]:
@@ -103,6 +114,11 @@ class DemandLease:
         }
         if self.groups:
             notes[f"{_PREFIX}groups"] = json.dumps(self.groups)
+        if self.attempts:
+            notes[f"{_PREFIX}attempts"] = str(self.attempts)
+        for name, at in (("attempt-since", self.attempt_since), ("resume-at", self.resume_at)):
+            if at:
+                notes[f"{_PREFIX}{name}"] = format_time(at)
         labels = {**_PART_OF, _KIND: "demand", POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         return {
             "apiVersion": "coordination.k8s.io/v1",
@@ -110,6 +126,10 @@ class DemandLease:
             "metadata": {"name": self.key.lease_name, "labels": labels, "annotations": notes},
             "spec": {"holderIdentity": str(self.key), "acquireTime": format_time(self.created_at)},
         }
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
 
 
 def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLease, ...]:

@@ -43,11 +43,19 @@ class EnsureGpuPoolOperator(BaseOperator):
         dry_run: Log and return the plan, change nothing. Default False.
         wait_for: "ready" (default): nodes are Ready, as far as it goes before the device plugin runs. "gpus":
             nvidia.com/gpu is allocatable too.
-        timeout: How long to wait for the nodes. Default 30 minutes.
+        timeout: How long to wait for the nodes; with `give_up_after`, how long one attempt takes. Default 30 minutes.
+        at_least: How few GPUs (or nodes, where `nodes` is given) will do: when so many are there, and the others are
+            out of stock or have not come within `timeout`, the run goes on with them. Default: no fewer than wanted.
+        all_or_nothing: When not all nodes come together within `timeout`, or every candidate is out of stock, let go
+            of those that came, so that others can have them, and try again later: after 5 minutes at first, 30 at
+            last. Default False: keep what came.
+        give_up_after: For capacity that is hard to get: keep trying for so long, instead of for `timeout`. The run's
+            `max_runtime` then counts from when its nodes come. Default None.
         deferrable: Wait in the triggerer. Default True.
 
     Returns:
-        `{"pool", "nodes": [...], "gpus", "plan": [...], "timeline": [{"phase", "seconds"}]}`.
+        `{"pool", "nodes": [...], "gpus", "wanted", "got", "tried": [...], "plan": [...], "timeline": [{"phase",
+        "seconds"}]}`; `wanted` and `got` count nodes, `tried` are the candidates that had no machine, and why.
 
     Raises:
         PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, where it can be known then.
@@ -55,7 +63,7 @@ class EnsureGpuPoolOperator(BaseOperator):
             names say.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes")
+    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "at_least")
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -68,6 +76,9 @@ class EnsureGpuPoolOperator(BaseOperator):
         dry_run: bool = False,
         wait_for: Literal["ready", "gpus"] = "ready",
         timeout: timedelta = timedelta(minutes=30),
+        at_least: int | None = None,
+        all_or_nothing: bool = False,
+        give_up_after: timedelta | None = None,
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -79,6 +90,9 @@ class EnsureGpuPoolOperator(BaseOperator):
         self.plan_only = dry_run
         self.wait_for = wait_for
         self.wait_timeout = timeout
+        self.at_least = at_least
+        self.all_or_nothing = all_or_nothing
+        self.give_up_after = give_up_after
         self.deferrable = deferrable
         self._stop = Stop()
         self._check_arguments()
@@ -86,9 +100,20 @@ class EnsureGpuPoolOperator(BaseOperator):
     def _check_arguments(self) -> None:
         if self.wait_for not in ("ready", "gpus"):
             raise PoolSpecError(f"wait_for={self.wait_for!r}.", 'It is "ready" or "gpus".')
-        counts_are_known = all(value is None or isinstance(value, int) for value in (self.gpus, self.nodes))
+        if self.all_or_nothing and self.at_least is not None:
+            raise PoolSpecError(
+                f"at_least={self.at_least} and all_or_nothing=True exclude each other.",
+                "at_least goes on with fewer nodes; all_or_nothing lets go of them and tries again.",
+            )
+        if self.give_up_after is not None and self.give_up_after < self.wait_timeout:
+            raise PoolSpecError(
+                f"give_up_after={self.give_up_after} is shorter than timeout={self.wait_timeout}, one attempt's time.",
+                "Raise give_up_after, or lower the timeout.",
+            )
+        counts = (self.gpus, self.nodes, self.at_least)
+        counts_are_known = all(value is None or isinstance(value, int) for value in counts)
         if getattr(self.gpu_pool, "is_rendered", False) and counts_are_known:
-            self._wanted_nodes()
+            self._fewest_nodes(self._wanted_nodes())
 
     def _wanted_nodes(self) -> int:
         nodes = None if self.nodes is None else int(self.nodes)
@@ -96,6 +121,21 @@ class EnsureGpuPoolOperator(BaseOperator):
         if nodes is None and gpus is None:
             gpus = 1
         return self.gpu_pool.nodes_for(gpus=gpus, nodes=nodes)
+
+    def _fewest_nodes(self, wanted: int) -> int | None:
+        """Return how few nodes will do, where fewer than wanted may."""
+        if self.at_least is None:
+            return None
+        at_least = int(self.at_least)
+        counts_nodes = self.nodes is not None
+        few = self.gpu_pool.nodes_for(gpus=None if counts_nodes else at_least, nodes=at_least if counts_nodes else None)
+        if few > wanted:
+            raise PoolSpecError(
+                f"Pool {self.gpu_pool.name}: at_least={at_least} is {few} nodes; {wanted} are wanted.",
+                "It counts what the other argument counts: GPUs, or nodes where nodes= is given.",
+                pool=self.gpu_pool.name,
+            )
+        return few
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_key
@@ -124,7 +164,16 @@ class EnsureGpuPoolOperator(BaseOperator):
 
         now = datetime.now(UTC)
         outcome = reconciler.want(key, nodes, now + self.gpu_pool.max_runtime)
-        wait = NodesWait(key=key, wait_for=self.wait_for, started=now, deadline=now + self.wait_timeout)
+        wait = NodesWait(
+            key=key,
+            wait_for=self.wait_for,
+            started=now,
+            deadline=now + (self.give_up_after or self.wait_timeout),
+            nodes=nodes,
+            at_least=self._fewest_nodes(nodes),
+            all_or_nothing=self.all_or_nothing,
+            patience=self.wait_timeout,
+        )
         progress = wait.step(outcome.snapshot)
         for line in (*outcome.said, *progress.lines):
             self.log.info("%s", line)
@@ -135,10 +184,10 @@ class EnsureGpuPoolOperator(BaseOperator):
         if progress.result is not None:
             return self._finish(dict(progress.result), context)
         if self.deferrable:
-            self._defer(wait, owner, lock_holder(context))
+            self._defer(wait, reconciler, owner, lock_holder(context))
         return self._finish(self._block(wait, reconciler), context)
 
-    def _defer(self, wait: NodesWait, owner: str, holder: str) -> None:
+    def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
 
         record = {
@@ -146,11 +195,13 @@ class EnsureGpuPoolOperator(BaseOperator):
             "pool": self.gpu_pool.serialize(),
             "owner": owner,
             "holder": holder,
+            "over_quota": sorted(reconciler.platform.over_quota),
             "deferred_at": time.time(),
             "wait": wait.to_record(),
         }
         self.log.info("Waiting in the triggerer for the pool's nodes, until %s at the latest", wait.deadline)
-        self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN)
+        left = wait.deadline - datetime.now(UTC)
+        self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.changes import pool_changes
@@ -158,7 +209,9 @@ class EnsureGpuPoolOperator(BaseOperator):
 
         async def until_done() -> dict[str, Any]:
             async with pool_changes(reconciler) as change:
-                progress = await drive(wait, reconciler.reconcile, say=self.log.info, every=15.0, change=change)
+                progress = await drive(
+                    wait, reconciler.reconcile, say=self.log.info, every=15.0, amend=reconciler.amend, change=change
+                )
             return dict(progress.result or {})
 
         return self._stop.run(until_done())
@@ -196,6 +249,14 @@ class EnsureGpuPoolOperator(BaseOperator):
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         names = ", ".join(f"{n['name']}{_kind_of(n)}" for n in result["nodes"])
         self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names or "none yet, they come when pods do")
+        if result.get("got", 0) < result.get("wanted", 0):
+            few, all_of_them = result["got"], result["wanted"]
+            self.log.warning(
+                "Pool %s gave %d of the %d nodes wanted; the run goes on.", self.gpu_pool.name, few, all_of_them
+            )
+        for each in result.get("tried", ()):
+            where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
+            self.log.info("  no %s, tried %d times: %s", where, each["times"], each["why"])
         for phase in result["timeline"]:
             self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
         return {**result, "plan": plan}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,11 @@ Say = Callable[[str], None]
 """Takes one line for the task's log."""
 
 MachineState = Literal["pending", "running", "terminating"]
+FailureKind = Literal["out_of_stock", "quota", "other"]
 GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "deleting"]
+
+# InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED
+_CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b")
 
 # By the kind of pool, and who owns its groups.
 _PLATFORMS = {
@@ -45,11 +50,31 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchFailure:
-    """The newest failed launch of a group: when, in the cloud's words, and whether capacity was the reason."""
+    """A failed launch of a group: when, why, and in the cloud's words.
+
+    Attributes:
+        kind: "out_of_stock": the cloud has no such machine there now. "quota": the account may not have more of them.
+        quota: The quota's name or code, where it is known.
+        earlier: When the launches before it failed for want of capacity or quota, the oldest first; since the last one
+            that worked, as far back as the cloud remembers.
+    """
 
     at: datetime
     message: str
-    out_of_stock: bool
+    kind: FailureKind = "other"
+    quota: str | None = None
+    earlier: tuple[datetime, ...] = ()
+
+    @property
+    def out_of_stock(self) -> bool:
+        """Whether capacity was the reason."""
+        return self.kind == "out_of_stock"
+
+    @property
+    def reason(self) -> str:
+        """The cloud's error code where the message has one, else its first sentence."""
+        match = _CODE.search(self.message)
+        return match[0] if match else self.message.split(". ")[0].rstrip(".")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +88,7 @@ class Group:
         switch_at: When the cloud sets the group to zero by itself; None where no switch is set.
         has_switch: Whether the cloud can be told to do that. Where it cannot, machines have a lifetime of their own.
         launch_failure: The newest launch, if it failed; None once a later one worked.
+        failures: All failed launches that the cloud remembers, the oldest first.
         launching: A launch is under way that has no machine to show yet.
         issues: The cloud's health issues, in its words.
         keeps: Machines that the cloud keeps, whoever wants them: the group's minimum size.
@@ -82,6 +108,7 @@ class Group:
     switch_at: datetime | None = None
     has_switch: bool = True
     launch_failure: LaunchFailure | None = None
+    failures: tuple[LaunchFailure, ...] = ()
     launching: bool = False
     issues: tuple[str, ...] = ()
     keeps: int = 0
@@ -143,7 +170,13 @@ class Platform(ABC):
 
     Every method makes fresh calls; nothing is cached between them but clients and what cannot change (subnets,
     the cluster's endpoint). All raise errors of `airflow_gpu_provider.errors`, never a cloud SDK's own.
+
+    Attributes:
+        over_quota: Groups that `check_quota` found to have too small a quota; they do not grow. Whoever goes on in
+            another process hands them over.
     """
+
+    over_quota: frozenset[str] = frozenset()
 
     @abstractmethod
     def cluster_access(self) -> ClusterAccess:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_gpu_provider.errors import GroupFailed, PoolSpecError
 from airflow_gpu_provider.platforms import eks_plan
@@ -15,12 +16,11 @@ from airflow_gpu_provider.platforms.eks_autoscaler import tag_change
 from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
 from airflow_gpu_provider.platforms.eks_groups import asg_name, is_owned, why_failed
 from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
-from airflow_gpu_provider.platforms.eks_scaling import is_launching, launch_failure, machines
+from airflow_gpu_provider.platforms.eks_quota import quota_code
+from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, launch_failure, machines
 from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
-
-if TYPE_CHECKING:
-    from datetime import datetime
 
 _UNUSABLE = ("CREATE_FAILED", "DELETE_FAILED", "DELETING")
 
@@ -71,11 +71,11 @@ class EksPlatform(EksBase):
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)}, mend=False)
         untold = {group.name: group.untold for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
-        grow = eks_plan.growth(self._pool, nodes, candidates, observed)
+        grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
 
     def apply(self, plan: Plan, say: Say) -> None:
-        passed_over = self._over_quota
+        passed_over = self.over_quota
         wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in passed_over}
         if not wanted:
             return
@@ -173,6 +173,7 @@ class EksPlatform(EksBase):
             instance_type=next(iter(raw.get("instanceTypes", [])), ""),
             market=raw.get("capacityType", "ON_DEMAND"),
         )
+        quota = quota_code(candidate.instance_type, candidate.market)
         members = machines(name, asg, activities)
         live = sum(machine.state != "terminating" for machine in members)
         limit = int(asg.get("MaxSize", raw["scalingConfig"]["maxSize"]))
@@ -183,14 +184,15 @@ class EksPlatform(EksBase):
             candidate=candidate,
             status=STATUS[raw["status"]],
             desired=int(asg.get("DesiredCapacity", 0)),
-            max_size=limit if is_wanted and name not in self._over_quota else live,
+            max_size=limit if is_wanted and name not in self.over_quota else live,
             machines=members,
             switch_at=switch_at,
             has_switch=not keeps,  # AWS sets no group below its minimum
             keeps=keeps,
             autoscaler_name=asg.get("AutoScalingGroupName", ""),
             untold=tag_change(self._pool, candidate.instance_type, asg).words if asg and is_wanted else (),
-            launch_failure=launch_failure(activities),
+            launch_failure=launch_failure(activities, quota),
+            failures=failures(activities, quota),
             launching=is_launching(activities, members),
             issues=eks_plan.issues(raw),
         )

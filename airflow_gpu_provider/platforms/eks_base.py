@@ -42,7 +42,6 @@ class EksBase(Platform):
     def __init__(self, pool: EksGpuPool) -> None:
         self._pool = pool
         self._clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
-        self._over_quota: frozenset[str] = frozenset()
 
     @abstractmethod
     def candidates(self) -> tuple[Candidate, ...]:
@@ -85,7 +84,7 @@ class EksBase(Platform):
             say(f"The account's quotas are not checked: {error}")
             return
         verdict = judge(self._pool, missing, candidates, quotas, vcpus)
-        self._over_quota = verdict.passed_over
+        self.over_quota = verdict.passed_over
         for note in verdict.notes:
             say(note)
 

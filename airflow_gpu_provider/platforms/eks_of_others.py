@@ -17,7 +17,8 @@ from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
 from airflow_gpu_provider.platforms.eks_groups import asg_name
 from airflow_gpu_provider.platforms.eks_named_groups import candidate, read_group, template_of
 from airflow_gpu_provider.platforms.eks_plan import issues
-from airflow_gpu_provider.platforms.eks_scaling import is_launching, launch_failure, machines
+from airflow_gpu_provider.platforms.eks_quota import quota_code
+from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, launch_failure, machines
 from airflow_gpu_provider.platforms.named_groups import check, growth
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
@@ -141,17 +142,20 @@ class EksPlatformOfOthers(EksBase):
         members = machines(named.name, asg, activities)
         live = sum(machine.state != "terminating" for machine in members)
         raw = named.node_group
+        place = candidate(named.name, asg, raw, self._template(asg))
+        quota = quota_code(place.instance_type, place.market)
         return Group(
             name=named.name,
-            candidate=candidate(named.name, asg, raw, self._template(asg)),
+            candidate=place,
             status=STATUS[raw["status"]] if raw else ("deleting" if asg.get("Status") else "active"),
             desired=int(asg["DesiredCapacity"]),
             keeps=int(asg["MinSize"]),
             autoscaler_name=asg["AutoScalingGroupName"],
-            max_size=live if named.name in self._over_quota else int(asg["MaxSize"]),
+            max_size=live if named.name in self.over_quota else int(asg["MaxSize"]),
             machines=members,
             switch_at=switch_at,
-            launch_failure=launch_failure(activities),
+            launch_failure=launch_failure(activities, quota),
+            failures=failures(activities, quota),
             launching=is_launching(activities, members),
             issues=issues(raw) if raw else (),
             owned=False,

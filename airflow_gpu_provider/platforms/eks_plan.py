@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.base import Change, Group
+from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, SPEC_TAG, GroupSpec
-from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 _GONE_SOON = ("DELETING", "DELETE_FAILED")
 
@@ -28,19 +27,6 @@ def changes(
     names = [(spec, spec.candidate.group) for spec in specs]
     found = (_change(spec, groups.get(name), (untold or {}).get(name, ())) for spec, name in names)
     return tuple(change for change in found if change)
-
-
-def growth(pool: EksGpuPool, nodes: int, candidates: Sequence[Candidate], groups: Iterable[Group]) -> tuple[str, ...]:
-    """Say in a line where missing nodes would be asked for first; nothing where none is missing, or others add them."""
-    if pool.is_autoscaled:
-        return ()
-    live = {group.name: len(group.live) for group in groups}
-    missing = min(nodes, pool.max_nodes) - sum(live.values())
-    if missing <= 0:
-        return ()
-    first = candidates[0]
-    size = live.get(first.group, 0)
-    return (f"{first.group} {size}->{size + missing} ({first} first)",)
 
 
 def issues(group: Mapping[str, Any]) -> tuple[str, ...]:

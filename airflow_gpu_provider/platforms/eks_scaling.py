@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, MachineState
+from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure, Machine, MachineState
 
 _INSTANCE_ID = re.compile(r"\bi-[0-9a-f]+\b")
 _OVER = ("Successful", "Failed", "Cancelled")
 # EC2's words for "no machine there now"; groups with a mixed instances policy put the code before the text, others
-# have the text alone. A limit of the account is none of these: another zone does not help against it.
+# have the text alone.
 _OUT_OF_STOCK = (
     "InsufficientInstanceCapacity",
     "InsufficientCapacityOnHost",
@@ -23,6 +24,15 @@ _OUT_OF_STOCK = (
     "no spot capacity available",
     "do not have sufficient",
     "is not supported in your requested Availability Zone",
+)
+
+# A limit of the account: another zone does not help against it, another market or type may.
+_OVER_QUOTA = (
+    "VcpuLimitExceeded",
+    "requested more vCPU capacity than your current vCPU limit",
+    "MaxSpotInstanceCountExceeded",
+    "Max spot instance count exceeded",
+    "InstanceLimitExceeded",
 )
 
 
@@ -65,23 +75,41 @@ def is_launching(activities: Iterable[Mapping[str, Any]], known: Iterable[Machin
     return any(_instance_of(activity) not in seen for activity in under_way)
 
 
-def launch_failure(activities: Sequence[Mapping[str, Any]]) -> LaunchFailure | None:
+def failures(activities: Iterable[Mapping[str, Any]], quota: str | None = None) -> tuple[LaunchFailure, ...]:
+    """Return all failed launches, the oldest first; `quota` is the one that such machines count against."""
+    failed = (a for a in activities if _is_launch(a) and a["StatusCode"] == "Failed")
+    return tuple(_failure(activity, quota) for activity in sorted(failed, key=_started))
+
+
+def launch_failure(activities: Sequence[Mapping[str, Any]], quota: str | None = None) -> LaunchFailure | None:
     """Return the newest launch that is over, if it failed."""
-    over = (a for a in activities if _is_launch(a) and a["StatusCode"] in ("Successful", "Failed"))
-    newest = max(over, key=_started, default=None)
-    if newest is None or newest["StatusCode"] == "Successful":
-        return None
-    message = newest.get("StatusMessage") or newest.get("Description") or "no reason given"
-    return LaunchFailure(
-        at=(newest.get("EndTime") or newest["StartTime"]).astimezone(UTC),
-        message=message,
-        out_of_stock=is_out_of_stock(message),
+    over = sorted(
+        (a for a in activities if _is_launch(a) and a["StatusCode"] in ("Successful", "Failed")), key=_started
     )
+    worked = max((n for n, a in enumerate(over, 1) if a["StatusCode"] == "Successful"), default=0)
+    in_a_row = failures(over[worked:], quota)
+    if not in_a_row:
+        return None
+    earlier = tuple(each.at for each in in_a_row[:-1] if each.kind != "other")
+    return replace(in_a_row[-1], earlier=earlier)
 
 
-def is_out_of_stock(message: str) -> bool:
-    """Say whether EC2's words mean that the cloud has no such machine there now."""
-    return any(words.lower() in message.lower() for words in _OUT_OF_STOCK)
+def failure_kind(message: str) -> FailureKind:
+    """Return what EC2's words mean: no such machine there now, a limit of the account, or something else."""
+    if any(words.lower() in message.lower() for words in _OUT_OF_STOCK):
+        return "out_of_stock"
+    return "quota" if any(words.lower() in message.lower() for words in _OVER_QUOTA) else "other"
+
+
+def _failure(activity: Mapping[str, Any], quota: str | None) -> LaunchFailure:
+    message = activity.get("StatusMessage") or activity.get("Description") or "no reason given"
+    kind = failure_kind(message)
+    return LaunchFailure(
+        at=(activity.get("EndTime") or activity["StartTime"]).astimezone(UTC),
+        message=message,
+        kind=kind,
+        quota=quota if kind == "quota" else None,
+    )
 
 
 def _is_launch(activity: Mapping[str, Any]) -> bool:

@@ -15,11 +15,12 @@ from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, Group
 from airflow_gpu_provider.platforms import gke_plan
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.gke_base import STATUS, GkeBase
-from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, launch_failure, machines
+from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, failures, launch_failure, machines
 from airflow_gpu_provider.platforms.gke_node_pools import group_paths, is_owned
 from airflow_gpu_provider.platforms.gke_operations import Operations, Step
 from airflow_gpu_provider.platforms.gke_spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.platforms.gke_zones import offered_types
+from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.base import Market
 
@@ -77,20 +78,8 @@ class GkePlatform(GkeBase):
         observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
         sizes = {group.name: len(group.machines) for group in observed}
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
-        grow = self._growth(nodes, candidates, observed)
+        grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
-
-    def _growth(self, nodes: int, candidates: Sequence[Candidate], groups: Sequence[Group]) -> tuple[str, ...]:
-        """Say in a line where missing nodes would be asked for first; nothing where none is, or others add them."""
-        if self._pool.is_autoscaled:
-            return ()
-        live = {group.name: len(group.live) for group in groups}
-        missing = min(nodes, self._pool.max_nodes) - sum(live.values())
-        if missing <= 0:
-            return ()
-        first = candidates[0]
-        size = live.get(first.group, 0)
-        return (f"{first.group} {size}->{size + missing} ({first} first)",)
 
     def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         left_out = [c for c in self._pool.candidates(self._zones) if c not in candidates]
@@ -114,7 +103,7 @@ class GkePlatform(GkeBase):
         Raises:
             OutOfStock, QuotaExceeded, GroupFailed: No node pool of the pool can be used.
         """
-        passed_over = self._over_quota
+        passed_over = self.over_quota
         wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in passed_over}
         if not wanted:
             return
@@ -202,11 +191,12 @@ class GkePlatform(GkeBase):
             candidate=candidate,
             status=STATUS.get(raw.get("status", ""), "degraded"),
             desired=sum(group.target for group in groups),
-            max_size=self._pool.max_nodes if self._is_wanted(candidate) and name not in self._over_quota else live,
+            max_size=self._pool.max_nodes if self._is_wanted(candidate) and name not in self.over_quota else live,
             machines=members,
             has_switch=False,
             keeps=int((raw.get("autoscaling") or {}).get("min_node_count") or 0),
             launch_failure=launch_failure(groups, datetime.now(UTC)),
+            failures=failures(groups, datetime.now(UTC)),
             launching=any(group.launching for group in groups),
             issues=gke_plan.issues(raw),
         )

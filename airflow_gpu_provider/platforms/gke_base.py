@@ -43,7 +43,6 @@ class GkeBase(Platform):
     def __init__(self, pool: GkeGpuPool) -> None:
         self._pool = pool
         self._clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
-        self._over_quota: frozenset[str] = frozenset()
 
     @abstractmethod
     def candidates(self) -> tuple[Candidate, ...]:
@@ -95,7 +94,7 @@ class GkeBase(Platform):
             say(f"The project's quotas are not checked: {error}")
             return
         verdict = judge(self._pool, missing, self.candidates(), quotas)
-        self._over_quota = verdict.passed_over
+        self.over_quota = verdict.passed_over
         for note in verdict.notes:
             say(note)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_gpu_provider.platforms.base import LaunchFailure, Machine, MachineState
-from airflow_gpu_provider.platforms.google_errors import is_out_of_stock
+from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure, Machine, MachineState
+from airflow_gpu_provider.platforms.google_errors import is_out_of_stock, is_over_quota, quota_name
 
 _CREATES = ("CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING")
 _REMOVES = ("DELETING", "ABANDONING")
@@ -91,13 +91,20 @@ def last_errors(managed: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list((attempt.get("errors") or {}).get("errors") or ())
 
 
+def failures(groups: Sequence[InstanceGroup], now: datetime) -> tuple[LaunchFailure, ...]:
+    """Return all failed launches that Compute Engine still tells of, the oldest first."""
+    found = (failure for group in groups for failure in _failures(group, now))
+    return tuple(sorted(found, key=lambda failure: failure.at))
+
+
 def launch_failure(groups: Sequence[InstanceGroup], now: datetime) -> LaunchFailure | None:
     """Return the newest failed launch, unless a later one worked."""
-    failures = [failure for group in groups for failure in _failures(group, now)]
-    newest = max(failures, key=lambda failure: failure.at, default=None)
-    if newest is None:
+    worked = max((at for group in groups for at in group.launched.values()), default=None)
+    in_a_row = [failure for failure in failures(groups, now) if worked is None or failure.at >= worked]
+    if not in_a_row:
         return None
-    return None if any(at > newest.at for group in groups for at in group.launched.values()) else newest
+    earlier = tuple(each.at for each in in_a_row[:-1] if each.kind != "other")
+    return replace(in_a_row[-1], earlier=earlier)
 
 
 def _failures(group: InstanceGroup, now: datetime) -> Iterable[LaunchFailure]:
@@ -114,7 +121,13 @@ def _failures(group: InstanceGroup, now: datetime) -> Iterable[LaunchFailure]:
 def _failure(error: Mapping[str, Any], at: datetime) -> LaunchFailure:
     code, message = str(error.get("code", "")), str(error.get("message", "")).strip()
     text = message if code in message else f"{code}: {message}".strip(": ")
-    return LaunchFailure(at=at, message=text or "no reason given", out_of_stock=is_out_of_stock(f"{code} {message}"))
+    kind: FailureKind = "other"
+    if is_out_of_stock(f"{code} {message}"):
+        kind = "out_of_stock"
+    elif is_over_quota(f"{code} {message}"):
+        kind = "quota"
+    quota = quota_name(message) if kind == "quota" else None
+    return LaunchFailure(at=at, message=text or "no reason given", kind=kind, quota=quota)
 
 
 def parse_time(text: str) -> datetime:

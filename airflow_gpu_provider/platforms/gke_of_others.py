@@ -14,7 +14,7 @@ from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.gke_base import STATUS, GkeBase
-from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, launch_failure, machines
+from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, failures, launch_failure, machines
 from airflow_gpu_provider.platforms.gke_node_pools import group_paths
 from airflow_gpu_provider.platforms.gke_plan import issues
 from airflow_gpu_provider.platforms.gke_spec import POOL_LABEL, labels_of, market_of, run_seconds
@@ -143,10 +143,11 @@ class GkePlatformOfOthers(GkeBase):
             candidate=named.candidate,
             status=STATUS.get(named.node_pool.get("status", ""), "degraded"),
             desired=group.target,
-            max_size=live if named.name in self._over_quota else named.max_size(self._pool),
+            max_size=live if named.name in self.over_quota else named.max_size(self._pool),
             machines=members,
             has_switch=False,
             launch_failure=launch_failure([group], datetime.now(UTC)),
+            failures=failures([group], datetime.now(UTC)),
             launching=group.launching,
             issues=issues(named.node_pool),
             owned=False,

@@ -32,6 +32,8 @@ _OUT_OF_STOCK = (
 _QUOTA = ("GCE_QUOTA_EXCEEDED", "QUOTA_EXCEEDED", "QUOTA_LIMIT", "quotaExceeded")
 _QUOTA_TEXT = re.compile(r"[Qq]uota '[A-Z0-9_]+' exceeded|[Ii]nsufficient (regional|project) quota")
 
+_QUOTA_NAME = re.compile(r"[Qq]uota '([A-Z0-9_]+)'")
+
 
 @contextmanager
 def mapped_errors(*, call: str, connection: str) -> Iterator[None]:
@@ -86,6 +88,12 @@ def is_out_of_stock(text: str) -> bool:
 def is_over_quota(text: str) -> bool:
     """Say whether Google Cloud's words mean that a quota of the project is used up."""
     return any(words in text for words in _QUOTA) or _QUOTA_TEXT.search(text) is not None
+
+
+def quota_name(text: str) -> str | None:
+    """Return the quota that Google Cloud's words name."""
+    match = _QUOTA_NAME.search(text)
+    return match[1] if match else None
 
 
 def has_status(error: GpuError, *statuses: str) -> bool:

@@ -145,7 +145,7 @@ class ProvisionedPlatform(MachinesOfOthers):
         if newest is None or any(claim.launched_at and claim.launched_at > newest.at for claim in claims):
             return None
         message = f"NodeClaim {newest.claim}: {newest.message}"
-        return LaunchFailure(at=newest.at, message=message, out_of_stock=newest.out_of_stock)
+        return LaunchFailure(at=newest.at, message=message, kind="out_of_stock" if newest.out_of_stock else "other")
 
 
 def _machine(claim: NodeClaim, group: str) -> Machine:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Protocol
 
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.reconcile import Outcome
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
@@ -58,6 +60,7 @@ async def drive(
     *,
     say: Say,
     every: float,
+    amend: Callable[[Ask], Outcome] | None = None,
     change: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Progress:
     """Reconcile and step until the wait is done.
@@ -65,6 +68,7 @@ async def drive(
     Args:
         wait: What is waited for.
         reconcile: Brings the pool closer to what is wanted; runs in a thread.
+        amend: Writes what the run wants from now on, and reconciles; for a wait that may ask for that.
         say: Takes lines for the task's log.
         every: Seconds after which to look again when nothing was heard; at first it is sooner, for a cloud that is
             just starting or ending a machine does not call.
@@ -74,18 +78,24 @@ async def drive(
         GpuError: The wait's own error, or the last error of `reconcile` when the deadline passes.
     """
     narrator = Narrator(say, started=wait.started)
+    look = reconcile
     while True:
         try:
-            outcome = await asyncio.to_thread(reconcile)
+            outcome = await asyncio.to_thread(look)
+            look = reconcile
             progress = wait.step(outcome.snapshot)
             narrator.tell(*outcome.said, *progress.lines)
             if progress.done:
                 return progress
             if progress.error:
                 raise progress.error
+            if progress.ask and amend:
+                look = partial(amend, progress.ask)
+                continue
         except TRANSIENT as error:
             if datetime.now(UTC) >= wait.deadline:
                 raise
+            look = reconcile
             narrator.tell(f"{type(error).__name__}: {error} Trying again.")
         waited = (datetime.now(UTC) - wait.started).total_seconds()
         await change(min(every, max(SOONEST, waited / _PATIENCE)))

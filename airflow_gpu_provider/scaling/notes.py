@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from airflow_gpu_provider.scaling.placement import out_of_stock
+from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply
 from airflow_gpu_provider.scaling.wanted import wanted_by
@@ -22,7 +22,8 @@ def notes(
 ) -> tuple[str, ...]:
     """Return the lines for one decision; the arguments are its parts."""
     counted = sum(each.counts for each in machines)
-    lines = [*_out_of_stock(snapshot, grow), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
+    short = wanted - counted - sum(placed.values())
+    lines = [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
     if wanted > counted:
         lines += _failures_of_provisioners(snapshot)
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
@@ -30,17 +31,23 @@ def notes(
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
     lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]
-    short = wanted - counted - sum(placed.values())
     if short > 0 and len(machines) >= snapshot.pool.max_nodes:
         lines.append(f"{short} more wanted, but max_nodes={snapshot.pool.max_nodes} machines exist")
     return tuple(lines)
 
 
-def _out_of_stock(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> Iterator[str]:
-    dry = [str(group.candidate) for group in snapshot.groups if out_of_stock(group, snapshot.now)]
-    if dry and grow:
-        trying = [str(group.candidate) for group in snapshot.groups if group.name in grow]
-        yield f"out of stock: {', '.join(dry)}; trying {', '.join(trying)}"
+def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) -> Iterator[str]:
+    """Say what had no machine, and what is tried instead; nothing where no node is missing."""
+    if snapshot.pool.is_autoscaled or (not placed and short <= 0):
+        return
+    candidates = {group.name: str(group.candidate) for group in snapshot.groups}
+    over = passed_over(snapshot.groups, snapshot.now)
+    yield from (f"no {candidates[name]} ({each})" for name, each in over.items())
+    if over and placed:
+        yield f"trying {', '.join(candidates[name] for name in candidates if name in placed)}"
+    elif over:
+        name, first = min(over.items(), key=lambda item: item[1].until)
+        yield f"nothing is left to try; {candidates[name]} is next, at {first.until:%H:%M}Z"
 
 
 def _failures_of_provisioners(snapshot: PoolSnapshot) -> Iterator[str]:

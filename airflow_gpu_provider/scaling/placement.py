@@ -1,23 +1,15 @@
-"""Where missing nodes are to come from: which groups, in the pool's order, past those that are out of stock."""
+"""Where missing nodes are to come from: which groups, in the pool's order, past those that had none to give."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import Group
 
-BACKOFF = timedelta(minutes=5)
-"""How long a group that was out of stock is passed over; cluster-autoscaler's own first backoff."""
-
 _OFF_LIMITS = ("failed", "deleting")
-
-
-def out_of_stock(group: Group, now: datetime) -> bool:
-    """Say whether the group's newest launch failed for want of capacity, a short time ago."""
-    failure = group.launch_failure
-    return failure is not None and failure.out_of_stock and now - failure.at < BACKOFF
 
 
 def scalable(group: Group) -> bool:
@@ -28,20 +20,16 @@ def scalable(group: Group) -> bool:
 def place(groups: Sequence[Group], missing: int, now: datetime) -> Counter[str]:
     """Spread `missing` nodes over groups, given in candidate order; a group that is being created can be chosen.
 
-    Sizes that are asked for already stay where they are, unless their group is out of stock. The rest goes to the
-    best market and instance type with a zone that is not, evenly over such zones. If every group is out of
-    stock, the one whose failure is oldest is tried: it is the likeliest to have capacity again.
+    Sizes that are asked for already stay where they are, unless their group is passed over. The rest goes to the
+    best market and instance type with a zone that is not, evenly over such zones. Where every group is passed over,
+    nothing is placed until the first one's time has come.
     """
-    possible = [group for group in groups if group.status not in _OFF_LIMITS]
-    in_stock = [group for group in possible if not out_of_stock(group, now)]
+    over = passed_over(groups, now)
+    open_groups = [group for group in groups if group.status not in _OFF_LIMITS and group.name not in over]
     placed: Counter[str] = Counter()
-    for group in in_stock:
+    for group in open_groups:
         placed[group.name] += min(group.unfilled, missing - placed.total())
-    if in_stock:
-        _spread(in_stock, missing, placed)
-    elif possible:
-        oldest = min(possible, key=lambda group: group.launch_failure.at if group.launch_failure else now)
-        placed[oldest.name] += min(missing, _room(oldest, placed))
+    _spread(open_groups, missing, placed)
     return +placed
 
 

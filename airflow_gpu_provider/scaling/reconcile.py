@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.claims import check_claims, claimed
 from airflow_gpu_provider.scaling.decisions import Decision, decide
+from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue
 
@@ -133,6 +135,25 @@ class Reconciler:
             writes.set_switch()
             return writes.outcome()
 
+    def amend(self, ask: Ask) -> Outcome:
+        """Write what a run wants from now on, if it still wants what it did when it asked; bring the pool closer to it.
+
+        A run that has given its demand up meanwhile does not get it back.
+        """
+        with self._lock() as lock:
+            before = self.snapshot()
+            if ask.before not in before.leases:
+                writes = _Writes(self, lock, before, decide(before))
+                writes.set_switch()
+                return writes.outcome()
+            leases = tuple(ask.after if lease == ask.before else lease for lease in before.leases)
+            snapshot = replace(before, leases=leases)
+            writes = _Writes(self, lock, snapshot, decide(snapshot), said=[ask.why])
+            writes.set_switch()
+            lock.check()
+            write_demand(self.api, ask.after)
+            return writes.outcome()
+
     def give_up(self, key: DemandKey) -> Outcome:
         """Delete the run's demand, and bring the pool closer to what is wanted without it. May be repeated."""
         if all(lease.key != key for lease in list_demand(self.api, self.pool.name)):
@@ -174,13 +195,21 @@ class Reconciler:
 class _Writes:
     """Carries one decision out, step by step in the order of its fields, and keeps what there is to say."""
 
-    def __init__(self, reconciler: Reconciler, lock: PoolLock, snapshot: PoolSnapshot, decision: Decision) -> None:
+    def __init__(
+        self,
+        reconciler: Reconciler,
+        lock: PoolLock,
+        snapshot: PoolSnapshot,
+        decision: Decision,
+        *,
+        said: Sequence[str] = (),
+    ) -> None:
         self._on = reconciler
         self._lock = lock
         self._snapshot = snapshot
         self._decision = decision
         self._nodes = {node.name: node for node in snapshot.nodes}
-        self._said = list(decision.notes)
+        self._said = [*said, *decision.notes]
 
     def set_switch(self) -> None:
         platform, decision = self._on.platform, self._decision
@@ -211,7 +240,7 @@ class _Writes:
             self._lock.check()
             if group not in self._on.platform.shrink_unfilled([group]):
                 refused.append(group)
-                self._said.append(f"{group} is left as it is: a launch is under way")
+                self._said.append(f"{group} is left as it is: what it was asked for has come, or is being launched")
         return not refused
 
     def _grow(self, with_new_machines: bool) -> None:

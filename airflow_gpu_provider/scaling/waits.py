@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import (
     GpuError,
@@ -20,10 +20,14 @@ from airflow_gpu_provider.errors import (
     NodesNotReady,
     OutOfStock,
     PoolNotReleased,
+    QuotaExceeded,
 )
+from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, usable_needed, wanted_nodes
+from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
+from airflow_gpu_provider.scaling.wanted import own_lease
 
 WaitFor = Literal["ready", "gpus"]
 
@@ -36,12 +40,14 @@ class Progress:
         done: There is nothing left to wait for.
         lines: What is so now, in words; whoever waits logs each when it is new.
         error: What ends the wait without success.
+        ask: What the run wants from now on; whoever waits writes it, and steps again.
         result: What the task returns, once done.
     """
 
     done: bool = False
     lines: tuple[str, ...] = ()
     error: GpuError | None = None
+    ask: Ask | None = None
     result: Mapping[str, Any] | None = None
 
 
@@ -54,23 +60,73 @@ class NodesWait:
         wait_for: "ready": nodes are Ready; "gpus": nvidia.com/gpu is allocatable on them too.
         started: When the wait began.
         deadline: When it fails.
+        nodes: How many nodes the run wants; None in a row of the first release: as many as its lease says.
+        at_least: How few will do when the others do not come. None: no fewer.
+        all_or_nothing: Let go of what came when not all come together, and try again later.
+        patience: How long one attempt takes at most. None: until the deadline.
     """
 
     key: DemandKey
     wait_for: WaitFor
     started: datetime
     deadline: datetime
+    nodes: int | None = None
+    at_least: int | None = None
+    all_or_nothing: bool = False
+    patience: timedelta | None = None
 
     def step(self, snapshot: PoolSnapshot) -> Progress:
+        lease = own_lease(snapshot, self.key)
+        if lease.resume_at:
+            return self._rest(snapshot, lease, lease.resume_at)
         needed = usable_needed(snapshot, self.key)
         usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
         lines = (*_group_lines(snapshot), *self._node_lines(snapshot))
         if len(usable) >= needed:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
-        error = _failed_groups(snapshot)
-        if error is None and snapshot.now >= self.deadline:
+        missing = needed - len(usable)
+        ask, error = self._ask(snapshot, lease, missing), _failed_groups(snapshot)
+        fewer_will_do = ask is not None and ask.after.nodes > 0
+        if error is None and not fewer_will_do:
+            error = self._over_quota(snapshot, missing)
+        is_last = ask is not None and ask.after.resume_at is not None and ask.after.resume_at >= self.deadline
+        if error is None and (is_last or (ask is None and snapshot.now >= self.deadline)):
             error = self._late(snapshot, needed, len(usable))
-        return Progress(lines=lines, error=error)
+        return Progress(lines=lines, error=error, ask=None if error else ask)
+
+    def _ask(self, snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> Ask | None:
+        """Return what to want from now on, where not all nodes come."""
+        got = max(0, lease.nodes - missing)
+        patience = self.patience or self.deadline - self.started
+        is_over = hard_to_get.is_over(snapshot, lease, self.started, patience)
+        if is_over or hard_to_get.nothing_can_come(snapshot, missing):
+            if self.at_least is not None and got >= self.at_least:
+                return hard_to_get.fewer(lease, got)
+            if self.all_or_nothing and snapshot.now < self.deadline:
+                return hard_to_get.let_go(snapshot, lease, got)
+        return hard_to_get.more_time(snapshot, lease) if self._keeps_trying and snapshot.now < self.deadline else None
+
+    def _rest(self, snapshot: PoolSnapshot, lease: DemandLease, resume_at: datetime) -> Progress:
+        """Return where the wait stands between two attempts."""
+        nodes = self.nodes or 1
+        if snapshot.now >= self.deadline:
+            return Progress(error=self._late(snapshot, nodes, 0))
+        if snapshot.now >= resume_at:
+            return Progress(ask=hard_to_get.try_again(snapshot, lease, nodes))
+        times = f"{lease.attempts} attempt{'s' * (lease.attempts > 1)}"
+        return Progress(lines=(f"not all {nodes} nodes came in {times}; the next begins at {resume_at:%H:%M:%S}Z",))
+
+    @property
+    def _keeps_trying(self) -> bool:
+        return self.patience is not None and self.deadline - self.started > self.patience
+
+    def _over_quota(self, snapshot: PoolSnapshot, missing: int) -> GpuError | None:
+        """Return an error where the account's quotas alone are in the way, and nobody said to wait for more room."""
+        if self._keeps_trying or not hard_to_get.nothing_can_come(snapshot, missing):
+            return None
+        found = hard_to_get.tried(snapshot, self.started)
+        is_met = any(each.times for each in found) and all(each.kind == "quota" for each in found)
+        return _quota_exceeded(snapshot, found) if is_met else None
 
     def _node_lines(self, snapshot: PoolSnapshot) -> list[str]:
         lines = []
@@ -90,7 +146,7 @@ class NodesWait:
         waited = format_seconds(snapshot.now - self.started)
         have = f"Pool {pool}: {usable} of {needed} nodes after {waited}."
         failures = [group.launch_failure for group in snapshot.groups if group.launch_failure]
-        stock_outs = [failure for failure in failures if failure.out_of_stock]
+        found = hard_to_get.tried(snapshot, self.started)
         machines = [machine for group in snapshot.groups for machine in group.live]
         joined = {node.machine for node in snapshot.nodes}
         without_gpus = [node.name for node in snapshot.nodes if node.usable and node.gpus == 0]
@@ -115,14 +171,15 @@ class NodesWait:
                 "Let the nodes join that are missing, uncordon them, or want fewer.",
                 pool=pool,
             )
-        if stock_outs:
-            newest = max(stock_outs, key=lambda failure: failure.at)
-            tried = ", ".join(str(g.candidate) for g in snapshot.groups if g.launch_failure)
+        if any(each.kind == "out_of_stock" for each in found):
             return OutOfStock(
-                f"{have} No capacity for {tried}: {newest.message}",
-                "Add zones, instance_types or capacity_types to the pool, or raise the timeout.",
+                f"{have} No capacity for {'; '.join(map(str, found))}.",
+                "Add zones, instance_types or capacity_types to the pool, or give it more time with give_up_after.",
                 pool=pool,
+                tried=[each.to_result() for each in found],
             )
+        if any(each.kind == "quota" for each in found):
+            return _quota_exceeded(snapshot, found)
         said = "; ".join(failure.message for failure in failures) or "the cloud gives no reason"
         return NodesNotReady(
             f"{have} No machine came: {said}.", "See the node groups' health in the console.", pool=pool
@@ -133,6 +190,7 @@ class NodesWait:
         return {**self._result(snapshot, list(usable_nodes(snapshot))), "timeline": []}
 
     def _result(self, snapshot: PoolSnapshot, usable: list[Node]) -> dict[str, Any]:
+        got = own_lease(snapshot, self.key).nodes
         market = {g.name: g.candidate.market for g in snapshot.groups}
         group_of = {m.id: g for g in snapshot.groups for m in g.machines}
         nodes = []
@@ -153,6 +211,9 @@ class NodesWait:
             "pool": snapshot.pool.name,
             "nodes": nodes,
             "gpus": sum(node.gpus for node in usable),
+            "wanted": self.nodes or got,
+            "got": got,
+            "tried": [each.to_result() for each in hard_to_get.tried(snapshot, self.started) if each.times],
             "timeline": self._timeline(snapshot, usable),
         }
 
@@ -177,15 +238,25 @@ class NodesWait:
             "wait_for": self.wait_for,
             "started": self.started.isoformat(),
             "deadline": self.deadline.isoformat(),
+            "nodes": self.nodes,
+            "at_least": self.at_least,
+            "all_or_nothing": self.all_or_nothing,
+            "patience": self.patience.total_seconds() if self.patience else None,
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read a trigger's record; what a row of the first release lacks has its default."""
+        patience = record.get("patience")
         return cls(
             key=DemandKey(**record["key"]),
             wait_for=record["wait_for"],
             started=datetime.fromisoformat(record["started"]),
             deadline=datetime.fromisoformat(record["deadline"]),
+            nodes=record.get("nodes"),
+            at_least=record.get("at_least"),
+            all_or_nothing=record.get("all_or_nothing", False),
+            patience=timedelta(seconds=patience) if patience else None,
         )
 
 
@@ -312,6 +383,18 @@ def _failed_groups(snapshot: PoolSnapshot) -> GpuError | None:
         f"Pool {snapshot.pool.name}: its node groups failed ({issues}).",
         "Correct what the issues name, delete the failed groups, and run the task again.",
         pool=snapshot.pool.name,
+    )
+
+
+def _quota_exceeded(snapshot: PoolSnapshot, found: tuple[hard_to_get.Tried, ...]) -> GpuError:
+    names = list(dict.fromkeys(each.quota for each in found if each.quota))
+    which = f"{', '.join(names)} " if names else ""
+    return QuotaExceeded(
+        f"Pool {snapshot.pool.name}: the account's quota {which}is used up: {'; '.join(map(str, found))}.",
+        f"Ask the cloud for a higher quota {which}or want fewer GPUs.",
+        pool=snapshot.pool.name,
+        quota=names[0] if names else None,
+        tried=[each.to_result() for each in found],
     )
 
 

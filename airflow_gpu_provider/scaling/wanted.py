@@ -35,16 +35,25 @@ def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
         NodesNotReady: The run has no live lease (any more).
     """
     live = live_leases(snapshot)
-    served = [lease.key for lease in live]
-    if key not in served:
-        raise NodesNotReady(
-            f"Pool {snapshot.pool.name}: {key} does not want nodes any more; its demand was given up, or has ended.",
-            "Clear the run's EnsureGpuPoolOperator to want them again.",
-            pool=snapshot.pool.name,
-        )
-    place = served.index(key)
+    place = live.index(own_lease(snapshot, key))
     up_to_here = sum(lease.nodes for lease in live[: place + 1])
     return min(_most(snapshot, live[place]), up_to_here + _unleased_nodes(snapshot))
+
+
+def own_lease(snapshot: PoolSnapshot, key: DemandKey) -> DemandLease:
+    """Return the run's live lease.
+
+    Raises:
+        NodesNotReady: It has none (any more).
+    """
+    for lease in live_leases(snapshot):
+        if lease.key == key:
+            return lease
+    raise NodesNotReady(
+        f"Pool {snapshot.pool.name}: {key} does not want nodes any more; its demand was given up, or has ended.",
+        "Clear the run's EnsureGpuPoolOperator to want them again.",
+        pool=snapshot.pool.name,
+    )
 
 
 def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.drive import Wait
     from airflow_gpu_provider.scaling.reconcile import Reconciler
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+"""1: without `over_quota`, and without what a run does when its nodes are hard to get."""
 
 
 class _PoolTrigger(BaseTrigger):
@@ -60,7 +61,12 @@ class _PoolTrigger(BaseTrigger):
         reconciler = await asyncio.to_thread(self._reconciler)
         async with pool_changes(reconciler) as change:
             progress = await drive(
-                self._wait_record(), reconciler.reconcile, say=self.log.info, every=self.every, change=change
+                self._wait_record(),
+                reconciler.reconcile,
+                say=self.log.info,
+                every=self.every,
+                amend=reconciler.amend,
+                change=change,
             )
         return {"version": RECORD_VERSION, "status": "done", "result": progress.result}
 
@@ -69,7 +75,10 @@ class _PoolTrigger(BaseTrigger):
 
         holder = f"{self.record['holder']}+trigger"
         say: Callable[[str], None] = self.log.info
-        return open_pool(deserialize_pool(self.record["pool"]), owner=self.record["owner"], holder=holder, say=say)
+        pool = deserialize_pool(self.record["pool"])
+        reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=say)
+        reconciler.platform.over_quota = frozenset(self.record.get("over_quota", ()))
+        return reconciler
 
     @abstractmethod
     def _wait_record(self) -> Wait: ...

@@ -136,7 +136,18 @@ keys = st.builds(DemandKey, installation=st.text(), dag_id=st.text(), run_id=st.
 times = st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 
 
-@given(st.builds(DemandLease, key=keys, nodes=st.integers(1, 99), until=times, created_at=times))
+@given(
+    st.builds(
+        DemandLease,
+        key=keys,
+        nodes=st.integers(0, 99),
+        until=times,
+        created_at=times,
+        attempts=st.integers(0, 99),
+        attempt_since=st.none() | times,
+        resume_at=st.none() | times,
+    )
+)
 def test_demand_survives_its_way_through_a_lease(lease: DemandLease) -> None:
     assert DemandLease.parse(lease.manifest()) == lease
 

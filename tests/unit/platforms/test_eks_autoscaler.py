@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import shlex
+from datetime import UTC, datetime
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.platforms.eks_autoscaler import TagChange, node_labels, tag_change, tag_command, wanted_tags
-from airflow_gpu_provider.platforms.eks_plan import changes, growth
+from airflow_gpu_provider.platforms.eks_plan import changes
+from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.unit.platforms.test_eks_spec import as_described, spec
 
@@ -91,7 +93,7 @@ def test_the_plan_says_the_tags_and_no_growth() -> None:
     assert changes([wanted], {name: as_described(wanted)}, {name: ()}) == ()
     (change,) = changes([wanted], {name: as_described(wanted)}, {name: ("+a=b", "-c")})
     assert change.detail == "tags for cluster-autoscaler +a=b, -c"
-    assert growth(wanted.pool, 2, [wanted.candidate], []) == ()
+    assert growth(wanted.pool, 2, [wanted.candidate], [], datetime.now(UTC)) == ()
 
 
 def test_changing_who_scales_shows_in_the_plan() -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.base import Group, Machine
-from airflow_gpu_provider.platforms.eks_plan import changes, growth
+from airflow_gpu_provider.platforms.eks_plan import changes
 from airflow_gpu_provider.platforms.eks_spec import POOL_TAG
 from tests.unit.platforms.test_eks_spec import ZONE, as_described, spec
 
@@ -57,16 +56,3 @@ def test_failed_groups_are_replaced() -> None:
     group = as_described(spec(disk_size=50), status="CREATE_FAILED", health=issues)
     (change,) = changes([spec(disk_size=50)], {NAME: group})
     assert "Ec2SubnetNotFound: gone" in change.detail
-
-
-def test_growth() -> None:
-    wanted = spec()
-    machines = (
-        Machine(id="i-1", group=NAME, state="running"),
-        Machine(id="i-2", group=NAME, state="terminating"),
-    )
-    group = Group(name=NAME, candidate=wanted.candidate, status="active", desired=1, max_size=2, machines=machines)
-    candidates = (wanted.candidate,)
-    assert growth(wanted.pool, 1, candidates, [group]) == ()
-    assert growth(wanted.pool, 2, candidates, [group]) == (f"{NAME} 1->2 (g6.xlarge on-demand in us-west-2a first)",)
-    assert growth(wanted.pool, 9, candidates, [group]) == growth(wanted.pool, 2, candidates, [group])

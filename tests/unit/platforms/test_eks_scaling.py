@@ -11,8 +11,9 @@ from botocore.loaders import Loader
 from airflow_gpu_provider.platforms.aws_autoscaling import _size_of_existing
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.platforms.eks_scaling import (
+    failure_kind,
+    failures,
     is_launching,
-    is_out_of_stock,
     launch_failure,
     machine_state,
     machines,
@@ -29,10 +30,14 @@ STOCK_OUTS = [
     "InsufficientHostCapacity - There is not enough capacity on the host.",
     "Your requested instance type (g6.xlarge) is not supported in your requested Availability Zone (us-west-2d).",
 ]
-OTHERS = [
+QUOTAS = [
     "Could not launch On-Demand Instances. VcpuLimitExceeded - You have requested more vCPU capacity than your"
     " current vCPU limit of 0 allows for the instance bucket that the specified instance type belongs to.",
     "Could not launch Spot Instances. MaxSpotInstanceCountExceeded - Max spot instance count exceeded.",
+    "You have requested more vCPU capacity than your current vCPU limit of 8 allows for the instance bucket that the"
+    " specified instance type belongs to. Launching EC2 instance failed.",
+]
+OTHERS = [
     "Access denied when attempting to assume role",
     "The image id '[ami-1]' does not exist",
 ]
@@ -46,12 +51,17 @@ def activity(minute: int, status: str, *, what: str = "Launching a new EC2 insta
 
 @pytest.mark.parametrize("message", STOCK_OUTS)
 def test_stock_outs(message: str) -> None:
-    assert is_out_of_stock(message)
+    assert failure_kind(message) == "out_of_stock"
+
+
+@pytest.mark.parametrize("message", QUOTAS)
+def test_limits_of_the_account(message: str) -> None:
+    assert failure_kind(message) == "quota"
 
 
 @pytest.mark.parametrize("message", OTHERS)
 def test_other_failures(message: str) -> None:
-    assert not is_out_of_stock(message)
+    assert failure_kind(message) == "other"
 
 
 def test_every_lifecycle_state_of_the_api_has_a_meaning() -> None:
@@ -76,6 +86,24 @@ def test_the_newest_launch_that_is_over_decides() -> None:
     assert launch_failure([activity(2, "InProgress"), activity(0, "Successful"), failed]) == failure
     assert launch_failure([activity(2, "Successful", what="Terminating EC2 instance: i-0a"), failed]) == failure
     assert launch_failure([]) is None
+
+
+def test_failures_in_a_row_are_remembered_back_to_the_last_launch_that_worked() -> None:
+    def failed(minute: int, message: str) -> dict[str, Any]:
+        return activity(minute, "Failed", StatusMessage=message)
+
+    activities = [
+        failed(1, STOCK_OUTS[0]),
+        activity(2, "Successful"),
+        failed(3, STOCK_OUTS[0]),
+        failed(4, OTHERS[0]),
+        failed(5, QUOTAS[0]),
+    ]
+    failure = launch_failure(activities[::-1], "L-DB2E81BA")
+    assert failure
+    assert (failure.kind, failure.quota, failure.reason) == ("quota", "L-DB2E81BA", "VcpuLimitExceeded")
+    assert failure.earlier == (START + timedelta(minutes=3, seconds=5),)
+    assert [each.kind for each in failures(activities)] == ["out_of_stock", "out_of_stock", "other", "quota"]
 
 
 def test_a_launch_is_under_way_until_its_instance_shows_or_ends() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -79,10 +80,12 @@ def test_the_newest_failure_counts_until_a_later_launch_works() -> None:
     errors = (failed(QUOTA, newer), failed(STOCKOUT, older))
     failure = launch_failure([group(errors=errors)], NOW)
     assert failure
-    assert (failure.at, failure.out_of_stock) == (newer, False)
+    assert (failure.at, failure.kind, failure.quota) == (newer, "quota", "NVIDIA_L4_GPUS")
+    assert failure.earlier == (older,)
     assert failure.message.startswith("QUOTA_EXCEEDED: Quota 'NVIDIA_L4_GPUS' exceeded")
     assert launch_failure([group(errors=errors, launched={"a": NOW})], NOW) is None
-    assert launch_failure([group(errors=errors, launched={"a": older})], NOW) == failure
+    since_it_worked = launch_failure([group(errors=errors, launched={"a": older + timedelta(minutes=1)})], NOW)
+    assert since_it_worked == replace(failure, earlier=())
 
 
 def test_what_went_wrong_in_a_deletion_is_no_failed_launch() -> None:

@@ -73,7 +73,7 @@ def groups(spec: EksGpuPool, *machines: Machine, **fields: dict[str, Any]) -> tu
 
 def dry(minutes_ago: float = 1) -> LaunchFailure:
     at = NOW - timedelta(minutes=minutes_ago)
-    return LaunchFailure(at=at, message="InsufficientInstanceCapacity", out_of_stock=True)
+    return LaunchFailure(at=at, message="InsufficientInstanceCapacity", kind="out_of_stock")
 
 
 def snapshot(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from airflow_gpu_provider.errors import NodesNotReady
+from airflow_gpu_provider.platforms.base import LaunchFailure
 from airflow_gpu_provider.scaling.decisions import Decision, decide, switch_time, usable_needed, wanted_nodes
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from tests.unit.scaling.pools import (
@@ -144,8 +146,9 @@ def test_the_next_zone_is_tried_and_the_dry_one_is_not_asked_any_more() -> None:
     waiting = {"desired": 1, "launch_failure": dry(), "switch_at": SWITCH}
     decision = decide(snapshot(leases=(lease(),), train_a_g6_xlarge=waiting))
     assert (decision.grow, decision.shrink) == ({B: 1}, (A,))
-    assert decision.notes[0] == (
-        "out of stock: g6.xlarge on-demand in us-west-2a; trying g6.xlarge on-demand in us-west-2b"
+    assert decision.notes[:2] == (
+        "no g6.xlarge on-demand in us-west-2a (InsufficientInstanceCapacity, passed over until 02:04Z)",
+        "trying g6.xlarge on-demand in us-west-2b",
     )
 
 
@@ -155,7 +158,7 @@ def test_a_dry_zone_is_tried_again_after_a_while() -> None:
 
 
 def test_a_failed_launch_for_another_reason_is_no_stock_out() -> None:
-    failure = {"launch_failure": dry().__class__(at=NOW, message="VcpuLimitExceeded", out_of_stock=False)}
+    failure = {"launch_failure": dry().__class__(at=NOW, message="The image does not exist")}
     assert decide(snapshot(leases=(lease(),), train_a_g6_xlarge=failure)).grow == {A: 1}
 
 
@@ -178,7 +181,25 @@ def test_types_come_before_markets() -> None:
     ]
 
 
-def test_when_all_is_dry_the_oldest_failure_is_tried_again() -> None:
+def test_a_zone_that_is_dry_again_and_again_is_passed_over_for_longer() -> None:
+    twice = replace(dry(minutes_ago=6), earlier=(NOW - timedelta(minutes=20),))
+    decision = decide(snapshot(leases=(lease(),), train_a_g6_xlarge={"launch_failure": twice}))
+    assert decision.grow == {B: 1}
+    assert "(InsufficientInstanceCapacity, 2nd time, passed over until 02:04Z)" in decision.notes[0]
+
+
+def test_a_quota_is_met_in_every_zone_at_once() -> None:
+    spec = pool(capacity_types=("SPOT", "ON_DEMAND"))
+    spot, *_, on_demand = snapshot(spec=spec).groups
+    used_up = LaunchFailure(at=NOW, message="MaxSpotInstanceCountExceeded", kind="quota")
+    failed = {spot.name.replace("-", "_"): {"launch_failure": used_up}}
+    decision = decide(snapshot(leases=(lease(),), spec=spec, **failed))
+    assert [on_demand.candidate.market] == ["ON_DEMAND"]
+    assert list(decision.grow) == [A]
+    assert sum("spot" in note for note in decision.notes) == 3
+
+
+def test_when_all_is_dry_nothing_is_asked_for_until_the_first_one_s_time_has_come() -> None:
     state = snapshot(
         leases=(lease(),),
         train_a_g6_xlarge={"launch_failure": dry(1), "desired": 1, "switch_at": SWITCH},
@@ -186,7 +207,9 @@ def test_when_all_is_dry_the_oldest_failure_is_tried_again() -> None:
         train_c_g6_xlarge={"launch_failure": dry(2)},
     )
     decision = decide(state)
-    assert (decision.grow, decision.shrink) == ({B: 1}, (A,))
+    assert (decision.grow, decision.shrink) == ({}, (A,))
+    assert "nothing is left to try; g6.xlarge on-demand in us-west-2b is next, at 02:02Z" in decision.notes
+    assert decide(replace(state, now=NOW + timedelta(minutes=2))).grow == {B: 1}
 
 
 def test_machines_of_a_dry_zone_stay() -> None:

@@ -165,25 +165,25 @@ class TestNodesWait:
                         group(
                             desired=1,
                             launch_failure=LaunchFailure(
-                                at=START, message="InsufficientInstanceCapacity", out_of_stock=True
+                                at=START, message="InsufficientInstanceCapacity", kind="out_of_stock"
                             ),
                         ),
                     )
                 },
                 OutOfStock,
-                "No capacity for g6.xlarge on-demand in us-west-2a: InsufficientInstanceCapacity",
+                "No capacity for g6.xlarge on-demand in us-west-2a (tried 1 time, last failed at 02:00Z: Insufficient",
             ),
             (
                 {
                     "groups": (
                         group(
                             desired=1,
-                            launch_failure=LaunchFailure(at=START, message="VcpuLimitExceeded", out_of_stock=False),
+                            launch_failure=LaunchFailure(at=START, message="The image does not exist"),
                         ),
                     )
                 },
                 NodesNotReady,
-                "VcpuLimitExceeded",
+                "The image does not exist",
             ),
         ],
     )

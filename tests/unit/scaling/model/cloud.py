@@ -58,7 +58,7 @@ class Cloud:
         asg.launching -= 1
         if asg.out_of_stock:
             now = self._actors.clock.now()
-            asg.failure = LaunchFailure(at=now, message="InsufficientInstanceCapacity", out_of_stock=True)
+            asg.failure = LaunchFailure(at=now, message="InsufficientInstanceCapacity", kind="out_of_stock")
             return None
         asg.failure = None
         self._count += 1

@@ -1,0 +1,86 @@
+"""How long a candidate whose launches failed is passed over. Pure: it is the cloud that remembers the failures.
+
+The times are cluster-autoscaler's own (--initial-node-group-backoff-duration, --max-node-group-backoff-duration,
+--node-group-backoff-reset-timeout).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.platforms.base import Group, LaunchFailure
+
+FIRST = timedelta(minutes=5)
+LONGEST = timedelta(minutes=30)
+FORGOTTEN_AFTER = timedelta(hours=3)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """A candidate is not tried before `until`: it had no machine `times` times in a row."""
+
+    failure: LaunchFailure
+    until: datetime
+    times: int
+
+    def __str__(self) -> str:
+        often = "" if self.times == 1 else f"{ordinal(self.times)} time, "
+        return f"{self.failure.reason}, {often}passed over until {self.until:%H:%M}Z"
+
+
+def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]:
+    """Return the groups that are not to be tried now, by name.
+
+    A quota is the account's, not a zone's: where one zone met it, the others are passed over too.
+    """
+    found = {group.name: over for group in groups if (over := _own(group, now))}
+    limited = {_kind(group): found[group.name] for group in groups if _is_over_quota(found.get(group.name))}
+    for group in groups:
+        if group.name not in found and _kind(group) in limited:
+            found[group.name] = limited[_kind(group)]
+    return found
+
+
+def pause(times: int) -> timedelta:
+    """Return how long to wait after so many failures in a row: twice as long each time, up to LONGEST."""
+    return min(LONGEST, FIRST * (1 << min(times - 1, 16)))
+
+
+def ordinal(number: int) -> str:
+    """Return 1st, 2nd, 3rd, 4th."""
+    suffix = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{suffix}"
+
+
+def _own(group: Group, now: datetime) -> PassedOver | None:
+    failure = group.launch_failure
+    if failure is None or failure.kind == "other" or group.provisioner:
+        return None  # whoever brings machines by itself has a back-off of its own
+    times, until = in_a_row((*failure.earlier, failure.at))
+    return PassedOver(failure=failure, until=until, times=times) if now < until else None
+
+
+def in_a_row(failed_at: Iterable[datetime]) -> tuple[int, datetime]:
+    """Return how often a candidate was tried in vain, and until when it is passed over; the oldest failure first.
+
+    A cloud tries by itself several times before it is told to stop: failures while a candidate is passed over are one
+    with those before, and only make the time begin again.
+    """
+    times, last, until = 0, datetime.min, datetime.min
+    for at in failed_at:
+        if times == 0 or at - last > FORGOTTEN_AFTER:
+            times = 1
+        elif at >= until:
+            times += 1
+        last, until = at, at + pause(times)
+    return times, until
+
+
+def _is_over_quota(over: PassedOver | None) -> bool:
+    return over is not None and over.failure.kind == "quota"
+
+
+def _kind(group: Group) -> tuple[str, str]:
+    return group.candidate.market, group.candidate.instance_type

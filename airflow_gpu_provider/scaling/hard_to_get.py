@@ -1,0 +1,151 @@
+"""Nodes that are hard to get: when fewer will do, when to let go of what came and try again later, and what was tried.
+
+Pure. What has to outlive the process that waits is in the run's demand Lease (its nodes, its attempts, when the next
+one begins) and in the cloud's memory of failed launches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.platforms import backoff
+from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.scaling.placement import place
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.supply import supply
+
+_LEAST_RUNTIME = 0.75
+"""Share of the pool's max_runtime that a run has left when its nodes come at last."""
+
+_JITTER = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """What a run wants from now on, in place of `before`, and why."""
+
+    before: DemandLease
+    after: DemandLease
+    why: str
+
+
+def nothing_can_come(snapshot: PoolSnapshot, missing: int) -> bool:
+    """Say whether no machine is on its way and every candidate is passed over, for now."""
+    if any(group.launching or group.status == "creating" for group in snapshot.groups):
+        return False
+    if any(each.state == "coming" for each in supply(snapshot)):
+        return False
+    over = backoff.passed_over(snapshot.groups, snapshot.now)
+    return bool(over) and not place(snapshot.groups, missing, snapshot.now)
+
+
+def fewer(lease: DemandLease, got: int) -> Ask:
+    """Ask for no more than what came."""
+    why = f"{got} of {lease.nodes} nodes have come; {got} will do, the others are not waited for"
+    return Ask(before=lease, after=replace(lease, nodes=got), why=why)
+
+
+def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> Ask:
+    """Ask for nothing for a while: what came goes, and others can have it."""
+    attempts = lease.attempts + 1
+    resume_at = next_attempt(snapshot, lease, attempts)
+    why = (
+        f"attempt {attempts}: {got} of {lease.nodes} nodes have come; all or nothing, so they go, and the next attempt"
+        f" is at {resume_at:%H:%M:%S}Z"
+    )
+    return Ask(before=lease, after=replace(lease, nodes=0, attempts=attempts, resume_at=resume_at), why=why)
+
+
+def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int) -> Ask:
+    """Ask for all nodes anew, behind those who have got theirs meanwhile, and with the whole of max_runtime."""
+    after = replace(
+        lease,
+        nodes=nodes,
+        until=snapshot.now + snapshot.pool.max_runtime,
+        created_at=snapshot.now,
+        attempt_since=snapshot.now,
+        resume_at=None,
+    )
+    return Ask(before=lease, after=after, why=f"attempt {lease.attempts + 1} at {nodes} nodes begins")
+
+
+def more_time(snapshot: PoolSnapshot, lease: DemandLease) -> Ask | None:
+    """Ask for the whole of max_runtime where the wait has used too much of it up."""
+    runtime = snapshot.pool.max_runtime
+    if lease.until - snapshot.now >= runtime * _LEAST_RUNTIME:
+        return None
+    after = replace(lease, until=snapshot.now + runtime)
+    return Ask(before=lease, after=after, why=f"the run's time begins again, to last until {after.until:%H:%M}Z")
+
+
+def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> datetime:
+    """Return when to try again after so many attempts.
+
+    Not before a candidate may be tried; and each run at a time of its own, or two of them would take each other's
+    nodes away again and again.
+    """
+    share = int(lease.key.hash[:8], 16) / 0xFFFFFFFF  # differs from run to run, and is known again after a restart
+    own = snapshot.now + backoff.pause(attempts) * (1 + _JITTER * share)
+    over = backoff.passed_over(snapshot.groups, snapshot.now)
+    if len(over) < len(snapshot.groups):
+        return own
+    return max(own, min((each.until for each in over.values()), default=own))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """What became of one candidate in a wait.
+
+    `times` is how many launches failed; 0 where it was passed over for an earlier failure. `at` and `why` are the
+    newest one's.
+    """
+
+    group: Group
+    times: int
+    at: datetime
+    why: str
+    kind: str
+    quota: str | None
+
+    def __str__(self) -> str:
+        often = "passed over," if not self.times else f"tried {self.times} time{'s' * (self.times > 1)},"
+        return f"{self.group.candidate} ({often} last failed at {self.at:%H:%M}Z: {self.why.rstrip('.')})"
+
+    def to_result(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        candidate = self.group.candidate
+        return {
+            "group": self.group.name,
+            "zone": candidate.zone,
+            "instance_type": candidate.instance_type,
+            "capacity_type": candidate.market,
+            "times": self.times,
+            "last": self.at.isoformat(timespec="seconds"),
+            "why": self.why,
+        }
+
+
+def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
+    """Return the candidates that had no machine since then, or that are passed over, in the pool's order."""
+    over = backoff.passed_over(snapshot.groups, snapshot.now)
+    found = []
+    for group in snapshot.groups:
+        failures = [each for each in group.failures if each.at >= since]
+        own = [group.launch_failure] if group.launch_failure else []
+        remembered = [over[group.name].failure] if group.name in over else []
+        newest = next(iter([*failures[-1:], *(each for each in own if each.at >= since), *remembered]), None)
+        if newest is None:
+            continue
+        times = len(failures) or len([each for each in own if each.at >= since])
+        found.append(
+            Tried(group=group, times=times, at=newest.at, why=newest.message, kind=newest.kind, quota=newest.quota)
+        )
+    return tuple(found)
+
+
+def is_over(snapshot: PoolSnapshot, lease: DemandLease, started: datetime, patience: timedelta) -> bool:
+    """Say whether the present attempt has had its time."""
+    return snapshot.now >= (lease.attempt_since or started) + patience
