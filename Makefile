@@ -10,7 +10,7 @@ REPORT := build/demo-report.json
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint test-unit test-sandbox test-airflow bench requirements clean
+.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow bench requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -53,6 +53,10 @@ test-sandbox: .venv
 	@echo "== tests/sandbox: against a real Kubernetes control plane"
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
 	@$(BIN)/pytest tests/sandbox -n $(JOBS) --dist loadfile -q || $(ONCE_MORE) tests/sandbox; }
+
+test-autoscaler: .venv
+	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"
+	@$(BIN)/pytest tests/sandbox/test_real_cluster_autoscaler.py tests/sandbox/test_autoscaler.py -v
 
 test-airflow: .venv
 	@echo "== tests/airflow: under a real scheduler and triggerer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import instance_type as gpu_instance_type
@@ -45,6 +46,7 @@ class EksCluster:
     subnets: Mapping[str, str]
     """Subnet id by zone."""
     node_role_arn: str
+    cloud_config: Path
 
     def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
         from airflow_gpu_provider.sandbox.aws import AwsCloud
@@ -62,6 +64,8 @@ class EksCluster:
         self.subnets = network.subnets
         self.node_role_arn = network.node_role_arn
         self._make_system_group()
+        self.cloud_config = control_plane.kubeconfig.parent / "cloud.conf"
+        self.cloud_config.write_text(_cloud_config(self.region, self.aws.endpoint_url))
 
     def _make_system_group(self) -> None:
         """Have a general node group, as every EKS cluster does; its one node is kept apart from the cloud."""
@@ -175,7 +179,17 @@ class EksCluster:
             "AIRFLOW_CONN_AWS_DEFAULT": json.dumps(connection),
             "GPU_SANDBOX_SUBNETS": json.dumps(dict(self.subnets)),
             "GPU_SANDBOX_NODE_ROLE": self.node_role_arn,
+            "GPU_SANDBOX_CLOUD_CONFIG": str(self.cloud_config),
         }
+
+
+def _cloud_config(region: str, endpoint_url: str) -> str:
+    """Where AWS is, for cluster-autoscaler, which does not look at AWS_ENDPOINT_URL."""
+    return "\n".join(
+        f'[ServiceOverride "{service}"]\nService = {service}\nRegion = {region}\nURL = {endpoint_url}\n'
+        f"SigningRegion = {region}\n"
+        for service in ("autoscaling", "ec2", "eks")
+    )
 
 
 def _hardware_in_motos_table(instance_type: str) -> dict[str, Any]:

@@ -16,6 +16,21 @@ from tests.sandbox.running import eventually
 
 TEMPLATE = "k8s.io/cluster-autoscaler/node-template"
 STATUS = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
+_TIMES = ["lastProbeTime", "lastTransitionTime"]
+STATUS_SHAPE = {
+    "status": ["autoscalerStatus", "clusterWide", "nodeGroups", "time"],
+    "clusterWide": {
+        "health": [*_TIMES, "nodeCounts", "status"],
+        "scaleUp": [*_TIMES, "status"],
+        "scaleDown": [*_TIMES, "status"],
+    },
+    "group": {
+        "health": ["cloudProviderTarget", *_TIMES, "maxSize", "minSize", "nodeCounts", "status"],
+        "scaleUp": ["backoffInfo", *_TIMES, "status"],
+        "scaleDown": [*_TIMES, "status"],
+    },
+}
+"""The same of the stand-in and of a real one."""
 BUSYBOX = {"name": "main", "image": "busybox:1.36"}
 
 
@@ -210,3 +225,13 @@ class Eks(Cluster):
                 },
             },
         )
+
+
+def shape_of(status: dict[str, Any]) -> dict[str, Any]:
+    """Its keys, those of the first group and those of both groups' conditions."""
+    group = status["nodeGroups"][0]
+    return {
+        "status": sorted(status),
+        "clusterWide": {name: sorted(condition) for name, condition in status["clusterWide"].items()},
+        "group": {name: sorted(each) for name, each in group.items() if isinstance(each, dict)},
+    }

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.sandbox import SandboxProcess
-from tests.sandbox.autoscaling import TEMPLATE, Eks, gpu_pod
+from tests.sandbox.autoscaling import STATUS_SHAPE, TEMPLATE, Eks, gpu_pod, shape_of
 from tests.sandbox.running import eventually
 
 # A GPU pod is new for 0.6 s, an idle node goes after 12 s.
@@ -49,6 +49,7 @@ def test_a_waiting_pod_gets_a_node_from_zero_and_it_goes_again(eks: Eks) -> None
     assert f"Scale-up: group {asg} size set to 1 instead of 0 (max: 3)" in eks.events("ScaledUpGroup")
     (node,) = eks.gpu_nodes()
     ready = eventually(lambda: found if (found := eks.group_status(asg))["scaleUp"]["status"] == "NoActivity" else None)
+    assert shape_of(eks.status()) == STATUS_SHAPE
     assert ready["health"]["cloudProviderTarget"] == 1
     assert ready["health"]["nodeCounts"]["registered"]["ready"] == 1
 

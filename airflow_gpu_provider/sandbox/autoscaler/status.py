@@ -80,7 +80,7 @@ class StatusText:
         return self._condition(key, "CandidatesPresent", now, candidates=candidates)
 
     def _condition(self, key: tuple[str, ...], status: str, now: datetime, **more: Any) -> dict[str, Any]:
-        probed = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
+        probed = now.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         before = self._since.get(key)
         since = before[1] if before is not None and before[0] == status else probed
         self._since[key] = (status, since)
