@@ -6,6 +6,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
 
     GpuError
       PoolSpecError                the DAG's author can fix it, at parse time where that is possible
+                                   CheckpointUnusable
       ClusterNotFound  ClusterUnreachable  CredentialsError  PermissionDenied  CloudError
       PoolDrift  GroupFailed  GroupNotFound
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
@@ -17,6 +18,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
+                                   GpuOutOfMemory DriverMissing BadGpu
       BlockFailed                  a task of a gpu_nodes block failed
       TaskKilled                   the task's process was told to stop
 
@@ -77,6 +79,10 @@ class PoolSpecError(GpuError, ValueError):
     """A pool spec, or an argument next to it, cannot work as written."""
 
     retryable = False
+
+
+class CheckpointUnusable(PoolSpecError):
+    """The checkpoint is kept where it is lost together with the pod or its node."""
 
 
 class ClusterNotFound(GpuError):
@@ -203,6 +209,20 @@ class PodOutOfMemory(PodFailed):
     """The container was killed for going over its memory limit."""
 
     retryable = False
+
+
+class GpuOutOfMemory(PodFailed):
+    """The training asked for more memory than the GPU has left; its own last lines say so."""
+
+    retryable = False
+
+
+class DriverMissing(PodFailed):
+    """The container found no GPU, or no driver that its CUDA version can use."""
+
+
+class BadGpu(PodFailed):
+    """A GPU of the pod's node is broken, by the pod's log or the node's conditions; the next try avoids that node."""
 
 
 class PodPreempted(PodFailed):

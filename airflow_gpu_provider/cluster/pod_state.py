@@ -18,6 +18,9 @@ Json = Mapping[str, Any]
 OWNER_ANNOTATION = "airflow-gpu-provider/owner"
 """On a pod: the id of the task instance try that it belongs to."""
 
+ATTEMPT_ANNOTATION = "airflow-gpu-provider/attempt"
+"""On a pod: which of its try's pods it is; it goes up with each preemption."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerState:
@@ -142,7 +145,7 @@ def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:
                 reason=ended.get("reason") or "",
                 message=ended.get("message") or "",
                 exit_code=ended.get("exitCode"),
-                started_at=parse_time(ended.get("startedAt")),
+                started_at=_start(ended.get("startedAt")),
                 finished_at=parse_time(ended.get("finishedAt")),
             )
         elif running := state.get("running"):
@@ -152,6 +155,12 @@ def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:
             waiting = state.get("waiting") or {}
             reason, message = waiting.get("reason") or "", waiting.get("message") or ""
             yield ContainerState(name=status["name"], status="waiting", reason=reason, message=message)
+
+
+def _start(text: str | None) -> datetime | None:
+    """Read when a container started; of one that could not, the kubelet says the beginning of 1970."""
+    at = parse_time(text)
+    return at if at and at.timestamp() > 0 else None
 
 
 def _disruption(condition: Json | None) -> Disruption | None:

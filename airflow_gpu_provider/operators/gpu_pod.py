@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -37,14 +38,22 @@ from airflow_gpu_provider.errors import (
     TaskKilled,
 )
 from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.operators.attempts import MAX_PREEMPTIONS, Attempt, OnPreemption, Preemptions
+from airflow_gpu_provider.operators.checkpoint import (
+    check_claims_reach,
+    check_location,
+    check_outlives_pod,
+    environment,
+)
 from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
 from airflow_gpu_provider.operators.pod_logs import followed, last_lines
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.operators.stopping import Stop
-from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, is_of_try
+from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, attempt_of
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import is_template
 from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
@@ -77,17 +86,25 @@ class GpuPodOperator(KubernetesPodOperator):
         startup_timeout_seconds: How long it may take from the node to the running container: image, volumes, init
             containers. Default 20 minutes.
         deferrable: Wait in the triggerer. Default True.
+        checkpoint: Where the training keeps its checkpoint: a URL like "s3://bucket/folder", or a path at which a
+            volume of the pod is mounted. The container finds it, with a folder for this run of this task, in
+            AIRFLOW_GPU_CHECKPOINT. Templated. Default None.
+        on_preemption: What to do when the pod is taken away (spot loss, eviction, lost node): "resume" starts it again
+            on new capacity, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume" with
+            a checkpoint, else "fail". All pods of a try have one deadline.
+        max_preemptions: How often one try may resume. Default 3.
         **kwargs: KubernetesPodOperator's. `log_pod_spec_on_failure` is False by default. The connection is the pool's
             own; kubernetes_conn_id, in_cluster, config_file and cluster_context are not used.
 
     Raises:
         PoolSpecError: No pool is given, or the pod's own spec contradicts it.
-        PodUnschedulable: No machine of the pool is large enough.
+        PodUnschedulable: No machine of the pool is large enough, or a volume is in another zone.
+        CheckpointUnusable: The checkpoint would be lost with the pod or its node.
         PodOutOfMemory, PodImageError, PodPreempted, PodDeadline, PodFailed: How the pod ended.
         TaskKilled: The task was told to stop; the pod is deleted.
     """
 
-    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, "gpu_pool")
+    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, "gpu_pool", "checkpoint")
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -100,6 +117,9 @@ class GpuPodOperator(KubernetesPodOperator):
         schedule_timeout_seconds: int = int(SCHEDULE_TIMEOUT.total_seconds()),
         startup_timeout_seconds: int = int(STARTUP_TIMEOUT.total_seconds()),
         deferrable: bool = True,
+        checkpoint: str | None = None,
+        on_preemption: OnPreemption | None = None,
+        max_preemptions: int = MAX_PREEMPTIONS,
         log_pod_spec_on_failure: bool = False,
         **kwargs: Any,
     ) -> None:
@@ -116,24 +136,46 @@ class GpuPodOperator(KubernetesPodOperator):
         self.gpu_pool = gpu_pool if gpu_pool is not None else _pool_of_block()
         self.gpus = gpus
         self.shm_size = shm_size
+        self.checkpoint = checkpoint
+        self.on_preemption = on_preemption
+        self.max_preemptions = max_preemptions
+        self._attempt = Attempt()
         self._error: GpuError | None = None
         self._ownership: Ownership | None = None
         self._pod_deadlines: PodDeadlines | None = None
         self._context: Context | None = None
         self._narrator: Narrator | None = None
+        self._phases: list[dict[str, Any]] = []
         self._stop = Stop()
         if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
             check_gpus(self.gpu_pool, int(gpus))
+        if isinstance(checkpoint, str) and not is_template(checkpoint):
+            check_location(checkpoint)
+        self._preemptions()
 
     # -- the run ---------------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> Any:
+        """Run the pod; where it is taken away and may resume, run the next one."""
         self._context = context
-        with self._typed_errors():
-            return super().execute(context)
+        while True:
+            try:
+                with self._typed_errors():
+                    return super().execute(context)
+            except PodPreempted as error:
+                self._prepare_next_attempt(error, context)
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
-        """Go on when the trigger has an event: collect log and result, and raise what the pod ended with."""
+        """Go on when the trigger has an event: collect log and result, and resume or raise what the pod ended with."""
+        self._context = context
+        self._attempt = Attempt.from_record(event.get("attempt") or {})
+        try:
+            return self._collect(context, event)
+        except PodPreempted as error:
+            self._prepare_next_attempt(error, context)
+        return self.execute(context)
+
+    def _collect(self, context: Context, event: dict[str, Any]) -> Any:
         self._tell_timeline(event.get("timeline") or [], context)
         if event.get("error"):
             self._error = GpuError.from_record(event["error"])
@@ -161,6 +203,24 @@ class GpuPodOperator(KubernetesPodOperator):
                 f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
                 "See the triggerer's log; the next try starts anew.",
             ) from error
+
+    def _preemptions(self) -> Preemptions:
+        return Preemptions.of(
+            self.on_preemption, max_preemptions=self.max_preemptions, has_checkpoint=self.checkpoint is not None
+        )
+
+    def _prepare_next_attempt(self, error: PodPreempted, context: Context) -> None:
+        """Forget the pod that was taken away, so that `execute` makes a new one; raise `error` where it may not."""
+        now = datetime.now(UTC)
+        deadline = self._attempt.deadline or self._deadlines(context).of_pod(now)
+        if why_not := self._preemptions().why_not(self._attempt, deadline=deadline, now=now):
+            self.log.info("The pod is not started again: %s.", why_not)
+            raise error
+        self._attempt = self._attempt.following(deadline=deadline, phases=self._phases)
+        self.log.warning("%s Attempt %s starts on new capacity.", error.what, self._attempt.number)
+        self._error = self._ownership = self._pod_deadlines = self._narrator = None
+        self.pod = self.pod_request_obj = self.remote_pod = None
+        self._phases = []
 
     def _end_unfinished(self, context: Context, event: dict[str, Any]) -> None:
         """Collect what there is of a pod whose container has not ended, and raise why nobody waits any longer."""
@@ -221,12 +281,16 @@ class GpuPodOperator(KubernetesPodOperator):
         """Return the pod to create: KubernetesPodOperator's, placed on the pool."""
         pool, gpus = self._rendered_pool(), int(self.gpus)
         check_gpus(pool, gpus)
-        pod = super().build_pod_request_obj(context, **kwargs)
+        pod = self._build_unplaced(context, **kwargs)
         placement = Placement(pool=pool, gpus=gpus, base_container=self.base_container_name, shm_size=self.shm_size)
         if context is None:  # a dry run: no task instance, and no cluster to ask
             return place(pod, placement)
         if warning := idle_gpus_warning(pool, gpus):
             self.log.warning("%s", warning)
+        if self.checkpoint:
+            check_location(self.checkpoint)
+            check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool)
+        check_claims_reach(pod, pool, self.client)
         owner, now = self._owner(context), datetime.now(UTC)
         seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
         return place(
@@ -236,20 +300,33 @@ class GpuPodOperator(KubernetesPodOperator):
                 active_deadline_seconds=seconds,
                 labels=owner.labels,
                 annotations=owner.annotations,
+                env=environment(checkpoint=self.checkpoint, run_id=owner.task, attempt=owner.attempt),
             ),
         )
 
+    def _build_unplaced(self, context: Context | None, **kwargs: Any) -> V1Pod:
+        # KubernetesPodOperator adds to env_vars each time that it builds a pod.
+        given = copy.copy(self.env_vars)
+        try:
+            return super().build_pod_request_obj(context, **kwargs)
+        finally:
+            self.env_vars = given
+
     def get_or_create_pod(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
-        """Return this try's pod, created now unless the try was interrupted before; earlier tries' pods are deleted."""
-        owner = self._owner(context)
-        for pod in self._pods.of_task(pod_request_obj.metadata.namespace, owner):
-            if pod.metadata.deletion_timestamp:
-                continue
-            if self.reattach_on_restart and is_of_try(pod, owner):
-                self.log.info("Goes on with pod %s, which this try has created before.", pod.metadata.name)
-                return pod
-            self.log.info("Deleting pod %s of an earlier try.", pod.metadata.name)
-            self._pods.delete(pod)
+        """Return this try's pod, created now unless the try was interrupted before; all earlier pods are deleted."""
+        owner, namespace = self._owner(context), pod_request_obj.metadata.namespace
+        newest = self._pods.newest_of_try(namespace, owner) if self.reattach_on_restart else None
+        current = newest if newest is not None and attempt_of(newest) >= owner.attempt else None
+        for pod in self._pods.of_task(namespace, owner):
+            is_current = current is not None and pod.metadata.uid == current.metadata.uid
+            if not is_current and not pod.metadata.deletion_timestamp:
+                self.log.info("Deleting pod %s of an earlier try or attempt.", pod.metadata.name)
+                self._pods.delete(pod)
+        if current is not None:
+            self.log.info("Goes on with pod %s, which this try has created before.", current.metadata.name)
+            self._attempt = replace(self._attempt, number=attempt_of(current))
+            self._ownership = replace(owner, attempt=self._attempt.number)
+            return current
         # From here on on_kill has a name to delete, whether or not the answer to the create arrives.
         self.pod = pod_request_obj
         pod = self._pods.create(pod_request_obj, owner, grace_seconds=self.termination_grace_period or 30)
@@ -260,13 +337,14 @@ class GpuPodOperator(KubernetesPodOperator):
         """Return this task's pod, by its name once there is one."""
         if self.pod is not None:
             return self._pods.read(self.pod.metadata.name, self.pod.metadata.namespace)
-        return self._pods.of_try(namespace, self._owner(context))
+        return self._pods.newest_of_try(namespace, self._owner(context))
 
     def _owner(self, context: Context) -> Ownership:
         if self._ownership is None:
             from airflow_gpu_provider.run_identity import run_key
 
-            self._ownership = Ownership.of(context["ti"], run_key(context, self._rendered_pool().name))
+            owner = Ownership.of(context["ti"], run_key(context, self._rendered_pool().name))
+            self._ownership = replace(owner, attempt=self._attempt.number)
         return self._ownership
 
     def _deadlines(self, context: Context) -> PodDeadlines:
@@ -277,6 +355,7 @@ class GpuPodOperator(KubernetesPodOperator):
                 max_runtime=self._rendered_pool().max_runtime,
                 execution_timeout=self.execution_timeout,
                 started_at=context["ti"].start_date,
+                at_latest=self._attempt.deadline,
             )
         return self._pod_deadlines
 
@@ -294,7 +373,7 @@ class GpuPodOperator(KubernetesPodOperator):
             "deferred_at": time.time(),
             "delete_on_kill": self.on_kill_action == OnKillAction.DELETE_POD,
             "grace_seconds": self.termination_grace_period,
-            "extra": dict(self.trigger_kwargs or {}),
+            "extra": {**(self.trigger_kwargs or {}), "attempt": self._attempt.to_record()},
         }
         timeout = wait.deadline - datetime.now(UTC) + _DEFER_MARGIN
         self.log.info("Waiting in the triggerer for pod %s, until %s at the latest", wait.name, wait.deadline)
@@ -340,13 +419,17 @@ class GpuPodOperator(KubernetesPodOperator):
     def _tell_timeline(self, phases: list[dict[str, Any]], context: Context) -> None:
         if not phases:
             return
+        self._phases = phases
         for phase in phases:
             self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
-        context["ti"].xcom_push(key="timeline", value=phases)
+        whole = self._attempt.whole_timeline(phases) if self._attempt.number > 1 else phases
+        context["ti"].xcom_push(key="timeline", value=[*map(dict, whole)])
 
     def _wait(self, context: Context, until: Literal["started", "ended"]) -> PodWait:
         assert self.pod is not None
         created_at = self.pod.metadata.creation_timestamp or datetime.now(UTC)
+        deadline = self._deadlines(context).of_pod(created_at)
+        self._attempt = replace(self._attempt, deadline=self._attempt.deadline or deadline)
         return PodWait(
             namespace=self.pod.metadata.namespace,
             name=self.pod.metadata.name,
@@ -355,7 +438,7 @@ class GpuPodOperator(KubernetesPodOperator):
             started=created_at,
             schedule_seconds=self.schedule_timeout_seconds,
             start_seconds=self.startup_timeout_seconds,
-            deadline=self._deadlines(context).of_pod(created_at),
+            deadline=deadline,
             until=until,
         )
 

@@ -23,6 +23,7 @@ class PodDeadlines:
         key: The run's demand, whose `until` counts where there is one.
         max_runtime: Counts from the pod's creation where the run has no demand.
         execution_timeout: The task's, None for none; counts from `started_at`, the start of the try.
+        at_latest: The deadline of the try's first pod, for those that follow it.
     """
 
     api: ApiClient
@@ -30,6 +31,7 @@ class PodDeadlines:
     max_runtime: timedelta
     execution_timeout: timedelta | None
     started_at: datetime | None
+    at_latest: datetime | None = None
     _until: datetime | None = field(default=None, init=False)
 
     def of_pod(self, created_at: datetime) -> datetime:
@@ -37,7 +39,7 @@ class PodDeadlines:
         deadline = self._demand_until() or created_at + self.max_runtime
         if self.execution_timeout is not None and self.started_at is not None:
             deadline = min(deadline, self.started_at + self.execution_timeout)
-        return deadline
+        return deadline if self.at_latest is None else min(deadline, self.at_latest)
 
     def _demand_until(self) -> datetime | None:
         if self._until is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, UNCOLLECTED
 
 TASK_LABEL = "airflow-gpu-provider/task"
@@ -20,17 +20,22 @@ class Ownership:
     """One try of one task instance of one Airflow installation.
 
     KubernetesPodOperator's own labels are equal for two installations that run the same DAG in one cluster.
+
+    Attributes:
+        try_id: The id that Airflow gives the task instance for one try.
+        attempt: Which of the try's pods it is: 1 for the first, and one more after each preemption.
     """
 
     key: DemandKey
     task_id: str
     map_index: int
-    attempt: str
+    try_id: str
+    attempt: int = 1
 
     @classmethod
     def of(cls, ti: Any, key: DemandKey) -> Ownership:
         map_index = -1 if ti.map_index is None else ti.map_index
-        return cls(key=key, task_id=ti.task_id, map_index=map_index, attempt=str(ti.id))
+        return cls(key=key, task_id=ti.task_id, map_index=map_index, try_id=str(ti.id))
 
     @property
     def task(self) -> str:
@@ -49,7 +54,7 @@ class Ownership:
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {OWNER_ANNOTATION: self.attempt, UNCOLLECTED: "true"}
+        return {OWNER_ANNOTATION: self.try_id, ATTEMPT_ANNOTATION: str(self.attempt), UNCOLLECTED: "true"}
 
     @property
     def writer(self) -> str:

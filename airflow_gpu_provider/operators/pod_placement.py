@@ -40,6 +40,7 @@ class Placement:
             container's memory limit. "0": the container runtime's 64 MiB stay.
         active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one of the user's stays.
         labels, annotations: More of the package's own.
+        env: Variables for the base container; where the user's have the same name, theirs stay.
     """
 
     pool: GpuPool
@@ -49,6 +50,7 @@ class Placement:
     active_deadline_seconds: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
@@ -65,6 +67,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _tolerate_taints(pod.spec, placement.pool)
     _give_gpus(pod.spec, base, placement)
     _mount_shm(pod.spec, base, placement.shm_size)
+    _tell(base, placement.env)
     _limit_time(pod.spec, placement.active_deadline_seconds)
     pod.spec.restart_policy = "Never"
     check_fits(pod, placement.pool)
@@ -185,6 +188,12 @@ def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> 
     memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=size)
     spec.volumes = [*(spec.volumes or []), k8s.V1Volume(name=SHM_VOLUME, empty_dir=memory)]
     base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
+
+
+def _tell(base: k8s.V1Container, env: Mapping[str, str]) -> None:
+    given = base.env or []
+    names = {variable.name for variable in given}
+    base.env = [*given, *(k8s.V1EnvVar(name=name, value=value) for name, value in env.items() if name not in names)]
 
 
 def _limit_time(spec: k8s.V1PodSpec, seconds: int | None) -> None:

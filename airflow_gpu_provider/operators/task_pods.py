@@ -11,7 +11,7 @@ from kubernetes.client import V1DeleteOptions, V1Pod, V1Preconditions
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.pods import UNCOLLECTED
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.operators.pod_ownership import Ownership
@@ -33,9 +33,10 @@ class TaskPods:
         """Return the task's pods, those of earlier tries too."""
         return list(self._hook.core_v1_client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
 
-    def of_try(self, namespace: str, owner: Ownership) -> V1Pod | None:
-        """Return a pod of this try, if there is one."""
-        return next((pod for pod in self.of_task(namespace, owner) if is_of_try(pod, owner)), None)
+    def newest_of_try(self, namespace: str, owner: Ownership) -> V1Pod | None:
+        """Return the pod of this try's latest attempt, if there is one; what is being deleted already is left out."""
+        pods = (pod for pod in self.of_task(namespace, owner) if _is_of_try(pod, owner))
+        return max((pod for pod in pods if not pod.metadata.deletion_timestamp), key=attempt_of, default=None)
 
     def read(self, name: str, namespace: str) -> V1Pod | None:
         """Return the pod as it is now; None if it is not there."""
@@ -61,7 +62,7 @@ class TaskPods:
                     raise
             # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod still ends.
             there = self.read(request.metadata.name, request.metadata.namespace)
-            if there is not None and is_of_try(there, owner) and not there.metadata.deletion_timestamp:
+            if there is not None and _is_of_attempt(there, owner) and not there.metadata.deletion_timestamp:
                 return there
             if time.monotonic() > give_up_at:
                 raise PodFailed(
@@ -105,9 +106,17 @@ class CarefulPodManager(PodManager):
                 raise
 
 
-def is_of_try(pod: V1Pod, owner: Ownership) -> bool:
-    """Say whether this try, and not an earlier one, created the pod."""
-    return (pod.metadata.annotations or {}).get(OWNER_ANNOTATION) == owner.attempt
+def attempt_of(pod: V1Pod) -> int:
+    """Return which of its try's pods it is."""
+    return int((pod.metadata.annotations or {}).get(ATTEMPT_ANNOTATION, 1))
+
+
+def _is_of_try(pod: V1Pod, owner: Ownership) -> bool:
+    return (pod.metadata.annotations or {}).get(OWNER_ANNOTATION) == owner.try_id
+
+
+def _is_of_attempt(pod: V1Pod, owner: Ownership) -> bool:
+    return _is_of_try(pod, owner) and attempt_of(pod) == owner.attempt
 
 
 def _only(pod: V1Pod, **options: Any) -> V1DeleteOptions:

@@ -4,8 +4,9 @@ The data are the 1797 UCI digits that scikit-learn carries, so nothing is downlo
 perceptron with one hidden layer, trained with Adam. The program behaves as a training in a pod should:
 
 - one line per epoch on stdout;
-- a checkpoint after every epoch (CHECKPOINT_DIR), replaced atomically; where one is found, training goes
-  on from it and ends with the same numbers as if it had never stopped;
+- a checkpoint after every epoch (AIRFLOW_GPU_CHECKPOINT, from GpuPodOperator's `checkpoint=`; else CHECKPOINT_DIR),
+  replaced atomically; where one is found, training goes on from it and ends with the same numbers as if it had
+  never stopped;
 - on SIGTERM (the pod is deleted, the spot machine is taken away) it checkpoints and exits with 143;
 - the result goes to /airflow/xcom/return.json where Airflow's XCom sidecar is listening.
 """
@@ -238,12 +239,12 @@ class Run:
             training.learn(self.xp, data.images[chosen], data.labels[chosen], rate=rate)
         loss, training.loss_sum = training.loss_sum / batches, 0.0
         accuracy = training.accuracy(self.xp, data)
+        self._save(training)  # before the line: an epoch that was told is never done again
         line = f"epoch {epoch + 1:02d}/{self.options.epochs} loss {loss:.4f} accuracy {accuracy:.2f}"
         print(line, flush=True)
         while (rest := ends_at - time.monotonic()) > 0:
             self._stop_if_told(training)
             time.sleep(min(rest, 0.05))
-        self._save(training)
 
     def _stop_if_told(self, training: Training) -> None:
         if self.terminating:
@@ -265,7 +266,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--checkpoint-dir",
         type=Path,
-        default=os.environ.get("CHECKPOINT_DIR") or None,
+        default=os.environ.get("AIRFLOW_GPU_CHECKPOINT") or os.environ.get("CHECKPOINT_DIR") or None,
         help="keep a checkpoint there, and begin from it where there is one (default: none is kept)",
     )
     parser.add_argument(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.sandbox.aws import AwsTimings
 from airflow_gpu_provider.sandbox.build import control_plane_binary
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+from airflow_gpu_provider.sandbox.demo import training_image
 from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
@@ -33,3 +36,9 @@ def gke_sandbox() -> Iterator[Sandbox]:
     timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
     with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
         yield sandbox
+
+
+@pytest.fixture(scope="session")
+def gpu_sandbox_settings() -> dict[str, Any]:
+    """The shared sandbox runs the example training, and spot notices are short in it."""
+    return {"images": (training_image(),), "timings": AwsTimings(spot_notice=1.0)}

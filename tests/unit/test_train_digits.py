@@ -16,7 +16,13 @@ import numpy as np
 import pytest
 
 SCRIPT = Path(__file__).parents[2] / "example_dags" / "train_digits" / "train.py"
-TRAIN_VARIABLES = ("CHECKPOINT_DIR", "TRAIN_EPOCHS", "TRAIN_SECONDS_PER_EPOCH", "TRAIN_FAIL_AT_EPOCH")
+TRAIN_VARIABLES = (
+    "AIRFLOW_GPU_CHECKPOINT",
+    "CHECKPOINT_DIR",
+    "TRAIN_EPOCHS",
+    "TRAIN_SECONDS_PER_EPOCH",
+    "TRAIN_FAIL_AT_EPOCH",
+)
 
 
 @pytest.fixture(scope="session")

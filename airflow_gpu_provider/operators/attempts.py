@@ -1,0 +1,84 @@
+"""Attempt: which of one try's pods this is, and what the pods before it have left to it. Pure.
+
+A try of a task has one pod after another where preemption is no failure. All that has to outlive a worker and a
+triggerer in between travels in the trigger's event, and the number also stands on the pod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, Self
+
+from airflow_gpu_provider.errors import PoolSpecError
+
+OnPreemption = Literal["resume", "fail"]
+
+MAX_PREEMPTIONS = 3
+
+Phases = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """One pod of a try.
+
+    Attributes:
+        number: 1 for the first pod.
+        deadline: When the try's pods have to have ended, as it was when the first one was made; None before that.
+        timeline: The phases of the earlier attempts.
+    """
+
+    number: int = 1
+    deadline: datetime | None = None
+    timeline: tuple[Mapping[str, Any], ...] = ()
+
+    def following(self, *, deadline: datetime, phases: Phases) -> Self:
+        """Return the attempt after this one, whose pod lived through `phases`."""
+        return type(self)(number=self.number + 1, deadline=deadline, timeline=self.whole_timeline(phases))
+
+    def whole_timeline(self, phases: Phases) -> tuple[Mapping[str, Any], ...]:
+        """Return the try's phases so far; they say which attempt they belong to once there are several."""
+        return (*self.timeline, *({**phase, "attempt": self.number} for phase in phases))
+
+    def to_record(self) -> dict[str, Any]:
+        """Return the attempt as JSON values."""
+        deadline = self.deadline.isoformat() if self.deadline else None
+        return {"number": self.number, "deadline": deadline, "timeline": [dict(phase) for phase in self.timeline]}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read what `to_record` wrote; the first attempt where there is nothing."""
+        deadline = record.get("deadline")
+        return cls(
+            number=record.get("number", 1),
+            deadline=datetime.fromisoformat(deadline) if deadline else None,
+            timeline=tuple(record.get("timeline") or ()),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preemptions:
+    """What a task does when its pod is taken away: `resume` at most `at_most` times in one try, or fail."""
+
+    resume: bool
+    at_most: int
+
+    @classmethod
+    def of(cls, on_preemption: str | None, *, max_preemptions: int, has_checkpoint: bool) -> Self:
+        """Read the operator's arguments; raises PoolSpecError for a wrong one."""
+        if on_preemption not in (None, "resume", "fail"):
+            raise PoolSpecError(f"on_preemption={on_preemption!r}.", "It is 'resume' or 'fail'.")
+        if isinstance(max_preemptions, bool) or max_preemptions < 0:
+            raise PoolSpecError(f"max_preemptions={max_preemptions!r}.", "Give a whole number, at least 0.")
+        resume = has_checkpoint if on_preemption is None else on_preemption == "resume"
+        return cls(resume=resume, at_most=max_preemptions)
+
+    def why_not(self, attempt: Attempt, *, deadline: datetime, now: datetime) -> str:
+        """Say why this attempt is not followed by another one; empty where it is."""
+        if not self.resume:
+            return "on_preemption is 'fail'"
+        if attempt.number > self.at_most:
+            return f"max_preemptions={self.at_most} is used up"
+        return "its deadline has passed" if now >= deadline else ""

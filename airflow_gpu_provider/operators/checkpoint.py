@@ -1,0 +1,128 @@
+"""Where a training keeps its checkpoint: what the pod is told about it, and which places would not outlive a pod."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from collections.abc import Iterable
+
+from kubernetes.client import CoreV1Api
+from kubernetes.client import models as k8s
+from kubernetes.client.exceptions import ApiException
+
+from airflow_gpu_provider.errors import CheckpointUnusable, PodUnschedulable, PoolSpecError
+from airflow_gpu_provider.pools import GpuPool
+
+ATTEMPT_VARIABLE = "AIRFLOW_GPU_ATTEMPT"
+RUN_ID_VARIABLE = "AIRFLOW_GPU_RUN_ID"
+CHECKPOINT_VARIABLE = "AIRFLOW_GPU_CHECKPOINT"
+
+# What a PersistentVolume's node affinity calls a zone: Kubernetes' labels, new and old, and the clouds' drivers' own.
+_ZONE_LABELS = frozenset(
+    {
+        "topology.kubernetes.io/zone",
+        "failure-domain.beta.kubernetes.io/zone",
+        "topology.ebs.csi.aws.com/zone",
+        "topology.gke.io/zone",
+    }
+)
+
+_log = logging.getLogger(__name__)
+
+
+def check_location(checkpoint: str) -> None:
+    """Raise PoolSpecError unless `checkpoint` is a URL, or an absolute path in the container."""
+    scheme, separator, rest = checkpoint.partition("://")
+    is_url = bool(separator and scheme and rest) and scheme != "file"
+    if not is_url and not checkpoint.startswith("/"):
+        raise PoolSpecError(
+            f"checkpoint={checkpoint!r}.",
+            "Give a URL like s3://bucket/folder, or the path at which a volume of the pod is mounted.",
+        )
+
+
+def environment(*, checkpoint: str | None, run_id: str, attempt: int) -> dict[str, str]:
+    """Return the variables that let a training go on where an earlier pod of its run has stopped."""
+    variables = {ATTEMPT_VARIABLE: str(attempt), RUN_ID_VARIABLE: run_id}
+    if checkpoint:
+        variables[CHECKPOINT_VARIABLE] = f"{checkpoint.rstrip('/')}/{run_id}"
+    return variables
+
+
+def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, pool: GpuPool) -> None:
+    """Raise CheckpointUnusable where a path in the container is lost with the pod, or with its spot node."""
+    if not checkpoint.startswith("/"):
+        return
+    volume = _volume_at(checkpoint, pod, base_container)
+    if volume is None:
+        gone = "no volume is mounted there, so it is on the container's own disk"
+    elif volume.empty_dir or volume.ephemeral:
+        gone = f"volume {volume.name} is deleted with the pod"
+    elif volume.host_path and set(getattr(pool, "capacity_types", ())) - {"ON_DEMAND"}:
+        gone = f"volume {volume.name} is a hostPath, and a spot node takes its disk along"
+    else:
+        return
+    raise CheckpointUnusable(
+        f"checkpoint={checkpoint!r} would not be there when the pod starts again: {gone}.",
+        "Mount a persistentVolumeClaim there, or give a URL like s3://bucket/folder.",
+        pool=pool.name,
+    )
+
+
+def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api) -> None:
+    """Raise PodUnschedulable where a claim of the pod is bound to a volume in zones in which the pool has no nodes."""
+    zones: tuple[str, ...] = tuple(getattr(pool, "zones", None) or ())
+    claims = [v.persistent_volume_claim.claim_name for v in pod.spec.volumes or () if v.persistent_volume_claim]
+    if not zones:
+        return
+    for claim in claims:
+        volume = _bound_volume(core, pod.metadata.namespace, claim)
+        if volume is None:
+            continue
+        volume_zones = _zones_of(volume)
+        if volume_zones and not volume_zones & set(zones):
+            raise PodUnschedulable(
+                f"Claim {claim} is bound to volume {volume.metadata.name} in {', '.join(sorted(volume_zones))}, "
+                f"but pool {pool.name} has its nodes in {', '.join(zones)}.",
+                "Give the pool the volume's zone, or use a volume that is reached from every zone.",
+                pool=pool.name,
+                claim=claim,
+            )
+
+
+def _volume_at(path: str, pod: k8s.V1Pod, base_container: str) -> k8s.V1Volume | None:
+    base = next(container for container in pod.spec.containers if container.name == base_container)
+    mounts = [mount for mount in base.volume_mounts or () if _is_within(path, mount.mount_path)]
+    nearest = max(mounts, key=lambda mount: len(mount.mount_path.rstrip("/")), default=None)
+    volumes: Iterable[k8s.V1Volume] = pod.spec.volumes or ()
+    return next((volume for volume in volumes if nearest and volume.name == nearest.name), None)
+
+
+def _is_within(path: str, folder: str) -> bool:
+    folder = posixpath.normpath(folder)
+    return posixpath.commonpath([posixpath.normpath(path), folder]) == folder
+
+
+def _bound_volume(core: CoreV1Api, namespace: str, claim: str) -> k8s.V1PersistentVolume | None:
+    """Return the claim's volume; None where it has none yet, or where this may not be asked."""
+    try:
+        name = core.read_namespaced_persistent_volume_claim(claim, namespace).spec.volume_name
+        return core.read_persistent_volume(name) if name else None
+    except ApiException as error:
+        if error.status not in (403, 404):
+            raise
+        _log.warning("In which zone the volume of claim %s/%s is, is not known: %s", namespace, claim, error.reason)
+        return None
+
+
+def _zones_of(volume: k8s.V1PersistentVolume) -> frozenset[str]:
+    """Return the zones from which the volume is reached; none where it does not say."""
+    required = volume.spec.node_affinity and volume.spec.node_affinity.required
+    terms = required.node_selector_terms if required else ()
+    said = [expression for term in terms for expression in term.match_expressions or ()]
+    return frozenset(
+        zone
+        for expression in said
+        if expression.key in _ZONE_LABELS and expression.operator == "In"
+        for zone in expression.values
+    )
