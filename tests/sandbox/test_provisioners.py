@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import json
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,9 @@ from airflow_gpu_provider import (
     gpu_nodes,
 )
 from airflow_gpu_provider.cluster.apply import server_side_apply
-from airflow_gpu_provider.errors import AutoscalerNotRunning, NoProvisioner, PoolNotReleased
+from airflow_gpu_provider.errors import AutoscalerNotRunning, NoProvisioner, PermissionDenied, PoolNotReleased
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.sandbox.control_plane import ControlPlane
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.provisioner import (
     Kind,
@@ -101,22 +103,6 @@ def karpenter(gpu_sandbox: Sandbox) -> Iterator[None]:
     uninstall_karpenter(gpu_sandbox)
 
 
-@pytest.fixture
-def report(gpu_sandbox: Sandbox) -> Iterator[Callable[[datetime], None]]:
-    """Writes the status ConfigMap as cluster-autoscaler does."""
-    core = client.CoreV1Api(config.new_client_from_config(str(gpu_sandbox.kubeconfig)))
-    name = "cluster-autoscaler-status"
-
-    def write(at: datetime) -> None:
-        written = {"cluster-autoscaler.kubernetes.io/last-updated": f"{at:%Y-%m-%d %H:%M:%S.%f} +0000 UTC"}
-        body = {"metadata": {"name": name, "annotations": written}, "data": {"status": "autoscalerStatus: Running\n"}}
-        core.delete_collection_namespaced_config_map("kube-system", field_selector=f"metadata.name={name}")
-        core.create_namespaced_config_map("kube-system", body)
-
-    yield write
-    core.delete_collection_namespaced_config_map("kube-system", field_selector=f"metadata.name={name}")
-
-
 def pool_of(provisioner: str, kind: Kind, **changes: Any) -> KubernetesGpuPool:
     spec = {"name": f"train-{provisioner}", "provisioner": provisioner, "node_selector_labels": dict(kind.labels)}
     return KubernetesGpuPool(**{**spec, "gpus_per_node": 1, "max_runtime": timedelta(hours=1), **changes})
@@ -134,10 +120,7 @@ def one_night(pool: KubernetesGpuPool) -> tuple[dict[str, Any], list[str]]:
 
 @pytest.mark.usefixtures("karpenter")
 @pytest.mark.parametrize("provisioner", NIGHTS)
-def test_a_night_from_nothing_to_nothing(
-    gpu_sandbox: Sandbox, report: Callable[[datetime], None], provisioner: str
-) -> None:
-    report(datetime.now(UTC))
+def test_a_night_from_nothing_to_nothing(gpu_sandbox: Sandbox, provisioner: str) -> None:
     kind, words = NIGHTS[provisioner]
     with Provisioner(gpu_sandbox, kind) as there:
         results, lines = one_night(pool_of(provisioner, kind))
@@ -158,29 +141,42 @@ def test_a_night_with_karpenter_needs_no_more_than_the_documented_roles(
 ) -> None:
     kubeconfig = tmp_path / "kubeconfig"
     kubeconfig.write_text(yaml.safe_dump(as_service_account(gpu_sandbox, "airflow")))
-    monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+    connect_to(kubeconfig, monkeypatch)
+    with pytest.raises(PermissionDenied, match=r"nodepools\.karpenter\.sh"):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of("karpenter", KARPENTER)))
+    grant_roles(gpu_sandbox, "airflow")
     with Provisioner(gpu_sandbox, KARPENTER, failures=1) as there:
         results, _ = one_night(pool_of("karpenter", KARPENTER))
     assert len(there.brought) == 1
     assert results["scale_down"]["nodes"] == 0
 
 
+def connect_to(kubeconfig: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let Airflow's default Kubernetes connection lead by this kubeconfig."""
+    connection = {"conn_type": "kubernetes", "extra": {"kube_config_path": str(kubeconfig)}}
+    monkeypatch.setenv("AIRFLOW_CONN_KUBERNETES_DEFAULT", json.dumps(connection))
+
+
 def as_service_account(sandbox: Sandbox, name: str) -> dict[str, Any]:
-    """Return a kubeconfig for a service account that may do what docs/rbac/full.yaml lists."""
+    """Return a kubeconfig for a new service account, which may do nothing yet."""
     api = config.new_client_from_config(str(sandbox.kubeconfig))
     server_side_apply(api, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name}})
-    subject = {"kind": "ServiceAccount", "name": name, "namespace": "default"}
-    for manifest in yaml.safe_load_all((Path(__file__).parents[2] / "docs/rbac/full.yaml").read_text()):
-        if "subjects" in manifest:
-            manifest["metadata"]["name"] += f"-{name}"
-            manifest["subjects"] = [subject]
-        server_side_apply(api, manifest)
     asked = {"spec": {"expirationSeconds": 3600}}
     token = client.CoreV1Api(api).create_namespaced_service_account_token(name, "default", asked).status.token
     found: dict[str, Any] = yaml.safe_load(sandbox.kubeconfig.read_text())
     for user in found["users"]:
         user["user"] = {"token": token}
     return found
+
+
+def grant_roles(sandbox: Sandbox, name: str) -> None:
+    """Give a service account what docs/rbac/full.yaml lists."""
+    api = config.new_client_from_config(str(sandbox.kubeconfig))
+    for manifest in yaml.safe_load_all((Path(__file__).parents[2] / "docs/rbac/full.yaml").read_text()):
+        if "subjects" in manifest:
+            manifest["metadata"]["name"] += f"-{name}"
+            manifest["subjects"] = [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]
+        server_side_apply(api, manifest)
 
 
 @pytest.mark.usefixtures("karpenter")
@@ -206,13 +202,23 @@ def test_without_karpenter_nothing_is_wanted() -> None:
             run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of(provisioner, kind)))
 
 
-def test_without_a_living_cluster_autoscaler_nothing_is_wanted(report: Callable[[datetime], None]) -> None:
+def test_without_a_living_cluster_autoscaler_nothing_is_wanted(
+    control_plane: ControlPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect_to(control_plane.kubeconfig, monkeypatch)
+    core = client.CoreV1Api(config.new_client_from_config(str(control_plane.kubeconfig)))
     ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of("cluster-autoscaler", CLUSTER_AUTOSCALER))
     with pytest.raises(AutoscalerNotRunning, match="does not exist"):
         run(ensure)
-    report(datetime.now(UTC) - timedelta(hours=1))
-    with pytest.raises(AutoscalerNotRunning, match="was last written"):
-        run(ensure)
+    an_hour_ago = f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%d %H:%M:%S.%f} +0000 UTC"
+    written = {"cluster-autoscaler.kubernetes.io/last-updated": an_hour_ago}
+    report = {"metadata": {"name": "cluster-autoscaler-status", "annotations": written}}
+    core.create_namespaced_config_map("kube-system", report)
+    try:
+        with pytest.raises(AutoscalerNotRunning, match="was last written"):
+            run(ensure)
+    finally:
+        core.delete_namespaced_config_map("cluster-autoscaler-status", "kube-system")
 
 
 @pytest.mark.usefixtures("karpenter")
