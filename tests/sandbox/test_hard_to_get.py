@@ -30,6 +30,7 @@ from tests.sandbox.running import context_of, copy_of, eventually, first_event, 
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
 ON_DEMAND_VCPUS = "L-DB2E81BA"
+SPOT_VCPUS = "L-3819A6DF"
 
 Night = Callable[..., EnsureGpuPoolOperator]
 
@@ -223,6 +224,19 @@ def test_a_quota_that_a_launch_meets_is_named_at_once(gpu_sandbox: Sandbox, nigh
     others.join()
     assert failed.value.details["quota"] == ON_DEMAND_VCPUS
     assert demand(gpu_sandbox, operator.gpu_pool) is None
+
+
+def test_the_triggerer_passes_over_what_ensure_found_to_have_no_quota(gpu_sandbox: Sandbox, night: Night) -> None:
+    gpu_sandbox.faults.set_quota(SPOT_VCPUS, 0)
+    operator = night(market=("SPOT", "ON_DEMAND"))
+    context = context_of(operator)
+    with pytest.raises(TaskDeferred) as deferred:
+        operator.execute(context)  # type: ignore[arg-type]
+    gpu_sandbox.faults.clear()  # spot could be had by now: who still passes it over remembers
+    event = asyncio.run(first_event(copy_of(deferred.value.trigger)))
+    result = resumption(operator, deferred.value, context, event)()
+    assert [node["capacity_type"] for node in result["nodes"]] == ["ON_DEMAND"]
+    assert result["tried"] == []
 
 
 @pytest.fixture(scope="module")
