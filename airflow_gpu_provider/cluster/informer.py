@@ -80,6 +80,11 @@ def pool_nodes(selector: Mapping[str, str]) -> dict[Resource, str]:
     return {Resource(path=NODES, key=_any, label_selector=label_selector(selector)): ""}
 
 
+def unlabelled_nodes() -> Resource:
+    """The nodes that are in no pool: one of a group that others own is among them until it gets its pool's labels."""
+    return Resource(path=NODES, key=_any, label_selector=f"!{POOL_LABEL}")
+
+
 def _name(raw: Json) -> str:
     return str(raw["metadata"]["name"])
 

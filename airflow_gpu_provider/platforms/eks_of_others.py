@@ -45,7 +45,7 @@ class EksPlatformOfOthers(EksBase):
 
     def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
         super().__init__(pool)
-        self._templates: dict[tuple[str, str], Mapping[str, Any]] = {}
+        self._templates: dict[tuple[str, str, str], Mapping[str, Any]] = {}
 
     @cached_property
     def _api(self) -> ApiClient:
@@ -166,16 +166,15 @@ class EksPlatformOfOthers(EksBase):
         reference = template_of(asg)
         if reference is None:
             return {}
-        key = (str(reference["LaunchTemplateId"]), str(reference.get("Version") or "$Default"))
+        by = "LaunchTemplateId" if "LaunchTemplateId" in reference else "LaunchTemplateName"
+        key = (by, str(reference[by]), str(reference.get("Version") or "$Default"))
         if key not in self._templates:
             self._templates[key] = self._read_template(*key)
         return self._templates[key]
 
-    def _read_template(self, template_id: str, version: str) -> Mapping[str, Any]:
+    def _read_template(self, by: str, value: str, version: str) -> Mapping[str, Any]:
         try:
-            answer = self._clients.ec2.call(
-                "describe_launch_template_versions", LaunchTemplateId=template_id, Versions=[version]
-            )
+            answer = self._clients.ec2.call("describe_launch_template_versions", **{by: value}, Versions=[version])
         except (CloudError, PermissionDenied):
             return {}  # the types are for people, and for the quota, which is then not compared
         found: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]

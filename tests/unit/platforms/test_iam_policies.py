@@ -43,5 +43,23 @@ def test_the_page_explains_each_statement() -> None:
     page = (POLICIES[0].parents[1] / "iam.md").read_text()
     assert POLICIES
     assert all(policy.name in page for policy in POLICIES)
-    for statement in statements(POLICIES[0].parent / "eks-full.json"):
-        assert statement["Sid"] in page
+    for name in ("eks-full.json", "eks-scale-only.json"):
+        for statement in statements(POLICIES[0].parent / name):
+            assert statement["Sid"] in page
+
+
+def test_groups_of_others_can_be_sized_and_no_more() -> None:
+    writes = {
+        action.partition(":")[2]
+        for statement in statements(POLICIES[0].parent / "eks-scale-only.json")
+        for action in statement["Action"]
+        if not action.partition(":")[2].startswith(("Describe", "List", "Get"))
+    }
+    assert writes == {
+        "DeleteScheduledAction",
+        "PutScheduledUpdateGroupAction",
+        "ResumeProcesses",
+        "SetDesiredCapacity",
+        "SuspendProcesses",
+        "TerminateInstanceInAutoScalingGroup",
+    }

@@ -1,0 +1,444 @@
+"""Nights in groups that others own: under the scale-only roles and nothing else, and every group as it was after."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes import client, config
+
+from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
+from airflow_gpu_provider.cluster.apply import server_side_apply
+from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
+from airflow_gpu_provider.errors import GroupNotFound, PoolDrift, PoolSpecError
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
+from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.google import GoogleTimings
+from airflow_gpu_provider.sandbox.leftovers import aws_client
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import eventually, run
+
+DOCS = Path(__file__).parents[2] / "docs"
+GROUP = "airflow-gpu-scaler"
+OWNERS_LABEL = "owner"
+# What the kubelet of an Auto Scaling group is told in its launch template, as its owner writes it.
+USER_DATA = "/etc/eks/bootstrap.sh k8s --kubelet-extra-args '--node-labels=owner=terraform'"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    # Triggers send their events at once: there is no scheduler here to be patient for.
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+
+
+def give_roles(administrator: client.ApiClient) -> None:
+    for manifest in yaml.safe_load_all((DOCS / "rbac" / "scale-only.yaml").read_text()):
+        server_side_apply(administrator, manifest)
+
+
+def one_night(pool: GpuPool, during: Callable[[], None]) -> list[dict[str, Any]]:
+    """Run the tasks of a block with one node; return the nodes. `during` looks while they are there."""
+    result = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
+    during()
+    plugin = run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
+    assert plugin["change"] == "unchanged"
+    train = ["sh", "-c", "echo '{\"accuracy\": 0.97}' > /airflow/xcom/return.json"]
+    trained = run(GpuPodOperator(task_id="train", gpu_pool=pool, image="busybox:1.36", cmds=train, do_xcom_push=True))
+    assert trained == {"accuracy": 0.97}
+    zero = run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
+    assert (zero["nodes"], zero["desired"], zero["kept"]) == (0, 0, [])
+    nodes: list[dict[str, Any]] = result["nodes"]
+    return nodes
+
+
+class Eks:
+    """The sandbox's AWS as the groups' owner sees it."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self.sandbox = sandbox
+        self.eks, self.asg, self.ec2 = (aws_client(sandbox.aws, name) for name in ("eks", "autoscaling", "ec2"))
+        self.administrator = config.new_client_from_config(str(sandbox.kubeconfig))
+        self.node_groups: list[str] = []
+        self._made: list[Callable[[], Any]] = []
+
+    def node_group(self, name: str, **changes: Any) -> str:
+        """Return the Auto Scaling group behind a managed node group that Terraform makes."""
+        cluster, zone = self.sandbox.cluster_name, self.sandbox.zones[0]
+        request = {
+            "clusterName": cluster,
+            "nodegroupName": name,
+            "nodeRole": self.sandbox.node_role_arn,
+            "subnets": [self.sandbox.subnets[zone]],
+            "instanceTypes": ["g6.xlarge"],
+            "amiType": "AL2023_x86_64_NVIDIA",
+            "scalingConfig": {"minSize": 0, "maxSize": 2, "desiredSize": 0},
+            "labels": {OWNERS_LABEL: "terraform"},
+            "taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NO_SCHEDULE"}],
+            "tags": {"owner": "terraform"},
+        }
+        self.eks.create_nodegroup(**(request | changes))
+        self.node_groups.append(name)
+        self._made.append(lambda: self.eks.delete_nodegroup(clusterName=cluster, nodegroupName=name))
+        group = eventually(lambda: self.described(name)["status"] == "ACTIVE" and self.described(name))
+        return str(group["resources"]["autoScalingGroups"][0]["name"])
+
+    def auto_scaling_group(self, name: str, zones: int = 1, **changes: Any) -> str:
+        """Return a group that Terraform makes without EKS; its instances join by what their user data says."""
+        import base64
+
+        data = {
+            "ImageId": "ami-12345678",
+            "InstanceType": "g6.xlarge",
+            "UserData": base64.b64encode(USER_DATA.encode()).decode(),
+        }
+        self.ec2.create_launch_template(LaunchTemplateName=f"{name}-nodes", LaunchTemplateData=data)
+        cluster_tag = {"Key": f"kubernetes.io/cluster/{self.sandbox.cluster_name}", "Value": "owned"}
+        request = {
+            "AutoScalingGroupName": name,
+            "MinSize": 0,
+            "MaxSize": 2,
+            "LaunchTemplate": {"LaunchTemplateName": f"{name}-nodes"},
+            "VPCZoneIdentifier": ",".join(self.sandbox.subnets[zone] for zone in self.sandbox.zones[:zones]),
+            "Tags": [{**cluster_tag, "PropagateAtLaunch": True}],
+        }
+        self.asg.create_auto_scaling_group(**(request | changes))
+        self._made.append(lambda: self.asg.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True))
+        return name
+
+    def described(self, name: str) -> dict[str, Any]:
+        answer = self.eks.describe_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)
+        return dict(answer["nodegroup"])
+
+    def everything(self, asg: str, node_group: str | None) -> dict[str, Any]:
+        """All that AWS says of a group."""
+        (found,) = self.asg.describe_auto_scaling_groups(AutoScalingGroupNames=[asg])["AutoScalingGroups"]
+        return {
+            "node group": self.described(node_group) if node_group else None,
+            "group": found,
+            "scheduled actions": self.actions(asg),
+            "hooks": self.asg.describe_lifecycle_hooks(AutoScalingGroupName=asg)["LifecycleHooks"],
+            "tags": self.asg.describe_tags(Filters=[{"Name": "auto-scaling-group", "Values": [asg]}])["Tags"],
+        }
+
+    def actions(self, asg: str) -> dict[str, Any]:
+        found = self.asg.describe_scheduled_actions(AutoScalingGroupName=asg)["ScheduledUpdateGroupActions"]
+        return {action["ScheduledActionName"]: action for action in found}
+
+    def end(self) -> None:
+        for unmake in self._made:
+            unmake()
+        cluster = self.sandbox.cluster_name
+        eventually(lambda: not {*self.node_groups} & {*self.eks.list_nodegroups(clusterName=cluster)["nodegroups"]})
+
+
+@pytest.fixture
+def owner(gpu_sandbox: Sandbox) -> Iterator[Eks]:
+    owner = Eks(gpu_sandbox)
+    yield owner
+    owner.end()
+
+
+@pytest.fixture
+def plugin_of_the_owner(owner: Eks) -> Iterator[None]:
+    """The device plugin comes with the cluster, as its owner made it: on the owner's nodes alone."""
+    container = {"name": "plugin", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"}
+    spec = {
+        "nodeSelector": {OWNERS_LABEL: "terraform"},
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "containers": [container],
+    }
+    labels = {"app": "nvidia-device-plugin"}
+    body = {
+        "metadata": {"name": "nvidia-device-plugin-daemonset", "namespace": "kube-system"},
+        "spec": {"selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}, "spec": spec}},
+    }
+    apps = client.AppsV1Api(owner.administrator)
+    apps.create_namespaced_daemon_set("kube-system", body)
+    yield
+    apps.delete_namespaced_daemon_set("nvidia-device-plugin-daemonset", "kube-system")
+
+
+@pytest.fixture
+def scaler(
+    request: pytest.FixtureRequest, gpu_sandbox: Sandbox, owner: Eks, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Airflow is an IAM user who is nobody in the cluster but a member of one group."""
+    give_roles(owner.administrator)
+    key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name.replace('[', '-').rstrip(']')}")
+    gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
+    connection = {
+        "conn_type": "aws",
+        "login": key.access_key_id,
+        "password": key.secret_access_key,
+        "extra": {"region_name": gpu_sandbox.region, "endpoint_url": gpu_sandbox.aws.endpoint_url},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_SCALER", json.dumps(connection))
+    yield
+    del gpu_sandbox.authenticator.access_entries[key.arn]
+
+
+def eks_pool(sandbox: Sandbox, **changes: Any) -> EksGpuPool:
+    of_pool: dict[str, Any] = {
+        "name": "of-terraform",
+        "cluster_name": sandbox.cluster_name,
+        "region": sandbox.region,
+        "manage": "scale",
+        "max_nodes": 2,
+        "node_labels": {"role": "train-gpu"},
+        "aws_conn_id": "scaler",
+    }
+    return EksGpuPool(**(of_pool | changes))
+
+
+def allowed_actions() -> set[str]:
+    statements = json.loads((DOCS / "iam" / "eks-scale-only.json").read_text())["Statement"]
+    return {action for statement in statements for action in statement["Action"]}
+
+
+@pytest.mark.usefixtures("scaler", "plugin_of_the_owner")
+@pytest.mark.parametrize("kind", ["node_groups", "asg_names"])
+def test_two_nights_leave_a_group_of_others_as_it_was(gpu_sandbox: Sandbox, owner: Eks, kind: str) -> None:
+    name = f"terraform-{kind.replace('_', '-')}"
+    asg = owner.node_group(name) if kind == "node_groups" else owner.auto_scaling_group(name)
+    managed = name if kind == "node_groups" else None
+    monday = {"ScheduledActionName": "monday", "Recurrence": "0 6 * * 1", "MinSize": 0}
+    owner.asg.put_scheduled_update_group_action(AutoScalingGroupName=asg, **monday)
+    before = owner.everything(asg, managed)
+    made = gpu_sandbox.aws.calls
+    pool = eks_pool(gpu_sandbox, **{kind: [name]})
+    looks: list[set[str]] = []
+
+    def during() -> None:
+        nonlocal made
+        calls = gpu_sandbox.aws.calls
+        looks.append(set(owner.actions(asg)))
+        made += gpu_sandbox.aws.calls - calls  # the owner's own look is not Airflow's
+
+    nodes = [*one_night(pool, during), *one_night(pool, during)]
+
+    calls = gpu_sandbox.aws.calls - made
+    assert [(node["group"], node["instance_type"], node["capacity_type"]) for node in nodes] == [
+        (name, "g6.xlarge", "ON_DEMAND")
+    ] * 2
+    assert looks == [{"monday", SWITCH}] * 2
+    assert len(calls) > 8
+    assert not calls.keys() - allowed_actions()
+    assert owner.everything(asg, managed) == before
+
+
+@pytest.mark.usefixtures("scaler")
+def test_a_stock_out_is_given_up_without_a_tag(gpu_sandbox: Sandbox, owner: Eks) -> None:
+    """Launches are suspended for a moment, so that no machine with a pod is taken for one that comes just then."""
+    first, second = owner.node_group("dry"), owner.node_group("wet", instanceTypes=["g5.xlarge"])
+
+    def settled() -> list[Any]:
+        """All but EKS's own verdict on a group that could not have a machine."""
+        found = [owner.everything(first, "dry"), owner.everything(second, "wet")]
+        return [{**each, "node group": {**each["node group"], "health": None, "status": None}} for each in found]
+
+    before = settled()
+    pool = eks_pool(gpu_sandbox, node_groups=["dry", "wet"])
+    gpu_sandbox.faults.add(Stockout(instance_type="g6.xlarge"))
+    made = gpu_sandbox.aws.calls
+    try:
+        (node,) = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))["nodes"]
+        zero = run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
+    finally:
+        gpu_sandbox.faults.clear()
+    calls = gpu_sandbox.aws.calls - made
+    assert (node["group"], zero["nodes"], zero["desired"]) == ("wet", 0, 0)
+    assert calls["autoscaling:SuspendProcesses"]
+    assert not calls.keys() - allowed_actions()
+    assert settled() == before
+    leases = client.CoordinationV1Api(owner.administrator).list_namespaced_lease(DEMAND_NAMESPACE).items
+    assert not [one for one in leases if one.metadata.name.startswith("suspension-")]
+
+
+@pytest.mark.usefixtures("scaler")
+def test_launches_that_a_dead_process_suspended_are_resumed(
+    gpu_sandbox: Sandbox, owner: Eks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asg = owner.node_group("left")
+    pool = eks_pool(gpu_sandbox, node_groups=["left"])
+    scaling = platform_for(pool)._scaling  # type: ignore[attr-defined]
+
+    def suspended() -> list[str]:
+        return [each["ProcessName"] for each in owner.everything(asg, None)["group"]["SuspendedProcesses"]]
+
+    owner.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
+    platform_for(pool).observe()
+    assert suspended() == ["Launch"]  # its owner's
+    scaling._marks.set(asg, datetime.now(UTC) - timedelta(minutes=5))
+    platform_for(pool).observe()
+    assert suspended() == []
+    assert scaling._marks.read([{"AutoScalingGroupName": asg}]) == {}
+
+
+@pytest.mark.usefixtures("scaler")
+def test_a_plan_says_what_would_grow_and_what_to_know(gpu_sandbox: Sandbox, owner: Eks) -> None:
+    owner.node_group("small", scalingConfig={"minSize": 0, "maxSize": 1, "desiredSize": 0})
+    owner.auto_scaling_group("wide", zones=2)
+    pool = eks_pool(gpu_sandbox, node_groups=["small"], asg_names=["wide"], max_nodes=5)
+    made = gpu_sandbox.aws.calls
+
+    plan = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, dry_run=True))["plan"]
+
+    zones = ", ".join(gpu_sandbox.zones[:2])
+    assert plan[0] == "Plan for of-terraform:"
+    assert plan[1] == f"  ^ small 0->1 (g6.xlarge on-demand in {gpu_sandbox.zones[0]} first)"
+    assert "max_nodes is 5, and the groups' own limits allow 3" in plan[2]
+    assert "wide: it is in 2 zones" in plan[3]
+    assert "containers-roadmap#1453" in plan[3]
+    wide = next(c for c in platform_for(pool).candidates() if c.group == "wide")  # type: ignore[attr-defined]
+    assert (wide.zone, wide.instance_type, wide.market) == (zones, "g6.xlarge", "ON_DEMAND")
+    assert not [c for c in gpu_sandbox.aws.calls - made if not c.partition(":")[2].startswith(("Describe", "List"))]
+
+
+@pytest.mark.usefixtures("scaler")
+@pytest.mark.parametrize(
+    ("fields", "nodes", "error", "says"),
+    [
+        ({"node_groups": ["gone"]}, 1, GroupNotFound, "has no node group gone; it has .*fixed"),
+        ({"asg_names": ["gone"]}, 1, GroupNotFound, "no Auto Scaling group gone"),
+        ({"node_groups": ["fixed"], "max_nodes": 4}, 3, PoolSpecError, "fixed at most 2"),
+        ({"node_groups": ["fixed"], "instance_types": ["g5.xlarge"]}, 1, PoolDrift, "machines of type g6.xlarge"),
+        ({"node_groups": ["tainted"]}, 1, PoolDrift, "with team=ml:NoSchedule"),
+        ({"node_groups": ["cpus"]}, 1, PoolSpecError, "have no GPUs: m6i.2xlarge"),
+    ],
+)
+def test_a_group_that_cannot_serve_is_refused_and_left(
+    gpu_sandbox: Sandbox, owner: Eks, fields: dict[str, Any], nodes: int, error: type[Exception], says: str
+) -> None:
+    owner.node_group("fixed")
+    for name in fields.get("node_groups", []):
+        if name == "tainted":
+            owner.node_group(name, taints=[{"key": "team", "value": "ml", "effect": "NO_SCHEDULE"}])
+        if name == "cpus":
+            owner.node_group(name, instanceTypes=["m6i.2xlarge"], amiType="AL2023_x86_64_STANDARD")
+    made = gpu_sandbox.aws.calls
+    with pytest.raises(error, match=says):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=eks_pool(gpu_sandbox, **fields), nodes=nodes))
+    assert not [c for c in gpu_sandbox.aws.calls - made if not c.partition(":")[2].startswith(("Describe", "List"))]
+
+
+@pytest.mark.usefixtures("scaler")
+def test_two_pools_for_one_group(gpu_sandbox: Sandbox, owner: Eks) -> None:
+    asg = owner.auto_scaling_group("shared")
+    mine = eks_pool(gpu_sandbox, asg_names=["shared"])
+    other = eks_pool(gpu_sandbox, name="of-another-dag", asg_names=["shared"])
+    (node,) = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=mine, nodes=1))["nodes"]
+
+    with pytest.raises(PoolDrift, match="shared is scaled by pool of-terraform"):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=other, nodes=1), dag_id="another")
+
+    machines = owner.everything(asg, None)["group"]["Instances"]
+    assert [each["InstanceId"] for each in machines] == [node["machine"]]
+    labels = client.CoreV1Api(owner.administrator).read_node(node["name"]).metadata.labels
+    assert (labels[POOL_LABEL], labels["role"]) == ("of-terraform", "train-gpu")
+    assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=mine))["nodes"] == 0
+
+
+@pytest.mark.usefixtures("scaler")
+def test_a_group_of_others_is_never_deleted_and_keeps_its_minimum(gpu_sandbox: Sandbox, owner: Eks) -> None:
+    asg = owner.auto_scaling_group("kept", MinSize=1)
+    pool = eks_pool(gpu_sandbox, asg_names=["kept"])
+    reconciler = Reconciler(
+        pool, platform_for(pool), platform_for(pool).cluster_access().api_client(), holder="test", say=print
+    )
+    key = DemandKey(installation="tests", dag_id="nightly", run_id="kept", pool=pool.name)
+    reconciler.want(key, 1, datetime.now(UTC) + timedelta(hours=1))
+    assert [action["DesiredCapacity"] for action in owner.actions(asg).values()] == [1]
+    eventually(lambda: reconciler.reconcile().snapshot.nodes and reconciler.snapshot().nodes[0].usable)
+
+    reconciler.give_up(key)
+    assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["kept"] == ["kept: kept has a minimum size of 1"]
+    assert run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))["deleted"] == []
+    group = owner.everything(asg, None)
+    assert (group["group"]["DesiredCapacity"], len(group["group"]["Instances"])) == (1, 1)
+    assert group["scheduled actions"] == {}
+
+
+# -- GKE ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def gke() -> Iterator[Sandbox]:
+    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
+    with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
+        yield sandbox
+
+
+def test_two_nights_leave_a_node_pool_of_others_as_it_was(gke: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    google = gke.google
+    give_roles(config.new_client_from_config(str(gke.kubeconfig)))
+    monkeypatch.setenv("AIRFLOW_CONN_OWNER", json.dumps(google.connection()))
+    where: dict[str, Any] = {
+        "project_id": google.project_id,
+        "location": google.location,
+        "cluster_name": gke.cluster_name,
+        "max_nodes": 2,
+    }
+    # Its owner's tool is, for once, this package: it knows how to make node pools.
+    made_by = GkeGpuPool(name="terraform", machine_types=("g2-standard-4",), gcp_conn_id="owner", **where)
+    owner = platform_for(made_by)
+    made: dict[str, Any] = {
+        "name": "terraform-gpu",
+        "initial_node_count": 0,
+        "locations": sorted(gke.zones)[:2],
+        "config": {
+            "machine_type": "g2-standard-4",
+            "accelerators": [
+                {
+                    "accelerator_type": "nvidia-l4",
+                    "accelerator_count": 1,
+                    "gpu_driver_installation_config": {"gpu_driver_version": "LATEST"},
+                }
+            ],
+            "resource_labels": {"owner": "terraform"},
+            "max_run_duration": "86400s",
+        },
+    }
+    pools = owner._node_pools  # type: ignore[attr-defined]
+    pools._gke.call("create_node_pool", permission="", parent=pools._cluster_path, node_pool=made)
+    eventually(lambda: (pools.describe("terraform-gpu") or {}).get("status") == "RUNNING")
+
+    def everything() -> list[Any]:
+        node_pool = pools.describe("terraform-gpu")
+        paths = [url[url.index("projects/") :] for url in node_pool["instance_group_urls"]]
+        return [node_pool, *(owner._groups._compute.get(path, permission="") for path in paths)]  # type: ignore[attr-defined]
+
+    role = json.loads((DOCS / "iam" / "gke-scale-only.json").read_text())["includedPermissions"]
+    account = google.add_identity("airflow-scaler", permissions=role)
+    gke.authenticator.access_entries[account.email] = [GROUP]
+    monkeypatch.setenv("AIRFLOW_CONN_SCALER", json.dumps(google.connection(account)))
+    pool = GkeGpuPool(name="of-terraform", manage="scale", node_pools=("terraform-gpu",), gcp_conn_id="scaler", **where)
+    before = everything()
+
+    assert platform_for(pool).plan(1).grow == (
+        f"terraform-gpu/{sorted(gke.zones)[0]} 0->1 (g2-standard-4 on-demand in {sorted(gke.zones)[0]} first)",
+    )
+    nodes = one_night(pool, lambda: None)
+    gke.faults.add(Stockout(zone=sorted(gke.zones)[0]))
+    try:
+        nodes += one_night(pool, lambda: None)
+    finally:
+        gke.faults.clear()
+
+    assert [node["zone"] for node in nodes] == sorted(gke.zones)[:2]
+    assert everything() == before
+    with pytest.raises(GroupNotFound, match=r"has no node pool gone; it has .*terraform-gpu"):
+        platform_for(GkeGpuPool(name="x", manage="scale", node_pools=("gone",), gcp_conn_id="owner", **where)).plan(1)
