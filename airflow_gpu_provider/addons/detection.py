@@ -177,8 +177,10 @@ def _is_discovery(daemon_set: Mapping[str, Any]) -> bool:
 
 
 def _is_ours(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
+    """Say whether it is this package's plugin for the pool; its driver installer has these labels too."""
     labels = daemon_set["metadata"].get("labels") or {}
-    return labels.get("app.kubernetes.io/managed-by") == "airflow-gpu-provider" and labels.get(POOL_LABEL) == pool.name
+    by_us = labels.get("app.kubernetes.io/managed-by") == "airflow-gpu-provider" and labels.get(POOL_LABEL) == pool.name
+    return by_us and _kind_of(daemon_set) == "device plugin"
 
 
 def _is_gkes(daemon_set: Mapping[str, Any]) -> bool:

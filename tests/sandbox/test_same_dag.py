@@ -117,6 +117,7 @@ def test_a_night_on_gke_with_a_driver_daemonset(gke_sandbox: Sandbox, enter: Cal
         driver="daemonset",
     )
     holds(one_night(pool))
+    holds(one_night(pool))  # the next one finds the installer there
 
 
 def test_a_stock_out_in_two_zones_on_spot_ends_on_demand_in_the_third(
