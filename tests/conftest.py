@@ -6,6 +6,9 @@ import os
 
 import pytest
 
+# Shared tests are no test modules of their own; without this their asserts would not say what they compared.
+pytest.register_assert_rewrite("tests.nodes")
+
 # CI runs as root on Linux with Go and every Python package at hand; what it cannot have is listed here.
 # The Go module of cluster-autoscaler is not to be had there.
 NOT_IN_CI = ("no NVIDIA GPU", "apache/airflow#72716", "names no cluster-autoscaler")

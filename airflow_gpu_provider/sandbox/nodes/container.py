@@ -18,6 +18,7 @@ from airflow_gpu_provider.sandbox.nodes import (
     command,
     environment,
     image_pull,
+    images,
     probes,
     quantities,
     status,
@@ -33,6 +34,8 @@ from airflow_gpu_provider.sandbox.nodes.spec import Image
 from airflow_gpu_provider.sandbox.nodes.stdio import Stdio
 
 CONFIG_RETRY_SECONDS = 2.0
+# The kubelet finds out that it has to wait when it next looks at the pod.
+END_SHOWN_SECONDS = 1.0
 log = logging.getLogger(__name__)
 
 
@@ -75,11 +78,13 @@ class ContainerRunner:
         self._process: Process | None = None
         self._spec: dict[str, Any] = {}
         self._out_of_memory = False
+        self._restarting = False
         self._starting: asyncio.Task[Process] | None = None
         self._killing: asyncio.Task[None] | None = None
         self._kill_at = float("inf")
         self._kill_moved = asyncio.Event()
         self.logs: list[ContainerLog] = []
+        self.tried = asyncio.Event()
         self.running_or_done = asyncio.Event()
         self.task: asyncio.Task[None] | None = None
 
@@ -178,12 +183,17 @@ class ContainerRunner:
                     return
                 await self._back_off(back_off)
         finally:
+            self.tried.set()
             self.running_or_done.set()
 
     async def _back_off(self, back_off: BackOff) -> None:
-        delay = back_off.after_end(time.monotonic())
+        # What failed a probe is replaced in one go, before the kubelet knows of an end that it has to wait after.
+        first_probe = self._restarting and self.record.restart_count == 0
+        delay = 0.0 if first_probe else back_off.after_end(time.monotonic())
         self.record.last_state = self.record.state
         if delay:
+            if not self._restarting:
+                await self.pause(END_SHOWN_SECONDS)
             message = f"back-off {go_duration(delay)} restarting failed container={self.name} pod={self._home.title}"
             self.wait_state("CrashLoopBackOff", message)
             text = f"Back-off restarting failed container {self.name} in pod {self._home.title}"
@@ -214,6 +224,8 @@ class ContainerRunner:
         message_file.touch()
         message_file.chmod(0o666)  # whoever the container runs as
         record.container_id = f"containerd://{secrets.token_hex(32)}"
+        # From now on the container's own words: before, only the pod's are known.
+        record.image, record.image_id = images.full(self.container["image"]), images.image_id(self.container["image"])
         container_log = ContainerLog(attempt / "log")
         self.logs.append(container_log)
         stdio = Stdio(container_log, tty=bool(self.container.get("tty")), stdin=bool(self.container.get("stdin")))
@@ -239,9 +251,11 @@ class ContainerRunner:
             self._start_failed(str(error))
             return None
         stdio.started()
-        self._process, self._out_of_memory, self._killing, self._kill_at = process, False, None, float("inf")
+        self._process, self._killing, self._kill_at = process, None, float("inf")
+        self._out_of_memory = self._restarting = False
         self.say("Normal", "Created", "Container created")
         self.say("Normal", "Started", "Container started")
+        self.tried.set()
         return process
 
     async def _accompany(self, process: Process, image: Image, variables: Mapping[str, str]) -> int:
@@ -252,7 +266,8 @@ class ContainerRunner:
         record.ready = record.started and not self.container.get("readinessProbe")
         if record.started:
             self.running_or_done.set()
-        self._home.changed()
+        if not self._post_start():
+            self._home.changed()
         if self._stopping.is_set():
             process.signal(signal.SIGKILL)  # stopped while it was being started
         if image.kind == "device-plugin":
@@ -287,12 +302,15 @@ class ContainerRunner:
             message=self._termination_message(code, message_file),
         )
         self._process = None
-        self._home.changed()
+        if not self._restarting:
+            self._home.changed()
 
     def _start_failed(self, problem: str) -> None:
+        # A program that is not there is found before the container's own surroundings are made.
+        place = "" if problem.startswith("exec: ") else "error during container init: "
         text = (
             "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create "
-            f"failed: unable to start container process: error during container init: {problem}: unknown"
+            f"failed: unable to start container process: {place}{problem}: unknown"
         )
         self.say("Normal", "Created", "Container created")
         self.say("Warning", "Failed", f"Error: {text}")
@@ -304,6 +322,7 @@ class ContainerRunner:
             container_id=self.record.container_id,
             message=text,
         )
+        self.tried.set()
         self._home.changed()
 
     def _termination_message(self, code: int, file: Path) -> str:
@@ -327,13 +346,17 @@ class ContainerRunner:
     # Hooks and probes ----------------------------------------------------------------------------------------
 
     async def _around(self) -> None:
-        """What accompanies a running container: its postStart hook, then its probes."""
-        hook = (self.container.get("lifecycle") or {}).get("postStart")
-        if hook is not None and not await self._handle(hook, timeout=None):
-            self.say("Warning", "FailedPostStartHook", "PostStartHook failed")
-            await self.kill(self._grace(), "FailedPostStartHook")
-            return
+        """What accompanies a running container: its postStart hook, before which it is not shown, then its probes."""
+        if hook := self._post_start():
+            if not await self._handle(hook, timeout=None):
+                self.say("Warning", "FailedPostStartHook", "PostStartHook failed")
+                await self.kill(self._grace(), "FailedPostStartHook")
+                return
+            self._home.changed()
         await probes.watch(self)
+
+    def _post_start(self) -> dict[str, Any] | None:
+        return (self.container.get("lifecycle") or {}).get("postStart")
 
     async def _pre_stop(self) -> None:
         hook = (self.container.get("lifecycle") or {}).get("preStop")
@@ -371,9 +394,17 @@ class ContainerRunner:
     def _grace(self) -> float:
         return float(self._home.pod["spec"].get("terminationGracePeriodSeconds", 30))
 
-    async def restart(self, message: str) -> None:
+    async def restart(self, why: str) -> None:
         """End the process because a probe says so; the restart policy decides what follows."""
-        await self.kill(self._grace(), message)
+        spec = self._home.pod["spec"]
+        if (self.container.get("restartPolicy") or spec.get("restartPolicy")) != "Never":
+            self._restarting = True
+            await self.kill(self._grace(), f"{why}, will be restarted")
+        elif len(spec["containers"]) == 1:
+            # Nothing of the pod is left to run, so the kubelet ends the pod.
+            await self.kill(self._grace(), f"Stopping container {self.name}")
+        else:
+            await self.kill(self._grace(), why)
 
     def _stop_signal(self) -> int:
         name = (self.container.get("lifecycle") or {}).get("stopSignal") or "SIGTERM"
@@ -384,6 +415,7 @@ class ContainerRunner:
     def wait_state(self, reason: str, message: str) -> None:
         """Show that the container waits, and why."""
         self.record.state = status.waiting(reason, message)
+        self.tried.set()
         self._home.changed()
 
     def say(self, kind: str, reason: str, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -57,7 +57,7 @@ class Events:
     def _put(self, involved: dict[str, Any], namespace: str, kind: str, reason: str, message: str, host: str) -> None:
         now = clock.seconds_text(clock.now())
         event = {
-            "metadata": {"namespace": namespace, "name": f"{involved['name'][:230]}.{secrets.token_hex(8)}"},
+            "metadata": {"namespace": namespace, "name": f"{involved['name'][:230]}.{time.time_ns():x}"},
             "involvedObject": involved,
             "type": kind,
             "reason": reason,

@@ -12,7 +12,7 @@ from airflow_gpu_provider.sandbox.nodes.spec import Image
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.nodes.container import ContainerRunner
 
-NEVER_PULL_RETRY_SECONDS = 5.0
+LOCAL_RETRY_SECONDS = 5.0
 PULL_ERROR_SHOWN_SECONDS = 1.0
 
 
@@ -24,12 +24,13 @@ async def have_image(runner: ContainerRunner) -> Image | None:
     back_off.after_end(time.monotonic())
     while not runner.stopping:
         image = images.find(reference, runner.home.machine.images)
-        if image is None and policy == "Never":
+        if problem := images.invalid(reference):
+            await _not_a_name(runner, problem)
+        elif image is None and policy == "Never":
             await _never_pulled(runner, reference)
         elif image is None:
             await _fail(runner, reference, back_off)
         elif await _pull(runner, image, reference, policy):
-            runner.record.image_id = images.image_id(reference)
             return image
     return None
 
@@ -57,12 +58,19 @@ async def _pull(runner: ContainerRunner, image: Image, reference: str, policy: s
     return True
 
 
+async def _not_a_name(runner: ContainerRunner, problem: str) -> None:
+    runner.say("Warning", "InspectFailed", problem)
+    runner.say("Warning", "Failed", "Error: InvalidImageName")
+    runner.wait_state("InvalidImageName", problem)
+    await runner.pause(LOCAL_RETRY_SECONDS)
+
+
 async def _never_pulled(runner: ContainerRunner, reference: str) -> None:
     text = f'Container image "{reference}" is not present with pull policy of Never'
     runner.say("Warning", "ErrImageNeverPull", text)
     runner.say("Warning", "Failed", "Error: ErrImageNeverPull")
     runner.wait_state("ErrImageNeverPull", text)
-    await runner.pause(NEVER_PULL_RETRY_SECONDS)
+    await runner.pause(LOCAL_RETRY_SECONDS)
 
 
 async def _fail(runner: ContainerRunner, reference: str, back_off: BackOff) -> None:

@@ -160,11 +160,12 @@ class PodWorker:
         self._folder.mkdir(parents=True, exist_ok=True)
         if not await self._initialize():
             return
-        mains = [r for r in self.runners if not r.record.is_init]
-        for runner in mains:
-            if "waiting" in runner.record.state:
-                runner.record.state = status.waiting("ContainerCreating")
-        await _finished([runner.start() for runner in mains])
+        running = []
+        for runner in self.runners:
+            if not runner.record.is_init:
+                running.append(runner.start())
+                await runner.tried.wait()
+        await _finished(running)
         await self._stop_sidecars()
 
     async def _initialize(self) -> bool:

@@ -130,7 +130,7 @@ async def _startup(probe: Mapping[str, Any], runner: ContainerRunner) -> bool:
         failures += 1
         runner.unhealthy("Startup", outcome.output)
         if failures >= (probe.get("failureThreshold") or 3):
-            await runner.restart(f"Container {runner.name} failed startup probe, will be restarted")
+            await runner.restart(f"Container {runner.name} failed startup probe")
             return False
         await asyncio.sleep(probe.get("periodSeconds") or 10)
 
@@ -144,7 +144,7 @@ async def _liveness(probe: Mapping[str, Any], runner: ContainerRunner) -> None:
         if not outcome.passed:
             runner.unhealthy("Liveness", outcome.output)
         if failures >= (probe.get("failureThreshold") or 3):
-            await runner.restart(f"Container {runner.name} failed liveness probe, will be restarted")
+            await runner.restart(f"Container {runner.name} failed liveness probe")
             return
         await asyncio.sleep(probe.get("periodSeconds") or 10)
 

@@ -125,8 +125,8 @@ def test_a_pod_deleted_while_its_sidecar_lingers(cluster: Cluster) -> None:
 
 def test_a_pod_is_over_when_all_its_containers_are(cluster: Cluster) -> None:
     two = [
-        {"name": "good", "image": "busybox:1", "command": ["true"]},
-        {"name": "bad", "image": "busybox:1", "command": ["sh", "-c", "sleep 0.5; exit 2"]},
+        {"name": "good", "image": "busybox:1", "command": ["sleep", "0.5"]},
+        {"name": "bad", "image": "busybox:1", "command": ["sh", "-c", "sleep 1; exit 2"]},
     ]
     name = cluster.pod(containers=two)
     pod = cluster.until_container(name, lambda s: s.state.terminated, "the first end")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.sandbox.nodes.images import familiar, find, full, image_id, not_found, pull_policy
+from airflow_gpu_provider.sandbox.nodes.images import familiar, find, full, image_id, invalid, not_found, pull_policy
 from airflow_gpu_provider.sandbox.nodes.spec import Image, NodeSpec, Taint
 
 KNOWN = (Image(pattern="python:*"), Image(pattern="docker.io/library/busybox*"), Image(pattern="nvcr.io/nvidia/*:*"))
@@ -37,6 +37,29 @@ def test_known_images(reference: str) -> None:
 def test_unknown_images(reference: str) -> None:
     assert find(reference, KNOWN) is None
     assert full(reference) in not_found(reference)
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["python", "a/b_c/d--e:V1.2", "localhost:5000/x", "nvcr.io/nvidia/x:1", "a:1@sha256:" + "0" * 64, "Registry.io/a"],
+)
+def test_valid_references(reference: str) -> None:
+    assert invalid(reference) is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "problem"),
+    [
+        ("Not A Name", "invalid reference format: repository name (library/Not A Name) must be lowercase"),
+        ("nvcr.io/Nvidia/x:1", "invalid reference format: repository name (Nvidia/x) must be lowercase"),
+        ("a b", "invalid reference format"),
+        ("a::b", "invalid reference format"),
+        ("{{ image }}", "invalid reference format"),
+    ],
+)
+def test_what_is_no_reference(reference: str, problem: str) -> None:
+    text = f'Failed to apply default image tag "{reference}": couldn\'t parse image name "{reference}": {problem}'
+    assert invalid(reference) == text
 
 
 def test_ids_are_stable_and_different() -> None:

@@ -1,0 +1,64 @@
+"""A sandbox with one more machine, on which a real kubelet runs."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_gpu_provider.sandbox.build import binary_of
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.kubelet.machine import KubeletMachine
+from tests.kubelet.needs import missing
+from tests.kubelet.programs import DEVICE_PLUGIN, KUBELET
+from tests.kubelet.registry import BUSYBOX, Registry, TestImage
+
+NODE = "metal-1"
+
+
+@pytest.fixture(scope="session")
+def kubelet_machine(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeletMachine]:
+    if lacks := missing():
+        pytest.skip(f"a kubelet needs {', '.join(lacks)}")
+    folder = tmp_path_factory.mktemp("kubelet")
+    with (
+        Registry(images()) as registry,
+        KubeletMachine(
+            name=NODE,
+            control_plane=gpu_sandbox.control_plane,
+            kubelet=binary_of(KUBELET, print),
+            registry=registry.url,
+            folder=folder,
+        ) as machine,
+    ):
+        yield machine
+
+
+@pytest.fixture(scope="session")
+def node(kubelet_machine: KubeletMachine) -> str:
+    return kubelet_machine.name
+
+
+@pytest.fixture(scope="session")
+def kubeconfig(gpu_sandbox: Sandbox) -> Path:
+    return gpu_sandbox.kubeconfig
+
+
+def images() -> list[TestImage]:
+    listed = subprocess.run([BUSYBOX, "--list"], capture_output=True, text=True, check=True)
+    links = {f"/bin/{name}": "/bin/busybox" for name in listed.stdout.split() if name != "busybox"}
+    busybox = {"files": {"/bin/busybox": BUSYBOX}, "links": links}
+    plugin = binary_of(DEVICE_PLUGIN, print)
+    return [
+        TestImage(pattern="busybox:*", **busybox),
+        TestImage(pattern="alpine:*", **busybox),
+        TestImage(pattern="pause:*", entrypoint=["/bin/sleep", "2147483647"], **busybox),
+        TestImage(
+            pattern="nvidia/k8s-device-plugin:*",
+            files={"/bin/deviceplugin": plugin},
+            links={},
+            entrypoint=["/bin/deviceplugin"],
+        ),
+    ]

@@ -1,0 +1,282 @@
+"""The shared list: pods that live and end in every way that matters, told alike by a process node and a kubelet.
+
+What a real kubelet shows of them is kept in `as_a_kubelet_shows.json`, which `tests/kubelet` compares with a kubelet,
+and `tests/sandbox` with a process node. `RECORD_KUBELET=1 make test-kubelet` writes it anew.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes import client, config
+
+from tests.nodes.story import Story, tell
+
+RECORD = Path(__file__).parent / "as_a_kubelet_shows.json"
+IMAGE = "busybox:1.36"
+
+_AT_ONCE = 16
+_POLITE = "trap 'echo bye; exit 0' TERM; while :; do sleep 0.2; done"
+_STUBBORN = "trap '' TERM; while :; do sleep 0.2; done"
+_FAILS = {"exec": {"command": ["false"]}}
+
+Until = Callable[[dict[str, Any]], bool]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A pod, what is done to it, and when enough of it was seen."""
+
+    spec: Mapping[str, Any]
+    until: Until
+    act: Callable[[client.CoreV1Api, str], None] | None = None
+
+
+def sh(script: str, name: str = "main", **container: Any) -> dict[str, Any]:
+    return {"name": name, "image": IMAGE, "command": ["sh", "-c", script], **container}
+
+
+def unknown_image(name: str = "main", **container: Any) -> dict[str, Any]:
+    return {"name": name, "image": "nowhere.example/train:1", **container}
+
+
+def ended(status: dict[str, Any]) -> bool:
+    """It has ended, and the kubelet has said all of it: that its sandbox is gone comes last."""
+    conditions = {one["type"]: one["status"] for one in status.get("conditions", ())}
+    return status["phase"] in ("Succeeded", "Failed") and conditions.get("PodReadyToStartContainers") != "True"
+
+
+def ready(status: dict[str, Any]) -> bool:
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in status.get("conditions", ()))
+
+
+def waits_for(reason: str) -> Until:
+    return lambda status: any(
+        one["state"].get("waiting", {}).get("reason") == reason for one in status.get("containerStatuses", ())
+    )
+
+
+def is_deleted(status: dict[str, Any]) -> bool:
+    """Never by its status: the object's end is the end."""
+    return False
+
+
+def deletes(**options: Any) -> Callable[[client.CoreV1Api, str], None]:
+    """Delete the pod once it runs."""
+
+    def act(core: client.CoreV1Api, name: str) -> None:
+        deadline = time.monotonic() + 60
+        while core.read_namespaced_pod(name, "default").status.phase != "Running" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        core.delete_namespaced_pod(name, "default", **options)
+
+    return act
+
+
+def one(container: dict[str, Any], **pod: Any) -> dict[str, Any]:
+    return {"containers": [container], **pod}
+
+
+STORIES: dict[str, Told] = {
+    # Ends
+    "it succeeds": Told(spec=one(sh("echo hello; sleep 2")), until=ended),
+    "it fails": Told(spec=one(sh("echo oops >&2; sleep 2; exit 3")), until=ended),
+    "it is killed by a signal": Told(spec=one(sh("sleep 2; kill -TERM 1; exit 8")), until=ended),
+    "it leaves a message": Told(spec=one(sh("sleep 2; echo last words > /dev/termination-log; exit 4")), until=ended),
+    "its log is its message": Told(
+        spec=one(sh("sleep 2; echo last words; exit 4", terminationMessagePolicy="FallbackToLogsOnError")),
+        until=ended,
+    ),
+    "it uses too much memory": Told(
+        spec=one(
+            sh(
+                "sleep 2; exec dd if=/dev/zero of=/dev/null bs=400M count=1000",
+                resources={"limits": {"memory": "64Mi"}},
+            )
+        ),
+        until=ended,
+    ),
+    "it is over its deadline": Told(
+        spec=one(sh("sleep 60"), activeDeadlineSeconds=4, terminationGracePeriodSeconds=1), until=ended
+    ),
+    "it gets GPUs": Told(
+        spec=one(
+            sh("echo $CUDA_VISIBLE_DEVICES | tr , ' ' | wc -w; sleep 2", resources={"limits": {"nvidia.com/gpu": "2"}})
+        ),
+        until=ended,
+    ),
+    "it looks around": Told(
+        spec=one(
+            sh(
+                "echo $A; hostname; cat /d/name; echo; ls -d /v; id -u; pwd; cat /d/labels; sleep 2",
+                env=[{"name": "A", "value": "b"}],
+                volumeMounts=[{"name": "v", "mountPath": "/v"}, {"name": "d", "mountPath": "/d"}],
+                workingDir="/tmp",
+                securityContext={"runAsUser": 1000},
+            ),
+            volumes=[
+                {"name": "v", "emptyDir": {}},
+                {
+                    "name": "d",
+                    "downwardAPI": {
+                        "items": [
+                            {"path": "name", "fieldRef": {"fieldPath": "metadata.name"}},
+                            {"path": "labels", "fieldRef": {"fieldPath": "metadata.labels"}},
+                        ]
+                    },
+                },
+            ],
+            hostname="looker",
+        ),
+        until=ended,
+    ),
+    # Several containers
+    "its init containers run first": Told(
+        spec=one(sh("echo main; sleep 2"), initContainers=[sh("echo 1; sleep 2", "one"), sh("echo 2; sleep 2", "two")]),
+        until=ended,
+    ),
+    "its init container fails": Told(
+        spec=one(sh("true"), initContainers=[sh("sleep 2; exit 5", "one"), sh("true", "two")]), until=ended
+    ),
+    "it has a sidecar": Told(
+        spec=one(sh("echo main; sleep 2"), initContainers=[sh(_POLITE, "side", restartPolicy="Always")]), until=ended
+    ),
+    "one of two ends first": Told(
+        spec={"containers": [sh("sleep 2", "first"), sh("sleep 5; exit 2", "second")]}, until=ended
+    ),
+    # Does not start
+    "its image is nowhere": Told(spec=one(unknown_image()), until=waits_for("ImagePullBackOff")),
+    "its image is never pulled": Told(
+        spec=one(unknown_image(imagePullPolicy="Never")), until=waits_for("ErrImageNeverPull")
+    ),
+    "its image is no name": Told(
+        spec=one({"name": "main", "image": "Not A Name"}), until=waits_for("InvalidImageName")
+    ),
+    "its program is not there": Told(spec=one({"name": "main", "image": IMAGE, "command": ["/no/such"]}), until=ended),
+    "its ConfigMap is missing": Told(
+        spec=one(sh("true", env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "missing", "key": "a"}}}])),
+        until=waits_for("CreateContainerConfigError"),
+    ),
+    # Restarts, probes and hooks
+    "it is restarted": Told(
+        spec=one(
+            sh(
+                "sleep 1; test -e /v/again || { touch /v/again; exit 1; }; sleep 1",
+                volumeMounts=[{"name": "v", "mountPath": "/v"}],
+            ),
+            restartPolicy="OnFailure",
+            volumes=[{"name": "v", "emptyDir": {}}],
+        ),
+        until=ended,
+    ),
+    "it crashes again and again": Told(
+        spec=one(sh("sleep 1; exit 1"), restartPolicy="OnFailure"), until=waits_for("CrashLoopBackOff")
+    ),
+    "it becomes ready": Told(
+        spec=one(
+            sh(
+                "sleep 4; touch /tmp/up; sleep 60",
+                readinessProbe={"exec": {"command": ["test", "-e", "/tmp/up"]}, "periodSeconds": 1},
+            )
+        ),
+        until=ready,
+    ),
+    "it is not alive": Told(
+        spec=one(
+            sh("sleep 60", livenessProbe={**_FAILS, "periodSeconds": 1, "failureThreshold": 2}),
+            terminationGracePeriodSeconds=1,
+        ),
+        until=ended,
+    ),
+    "one of two is not alive": Told(
+        spec={
+            "containers": [
+                sh("sleep 60", "dead", livenessProbe={**_FAILS, "periodSeconds": 1, "failureThreshold": 2}),
+                sh("sleep 12", "well"),
+            ],
+            "terminationGracePeriodSeconds": 1,
+        },
+        until=ended,
+    ),
+    "it never starts up": Told(
+        spec=one(
+            sh("sleep 60", startupProbe={**_FAILS, "periodSeconds": 1, "failureThreshold": 2}),
+            restartPolicy="OnFailure",
+            terminationGracePeriodSeconds=1,
+        ),
+        until=waits_for("CrashLoopBackOff"),
+    ),
+    "its start hook fails": Told(
+        spec=one(
+            sh("sleep 60", lifecycle={"postStart": {"exec": {"command": ["sh", "-c", "sleep 1; exit 1"]}}}),
+            terminationGracePeriodSeconds=1,
+        ),
+        until=ended,
+    ),
+    # Deletion
+    "it ends politely when deleted": Told(
+        spec=one(sh(_POLITE)), act=deletes(grace_period_seconds=20), until=is_deleted
+    ),
+    "it ends by force when deleted": Told(
+        spec=one(sh(_STUBBORN)), act=deletes(grace_period_seconds=3), until=is_deleted
+    ),
+    "it has its own grace period": Told(
+        spec=one(sh(_STUBBORN), terminationGracePeriodSeconds=2), act=deletes(), until=is_deleted
+    ),
+    "it has a stop hook": Told(
+        spec=one(
+            sh("sleep 60", lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "echo stop > /proc/1/fd/1"]}}}),
+            terminationGracePeriodSeconds=2,
+        ),
+        act=deletes(),
+        until=is_deleted,
+    ),
+}
+
+
+def tell_all(kubeconfig: Path, node: str) -> dict[str, dict[str, Any]]:
+    """Run all stories on a node, many at once; return what was seen of each, or what went wrong, as plain data."""
+    _pull_image(kubeconfig, node)
+
+    def told(title: str) -> dict[str, Any]:
+        core = client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
+        story = STORIES[title]
+        name = f"{title.replace(' ', '-').lower()}-{node}"
+        try:
+            return asdict(tell(core, node, name, story.spec, story.act, until=story.until))
+        except AssertionError as error:
+            return {"error": str(error)}
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return dict(zip(STORIES, pool.map(told, STORIES), strict=True))
+
+
+def expected() -> dict[str, dict[str, Any]]:
+    recorded: dict[str, dict[str, Any]] = json.loads(RECORD.read_text())
+    return recorded
+
+
+def record(stories: Mapping[str, Mapping[str, Any]]) -> None:
+    RECORD.write_text(json.dumps(stories, indent=1, sort_keys=True) + "\n")
+
+
+def alike(seen: dict[str, Any], shown: dict[str, Any]) -> dict[str, Any]:
+    """`seen`, with the first waiting state of its containers if the other shows it: it may be too short to be seen."""
+    for name, states in shown.get("states", {}).items():
+        mine = seen.get("states", {}).get(name)
+        if mine and states[0].startswith("waiting") and mine[0] != states[0]:
+            mine.insert(0, states[0])
+    return seen
+
+
+def _pull_image(kubeconfig: Path, node: str) -> None:
+    """So that no story depends on which of them pulls it."""
+    core = client.CoreV1Api(config.new_client_from_config(str(kubeconfig)))
+    pulled: Story = tell(core, node, f"pulls-{node}", one(sh("true")), until=ended)
+    assert pulled.status["phase"] == "Succeeded", pulled

@@ -1,0 +1,28 @@
+"""A process node passes the checks that a real kubelet passes, and tells the same stories (`tests/kubelet`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_gpu_provider.sandbox.nodes import NodeSpec
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.nodes.checks import GPUS, NodeChecks
+
+NODE = "process-1"
+
+
+class TestProcessNode(NodeChecks):
+    @pytest.fixture(scope="class")
+    @classmethod
+    def kubeconfig(cls, gpu_sandbox: Sandbox) -> Path:
+        return gpu_sandbox.kubeconfig
+
+    @pytest.fixture(scope="class")
+    @classmethod
+    def node(cls, gpu_sandbox: Sandbox) -> Iterator[str]:
+        gpu_sandbox.agent.add_node(NodeSpec(name=NODE, gpus=GPUS))
+        yield NODE
+        gpu_sandbox.agent.remove_node(NODE)
