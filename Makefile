@@ -10,7 +10,7 @@ REPORT := build/demo-report.json
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow bench requirements clean
+.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet bench requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -62,6 +62,14 @@ test-airflow: .venv
 	@echo "== tests/airflow: under a real scheduler and triggerer"
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
 	@$(BIN)/pytest tests/airflow -v || $(ONCE_MORE) tests/airflow; }
+
+# No part of `make test`: as root only, with Debian's containerd. CI runs it.
+test-kubelet: .venv
+	@$(BIN)/python -m tests.kubelet.needs
+	@echo "== tests/kubelet: on a real kubelet with containerd"
+	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m tests.kubelet.programs
+	@$(BIN)/pytest tests/kubelet -v || $(ONCE_MORE) tests/kubelet; }
 
 bench: .venv
 	@AIRFLOW__LOGGING__LOGGING_LEVEL=WARNING $(BIN)/python -m benchmarks

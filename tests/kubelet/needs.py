@@ -22,8 +22,8 @@ def missing() -> list[str]:
     lacks = [] if os.geteuid() == 0 else ["root"]
     lacks += [name for name in _PROGRAMS if not shutil.which(name, path=os.defpath + _SYSTEM_PATH)]
     lacks += [str(CNI_PLUGINS / name) for name in ("bridge", "host-local", "loopback") if not _has_plugin(name)]
-    if not BUSYBOX.exists():
-        lacks.append(f"{BUSYBOX} (static)")
+    if not BUSYBOX.exists() or b"/ld-linux" in BUSYBOX.read_bytes()[:4096]:
+        lacks.append(f"a static {BUSYBOX}")
     return lacks
 
 
