@@ -38,6 +38,7 @@ def gpu_nodes(
     gpus: int | None = None,
     nodes: int | None = None,
     group_id: str | None = None,
+    warm: bool = False,
     install_device_plugin: bool = True,
     ensure_args: dict[str, Any] | None = None,
     device_plugin_args: dict[str, Any] | None = None,
@@ -52,6 +53,7 @@ def gpu_nodes(
         gpu_pool: The pool.
         gpus: GPUs that a run wants. Default 1 where `nodes` is not given.
         nodes: Nodes that a run wants, instead of `gpus`.
+        warm: With scaling="autoscaler": the nodes are up before the first task; see EnsureGpuPoolOperator.
         group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.
         ensure_args, device_plugin_args, scale_down_args: More arguments for the block's own operators.
@@ -69,7 +71,7 @@ def gpu_nodes(
     try:
         with group:
             ensure = EnsureGpuPoolOperator(  # type: ignore[no-untyped-call]
-                task_id=f"{name}.ensure", gpu_pool=gpu_pool, gpus=gpus, nodes=nodes, **(ensure_args or {})
+                task_id=f"{name}.ensure", gpu_pool=gpu_pool, gpus=gpus, nodes=nodes, warm=warm, **(ensure_args or {})
             ).as_setup()
             plugin = None
             if install_device_plugin:

@@ -69,8 +69,8 @@ def read_status(api: ApiClient) -> AutoscalerStatus | None:
         return None
 
 
-def check_running(api: ApiClient, pool_name: str, now: datetime) -> AutoscalerStatus:
-    """Return the newest report of an autoscaler that is alive.
+def check_running(api: ApiClient, pool_name: str, now: datetime, *, or_else: str = "") -> AutoscalerStatus:
+    """Return the newest report of an autoscaler that is alive; `or_else` is what can be done without one.
 
     Raises:
         AutoscalerNotRunning: There is no report, or it is old.
@@ -87,8 +87,10 @@ def check_running(api: ApiClient, pool_name: str, now: datetime) -> AutoscalerSt
         why = f"{report} was last written {written}, and a living one writes it every few seconds"
     raise AutoscalerNotRunning(
         f"Pool {pool_name}: no cluster-autoscaler reports from the cluster: {why}.",
-        "Install it, or look at the log of the one that is there; it needs its default --write-status-configmap.",
+        "Install it (InstallClusterAutoscalerOperator), or look at the log of the one that is there, which needs its"
+        f" default --write-status-configmap{f'; {or_else}' if or_else else ''}.",
         pool=pool_name,
+        config_map=f"{STATUS_NAMESPACE}/{STATUS_NAME}",
     )
 
 

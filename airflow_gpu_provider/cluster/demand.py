@@ -67,6 +67,8 @@ class DemandLease:
         attempts: How often the run's nodes have not come together.
         attempt_since: When the present attempt began, where it is not the first.
         resume_at: When the next attempt begins; until then nothing is wanted. None while one is under way.
+        warm: Where an autoscaler adds nodes: the image of the pods that make it do so before the run's own pods are
+            there; empty: they come with those.
     """
 
     key: DemandKey
@@ -77,6 +79,7 @@ class DemandLease:
     attempts: int = 0
     attempt_since: datetime | None = None
     resume_at: datetime | None = None
+    warm: str = ""
 
     def live(self, now: datetime) -> bool:
         """Whether it still counts."""
@@ -101,6 +104,7 @@ class DemandLease:
             attempts=int(notes.get(f"{_PREFIX}attempts", 0)),
             attempt_since=_time(notes.get(f"{_PREFIX}attempt-since")),
             resume_at=_time(notes.get(f"{_PREFIX}resume-at")),
+            warm=notes.get(f"{_PREFIX}warm", ""),
         )
 
     def manifest(self) -> dict[str, Any]:
@@ -111,6 +115,7 @@ class DemandLease:
             f"{_PREFIX}run-id": self.key.run_id,
             f"{_PREFIX}nodes": str(self.nodes),
             f"{_PREFIX}until": format_time(self.until),
+            **({f"{_PREFIX}warm": self.warm} if self.warm else {}),
         }
         if self.groups:
             notes[f"{_PREFIX}groups"] = json.dumps(self.groups)

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 RUN_LABEL = "airflow-gpu-provider/run"
 """The label of a pod's run: the hash of its DemandKey, which is also in its lease's name."""
 
+PLACEHOLDER_LABEL = "airflow-gpu-provider/placeholder"
+"""The label of pods that only make an autoscaler bring a node up; see `placeholders`."""
+
 UNCOLLECTED = "airflow-gpu-provider/uncollected"
 """The annotation of a pod whose log and result are still to be read; taken off when they have been."""
 
@@ -41,6 +44,7 @@ class Pod:
         daemon: A DaemonSet's or a static pod: it comes and goes with its node.
         node_selector: The labels that its node has to have, as pairs.
         run: The value of its run label.
+        placeholder: It gives its place to any other pod, and no node stays for it.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         uncollected: Its log and result are still to be read.
         finished_at: When its last container ended, if it has finished.
@@ -56,6 +60,7 @@ class Pod:
     daemon: bool = False
     node_selector: tuple[tuple[str, str], ...] = ()
     run: str | None = None
+    placeholder: bool = False
     delete_at: datetime | None = None
     uncollected: bool = False
     finished_at: datetime | None = None
@@ -83,7 +88,7 @@ class Pod:
 
     def holds_node(self, now: datetime) -> bool:
         """Whether its node has to stay for it."""
-        if self.node is None or self.daemon:
+        if self.node is None or self.daemon or self.placeholder:
             return False
         if self.finished:
             return self.awaits_collection(now)
@@ -109,6 +114,7 @@ class Pod:
             daemon=_is_daemon(meta, annotations),
             node_selector=tuple((spec.get("nodeSelector") or {}).items()),
             run=(meta.get("labels") or {}).get(RUN_LABEL),
+            placeholder=PLACEHOLDER_LABEL in (meta.get("labels") or {}),
             delete_at=parse_time(meta.get("deletionTimestamp")),
             uncollected=UNCOLLECTED in annotations,
             finished_at=_finished_at(status) if phase in _FINISHED else None,

@@ -36,6 +36,9 @@ class EnsureGpuPoolOperator(BaseOperator):
     Where a provisioner brings nodes (`KubernetesGpuPool(provisioner=...)`), they come when pods ask for them: the task
     checks that it can bring them, and does not wait.
 
+    With `scaling="autoscaler"` cluster-autoscaler adds nodes when pods are pending: the task makes sure that it can,
+    and does not wait for nodes, unless `warm` is set.
+
     Args:
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
         gpus: GPUs that this run wants; as many nodes as give them. Default 1 where `nodes` is not given.
@@ -51,6 +54,9 @@ class EnsureGpuPoolOperator(BaseOperator):
             last. Default False: keep what came.
         give_up_after: For capacity that is hard to get: keep trying for so long, instead of for `timeout`. The run's
             `max_runtime` then counts from when its nodes come. Default None.
+        warm: With `scaling="autoscaler"`: bring the nodes up now, by placeholder pods that give way to any other pod,
+            and wait for them. Default False.
+        placeholder_image: Image of those pods; it is never to run anything. Default registry.k8s.io/pause:3.10.
         deferrable: Wait in the triggerer. Default True.
 
     Returns:
@@ -59,8 +65,8 @@ class EnsureGpuPoolOperator(BaseOperator):
 
     Raises:
         PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, where it can be known then.
-        PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed, NoProvisioner: as their
-            names say.
+        PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed, NoProvisioner,
+            AutoscalerNotRunning: as their names say.
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "at_least")
@@ -75,6 +81,8 @@ class EnsureGpuPoolOperator(BaseOperator):
         nodes: int | None = None,
         dry_run: bool = False,
         wait_for: Literal["ready", "gpus"] = "ready",
+        warm: bool = False,
+        placeholder_image: str = "registry.k8s.io/pause:3.10",
         timeout: timedelta = timedelta(minutes=30),
         at_least: int | None = None,
         all_or_nothing: bool = False,
@@ -89,6 +97,8 @@ class EnsureGpuPoolOperator(BaseOperator):
         self.nodes = nodes
         self.plan_only = dry_run
         self.wait_for = wait_for
+        self.warm = warm
+        self.placeholder_image = placeholder_image
         self.wait_timeout = timeout
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
@@ -109,6 +119,11 @@ class EnsureGpuPoolOperator(BaseOperator):
             raise PoolSpecError(
                 f"give_up_after={self.give_up_after} is shorter than timeout={self.wait_timeout}, one attempt's time.",
                 "Raise give_up_after, or lower the timeout.",
+            )
+        if self.warm and getattr(self.gpu_pool, "scaling", None) == "direct":
+            raise PoolSpecError(
+                f'warm=True needs an autoscaler, and pool {self.gpu_pool.name} has scaling="direct".',
+                "Leave warm out: the nodes are up before the first task anyway.",
             )
         counts = (self.gpus, self.nodes, self.at_least)
         counts_are_known = all(value is None or isinstance(value, int) for value in counts)
@@ -139,11 +154,13 @@ class EnsureGpuPoolOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_key
+        from airflow_gpu_provider.scaling.autoscaling import check_autoscaler
         from airflow_gpu_provider.scaling.session import open_pool
 
         nodes = self._wanted_nodes()
         owner = f"{installation_id()}/{context['ti'].dag_id}"
         reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+        check_autoscaler(reconciler.api, self.gpu_pool, datetime.now(UTC))
         plan = reconciler.platform.plan(nodes)
         for line in plan.lines():
             self.log.info("%s", line)
@@ -163,10 +180,11 @@ class EnsureGpuPoolOperator(BaseOperator):
         from airflow_gpu_provider.scaling.waits import NodesWait
 
         now = datetime.now(UTC)
-        outcome = reconciler.want(key, nodes, now + self.gpu_pool.max_runtime)
+        warm = self._warm_image(reconciler)
+        outcome = reconciler.want(key, nodes, now + self.gpu_pool.max_runtime, warm=warm)
         wait = NodesWait(
             key=key,
-            wait_for=self.wait_for,
+            wait_for="groups" if self.gpu_pool.nodes_come_with_pods and not warm else self.wait_for,
             started=now,
             deadline=now + (self.give_up_after or self.wait_timeout),
             nodes=nodes,
@@ -177,8 +195,6 @@ class EnsureGpuPoolOperator(BaseOperator):
         progress = wait.step(outcome.snapshot)
         for line in (*outcome.said, *progress.lines):
             self.log.info("%s", line)
-        if self.gpu_pool.nodes_come_with_pods:
-            return self._finish(wait.as_it_is(outcome.snapshot), context)
         if progress.error:
             raise progress.error
         if progress.result is not None:
@@ -186,6 +202,15 @@ class EnsureGpuPoolOperator(BaseOperator):
         if self.deferrable:
             self._defer(wait, reconciler, owner, lock_holder(context))
         return self._finish(self._block(wait, reconciler), context)
+
+    def _warm_image(self, reconciler: Reconciler) -> str:
+        """Return the placeholders' image, with all in place that they need; empty where none are wanted."""
+        if not self.warm:
+            return ""
+        from airflow_gpu_provider.cluster.placeholders import apply_priority_class
+
+        apply_priority_class(reconciler.api)
+        return self.placeholder_image
 
     def _defer(self, wait: NodesWait, reconciler: Reconciler, owner: str, holder: str) -> None:
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
@@ -199,7 +224,8 @@ class EnsureGpuPoolOperator(BaseOperator):
             "deferred_at": time.time(),
             "wait": wait.to_record(),
         }
-        self.log.info("Waiting in the triggerer for the pool's nodes, until %s at the latest", wait.deadline)
+        what = "node groups" if wait.wait_for == "groups" else "nodes"
+        self.log.info("Waiting in the triggerer for the pool's %s, until %s at the latest", what, wait.deadline)
         left = wait.deadline - datetime.now(UTC)
         self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
 

@@ -185,6 +185,11 @@ class GpuPool(ABC):
         return self.scaling == "autoscaler"
 
     @property
+    def needs_cluster_autoscaler(self) -> bool:
+        """Whether nodes come only if somebody runs cluster-autoscaler in the cluster."""
+        return False
+
+    @property
     @abstractmethod
     def gpus_per_node(self) -> int | None:
         """GPUs that each node is sure to have, or None where the catalogue does not know."""

@@ -103,6 +103,10 @@ class EksGpuPool(GpuPool):
     aws_conn_id: str | None = "aws_default"
 
     @property
+    def needs_cluster_autoscaler(self) -> bool:
+        return self.is_autoscaled
+
+    @property
     def gpus_per_node(self) -> int | None:
         known = [accelerators.instance_type(name) for name in self.instance_types]
         return None if None in known else min((cast("Any", machine).gpus for machine in known), default=None)

@@ -7,17 +7,19 @@ seconds, each time from what is really there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.notes import notes
 from airflow_gpu_provider.scaling.placement import place, scalable
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply, supply
-from airflow_gpu_provider.scaling.wanted import usable_needed, wanted_nodes, wanted_until
+from airflow_gpu_provider.scaling.wanted import pending_nodes, usable_needed, wanted_nodes, wanted_until
+from airflow_gpu_provider.scaling.warming import placeholders
 
 __all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "usable_needed", "wanted_nodes"]
 
@@ -36,10 +38,13 @@ class Decision:
 
     Attributes:
         switch: When the cloud is to set these groups to zero by itself.
-        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end; or others
-            own them, and they are empty.
+        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end; or they are
+            empty, and others own them, or an autoscaler may give them nodes again without a word to us.
         label: Nodes of groups that others own that get the pool's labels.
         uncordon: Nodes with a cordon of ours that are to stay.
+        tell: Groups on which an autoscaler has to find something else than it does now.
+        warm: How many placeholder pods to create, by whose demand they are for.
+        cool: Placeholder pods that are of no use any more.
         shrink: Groups that are to stop trying for machines that do not exist.
         grow: New absolute sizes, each at least what exists.
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
@@ -52,6 +57,9 @@ class Decision:
     clear_switch: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     uncordon: tuple[str, ...] = ()
+    tell: tuple[str, ...] = ()
+    warm: Mapping[DemandKey, int] = field(default_factory=dict)
+    cool: tuple[Pod, ...] = ()
     shrink: tuple[str, ...] = ()
     grow: Mapping[str, int] = field(default_factory=dict)
     cordon: tuple[str, ...] = ()
@@ -69,9 +77,8 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     """Return what to do about the pool now."""
     machines = supply(snapshot)
     wanted = wanted_nodes(snapshot)
-    placed = place(snapshot.groups, _missing(snapshot, machines, wanted), snapshot.now)
-    grow = _grow(snapshot, machines, placed, wanted)
-    shrink = _shrink(snapshot, placed)
+    placed, grow, shrink = _sizes(snapshot, machines, wanted)
+    warm, cool = placeholders(snapshot, machines)
     release = _release(snapshot, machines, wanted, grow)
     idle = _to_cordon(snapshot, machines, wanted)
     switch, clear_switch = _switches(snapshot, grow)
@@ -80,6 +87,9 @@ def decide(snapshot: PoolSnapshot) -> Decision:
         uncordon=_uncordon(machines, (*release, *idle)),
         switch=switch,
         clear_switch=clear_switch,
+        tell=_to_tell(snapshot),
+        warm=warm,
+        cool=cool,
         shrink=shrink,
         grow=grow,
         cordon=tuple(each.node.name for each in (*release, *idle) if each.node and not each.node.cordoned),
@@ -110,6 +120,25 @@ def switch_time(snapshot: PoolSnapshot) -> datetime | None:
     at = until + SWITCH_MARGIN
     minute = at.replace(second=0, microsecond=0)
     return at if at == minute else minute + timedelta(minutes=1)
+
+
+def _sizes(
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int
+) -> tuple[Mapping[str, int], dict[str, int], tuple[str, ...]]:
+    """Return where missing nodes are to come from, which groups grow, and which stop trying.
+
+    Sizes that an autoscaler sets are its own: it would take back what it does not understand.
+    """
+    if snapshot.pool.is_autoscaled:
+        return {}, {}, ()
+    placed = place(snapshot.groups, _missing(snapshot, machines, wanted), snapshot.now)
+    return placed, _grow(snapshot, machines, placed, wanted), _shrink(snapshot, placed)
+
+
+def _to_tell(snapshot: PoolSnapshot) -> tuple[str, ...]:
+    if not snapshot.pool.is_autoscaled or snapshot.pool.manage != "full":
+        return ()
+    return tuple(group.name for group in filter(scalable, snapshot.groups) if group.untold)
 
 
 def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> int:
@@ -155,20 +184,33 @@ def _release(
     free = [each for each in machines if each.may_go and each.machine.group not in leaving | kept]
     useless = [each for each in free if not each.counts]
     idle = sorted((each for each in free if each.counts), key=_release_order)
-    surplus = sum(each.counts for each in machines) - wanted
-    return _above_minimum(snapshot, (*useless, *idle[: max(0, surplus)]))
+    surplus = sum(each.counts for each in machines) - max(wanted, _in_demand(snapshot, machines))
+    room = Counter({group.name: len(group.live) - group.keeps for group in snapshot.groups})
+    useless = _as_far_as(room, useless, len(useless))
+    return (*useless, *_as_far_as(room, idle, surplus))
 
 
-def _above_minimum(snapshot: PoolSnapshot, release: tuple[Supply, ...]) -> tuple[Supply, ...]:
-    """Leave out what would bring a group below the smallest size that its owner gave it: the cloud refuses that."""
-    left = {group.name: len(group.live) - group.keeps for group in snapshot.groups}
-    gone: Counter[str] = Counter()
-    allowed = []
-    for each in release:
-        gone[each.machine.group] += 1
-        if gone[each.machine.group] <= left[each.machine.group]:
-            allowed.append(each)
-    return tuple(allowed)
+def _as_far_as(room: Counter[str], machines: Sequence[Supply], number: int) -> list[Supply]:
+    """Return the first `number` machines that leave each group its smallest size: below that the cloud refuses.
+
+    What is taken of a group's room is gone from it.
+    """
+    taken: list[Supply] = []
+    for each in machines:
+        if len(taken) < number and room[each.machine.group] > 0:
+            room[each.machine.group] -= 1
+            taken.append(each)
+    return taken
+
+
+def _in_demand(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> int:
+    """Return how many machines pods are on or wait for, where an autoscaler brings as many as that.
+
+    A machine that it brought for a pod would else go before the pod is bound, and come again.
+    """
+    if not snapshot.pool.is_autoscaled:
+        return 0
+    return sum(bool(each.holders) for each in machines) + pending_nodes(snapshot)
 
 
 def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> tuple[Supply, ...]:
@@ -194,14 +236,17 @@ def _switches(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> tuple[dict[str
     groups = [group for group in snapshot.groups if scalable(group) and group.has_switch]
     if at is None:
         stays = snapshot.pool.min_nodes > 0
-        return {}, tuple(group.name for group in groups if group.switch_at and (stays or _is_left(group)))
-    in_use = [group for group in groups if group.desired or group.live or group.name in grow]
+        others_grow = snapshot.pool.is_autoscaled
+        left = [group for group in groups if stays or ((others_grow or not group.owned) and _is_left(group))]
+        return {}, tuple(group.name for group in left if group.switch_at)
+    # An autoscaler may grow any of them, whoever looks or does not.
+    in_use = [g for g in groups if g.desired or g.live or g.name in grow or snapshot.pool.is_autoscaled]
     return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
 
 
 def _is_left(group: Group) -> bool:
-    """Say whether a group that others own is back to the smallest size that they gave it."""
-    return not group.owned and max(group.desired, len(group.live)) <= group.keeps
+    """Say whether a group is back to its smallest size."""
+    return max(group.desired, len(group.live)) <= group.keeps
 
 
 def _is_right(now: datetime | None, wanted: datetime) -> bool:

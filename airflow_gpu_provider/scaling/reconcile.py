@@ -8,11 +8,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
 from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_node, uncordon
+from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_run_pods, list_node_pods, list_pool_pods
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
@@ -20,7 +22,8 @@ from airflow_gpu_provider.scaling.claims import check_claims, claimed
 from airflow_gpu_provider.scaling.decisions import Decision, decide
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.wanted import is_overdue
+from airflow_gpu_provider.scaling.wanted import is_overdue, live_leases
+from airflow_gpu_provider.workload_placement import tolerations_of
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -88,7 +91,8 @@ class Reconciler:
         groups = self.platform.observe()
         now = self._clock.now()
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
-        return self._of_others(seen) if self.pool.manage == "scale" else seen
+        seen = self._of_others(seen) if self.pool.manage == "scale" else seen
+        return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
 
     def _of_others(self, seen: PoolSnapshot) -> PoolSnapshot:
         """Leave out groups that another pool had first, and add the nodes that joined and are not in the pool yet."""
@@ -100,10 +104,19 @@ class Reconciler:
         pods = {pod.uid: pod for pod in (*seen.pods, *(pod for node in joined for pod in self._pods_now(node)))}
         return replace(seen, groups=groups, claimed=taken, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
-    def want(self, key: DemandKey, nodes: int, until: datetime) -> Outcome:
+    def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
+        """Add what explains the wait for nodes that placeholders are to bring."""
+        warm = [lease for lease in live_leases(snapshot) if lease.warm]
+        if not warm:
+            return snapshot
+        status = read_status(self.api) if self.pool.needs_cluster_autoscaler else None
+        return replace(snapshot, autoscaler=status, placeholder_events=list_placeholder_events(self.api, warm))
+
+    def want(self, key: DemandKey, nodes: int, until: datetime, *, warm: str = "") -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
-        The switch is moved before the demand is written: whoever sees demand can rely on it.
+        `warm` is the image of the placeholders that make an autoscaler bring the nodes at once; empty: none. The
+        switch is moved before the demand is written: whoever sees demand can rely on it.
 
         Raises:
             PoolDrift: Another pool's runs use a group that others own and this pool names.
@@ -113,7 +126,7 @@ class Reconciler:
         with self._lock() as lock:
             before = self.snapshot()
             check_claims(before)
-            lease = _lease(before, key, nodes, until)
+            lease = replace(_lease(before, key, nodes, until), warm=warm)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease))
             decision = decide(snapshot)
@@ -188,6 +201,16 @@ class Reconciler:
             nodes += list_joined(self.api, self.pool.name, {machine.id})
         return any(node.machine == machine.id for node in nodes)
 
+    def _add_placeholder(self, lease: DemandLease, now: datetime) -> None:
+        create_placeholder(
+            self.api,
+            lease,
+            node_selector=self.pool.node_selector,
+            tolerations=tolerations_of(self.pool),
+            gpus=self.pool.gpus_per_node or 1,
+            now=now,
+        )
+
     def _pods_now(self, node: Node) -> list[Pod]:
         return list_node_pods(self.api, node.name)
 
@@ -219,6 +242,10 @@ class _Writes:
         if decision.clear_switch:
             self._lock.check()
             platform.clear_switch(decision.clear_switch)
+        if decision.tell:
+            self._lock.check()
+            platform.tell_autoscaler(decision.tell)
+            self._said.append(f"cluster-autoscaler is told of {', '.join(decision.tell)}")
 
     def outcome(self) -> Outcome:
         """Do all that comes after the switch."""
@@ -226,12 +253,23 @@ class _Writes:
             self._label(self._nodes[name])
         for name in self._decision.uncordon:
             self._uncordon(self._nodes[name])
+        self._warm()
         self._grow(self._shrink())
         self._release()
         for key in self._decision.forget:
             self._lock.check()
             give_up(self._on.api, key)
         return Outcome(snapshot=self._snapshot, decision=self._decision, said=tuple(self._said))
+
+    def _warm(self) -> None:
+        leases = {lease.key: lease for lease in self._snapshot.leases}
+        for pod in self._decision.cool:
+            self._lock.check()
+            delete_placeholder(self._on.api, pod.name)
+        for key, number in self._decision.warm.items():
+            for _ in range(number):
+                self._lock.check()
+                self._on._add_placeholder(leases[key], self._snapshot.now)
 
     def _shrink(self) -> bool:
         """Return whether all groups that were to be shrunk are: a launch under way can come in the way."""

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.base import Group
@@ -23,6 +25,8 @@ class PoolSnapshot:
         pods: Pods on those nodes, and unbound pods that select the pool.
         groups: The cloud's groups, in candidate order.
         claimed: Groups of others that are not among them, for another pool's demand had them first, and that demand.
+        autoscaler: What cluster-autoscaler last reported; read only while placeholders are to make it act.
+        placeholder_events: What happened to those placeholders, oldest first; only for people.
     """
 
     now: datetime
@@ -32,3 +36,5 @@ class PoolSnapshot:
     pods: tuple[Pod, ...]
     groups: tuple[Group, ...]
     claimed: Mapping[str, DemandLease] = field(default_factory=dict)
+    autoscaler: AutoscalerStatus | None = None
+    placeholder_events: tuple[PodEvent, ...] = ()

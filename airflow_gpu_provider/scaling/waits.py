@@ -23,13 +23,14 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
 )
 from airflow_gpu_provider.scaling import hard_to_get
+from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, told
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, usable_needed, wanted_nodes
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.scaling.wanted import own_lease
 
-WaitFor = Literal["ready", "gpus"]
+WaitFor = Literal["ready", "gpus", "groups"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,8 @@ class NodesWait:
 
     Attributes:
         key: Whose demand it is.
-        wait_for: "ready": nodes are Ready; "gpus": nvidia.com/gpu is allocatable on them too.
+        wait_for: "ready": nodes are Ready; "gpus": nvidia.com/gpu is allocatable on them too. "groups": an autoscaler
+            can use the node groups; nodes come when pods are pending.
         started: When the wait began.
         deadline: When it fails.
         nodes: How many nodes the run wants; None in a row of the first release: as many as its lease says.
@@ -76,12 +78,14 @@ class NodesWait:
     patience: timedelta | None = None
 
     def step(self, snapshot: PoolSnapshot) -> Progress:
+        if self.wait_for == "groups":
+            return self._groups_step(snapshot)
         lease = own_lease(snapshot, self.key)
         if lease.resume_at:
             return self._rest(snapshot, lease, lease.resume_at)
         needed = usable_needed(snapshot, self.key)
         usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
-        lines = (*_group_lines(snapshot), *self._node_lines(snapshot))
+        lines = (*_group_lines(snapshot), *self._node_lines(snapshot), *autoscaler_lines(snapshot, self.started))
         if len(usable) >= needed:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
         missing = needed - len(usable)
@@ -127,6 +131,20 @@ class NodesWait:
         found = hard_to_get.tried(snapshot, self.started)
         is_met = any(each.times for each in found) and all(each.kind == "quota" for each in found)
         return _quota_exceeded(snapshot, found) if is_met else None
+
+    def _groups_step(self, snapshot: PoolSnapshot) -> Progress:
+        lines = tuple(_group_lines(snapshot))
+        if told(snapshot):
+            return Progress(done=True, lines=lines, result=self.as_it_is(snapshot))
+        error = _failed_groups(snapshot)
+        if error is None and snapshot.now >= self.deadline:
+            error = GroupFailed(
+                f"Pool {snapshot.pool.name}: its node groups are not ready for an autoscaler after"
+                f" {format_seconds(snapshot.now - self.started)} ({'; '.join(lines) or 'they do not exist'}).",
+                "See the node groups' health in the console, or raise the timeout.",
+                pool=snapshot.pool.name,
+            )
+        return Progress(lines=lines, error=error)
 
     def _node_lines(self, snapshot: PoolSnapshot) -> list[str]:
         lines = []
@@ -180,7 +198,8 @@ class NodesWait:
             )
         if any(each.kind == "quota" for each in found):
             return _quota_exceeded(snapshot, found)
-        said = "; ".join(failure.message for failure in failures) or "the cloud gives no reason"
+        reasons = [*(failure.message for failure in failures), *autoscaler_lines(snapshot, self.started)]
+        said = "; ".join(reasons) or "the cloud gives no reason"
         return NodesNotReady(
             f"{have} No machine came: {said}.", "See the node groups' health in the console.", pool=pool
         )
@@ -297,6 +316,9 @@ class ReleaseWait:
             lines.append(f"{each}: waits for {who[each.machine.group]} to remove it, nobody wants it")
         lines += [f"{group} is to stop trying for machines that do not come" for group in decision.shrink]
         lines += [f"the switch of {group} is to be taken off" for group in decision.clear_switch]
+        if snapshot.pool.is_autoscaled:
+            going = (node.name for node in snapshot.nodes if node.autoscaler_deleting)
+            lines += [f"waiting for cluster-autoscaler to remove node {name}, which it has begun" for name in going]
         live = {machine.id for group in snapshot.groups for machine in group.live}
         for group in snapshot.groups:
             for machine in group.machines:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
@@ -102,19 +102,35 @@ def _unleased_nodes(snapshot: PoolSnapshot) -> int:
 
 def _unleased_pending(snapshot: PoolSnapshot) -> int:
     """Count the nodes that unbound GPU pods without a lease need together, as far as GPUs tell."""
-    waiting = [pod for pod in _unleased_gpu_pods(snapshot) if pod.node is None]
-    per_node = snapshot.pool.gpus_per_node
-    if per_node is None:
-        return len(waiting)
-    return math.ceil(sum(pod.gpus for pod in waiting) / per_node)
+    return _nodes_for(snapshot, [pod for pod in _unleased_gpu_pods(snapshot) if pod.node is None])
 
 
 def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
     """Yield the pods that no lease covers, live or expired: they are demand by themselves, and are never killed."""
     leased = {lease.key.hash for lease in snapshot.leases}
     for pod in snapshot.pods:
-        if pod.gpus and not (pod.daemon or pod.finished or pod.deleting) and pod.run not in leased:
+        if _wants_gpus(pod) and pod.run not in leased:
             yield pod
+
+
+def leased_pending(snapshot: PoolSnapshot) -> int:
+    """Count the nodes that unbound GPU pods of runs with a live lease need together, as far as GPUs tell."""
+    runs = {lease.key.hash for lease in live_leases(snapshot)}
+    return _nodes_for(snapshot, [pod for pod in snapshot.pods if _wants_gpus(pod) and not pod.node and pod.run in runs])
+
+
+def pending_nodes(snapshot: PoolSnapshot) -> int:
+    """Count the nodes that all unbound GPU pods of the pool need together, as far as GPUs tell."""
+    return _nodes_for(snapshot, [pod for pod in snapshot.pods if _wants_gpus(pod) and not pod.node])
+
+
+def _wants_gpus(pod: Pod) -> bool:
+    return bool(pod.gpus) and not (pod.daemon or pod.placeholder or pod.finished or pod.deleting)
+
+
+def _nodes_for(snapshot: PoolSnapshot, waiting: Sequence[Pod]) -> int:
+    per_node = snapshot.pool.gpus_per_node
+    return len(waiting) if per_node is None else math.ceil(sum(pod.gpus for pod in waiting) / per_node)
 
 
 def _count(number: int, what: str) -> str:

@@ -30,8 +30,10 @@ def key(run_id: str) -> DemandKey:
     return DemandKey(installation="airflow", dag_id="dag", run_id=run_id, pool="train")
 
 
-def lease(run_id: str = "run", nodes: int = 1, until: datetime = LATER, created_at: datetime = EARLIER) -> DemandLease:
-    return DemandLease(key=key(run_id), nodes=nodes, until=until, created_at=created_at)
+def lease(
+    run_id: str = "run", nodes: int = 1, until: datetime = LATER, created_at: datetime = EARLIER, warm: str = ""
+) -> DemandLease:
+    return DemandLease(key=key(run_id), nodes=nodes, until=until, created_at=created_at, warm=warm)
 
 
 def machine(number: int, group: str = A, state: Any = "running", launched_at: datetime | None = EARLIER) -> Machine:

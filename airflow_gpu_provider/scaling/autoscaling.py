@@ -1,0 +1,48 @@
+"""A pool whose nodes an autoscaler adds: is there one, what does it say, and has it all that it needs to know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider.cluster.autoscaler_status import check_running
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+
+def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
+    """Check that cluster-autoscaler is alive, where the pool's nodes come by it.
+
+    Raises:
+        AutoscalerNotRunning: It has never reported, or not for minutes.
+    """
+    if not pool.needs_cluster_autoscaler:
+        return
+    check_running(api, pool.name, now, or_else='or let this package scale: scaling="direct"')
+
+
+def told(snapshot: PoolSnapshot) -> bool:
+    """Say whether the pool's groups are there, and the autoscaler may and can use them: the switch is set, too."""
+    decision = decide(snapshot)
+    is_creating = any(group.status == "creating" for group in snapshot.groups)
+    return bool(snapshot.groups) and not (is_creating or decision.tell or decision.switch)
+
+
+def autoscaler_lines(snapshot: PoolSnapshot, since: datetime) -> Iterator[str]:
+    """Yield what the autoscaler did since then about the nodes that placeholders are to bring, and what hinders it."""
+    for event in snapshot.placeholder_events:
+        if event.at >= since.replace(microsecond=0) and event.in_words:
+            yield event.in_words
+    status = snapshot.autoscaler
+    if status is None:
+        return
+    if not status.is_fresh(snapshot.now):
+        yield f"cluster-autoscaler has not reported since {status.updated_at or 'ever'}: it does not run any more"
+    for group in snapshot.groups:
+        if group.autoscaler_name in status.backoff:
+            yield f"cluster-autoscaler passes over {group.candidate} for now: {status.backoff[group.autoscaler_name]}"

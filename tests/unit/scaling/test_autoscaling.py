@@ -1,0 +1,209 @@
+"""Pools whose nodes an autoscaler adds: what is decided, which placeholders are wanted, what waits say."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.autoscaler_status import FRESH, AutoscalerStatus
+from airflow_gpu_provider.cluster.events import PodEvent
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.errors import GroupFailed, OutOfStock
+from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.waits import NodesWait, ReleaseWait
+from tests.unit.scaling.pools import EARLIER, LATER, NOW, SWITCH, A, B, dry, key, lease, machine, node, pod, pool
+from tests.unit.scaling.pools import snapshot as take
+
+AUTOSCALED = pool(scaling="autoscaler")
+IMAGE = "pause"
+
+
+def snapshot(*machines: Any, **fields: Any) -> PoolSnapshot:
+    return take(*machines, **{"spec": AUTOSCALED, **fields})
+
+
+def placeholder(name: str, on: int | None = None, run: str = "run", **fields: Any) -> Pod:
+    return pod(name, on, run, placeholder=True, **fields)
+
+
+class TestSizes:
+    def test_are_left_to_the_autoscaler(self) -> None:
+        decision = decide(snapshot(leases=(lease(nodes=2),), train_a_g6_xlarge={"desired": 1}))
+        assert (decision.grow, decision.shrink) == ({}, ())
+
+    def test_what_nobody_wants_goes_at_once(self) -> None:
+        assert decide(snapshot(machine(1))).release == (machine(1),)
+
+    def test_what_a_pod_is_on_stays(self) -> None:
+        assert decide(snapshot(machine(1), pods=(pod("train", 1, "run"),))).release == ()
+
+    def test_a_node_that_it_brought_for_a_pod_stays_for_that_pod(self) -> None:
+        running, waiting = pod("one", 1, "run"), pod("two", None, "run")
+        assert decide(snapshot(machine(1), machine(2), leases=(lease(),), pods=(running, waiting))).release == ()
+        (gone,) = decide(snapshot(machine(1), machine(2), leases=(lease(),), pods=(running,))).release
+        assert gone == machine(2)
+
+    def test_a_node_that_it_is_about_to_remove_is_left_to_it(self) -> None:
+        taken = node(1, autoscaler_deleting=True)
+        assert decide(snapshot(machine(1), nodes=(taken,))).release == ()
+
+    def test_a_group_keeps_its_minimum_and_another_s_machine_goes(self) -> None:
+        here, there = machine(1, A), machine(2, B)
+        spec = pool(scaling="autoscaler", min_nodes=1)
+        kept: dict[str, Any] = {"keeps": 1, "has_switch": False}
+        assert decide(snapshot(here, there, spec=spec, train_a_g6_xlarge=kept)).release == (there,)
+        assert decide(snapshot(here, spec=spec, train_a_g6_xlarge=kept)).release == ()
+        busy = decide(snapshot(here, there, spec=spec, train_a_g6_xlarge=kept, pods=(pod("train", 2, "run"),)))
+        assert busy.release == ()
+
+
+class TestSwitch:
+    def test_is_on_every_group_while_nodes_are_wanted(self) -> None:
+        decision = decide(snapshot(leases=(lease(),)))
+        assert set(decision.switch.values()) == {SWITCH}
+        assert len(decision.switch) == 3
+
+    def test_is_taken_off_once_nothing_is_left(self) -> None:
+        gone = decide(snapshot(train_a_g6_xlarge={"switch_at": SWITCH}))
+        assert gone.clear_switch == (A,)
+        still_there = decide(snapshot(machine(1), nodes=(node(1, cordoned=True),)))
+        assert still_there.clear_switch == ()
+
+
+def test_a_group_that_lacks_tags_is_told_of_unless_others_own_it() -> None:
+    untold = {"untold": ("+k8s.io/cluster-autoscaler/enabled=true",)}
+    assert decide(snapshot(train_a_g6_xlarge=untold)).tell == (A,)
+    assert decide(snapshot(train_a_g6_xlarge={**untold, "status": "creating"})).tell == ()
+    assert decide(take(train_a_g6_xlarge=untold)).tell == ()
+
+
+class TestPlaceholders:
+    def test_one_for_each_node_that_is_missing(self) -> None:
+        decision = decide(snapshot(machine(1), leases=(lease(nodes=3, warm=IMAGE),)))
+        assert (decision.warm, decision.cool) == ({key("run"): 2}, ())
+
+    def test_none_without_warm_and_none_where_this_package_scales(self) -> None:
+        assert decide(snapshot(leases=(lease(),))).warm == {}
+        assert decide(take(leases=(lease(warm=IMAGE),))).warm == {}
+
+    def test_one_that_waits_is_enough(self) -> None:
+        decision = decide(snapshot(leases=(lease(warm=IMAGE),), pods=(placeholder("p"),)))
+        assert (decision.warm, decision.cool) == ({}, ())
+
+    def test_goes_when_the_machine_is_there_and_stays_when_it_has_a_node(self) -> None:
+        waiting, bound = placeholder("p"), placeholder("p", 1)
+        coming = snapshot(
+            machine(1, state="pending", launched_at=NOW), nodes=(), leases=(lease(warm=IMAGE),), pods=(waiting,)
+        )
+        assert decide(coming).cool == (waiting,)
+        there = snapshot(machine(1), leases=(lease(warm=IMAGE),), pods=(bound,))
+        assert (decide(there).warm, decide(there).cool) == ({}, ())
+
+    def test_goes_with_its_demand_wherever_it_is(self) -> None:
+        both = (placeholder("a"), placeholder("b", 1))
+        decision = decide(snapshot(machine(1), pods=both))
+        assert (decision.cool, decision.release) == (both, (machine(1),))
+        over = lease(until=NOW - timedelta(seconds=1), warm=IMAGE)
+        assert decide(snapshot(machine(1), leases=(over,), pods=both)).cool == both
+
+    def test_a_pod_of_the_run_takes_a_placeholder_s_place(self) -> None:
+        pods = (placeholder("p"), pod("train", None, "run"))
+        assert decide(snapshot(leases=(lease(warm=IMAGE),), pods=pods)).cool == (placeholder("p"),)
+
+    def test_a_younger_warm_demand_gets_its_own(self) -> None:
+        young = lease("young", created_at=EARLIER + timedelta(minutes=1), warm=IMAGE)
+        decision = decide(snapshot(machine(1), leases=(lease(), young), pods=(pod("train", 1, "run"),)))
+        assert decision.warm == {young.key: 1}
+
+    @given(
+        wanted=st.integers(1, 4),
+        there=st.integers(0, 4),
+        waiting=st.integers(0, 5),
+        trainings=st.integers(0, 3),
+    )
+    def test_after_the_decision_nothing_is_to_be_done(
+        self, wanted: int, there: int, waiting: int, trainings: int
+    ) -> None:
+        machines = [machine(number) for number in range(there)]
+        pods = [placeholder(f"p{n}", uid=f"p{n}") for n in range(waiting)] + [
+            pod(f"t{n}", None, "run") for n in range(trainings)
+        ]
+        fields: dict[str, Any] = {"leases": (lease(nodes=wanted, warm=IMAGE),)}
+        decision = decide(snapshot(*machines, pods=tuple(pods), **fields))
+        made = [placeholder(f"m{n}", uid=f"m{n}") for n in range(sum(decision.warm.values()))]
+        left = [each for each in pods if each not in decision.cool] + made
+        assert sum(each.placeholder for each in left) == max(0, wanted - there - trainings)
+        again = decide(snapshot(*machines, pods=tuple(left), **fields))
+        assert (again.warm, again.cool) == ({}, ())
+
+
+class TestWaits:
+    def wait(self, wait_for: Any = "ready") -> NodesWait:
+        return NodesWait(key=key("run"), wait_for=wait_for, started=EARLIER, deadline=LATER)
+
+    def told(self, **group: Any) -> PoolSnapshot:
+        switched = {name: {"switch_at": SWITCH, **group} for name in ("train_a_g6_xlarge", "train_b_g6_xlarge")}
+        return snapshot(leases=(lease(),), train_c_g6_xlarge={"switch_at": SWITCH}, **switched)
+
+    def test_for_groups_ends_when_the_autoscaler_can_use_them(self) -> None:
+        wait = self.wait("groups")
+        assert wait.step(self.told()).result == {"pool": "train", "nodes": [], "gpus": 0, "timeline": []}
+        assert wait.step(self.told(status="creating")).lines[0] == f"node group {A} is being created"
+        assert not wait.step(self.told(untold=("+a=b",))).done
+        assert not wait.step(snapshot(leases=(lease(),))).done, "the switch is not set yet"
+
+    def test_for_groups_ends_with_an_error_at_its_deadline(self) -> None:
+        late = replace(self.told(status="creating"), now=LATER, leases=(lease(until=LATER + timedelta(hours=1)),))
+        error = self.wait("groups").step(late).error
+        assert isinstance(error, GroupFailed)
+        assert "being created" in str(error)
+
+    def test_say_what_the_autoscaler_did_and_what_hinders_it(self) -> None:
+        said = snapshot(leases=(lease(warm=IMAGE),), train_b_g6_xlarge={"autoscaler_name": "eks-b"})
+        events = (self.event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 node(s) didn't match"),)
+        status = AutoscalerStatus(updated_at=NOW, backoff={"eks-b": "AWS cannot provision"})
+        lines = self.wait().step(replace(said, autoscaler=status, placeholder_events=events)).lines
+        assert lines == (
+            "cluster-autoscaler adds no node: 1 node(s) didn't match",
+            "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2b for now: AWS cannot provision",
+        )
+        dead = AutoscalerStatus(updated_at=NOW - FRESH)
+        (line,) = self.wait().step(replace(said, autoscaler=dead)).lines
+        assert "has not reported since" in line
+
+    def test_keep_silent_about_what_was_before_them(self) -> None:
+        old = self.event("TriggeredScaleUp", "pod triggered scale-up: [{a 0->1 (max: 3)}]")
+        seen = replace(snapshot(leases=(lease(warm=IMAGE),)), placeholder_events=(old,))
+        assert replace(self.wait(), started=NOW + timedelta(seconds=1)).step(seen).lines == ()
+
+    def test_a_stock_out_that_the_autoscaler_met_is_one(self) -> None:
+        late = snapshot(
+            leases=(lease(until=LATER + timedelta(hours=1), warm=IMAGE),),
+            at=LATER,
+            train_a_g6_xlarge={"desired": 1, "launch_failure": dry()},
+        )
+        assert isinstance(self.wait().step(late).error, OutOfStock)
+
+    def test_a_node_that_the_autoscaler_removes_is_seen_off(self) -> None:
+        wait = ReleaseWait(key=key("run"), started=NOW, deadline=LATER)
+        progress = wait.step(snapshot(machine(1), nodes=(node(1, autoscaler_deleting=True),)))
+        assert not progress.done
+        assert "waiting for cluster-autoscaler to remove node node-1, which it has begun" in progress.lines
+        assert wait.step(snapshot()).done
+
+    def event(self, reason: str, message: str) -> PodEvent:
+        return PodEvent.parse(
+            {
+                "metadata": {"uid": "e1", "creationTimestamp": NOW.isoformat()},
+                "involvedObject": {"kind": "Pod", "name": "placeholder-x", "uid": "u1"},
+                "source": {"component": "cluster-autoscaler"},
+                "type": "Normal",
+                "reason": reason,
+                "message": message,
+            }
+        )
