@@ -12,7 +12,6 @@ if TYPE_CHECKING:
 
 Applied = Literal["created", "configured", "unchanged"]
 
-_PLURALS = {"DaemonSet": "daemonsets", "RuntimeClass": "runtimeclasses", "NetworkPolicy": "networkpolicies"}
 _CLUSTER_WIDE = {"Namespace", "ClusterRole", "ClusterRoleBinding", "RuntimeClass", "PriorityClass", "Node"}
 
 
@@ -54,5 +53,7 @@ def object_path(manifest: dict[str, Any]) -> str:
 
 
 def _plural(manifest: dict[str, Any]) -> str:
-    kind: str = manifest["kind"]
-    return _PLURALS.get(kind, f"{kind.lower()}s")
+    kind: str = manifest["kind"].lower()
+    if kind.endswith("s"):
+        return f"{kind}es"
+    return f"{kind[:-1]}ies" if kind.endswith("y") else f"{kind}s"

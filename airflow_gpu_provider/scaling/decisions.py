@@ -38,8 +38,8 @@ class Decision:
 
     Attributes:
         switch: When the cloud is to set these groups to zero by itself.
-        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end; or they are
-            empty, and others own them, or an autoscaler may give them nodes again without a word to us.
+        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end; or they
+            are empty, and others own them, or an autoscaler may give them nodes again without a word to us.
         label: Nodes of groups that others own that get the pool's labels.
         uncordon: Nodes with a cordon of ours that are to stay.
         tell: Groups on which an autoscaler has to find something else than it does now.

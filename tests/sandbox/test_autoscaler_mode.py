@@ -1,0 +1,206 @@
+"""scaling="autoscaler" against the sandbox's stand-in: whole nights from the tags alone, and what goes wrong."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import boto3
+import pytest
+
+from airflow_gpu_provider import GpuPodOperator
+from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
+from airflow_gpu_provider.cluster.placeholders import IMAGE, apply_priority_class
+from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.errors import AutoscalerNotRunning, OutOfStock
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.autoscaler.timings import SANDBOX_SPEED, AutoscalerTimings
+from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import context_of, eventually, run
+
+_names = (f"scaled-{number}" for number in itertools.count())
+GPUS_TAG = "k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu"
+
+
+class Night:
+    """One pool, its operators, and what an autoscaler sees of it."""
+
+    def __init__(self, cluster_name: str, region: str, **fields: Any) -> None:
+        spec: dict[str, Any] = {
+            "name": next(_names),
+            "cluster_name": cluster_name,
+            "region": region,
+            "instance_types": ["g6.xlarge"],
+            "zones": [f"{region}a"],
+            "max_nodes": 1,
+            "scaling": "autoscaler",
+        }
+        self.pool = EksGpuPool(**{**spec, **fields})
+        self.platform = platform_for(self.pool)
+        self.api: Any = self.platform.cluster_access().api_client()
+        self.reconciler = open_pool(self.pool, owner="tests", holder="tests", say=print)
+
+    def ensure(self, **arguments: Any) -> dict[str, Any]:
+        usual = {"task_id": "ensure", "gpu_pool": self.pool, "timeout": timedelta(seconds=90)}
+        result: dict[str, Any] = run(EnsureGpuPoolOperator(**{**usual, **arguments}))
+        return result
+
+    def plugin(self) -> dict[str, Any]:
+        result: dict[str, Any] = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=self.pool))
+        return result
+
+    def train(self) -> Any:
+        command = ["sh", "-c", "echo '{\"trained\": true}' > /airflow/xcom/return.json"]
+        train = GpuPodOperator(
+            task_id="train", gpu_pool=self.pool, image="busybox:1.36", cmds=command, do_xcom_push=True
+        )
+        return run(train, context_of(train))
+
+    def scale_down(self) -> dict[str, Any]:
+        result: dict[str, Any] = run(ScaleDownSensor(task_id="scale_down", gpu_pool=self.pool))
+        return result
+
+    def placeholders(self) -> list[dict[str, Any]]:
+        path = f"/api/v1/namespaces/{DEMAND_NAMESPACE}/pods"
+        pods = list_items(self.api, path, resource="pods", labelSelector="airflow-gpu-provider/placeholder")
+        return [pod for pod in pods if pod["spec"]["nodeSelector"].items() >= self.pool.node_selector.items()]
+
+    def break_tag(self, key: str, value: str) -> None:
+        """Somebody changes what the autoscaler reads of the first group."""
+        name = self.platform.observe()[0].autoscaler_name
+        tag = {"ResourceId": name, "ResourceType": "auto-scaling-group", "Key": key, "Value": value}
+        boto3.client("autoscaling").create_or_update_tags(Tags=[{**tag, "PropagateAtLaunch": False}])
+
+
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
+    """Points this test's clients at a sandbox."""
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    # Triggers send their events at once: there is no scheduler here to be patient for.
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+
+    def enter(sandbox: Any) -> None:
+        for name, value in sandbox.env().items():
+            monkeypatch.setenv(name, value)
+
+    return enter
+
+
+@pytest.fixture
+def nights(gpu_sandbox: Sandbox, enter: Callable[[Any], None]) -> Iterator[Callable[..., Night]]:
+    enter(gpu_sandbox)
+    eventually(lambda: _reports(gpu_sandbox))  # a sandbox is up a moment before its autoscaler has looked
+    opened: list[Night] = []
+
+    def open_night(**fields: Any) -> Night:
+        opened.append(Night(gpu_sandbox.cluster_name, gpu_sandbox.region, **fields))
+        return opened[-1]
+
+    yield open_night
+    for night in opened:
+        for lease in night.reconciler.snapshot().leases:
+            night.reconciler.give_up(lease.key)
+
+
+def _reports(sandbox: Sandbox) -> bool:
+    path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps/{STATUS_NAME}"
+    return bool(sandbox.control_plane.request("GET", path)[1].get("data"))
+
+
+def test_without_an_autoscaler_nothing_is_created(
+    gpu_sandbox_factory: Callable[..., Any], enter: Callable[[Any], None]
+) -> None:
+    enter(gpu_sandbox_factory(autoscaler="none"))
+    night = Night("k8s-ml", "us-west-2")
+    with pytest.raises(AutoscalerNotRunning, match=r"ConfigMap kube-system/cluster-autoscaler-status does not exist"):
+        night.ensure()
+    assert night.platform.observe() == ()
+    assert night.reconciler.snapshot().leases == ()
+
+
+def test_a_night_whose_node_comes_with_its_pod(
+    nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = nights()
+    assert (night.ensure()["nodes"], night.plugin()["nodes"]) == ([], {})
+    (group,) = night.platform.observe()
+    assert (group.desired, group.untold) == (0, ())
+    assert group.switch_at is not None, "the switch waits before the autoscaler grows anything"
+    assert night.platform.plan(1).is_empty
+
+    assert night.train() == {"trained": True}
+    assert "cluster-autoscaler grew" in capsys.readouterr().out
+    released = night.scale_down()
+    assert (released["desired"], released["nodes"]) == (0, 0)
+    assert night.platform.observe()[0].switch_at is None
+
+
+def test_a_warm_night_has_its_node_before_its_pod(
+    nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = nights()
+    (node,) = night.ensure(warm=True)["nodes"]
+    assert "cluster-autoscaler grew" in capsys.readouterr().out
+    assert all(pod["spec"].get("nodeName") for pod in night.placeholders()), "none waits that would bring another node"
+    assert night.plugin()["nodes"] == {node["name"]: 1}
+    assert night.train() == {"trained": True}
+    released = night.scale_down()
+    assert (released["desired"], released["nodes"]) == (0, 0)
+    eventually(lambda: night.placeholders() == [])
+
+
+def test_a_broken_tag_is_explained_and_put_right(
+    nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = nights()
+    night.ensure()
+    night.plugin()
+    night.break_tag(GPUS_TAG, "0")
+    time.sleep(2 * AutoscalerTimings().scaled(SANDBOX_SPEED).group_cache)  # for so long it may not have seen the change
+    assert night.train() == {"trained": True}
+    log = capsys.readouterr().out
+    assert "cluster-autoscaler adds no node" in log
+    assert "cluster-autoscaler grew" in log
+    night.scale_down()
+
+
+def test_a_stock_out_that_the_autoscaler_meets_is_said_and_leaves_nothing(
+    gpu_sandbox: Sandbox, nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
+) -> None:
+    night = nights()
+    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))
+    try:
+        with pytest.raises(OutOfStock, match=r"No capacity for g6.xlarge on-demand in us-west-2a"):
+            night.ensure(warm=True, deferrable=False, timeout=timedelta(seconds=30))
+    finally:
+        gpu_sandbox.faults.clear()
+    assert "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now" in capsys.readouterr().out
+    eventually(lambda: night.placeholders() == [])
+    assert night.reconciler.snapshot().leases == ()
+
+
+def test_a_placeholder_belongs_to_its_demand_and_goes_with_it(nights: Callable[..., Night]) -> None:
+    night = nights()
+    night.ensure()
+    key = DemandKey(installation="tests", dag_id="dag", run_id="by-hand", pool=night.pool.name)
+    apply_priority_class(night.api)
+    night.reconciler.want(key, 1, datetime.now(UTC) + timedelta(hours=1), warm=IMAGE)
+    (placeholder,) = night.placeholders()
+    spec = placeholder["spec"]
+    assert (spec["priority"], spec["preemptionPolicy"]) == (-10, "Never")
+    assert 3500 < spec["activeDeadlineSeconds"] <= 3600
+    assert spec["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
+    # Somebody deletes the demand by hand, and no code of this package runs: the cluster itself clears up.
+    lease = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases/{key.lease_name}"
+    call(night.api, "delete", lease, resource="leases")
+    eventually(lambda: night.placeholders() == [])
