@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
 from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.gpu_health import why_bad
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Node:
         cordon_mark: It carries our annotation, cordoned or not.
         autoscaler_deleting: cluster-autoscaler is about to remove it.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
+        bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
         labelled: It carries the labels that the pool's pods select. One of a group that others own gets them.
         other_pool: The pool that it belongs to, where that is another one.
     """
@@ -54,6 +56,7 @@ class Node:
     instance_type: str = ""
     created_at: datetime
     not_ready_reason: str = ""
+    bad_gpu: str = ""
     resource_version: str = ""
     labelled: bool = True
     other_pool: str = ""
@@ -66,7 +69,8 @@ class Node:
     @property
     def usable(self) -> bool:
         """Whether new pods can run there. Its machine has to be looked at as well."""
-        return self.ready and self.labelled and not self.cordoned and not self.autoscaler_deleting
+        is_open = not self.cordoned and not self.autoscaler_deleting
+        return self.ready and self.labelled and is_open and not self.bad_gpu
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
@@ -92,6 +96,7 @@ class Node:
             instance_type=labels.get("node.kubernetes.io/instance-type", ""),
             created_at=created_at,
             not_ready_reason="" if is_ready else words,
+            bad_gpu=why_bad(raw),
             resource_version=meta.get("resourceVersion", ""),
         )
 

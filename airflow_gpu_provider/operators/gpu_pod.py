@@ -29,6 +29,7 @@ from airflow_gpu_provider.cluster.api_errors import from_status
 from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
+    BadGpu,
     ClusterUnreachable,
     GpuError,
     PodDeadline,
@@ -45,7 +46,9 @@ from airflow_gpu_provider.operators.checkpoint import (
     check_outlives_pod,
     environment,
 )
+from airflow_gpu_provider.operators.gpu_health import GpuHealth
 from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
+from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
 from airflow_gpu_provider.operators.pod_logs import followed, last_lines
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
@@ -74,7 +77,8 @@ class GpuPodOperator(KubernetesPodOperator):
 
     Every argument of KubernetesPodOperator works. The pod selects the pool's nodes, tolerates their taints, gets its
     GPUs and a /dev/shm in memory; while it waits, the task's log says for what; when it ends, the error says how:
-    PodOutOfMemory, PodImageError, PodPreempted, PodDeadline or PodFailed, which a `retry_policy` can tell apart.
+    PodOutOfMemory, GpuOutOfMemory, DriverMissing, BadGpu, PodImageError, PodPreempted, PodDeadline or PodFailed, which
+    a `retry_policy` can tell apart.
 
     Args:
         gpu_pool: The pool. Default: that of the `gpu_nodes` block around it. (Airflow's own `pool` is a slot pool.)
@@ -100,7 +104,8 @@ class GpuPodOperator(KubernetesPodOperator):
         PoolSpecError: No pool is given, or the pod's own spec contradicts it.
         PodUnschedulable: No machine of the pool is large enough, or a volume is in another zone.
         CheckpointUnusable: The checkpoint would be lost with the pod or its node.
-        PodOutOfMemory, PodImageError, PodPreempted, PodDeadline, PodFailed: How the pod ended.
+        PodOutOfMemory, GpuOutOfMemory, DriverMissing, BadGpu, PodImageError, PodPreempted, PodDeadline, PodFailed: How
+            the pod ended.
         TaskKilled: The task was told to stop; the pod is deleted.
     """
 
@@ -267,6 +272,10 @@ class GpuPodOperator(KubernetesPodOperator):
     def _pods(self) -> TaskPods:
         return TaskPods(self.hook, self.pod_manager)
 
+    @cached_property
+    def _gpu_health(self) -> GpuHealth:
+        return GpuHealth(self.client.api_client, self._rendered_pool())
+
     def _rendered_pool(self) -> GpuPool:
         if not isinstance(self.gpu_pool, GpuPool):
             raise PoolSpecError(
@@ -300,6 +309,7 @@ class GpuPodOperator(KubernetesPodOperator):
                 active_deadline_seconds=seconds,
                 labels=owner.labels,
                 annotations=owner.annotations,
+                avoid=self._gpu_health.bad_hosts(),
                 env=environment(checkpoint=self.checkpoint, run_id=owner.task, attempt=owner.attempt),
             ),
         )
@@ -477,8 +487,11 @@ class GpuPodOperator(KubernetesPodOperator):
         if type(error) is not PodFailed:
             return error
         lines = last_lines(self.client, pod, self.base_container_name)
-        words = "\n".join(["Its last lines:", *lines])
-        return PodFailed(error.what, words, **{**error.details, "last_lines": lines}) if lines else error
+        bad_gpu = self._gpu_health.of_node(pod.spec.node_name)
+        cause = diagnosed(error, lines, pool=self._rendered_pool(), node=pod.spec.node_name or "", bad_gpu=bad_gpu)
+        if isinstance(cause, BadGpu):
+            self._gpu_health.mark(pod.spec.node_name, cause.what)
+        return cause
 
     def _state(self, pod: V1Pod) -> PodState:
         raw = self.client.api_client.sanitize_for_serialization(pod)

@@ -11,7 +11,9 @@ from kubernetes.client import CoreV1Api, V1Pod
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-LAST_LINES = 10
+LAST_LINES = 100
+"""How many are read: a traceback, and what libraries say after it."""
+
 _REST_WITHIN = 15.0
 
 _log = logging.getLogger(__name__)

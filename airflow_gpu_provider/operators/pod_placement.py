@@ -40,6 +40,7 @@ class Placement:
             container's memory limit. "0": the container runtime's 64 MiB stay.
         active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one of the user's stays.
         labels, annotations: More of the package's own.
+        avoid: Values of kubernetes.io/hostname of nodes that are not to be used.
         env: Variables for the base container; where the user's have the same name, theirs stay.
     """
 
@@ -50,6 +51,7 @@ class Placement:
     active_deadline_seconds: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    avoid: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -65,6 +67,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _set_metadata(pod, placement)
     _select_pool(pod.spec, placement.pool)
     _tolerate_taints(pod.spec, placement.pool)
+    _avoid(pod.spec, placement.avoid)
     _give_gpus(pod.spec, base, placement)
     _mount_shm(pod.spec, base, placement.shm_size)
     _tell(base, placement.env)
@@ -188,6 +191,19 @@ def _mount_shm(spec: k8s.V1PodSpec, base: k8s.V1Container, size: str | None) -> 
     memory = k8s.V1EmptyDirVolumeSource(medium="Memory", size_limit=size)
     spec.volumes = [*(spec.volumes or []), k8s.V1Volume(name=SHM_VOLUME, empty_dir=memory)]
     base.volume_mounts = [*mounts, k8s.V1VolumeMount(name=SHM_VOLUME, mount_path=SHM_PATH)]
+
+
+def _avoid(spec: k8s.V1PodSpec, hostnames: tuple[str, ...]) -> None:
+    if not hostnames:
+        return
+    other = k8s.V1NodeSelectorRequirement(key="kubernetes.io/hostname", operator="NotIn", values=[*hostnames])
+    spec.affinity = spec.affinity or k8s.V1Affinity()
+    node = spec.affinity.node_affinity = spec.affinity.node_affinity or k8s.V1NodeAffinity()
+    key = "required_during_scheduling_ignored_during_execution"
+    required = getattr(node, key) or k8s.V1NodeSelector(node_selector_terms=[k8s.V1NodeSelectorTerm()])
+    for term in required.node_selector_terms:  # any one of the terms lets a node in, so each has to exclude
+        term.match_expressions = [*(term.match_expressions or []), other]
+    setattr(node, key, required)
 
 
 def _tell(base: k8s.V1Container, env: Mapping[str, str]) -> None:

@@ -73,6 +73,8 @@ def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
 def _why(each: Supply) -> str:
     if each.overdue:
         return f"the time of its run is over; pod {each.overdue[0]} goes with it"
+    if each.node and each.node.bad_gpu:
+        return f"a GPU of it is broken ({each.node.bad_gpu})"
     if each.state == "broken" and each.node:
         return f"it has not become Ready in time ({each.node.not_ready_reason})"
     if each.state == "broken":

@@ -29,9 +29,9 @@ class Supply:
         machine: The machine.
         node: Its node, once it has joined.
         state: usable: new pods can run there (a cordon of ours is about to be undone or carried out, and does not
-            count). coming: it is booting, or its node is not Ready for a moment. broken: it has not become usable
-            in time. taken: somebody else cordoned it, cluster-autoscaler is about to remove it, or it is in another
-            pool.
+            count). coming: it is booting, or its node is not Ready for a moment. broken: a GPU of it is broken, or it
+            has not become usable in time. taken: somebody else cordoned it, cluster-autoscaler is about to remove it,
+            or it is in another pool.
         holders: The pods for which it has to stay.
         overdue: The pods that run there although their run's time is over.
     """
@@ -97,6 +97,8 @@ def _state(now: datetime, machine: Machine, node: Node | None) -> State:
         return "broken" if is_late else "coming"
     if node.autoscaler_deleting or node.other_pool or (node.cordoned and not node.cordon_mark):
         return "taken"
+    if node.bad_gpu:
+        return "broken"
     if node.ready:
         return "usable"
     return "broken" if now - (node.ready_changed_at or node.created_at) > READY_WITHIN else "coming"

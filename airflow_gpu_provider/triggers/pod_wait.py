@@ -230,6 +230,8 @@ def _node_line(node: Node) -> str:
         return f"node {node.name} joined ({where}), not Ready yet"
     if node.cordoned:
         return f"node {node.name} is cordoned"
+    if node.bad_gpu:
+        return f"node {node.name} is avoided for its GPU: {node.bad_gpu}"
     if node.gpus == 0:
         return f"node {node.name} is Ready, its GPUs are not allocatable yet: driver or device plugin"
     return f"node {node.name} is Ready, nvidia.com/gpu allocatable: {node.gpus}"

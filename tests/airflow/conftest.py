@@ -10,6 +10,7 @@ import pytest
 
 from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from airflow_gpu_provider.sandbox.aws import AwsTimings
 from airflow_gpu_provider.sandbox.demo import example_dags, training_image
 from tests.airflow.harness import Airflow
 
@@ -18,7 +19,7 @@ REPOSITORY = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(images=(training_image(),), boot_seconds=1.0) as sandbox:
+    with Sandbox(images=(training_image(),), boot_seconds=1.0, timings=AwsTimings(spot_notice=2.0)) as sandbox:
         yield sandbox
 
 

@@ -36,6 +36,22 @@ def test_pod_of_a_task_that_is_marked_failed_goes_at_once(airflow: Airflow, dag_
     assert finished.states["scale_down"] == "success"
 
 
+def test_spot_loss_while_deferred_uses_no_retry(airflow: Airflow) -> None:
+    run = airflow.trigger("pod_resumed")
+    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=120, what="the trigger to watch the pod")
+    (pod,) = pods(airflow)
+    _, node = airflow.sandbox.control_plane.request("GET", f"/api/v1/nodes/{pod['spec']['nodeName']}")
+    airflow.sandbox.aws.interrupt_spot(node["spec"]["providerID"].rpartition("/")[2])
+    finished = airflow.finish(run, timeout=300)
+    assert finished.state == "success"
+    assert finished.task("train").try_number == 1
+    attempt, checkpoint = airflow.xcom(finished, "train")
+    assert attempt == 2
+    assert checkpoint.startswith("s3://checkpoints/resumed/")
+    assert {phase["attempt"] for phase in airflow.xcom(finished, "train", key="timeline")} == {1, 2}
+    assert not pods(airflow)
+
+
 def test_sweep_in_a_block(airflow: Airflow) -> None:
     run = airflow.run_dag("pod_sweep")
     assert run.state == "success"

@@ -19,7 +19,10 @@ from kubernetes import client, config
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.errors import (
+    BadGpu,
+    DriverMissing,
     GpuError,
+    GpuOutOfMemory,
     PodDeadline,
     PodFailed,
     PodImageError,
@@ -190,6 +193,22 @@ def test_failure_tells_exit_code_and_last_words(pool: EksGpuPool, api: client.Co
     assert type(error.value) is PodFailed
     assert error.value.details["exit_code"] == 3
     eventually(lambda: not pods(api))
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize(
+    ("words", "error_type"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB.", GpuOutOfMemory),
+        ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", DriverMissing),
+    ],
+)
+def test_failure_of_gpu_memory_or_driver_has_its_type(
+    pool: EksGpuPool, words: str, error_type: type[PodFailed], deferrable: bool
+) -> None:
+    with pytest.raises(PodFailed, match=words.split(":")[0]) as error:
+        run(pod(pool, "sh", "-c", f"echo '{words}'; exit 1", deferrable=deferrable))
+    assert type(error.value) is error_type
 
 
 @BOTH_WAYS
@@ -374,6 +393,30 @@ def test_lost_machine_is_a_preemption_and_the_next_pod_gets_another(
     assert type(error.value) is PodPreempted
     eventually(lambda: not api.list_node(label_selector="airflow-gpu-provider/pool=lost").items)
     assert run(pod(lost, "true")) is None
+
+
+def test_broken_gpu_is_avoided_and_its_machine_replaced(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
+    frail = EksGpuPool(**{**_fields(pool), "name": "frail", "instance_types": ["g6.xlarge"]})
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=frail, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=frail))
+    (broken,) = api.list_node(label_selector="airflow-gpu-provider/pool=frail").items
+    with pytest.raises(BadGpu, match=broken.metadata.name):
+        run(pod(frail, "sh", "-c", "echo 'RuntimeError: CUDA error: uncorrectable ECC error encountered'; exit 1"))
+    task = pod(frail, "true", on_finish_action="keep_pod")
+    run(task, try_number=2)
+    (kept,) = pods(api)
+    assert kept.spec.node_name != broken.metadata.name
+    eventually(
+        lambda: (
+            broken.metadata.name
+            not in [
+                node.metadata.name for node in api.list_node(label_selector="airflow-gpu-provider/pool=frail").items
+            ]
+        )
+    )
 
 
 # -- the API server goes away: last, because scheduler and controllers take their time to find it again ---------------

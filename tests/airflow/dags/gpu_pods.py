@@ -50,6 +50,26 @@ pod_killed = killed("pod_killed", deferrable=True)
 pod_killed_blocking = killed("pod_killed_blocking", deferrable=False)
 
 with (
+    DAG("pod_resumed", schedule=None, start_date=datetime(2026, 1, 1)) as resumed,
+    gpu_nodes(pool("pod-resumed", capacity_types=["SPOT"]), gpus=1),
+):
+    GpuPodOperator(
+        task_id="train",
+        image="busybox:1.36",
+        cmds=["sh", "-c"],
+        arguments=[
+            """
+            echo "attempt $AIRFLOW_GPU_ATTEMPT"
+            if [ "$AIRFLOW_GPU_ATTEMPT" = 1 ]; then exec sleep 600; fi
+            echo "[$AIRFLOW_GPU_ATTEMPT, \\"$AIRFLOW_GPU_CHECKPOINT\\"]" > /airflow/xcom/return.json
+            """
+        ],
+        do_xcom_push=True,
+        checkpoint="s3://checkpoints/resumed",
+        retries=0,
+    )
+
+with (
     DAG("pod_sweep", schedule=None, start_date=datetime(2026, 1, 1)) as sweep,
     gpu_nodes(pool("pod-sweep", instance_types=["g6.12xlarge"]), gpus=4),
 ):
