@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterable
+from typing import Any
 
-from kubernetes.client import CoreV1Api
+from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client import models as k8s
 from kubernetes.client.exceptions import ApiException
 
@@ -53,13 +53,13 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
     """Raise CheckpointUnusable where a path in the container is lost with the pod, or with its spot node."""
     if not checkpoint.startswith("/"):
         return
-    volume = _volume_at(checkpoint, pod, base_container)
+    volume = _volume_at(checkpoint, _spec(pod), base_container)
     if volume is None:
         gone = "no volume is mounted there, so it is on the container's own disk"
-    elif volume.empty_dir or volume.ephemeral:
-        gone = f"volume {volume.name} is deleted with the pod"
-    elif volume.host_path and set(getattr(pool, "capacity_types", ())) - {"ON_DEMAND"}:
-        gone = f"volume {volume.name} is a hostPath, and a spot node takes its disk along"
+    elif "emptyDir" in volume or "ephemeral" in volume:
+        gone = f"volume {volume['name']} is deleted with the pod"
+    elif "hostPath" in volume and set(getattr(pool, "capacity_types", ())) - {"ON_DEMAND"}:
+        gone = f"volume {volume['name']} is a hostPath, and a spot node takes its disk along"
     else:
         return
     raise CheckpointUnusable(
@@ -72,9 +72,10 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
 def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api) -> None:
     """Raise PodUnschedulable where a claim of the pod is bound to a volume in zones in which the pool has no nodes."""
     zones: tuple[str, ...] = tuple(getattr(pool, "zones", None) or ())
-    claims = [v.persistent_volume_claim.claim_name for v in pod.spec.volumes or () if v.persistent_volume_claim]
     if not zones:
         return
+    sources = [volume.get("persistentVolumeClaim") for volume in _spec(pod).get("volumes") or ()]
+    claims = [source["claimName"] for source in sources if source]
     for claim in claims:
         volume = _bound_volume(core, pod.metadata.namespace, claim)
         if volume is None:
@@ -90,12 +91,19 @@ def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api) -> None:
             )
 
 
-def _volume_at(path: str, pod: k8s.V1Pod, base_container: str) -> k8s.V1Volume | None:
-    base = next(container for container in pod.spec.containers if container.name == base_container)
-    mounts = [mount for mount in base.volume_mounts or () if _is_within(path, mount.mount_path)]
-    nearest = max(mounts, key=lambda mount: len(mount.mount_path.rstrip("/")), default=None)
-    volumes: Iterable[k8s.V1Volume] = pod.spec.volumes or ()
-    return next((volume for volume in volumes if nearest and volume.name == nearest.name), None)
+def _spec(pod: k8s.V1Pod) -> dict[str, Any]:
+    """Return the pod's spec as JSON: users may write parts of it as dicts, others as models."""
+    spec: dict[str, Any] = ApiClient().sanitize_for_serialization(pod.spec)
+    return spec
+
+
+def _volume_at(path: str, spec: dict[str, Any], base_container: str) -> dict[str, Any] | None:
+    base: dict[str, Any] = next(
+        (container for container in spec["containers"] if container["name"] == base_container), {}
+    )
+    mounts = [mount for mount in base.get("volumeMounts") or () if _is_within(path, mount["mountPath"])]
+    nearest = max(mounts, key=lambda mount: len(mount["mountPath"].rstrip("/")), default=None)
+    return next((volume for volume in spec.get("volumes") or () if nearest and volume["name"] == nearest["name"]), None)
 
 
 def _is_within(path: str, folder: str) -> bool:

@@ -38,7 +38,8 @@ def test_pod_of_a_task_that_is_marked_failed_goes_at_once(airflow: Airflow, dag_
 
 def test_spot_loss_while_deferred_uses_no_retry(airflow: Airflow) -> None:
     run = airflow.trigger("pod_resumed")
-    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=120, what="the trigger to watch the pod")
+    wait_until(lambda: is_running(airflow), timeout=120, what="the training's pod to run")
+    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=60, what="the trigger to watch the pod")
     (pod,) = pods(airflow)
     _, node = airflow.sandbox.control_plane.request("GET", f"/api/v1/nodes/{pod['spec']['nodeName']}")
     airflow.sandbox.aws.interrupt_spot(node["spec"]["providerID"].rpartition("/")[2])
