@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,8 @@ from airflow_gpu_provider.platforms.eks_named_groups import candidate, read_grou
 from airflow_gpu_provider.platforms.eks_plan import issues
 from airflow_gpu_provider.platforms.eks_quota import quota_code
 from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, launch_failure, machines
-from airflow_gpu_provider.platforms.named_groups import check, growth
+from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 if TYPE_CHECKING:
@@ -71,7 +72,9 @@ class EksPlatformOfOthers(EksBase):
         self._check_there(named)
         read = [read_group(n.name, n.asg, n.node_group, self._template(n.asg)) for n in named]
         notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
-        return Plan(pool=self._pool.name, grow=growth(self._pool, nodes, self._observe(named)), notes=notes)
+        groups = self._observe(named)
+        grow = growth(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
+        return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say) -> None:
         """Do nothing: others own the groups."""

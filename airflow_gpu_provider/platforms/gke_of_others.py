@@ -18,7 +18,8 @@ from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, failures
 from airflow_gpu_provider.platforms.gke_node_pools import group_paths
 from airflow_gpu_provider.platforms.gke_plan import issues
 from airflow_gpu_provider.platforms.gke_spec import POOL_LABEL, labels_of, market_of, run_seconds
-from airflow_gpu_provider.platforms.named_groups import NamedGroup, check, growth
+from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool, Taint
 from airflow_gpu_provider.pools.base import Market
 
@@ -90,7 +91,9 @@ class GkePlatformOfOthers(GkeBase):
         named = self._named(found)
         read = [self._describe(each) for each in named]
         notes = check(self._pool, nodes, read, known_types=self._pool.machine_types)
-        return Plan(pool=self._pool.name, grow=growth(self._pool, nodes, self._observe(named)), notes=notes)
+        groups = self._observe(named)
+        grow = growth(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
+        return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say) -> None:
         """Do nothing: others own the node pools."""

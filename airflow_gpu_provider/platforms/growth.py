@@ -20,6 +20,7 @@ def growth(
         return ()
     groups = tuple(groups)
     live = {group.name: len(group.live) for group in groups}
+    limits = {group.name: group.max_size for group in groups}
     missing = min(nodes, pool.max_nodes) - sum(live.values())
     if missing <= 0:
         return ()
@@ -27,5 +28,6 @@ def growth(
     first = min(candidates, key=lambda each: over[each.group].until if each.group in over else _AT_ONCE)
     when = f", at {over[first.group].until:%H:%M}Z" if first.group in over else ""
     size = live.get(first.group, 0)
-    grows = f"{first.group} {size}->{size + missing} ({first} first{when})"
+    grown = min(size + missing, limits.get(first.group, pool.max_nodes))
+    grows = f"{first.group} {size}->{grown} ({first} first{when})"
     return (grows, *(f"not {each}: {over[each.group]}" for each in candidates if each.group in over))

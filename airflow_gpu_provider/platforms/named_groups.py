@@ -57,14 +57,10 @@ def check(pool: GpuPool, nodes: int, groups: Sequence[NamedGroup], *, known_type
     return tuple(_notes(pool, groups))
 
 
-def growth(pool: GpuPool, nodes: int, groups: Sequence[Group]) -> tuple[str, ...]:
-    """Say in a line where missing nodes would be asked for first; nothing where none is missing."""
-    missing = min(nodes, pool.max_nodes) - sum(len(group.live) for group in groups)
-    if missing <= 0:
-        return ()
-    first = next((group for group in groups if len(group.live) < group.max_size), groups[0])
-    size = len(first.live)
-    return (f"{first.name} {size}->{min(size + missing, first.max_size)} ({first.candidate} first)",)
+def candidates_with_room(groups: Sequence[Group]) -> tuple[Candidate, ...]:
+    """Return where groups can have more machines; where none can, all of them."""
+    room = tuple(group.candidate for group in groups if len(group.live) < group.max_size)
+    return room or tuple(group.candidate for group in groups)
 
 
 def _check_owner(pool: GpuPool, group: NamedGroup) -> None:

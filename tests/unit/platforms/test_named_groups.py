@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.errors import PoolDrift
+from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.platforms.eks_named_groups import TEMPLATE_TAINT, read_group, template_of
 from airflow_gpu_provider.platforms.eks_spec import POOL_TAG
-from airflow_gpu_provider.platforms.named_groups import check, growth
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
+NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 SPEC = EksGpuPool(name="train", cluster_name="ml", region="us-west-2", max_nodes=3, manage="scale", asg_names=("own",))
 
 
@@ -112,8 +116,19 @@ def test_what_people_are_told() -> None:
         assert words in notes
 
 
-def test_nothing_grows_where_nothing_is_missing() -> None:
-    assert growth(SPEC, 0, []) == ()
+def test_the_first_group_with_room_grows_as_far_as_it_may() -> None:
+    groups = [group("full", live=1, most=1), group("small", live=0, most=1), group("large", live=0, most=3)]
+    wanted = candidates_with_room(groups)
+    assert [candidate.group for candidate in wanted] == ["small", "large"]
+    assert growth(SPEC, 3, wanted, groups, NOW) == ("small 0->1 (g6.xlarge on-demand in us-west-2a first)",)
+    assert growth(SPEC, 1, wanted, groups, NOW) == ()
+    assert candidates_with_room(groups[:1]) == (groups[0].candidate,)
+
+
+def group(name: str, *, live: int, most: int) -> Group:
+    place = Candidate(group=name, zone="us-west-2a", instance_type="g6.xlarge", market="ON_DEMAND")
+    machines = tuple(Machine(id=f"i-{name}-{n}", group=name, state="running") for n in range(live))
+    return Group(name=name, candidate=place, status="active", desired=live, max_size=most, machines=machines)
 
 
 def _fields(spec: EksGpuPool) -> dict[str, Any]:
