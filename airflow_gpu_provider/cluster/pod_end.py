@@ -28,7 +28,9 @@ _PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError
 # A registry that is overloaded, and the pull may work a minute later.
 _MAY_PASS = ("too many requests", "rate limit", "timeout", "unavailable", "bad gateway", "qps exceeded", "i/o error")
 
-_KILLED = (128 + 9, 128 + 15)
+KILLED = (128 + 9, 128 + 15)
+"""Exit codes of a container that was told to stop, or was stopped."""
+
 _KUBELET_SAYS_IN = timedelta(seconds=5)
 
 _RETRY = "Retry the task: the next try waits for new capacity."
@@ -68,7 +70,7 @@ def certain_at(pod: PodState) -> datetime | None:
         return None
     if pod.disruption or pod.deletion_asked_at or base.reason == "OOMKilled":
         return None
-    if base.exit_code in _KILLED:
+    if base.exit_code in KILLED:
         return base.finished_at + pod.grace + _KUBELET_SAYS_IN
     if any(container.status == "running" for container in pod.others):
         return None  # a sidecar: the pod's phase says nothing for as long as it likes

@@ -14,6 +14,7 @@ from typing import Any, Literal, Self
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_end import (
+    KILLED,
     PodEnd,
     cannot_start,
     certain_at,
@@ -23,7 +24,7 @@ from airflow_gpu_provider.cluster.pod_end import (
     why_disrupted,
 )
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError, PodDeadline
+from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 
 UNCONFIRMED = timedelta(seconds=30)
@@ -82,13 +83,13 @@ class PodWait:
         """Say whether the wait is over, and how; `lines` is what is so now, for the log."""
         pod, lines = snapshot.pod, tuple(self._lines(snapshot))
         if snapshot.gone:
-            return self._over(end_of_gone(pod, name=self.name), snapshot, lines)
+            return self._over(_with_node(end_of_gone(pod, name=self.name), snapshot), snapshot, lines)
         if pod is None:
             return Progress(lines=lines)
         if end := end_of(pod):
             if (believed_at := certain_at(pod)) and now < believed_at:
                 return Progress(lines=lines)
-            return self._over(end, snapshot, lines)
+            return self._over(_with_node(end, snapshot), snapshot, lines)
         if self.until == "started" and pod.started:
             return Progress(done=True, lines=lines)
         if snapshot.node_gone:
@@ -188,6 +189,20 @@ class PodWait:
         for name in ("started", "deadline"):
             values[name] = datetime.fromisoformat(values[name])
         return cls(**values)
+
+
+def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
+    """Return the end of a container, which was the node's if it was killed while its node went down.
+
+    A kubelet that is stopped with its machine may report the container's end, but no longer why it came.
+    """
+    pod = snapshot.pod
+    if pod is None or type(end.error) is not PodFailed or end.error.details.get("exit_code") not in KILLED:
+        return end
+    if snapshot.node_gone:
+        return lost_with_node(pod, "left the cluster")
+    is_down = any(node.name == pod.node and not node.ready for node in snapshot.nodes)
+    return lost_with_node(pod, "is not Ready any more") if is_down else end
 
 
 def timeline(pod: PodState) -> list[dict[str, Any]]:

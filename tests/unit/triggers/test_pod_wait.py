@@ -97,6 +97,20 @@ def test_step_changes_its_mind_only_at_the_next_deadline(seconds: float, full: f
 # -- ends --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("exit_code", [137, 143])
+@pytest.mark.parametrize("gone", [False, True])
+def test_container_that_was_killed_as_its_node_went_down_is_preempted(exit_code: int, gone: bool) -> None:
+    killed = PodSnapshot(pod=pod(ended(exit_code)), nodes=(NODE,), gone=gone)
+    assert type(WAIT.step(killed, at(200)).error) is PodFailed
+    for loss in (replace(killed, node_gone=True), replace(killed, nodes=(replace(NODE, ready=False),))):
+        assert type(WAIT.step(loss, at(200)).error) is PodPreempted
+
+
+def test_program_that_failed_on_a_node_that_goes_down_has_failed() -> None:
+    failed = PodSnapshot(pod=pod(ended(1)), node_gone=True)
+    assert type(WAIT.step(failed, at(200)).error) is PodFailed
+
+
 def test_base_container_that_ended_is_the_end() -> None:
     snapshot = PodSnapshot(pod=pod(ended(0), running("exporter"), conditions=(scheduled(4),)))
     progress = WAIT.step(snapshot, at(61))
