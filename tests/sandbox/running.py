@@ -85,6 +85,12 @@ def eventually(look: Callable[[], Any], *, seconds: float = 20.0) -> Any:
     return found
 
 
+def until_it_reports(core: Any) -> None:
+    """Wait until cluster-autoscaler has reported: in a sandbox that has just started it has not, yet."""
+    reports = {"field_selector": "metadata.name=cluster-autoscaler-status"}
+    eventually(lambda: core.list_namespaced_config_map("kube-system", **reports).items)
+
+
 def uses(env: dict[str, str], monkeypatch: Any) -> Iterator[None]:
     for name, value in env.items():
         monkeypatch.setenv(name, value)

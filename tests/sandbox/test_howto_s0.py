@@ -1,4 +1,7 @@
-"""S0, EKS and GKE: one pool, train-gpu, of 0..1 nodes; the label that jobs select; the plugin or driver; zero."""
+"""S0, EKS and GKE: one pool, train-gpu, of 0..1 nodes; the label that jobs select; the plugin or driver; zero.
+
+Each with sizes set by this package, and with an autoscaler that grows the pool from zero by what the pool tells it.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import run_tasks
-from tests.sandbox.running import run
+from tests.sandbox.running import run, until_it_reports
 
 COMMON: dict[str, Any] = {"name": "train-gpu", "max_nodes": 1, "node_labels": {"role": "train-gpu"}}
 # The pod's last words are the moment of its end.
@@ -89,6 +92,8 @@ def how_to(pool: GpuPool, api: client.ApiClient) -> DAG:
 def from_nothing_to_zero(pool: GpuPool, api: client.ApiClient) -> dict[str, Any]:
     """Run it, and hold what is so on each platform; return what the tasks returned, and the node while it was there."""
     core = client.CoreV1Api(api)
+    if pool.scaling == "autoscaler":
+        until_it_reports(core)
     nodes: dict[str, list[client.V1Node]] = {}
     ended: dict[str, float] = {}
 
@@ -97,9 +102,12 @@ def from_nothing_to_zero(pool: GpuPool, api: client.ApiClient) -> dict[str, Any]
         nodes[task_id] = core.list_node(label_selector="airflow-gpu-provider/pool=train-gpu").items
 
     results = run_tasks(how_to(pool, api), watch=look)
+    # An autoscaler has brought no node until the job asks for one.
+    brought = [len(nodes[task_id]) for task_id in ("train-gpu.ensure", "job")]
+    assert brought == ([1, 1] if pool.scaling == "direct" else [0, 1])
     (node,) = nodes["train"]
     assert node.metadata.labels["role"] == "train-gpu"
-    assert results["train-gpu.device_plugin"]["nodes"] == {node.metadata.name: 1}
+    assert node.status.allocatable["nvidia.com/gpu"] == "1"
     assert results["job"] == node.metadata.name
     scaled_down = results["train-gpu.scale_down"]
     assert (scaled_down["nodes"], scaled_down["desired"], scaled_down["kept"]) == (0, 0, [])
@@ -113,13 +121,25 @@ def delete(pool: GpuPool) -> None:
     run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))
 
 
-def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient]) -> None:
+def tags_of(gpu_sandbox: Sandbox, asg_name: str) -> dict[str, str]:
+    """What cluster-autoscaler reads of an Auto Scaling group."""
+    asg = aws_client(gpu_sandbox.aws, "autoscaling")
+    (group,) = asg.describe_auto_scaling_groups(AutoScalingGroupNames=[asg_name])["AutoScalingGroups"]
+    return {tag["Key"]: tag["Value"] for tag in group["Tags"]}
+
+
+BOTH_WAYS = pytest.mark.parametrize("scaling", ["direct", "autoscaler"])
+
+
+@BOTH_WAYS
+def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient], scaling: str) -> None:
     pool = EksGpuPool(
         cluster_name=gpu_sandbox.cluster_name,
         region=gpu_sandbox.region,
         instance_types=["p3.2xlarge"],
         zones=["us-west-2a"],
         taints=(),
+        scaling=scaling,
         **COMMON,
     )
     api = enter(gpu_sandbox)
@@ -131,6 +151,11 @@ def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
     group = eks.describe_nodegroup(clusterName=gpu_sandbox.cluster_name, nodegroupName=name)["nodegroup"]
     assert group["scalingConfig"] == {"minSize": 0, "maxSize": 1, "desiredSize": 0}
     assert group["labels"]["role"] == "train-gpu"
+    if scaling == "autoscaler":
+        tags = tags_of(gpu_sandbox, group["resources"]["autoScalingGroups"][0]["name"])
+        assert tags["k8s.io/cluster-autoscaler/node-template/label/role"] == "train-gpu"
+        assert tags["k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu"] == "1"
+        assert tags["k8s.io/cluster-autoscaler/enabled"]
     # NVIDIA's plugin, applied by the package, for this pool's nodes only.
     served_by = results["train-gpu.device_plugin"]["served_by"]
     plugin = client.AppsV1Api(api).read_namespaced_daemon_set(served_by.rpartition("/")[2], "kube-system")
@@ -140,7 +165,8 @@ def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
     delete(pool)
 
 
-def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient]) -> None:
+@BOTH_WAYS
+def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient], scaling: str) -> None:
     pool = GkeGpuPool(
         project_id=gke_sandbox.google.project_id,
         location=gke_sandbox.google.location,
@@ -150,6 +176,7 @@ def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
         accelerator_count=1,
         node_locations=["us-central1-a"],
         driver="daemonset",
+        scaling=scaling,
         **COMMON,
     )
     api = enter(gke_sandbox)
@@ -162,6 +189,9 @@ def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
     (name,) = (each for each in gke_sandbox.google.node_pools.pools if each.startswith("train-gpu-a-"))
     settings = gke_sandbox.google.node_pools.get(name).settings
     assert dict(settings.config.labels)["role"] == "train-gpu"
+    autoscaling = settings.autoscaling
+    limits = (autoscaling.enabled, autoscaling.min_node_count, autoscaling.max_node_count)
+    assert limits == ((True, 0, 1) if scaling == "autoscaler" else (False, 0, 0))
     # The COS driver installer, for this pool's nodes; the plugin is GKE's own.
     assert results["train-gpu.device_plugin"]["served_by"] == "GKE"
     installer = client.AppsV1Api(api).read_namespaced_daemon_set("nvidia-driver-installer-train-gpu", "kube-system")

@@ -1,13 +1,17 @@
 """S1, GKE: a whole cluster for one night, preemptible GPUs, a driver DaemonSet, nvidia-smi, and nothing left.
 
+With sizes set by this package, and with GKE's own autoscaler, as the how-to has it.
+
 Airflow's GKE operators have no setting for an endpoint: their hook's client is pointed at the sandbox here, and waits
 for operations in less than its 15 seconds. Nothing else is changed.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -70,8 +74,15 @@ def wait_until(look: Callable[[], Any]) -> None:
         time.sleep(0.1)
 
 
-def test_a_cluster_for_one_night(project: Sandbox, core: client.CoreV1Api, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("scaling", ["direct", "autoscaler"])
+def test_a_cluster_for_one_night(
+    project: Sandbox, core: client.CoreV1Api, capsys: pytest.CaptureFixture[str], scaling: str
+) -> None:
     gke = manager(project)
+    example = load("whole_cluster_gke")
+    for task in example.tasks:
+        if hasattr(task, "gpu_pool"):
+            task.gpu_pool = replace(task.gpu_pool, scaling=scaling)
     seen: dict[str, Any] = {}
     ended: dict[str, float] = {}
 
@@ -85,7 +96,7 @@ def test_a_cluster_for_one_night(project: Sandbox, core: client.CoreV1Api, capsy
             "cpu nodes": machines(core, "system"),
         }
 
-    results = run_tasks(load("whole_cluster_gke"), watch=look)
+    results = run_tasks(example, watch=look)
     log = capsys.readouterr().out
 
     # One CPU node, which stays as long as the cluster does; and no GPU node before the block.
@@ -97,8 +108,15 @@ def test_a_cluster_for_one_night(project: Sandbox, core: client.CoreV1Api, capsy
 
     # The wait is explained, the pod's own words come back, and the waste has its price.
     assert "+ night-gpu-a-n1-standard-16-pvm: n1-standard-16 preemptible in us-central1-a, 4 x nvidia-tesla-t4" in log
-    assert "night-gpu-a-n1-standard-16-pvm 0->1, wanted by" in log
-    assert f"node {node.metadata.name} is Ready" in log
+    if scaling == "direct":
+        assert "night-gpu-a-n1-standard-16-pvm 0->1, wanted by" in log
+        assert f"node {node.metadata.name} is Ready" in log
+    else:
+        # FailedScheduling, then TriggeredScaleUp, in words.
+        waits = log.index("waits for a node: 0/2 nodes are available")
+        grew = re.search(r"cluster-autoscaler grew gke-gpu-night-night-gpu-\w-n1-stand-\w+-grp 0->1", log)
+        assert grew is not None
+        assert waits < grew.start()
     assert "NVIDIA-SMI" in log
     assert "leaves 3 idle, $0.55 of the node's $0.74 an hour" in log
 

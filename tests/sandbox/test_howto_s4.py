@@ -1,7 +1,12 @@
-"""S4, EKS: one pool over three zones, on spot; ten one-GPU pods of a Deployment at once, spread; then back to zero."""
+"""S4, EKS: one pool over three zones, on spot; ten one-GPU pods of a Deployment at once, spread; then back to zero.
+
+With sizes set by this package, and with cluster-autoscaler, which knows the three groups by their tags alone.
+"""
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,7 +19,7 @@ from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, rendered, run_tasks
-from tests.sandbox.running import run
+from tests.sandbox.running import run, until_it_reports
 
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 POOL = "airflow-gpu-provider/pool=gpu-fleet"
@@ -102,6 +107,43 @@ def test_where_spot_runs_out_the_rest_comes_on_demand(gpu_sandbox: Sandbox, core
     assert {(node["zone"], node["capacity_type"]) for node in nodes} == {(ZONES[2], "ON_DEMAND")}
     assert results["until_ready"] == {ZONES[2]: 10}
     assert (results["gpu-fleet.scale_down"]["nodes"], results["gpu-fleet.scale_down"]["desired"]) == (0, 0)
+    delete(example)
+
+
+def test_cluster_autoscaler_brings_the_nodes_when_the_pods_ask(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> None:
+    until_it_reports(core)
+    example = load("deployment_on_gpus_eks")
+    for task in example.tasks:
+        if hasattr(task, "gpu_pool"):
+            task.gpu_pool = replace(task.gpu_pool, scaling="autoscaler", capacity_types=["SPOT"])
+    nodes: dict[str, int] = {}
+    ended: dict[str, float] = {}
+
+    def watch(task_id: str) -> None:
+        ended[task_id], nodes[task_id] = time.time(), len(fleet_nodes(core))
+
+    results = run_tasks(example, watch=watch)
+
+    assert (nodes["gpu-fleet.ensure"], nodes["until_ready"]) == (0, 10)
+    assert sorted(results["until_ready"]) == list(ZONES)
+    assert sorted(results["until_ready"].values()) == [3, 3, 4]
+    groups = fleet_groups(gpu_sandbox)
+    assert len(groups) == 3
+    asg = aws_client(gpu_sandbox.aws, "autoscaling")
+    for group in groups.values():
+        (tags,) = (
+            {tag["Key"]: tag["Value"] for tag in each["Tags"]}
+            for each in asg.describe_auto_scaling_groups()["AutoScalingGroups"]
+            if each["AutoScalingGroupName"] == group["resources"]["autoScalingGroups"][0]["name"]
+        )
+        assert tags["k8s.io/cluster-autoscaler/node-template/taint/nvidia.com/gpu"] == "true:NoSchedule"
+        assert tags["k8s.io/cluster-autoscaler/node-template/label/k8s.amazonaws.com/accelerator"]
+        assert tags["k8s.io/cluster-autoscaler/k8s-ml"]
+
+    # Nobody waits for the autoscaler's ten minutes.
+    assert ended["gpu-fleet.scale_down"] - ended["until_gone"] <= 15
+    assert (results["gpu-fleet.scale_down"]["nodes"], results["gpu-fleet.scale_down"]["desired"]) == (0, 0)
+    assert nodes["gpu-fleet.scale_down"] == 0
     delete(example)
 
 
