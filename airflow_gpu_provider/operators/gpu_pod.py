@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralError,
     TaskDeferralTimeout,
 )
-from kubernetes.client import V1Pod
+from kubernetes.client import V1Pod, V1ResourceRequirements
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
@@ -51,7 +51,7 @@ from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
 from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
 from airflow_gpu_provider.operators.pod_logs import followed, last_lines
 from airflow_gpu_provider.operators.pod_ownership import Ownership
-from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
+from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, attempt_of
@@ -154,6 +154,8 @@ class GpuPodOperator(KubernetesPodOperator):
         self._stop = Stop()
         if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
             check_gpus(self.gpu_pool, int(gpus))
+            if isinstance(self.container_resources, V1ResourceRequirements):
+                check_resources(self.container_resources, self.gpu_pool)
         if isinstance(checkpoint, str) and not is_template(checkpoint):
             check_location(checkpoint)
         self._preemptions()

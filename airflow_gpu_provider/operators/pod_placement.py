@@ -15,7 +15,7 @@ from kubernetes.utils.quantity import parse_quantity
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
-from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool, is_template
 from airflow_gpu_provider.workload_placement import tolerations_of
 
 SHM_PATH = "/dev/shm"
@@ -88,6 +88,14 @@ def check_gpus(pool: GpuPool, gpus: int) -> None:
             "Ask for fewer GPUs, or add a larger instance type to the pool.",
             pool=pool.name,
         )
+
+
+def check_resources(resources: k8s.V1ResourceRequirements, pool: GpuPool) -> None:
+    """Raise PodUnschedulable where no machine of the pool has them; Jinja expressions are left to `place`."""
+    amounts = [*(resources.requests or {}).values(), *(resources.limits or {}).values()]
+    if not any(is_template(amount) for amount in amounts):
+        container = k8s.V1Container(name="base", resources=resources)
+        check_fits(k8s.V1Pod(spec=k8s.V1PodSpec(containers=[container])), pool)
 
 
 def check_fits(pod: k8s.V1Pod, pool: GpuPool) -> None:

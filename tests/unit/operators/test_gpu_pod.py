@@ -10,11 +10,11 @@ from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperato
 from airflow.sdk import DAG, BaseOperator
 
 from airflow_gpu_provider.block import gpu_nodes
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from tests.unit.operators.test_pod_placement import a_pool
+from tests.unit.operators.test_pod_placement import a_pool, limits
 
 
 def test_drop_in_arguments_keep_their_meaning() -> None:
@@ -70,6 +70,13 @@ def test_more_gpus_than_a_machine_has_is_seen_when_the_dag_is_parsed() -> None:
         GpuPodOperator(task_id="train", gpu_pool=a_pool(), gpus=8)
     templated = EksGpuPool(**{**_fields(a_pool()), "cluster_name": "{{ var.value.cluster }}"})
     GpuPodOperator(task_id="train", gpu_pool=templated, gpus=8)  # known when it is rendered
+
+
+def test_more_memory_than_a_machine_has_is_seen_when_the_dag_is_parsed() -> None:
+    with pytest.raises(PodUnschedulable, match=r"asks for 1000\.0 GiB of memory.*has 192 GiB"):
+        GpuPodOperator(task_id="train", gpu_pool=a_pool(), container_resources=limits(memory="1000Gi"))
+    GpuPodOperator(task_id="train", gpu_pool=a_pool(), container_resources=limits(memory="{{ params.memory }}"))
+    GpuPodOperator(task_id="train", gpu_pool=a_pool(), container_resources=limits(memory="100Gi"))
 
 
 def test_without_a_pool_it_says_so_when_it_runs() -> None:
