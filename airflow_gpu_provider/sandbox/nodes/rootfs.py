@@ -145,8 +145,20 @@ def _bind_volume(mount: Mapping[str, Any]) -> None:
         os.makedirs(source)
     if not os.path.exists(source):
         raise FileNotFoundError(f'failed to mount "{mount["source"]}" at "{target}": no such file or directory')
-    _mount_point(target, file=not stat.S_ISDIR(os.stat(source).st_mode))
+    is_file = not stat.S_ISDIR(os.stat(source).st_mode)
+    try:
+        _mount_point(target, file=is_file)
+    except PermissionError:
+        # In a user namespace nobody may write to what belongs to the machine's root, not even in an overlay.
+        folder = _nearest_folder(target)
+        _lay_entries(_OLD + folder, folder)
+        _mount_point(target, file=is_file)
     syscalls.bind(source, target, read_only=mount["read_only"])
+
+
+def _nearest_folder(path: str) -> str:
+    folder = os.path.dirname(path)
+    return folder if os.path.isdir(folder) else _nearest_folder(folder)
 
 
 def _mount_point(path: str, *, file: bool) -> None:

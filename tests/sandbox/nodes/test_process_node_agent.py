@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -173,6 +174,36 @@ def test_pods_run_without_privileges(cluster: Cluster, control_plane: ControlPla
         assert cluster.logs(name) == "0\n1\n"
         assert "user namespace" in (tmp_path / "log").read_text()
         agent.remove_node("modest")
+    finally:
+        agent.stop()
+
+
+@pytest.fixture
+def somebodys_folder() -> Iterator[Path]:
+    """A folder that is not the agent's, where containers see it: under /tmp they have their own."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        (Path(folder) / "kept").write_text("kept\n")
+        Path(folder).chmod(0o755)
+        if os.geteuid() == 0:
+            os.chown(folder, 65534, 65534)
+        yield Path(folder)
+
+
+def test_volumes_are_mounted_in_folders_of_other_users(
+    cluster: Cluster, control_plane: ControlPlane, app: Path, tmp_path: Path, somebodys_folder: Path
+) -> None:
+    agent = _Unprivileged(
+        kubeconfig=control_plane.kubeconfig, work_dir=tmp_path / "work", images=images(app), log_file=tmp_path / "log"
+    )
+    agent.start()
+    try:
+        agent.add_node(NodeSpec(name="guest", labels={"role": "guest"}))
+        mounts = [{"name": "m", "mountPath": str(somebodys_folder / "new" / "m")}]
+        script = f"cd {somebodys_folder}; cat kept; touch new/m/x && ls new/m"
+        name = cluster.sh(script, node="guest", volumes=[{"name": "m", "emptyDir": {}}], volumeMounts=mounts)
+        cluster.wait(name, "Succeeded", "Failed")
+        assert cluster.logs(name) == "kept\nx\n"
+        agent.remove_node("guest")
     finally:
         agent.stop()
 
