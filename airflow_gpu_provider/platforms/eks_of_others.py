@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import CloudError, GroupNotFound, PermissionDenied
+from airflow_gpu_provider.errors import CloudError, GroupNotFound, PermissionDenied, PoolSpecError
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import in_parallel
 from airflow_gpu_provider.platforms.aws_suspensions import LeaseMarks
@@ -70,6 +70,7 @@ class EksPlatformOfOthers(EksBase):
         """
         named = self._read()
         self._check_there(named)
+        self._check_once(named)
         read = [read_group(n.name, n.asg, n.node_group, self._template(n.asg)) for n in named]
         notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
         groups = self._observe(named)
@@ -102,6 +103,17 @@ class EksPlatformOfOthers(EksBase):
                 "Correct asg_names, or create the group where it is defined: this package creates none of them.",
                 groups=asgs,
             )
+
+    def _check_once(self, named: Sequence[_Named]) -> None:
+        """Refuse an Auto Scaling group that is named by itself, and by the node group in front of it."""
+        managed = {each.asg["AutoScalingGroupName"]: each.name for each in named if each.node_group}
+        for name in self._pool.asg_names:
+            if name in managed:
+                raise PoolSpecError(
+                    f"Pool {self._pool.name}: the Auto Scaling group {name} is that of node group {managed[name]}.",
+                    "Leave it out of asg_names.",
+                    pool=self._pool.name,
+                )
 
     # -- what there is ---------------------------------------------------------------------------------------
 

@@ -238,6 +238,8 @@ def test_two_nights_leave_a_group_of_others_as_it_was(gpu_sandbox: Sandbox, owne
     assert len(calls) > 8
     assert not calls.keys() - allowed_actions()
     assert owner.everything(asg, managed) == before
+    # The policy names the groups by this.
+    assert asg.startswith(f"eks-{name}-") if managed else asg == name
 
 
 @pytest.mark.usefixtures("scaler")
@@ -333,6 +335,13 @@ def test_a_group_that_cannot_serve_is_refused_and_left(
     with pytest.raises(error, match=says):
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=eks_pool(gpu_sandbox, **fields), nodes=nodes))
     assert not [c for c in gpu_sandbox.aws.calls - made if not c.partition(":")[2].startswith(("Describe", "List"))]
+
+
+@pytest.mark.usefixtures("scaler")
+def test_a_group_that_is_named_twice(gpu_sandbox: Sandbox, owner: Eks) -> None:
+    pool = eks_pool(gpu_sandbox, node_groups=["twice"], asg_names=[owner.node_group("twice")])
+    with pytest.raises(PoolSpecError, match="is that of node group twice"):
+        platform_for(pool).plan(1)
 
 
 @pytest.mark.usefixtures("scaler")
