@@ -257,6 +257,12 @@ class Run:
             training.save(self.checkpoint)
 
 
+def folder(text: str) -> Path:
+    if "://" in text:
+        raise argparse.ArgumentTypeError(f"{text} is a URL; this training keeps its checkpoint in a folder: mount one")
+    return Path(text)
+
+
 def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a small neural network on handwritten digits.")
     parser.add_argument("--epochs", type=int, default=int(os.environ.get("TRAIN_EPOCHS", "30")))
@@ -265,7 +271,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["auto", "gpu", "cpu"], default="auto", help="auto: a GPU if any")
     parser.add_argument(
         "--checkpoint-dir",
-        type=Path,
+        type=folder,
         default=os.environ.get("AIRFLOW_GPU_CHECKPOINT") or os.environ.get("CHECKPOINT_DIR") or None,
         help="keep a checkpoint there, and begin from it where there is one (default: none is kept)",
     )

@@ -143,3 +143,20 @@ def test_asking_for_a_gpu_where_there_is_none_is_an_error(train: ModuleType) -> 
         pytest.skip("this machine has a GPU")
     with pytest.raises(SystemExit, match="no GPU to train on"):
         train.main(["--device", "gpu"])
+
+
+def test_checkpoint_in_the_pods_environment_is_used(
+    train: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHECKPOINT_DIR", "/elsewhere")
+    monkeypatch.setenv("AIRFLOW_GPU_CHECKPOINT", str(tmp_path))
+    assert train.parse_options([]).checkpoint_dir == tmp_path
+
+
+def test_checkpoint_url_is_refused_and_not_taken_for_a_folder(
+    train: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_GPU_CHECKPOINT", "s3://bucket/digits/r1")
+    with pytest.raises(SystemExit):
+        train.parse_options([])
+    assert "s3://bucket/digits/r1 is a URL" in capsys.readouterr().err
