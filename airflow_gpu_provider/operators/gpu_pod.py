@@ -47,6 +47,7 @@ from airflow_gpu_provider.operators.checkpoint import (
     environment,
 )
 from airflow_gpu_provider.operators.gpu_health import GpuHealth
+from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
 from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
 from airflow_gpu_provider.operators.pod_logs import followed, last_lines
@@ -72,7 +73,7 @@ STARTUP_TIMEOUT = timedelta(minutes=20)
 _DEFER_MARGIN = timedelta(minutes=5)
 
 
-class GpuPodOperator(KubernetesPodOperator):
+class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     """Run a pod on a GPU pool.
 
     Every argument of KubernetesPodOperator works. The pod selects the pool's nodes, tolerates their taints, gets its
@@ -97,8 +98,9 @@ class GpuPodOperator(KubernetesPodOperator):
             on new capacity, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume" with
             a checkpoint, else "fail". All pods of a try have one deadline.
         max_preemptions: How often one try may resume. Default 3.
-        **kwargs: KubernetesPodOperator's. `log_pod_spec_on_failure` is False by default. The connection is the pool's
-            own; kubernetes_conn_id, in_cluster, config_file and cluster_context are not used.
+        **kwargs: KubernetesPodOperator's, and those that EksPodOperator and GKEStartPodOperator add to them (see
+            moved_arguments). `log_pod_spec_on_failure` is False by default. The connection is the pool's own;
+            in_cluster and config_file are not used.
 
     Raises:
         PoolSpecError: No pool is given, or the pod's own spec contradicts it.
@@ -152,10 +154,12 @@ class GpuPodOperator(KubernetesPodOperator):
         self._narrator: Narrator | None = None
         self._phases: list[dict[str, Any]] = []
         self._stop = Stop()
-        if isinstance(self.gpu_pool, GpuPool) and self.gpu_pool.is_rendered:
-            check_gpus(self.gpu_pool, int(gpus))
-            if isinstance(self.container_resources, V1ResourceRequirements):
-                check_resources(self.container_resources, self.gpu_pool)
+        if isinstance(self.gpu_pool, GpuPool):
+            self._check_moved(self.gpu_pool)
+            if self.gpu_pool.is_rendered:
+                check_gpus(self.gpu_pool, int(gpus))
+                if isinstance(self.container_resources, V1ResourceRequirements):
+                    check_resources(self.container_resources, self.gpu_pool)
         if isinstance(checkpoint, str) and not is_template(checkpoint):
             check_location(checkpoint)
         self._preemptions()
@@ -165,6 +169,7 @@ class GpuPodOperator(KubernetesPodOperator):
     def execute(self, context: Context) -> Any:
         """Run the pod; where it is taken away and may resume, run the next one."""
         self._context = context
+        self._check_moved(self._rendered_pool())
         while True:
             try:
                 with self._typed_errors():

@@ -1,0 +1,203 @@
+"""Drop-in, running: what a KubernetesPodOperator's arguments do, a GpuPodOperator's do, on the same cluster.
+
+Each case is one task in both classes - deferred and not - and what is compared is what a user sees of it: the task's
+result, its log, the calls of its callbacks, and the pods that are left.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import yaml
+from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
+from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+from airflow.providers.cncf.kubernetes.secret import Secret
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from kubernetes import client, config
+from kubernetes.client import models as k8s
+
+from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, InstallDevicePluginOperator
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.running import context_of, eventually, run
+
+SAY = "echo hello from the pod"
+CASES: dict[str, dict[str, Any]] = {
+    "arguments": {"cmds": ["sh", "-c"], "arguments": [SAY]},
+    "result": {"cmds": ["sh", "-c", "echo '[1, 2]' > /airflow/xcom/return.json"], "do_xcom_push": True},
+    "env_vars": {"cmds": ["sh", "-c", "echo $A from $B"], "env_vars": {"A": "hello", "B": "the environment"}},
+    "secrets": {
+        "cmds": ["sh", "-c", "echo hello $(cat /etc/token/key) $TOKEN"],
+        "secrets": [Secret("volume", "/etc/token", "token"), Secret("env", "TOKEN", "token", "key")],
+    },
+    "configmaps": {"cmds": ["sh", "-c", "echo hello $GREETING"], "configmaps": ["settings"]},
+    "volumes": {
+        "cmds": ["sh", "-c", "cat /data/greeting"],
+        "volumes": [k8s.V1Volume(name="data", empty_dir=k8s.V1EmptyDirVolumeSource())],
+        "volume_mounts": [k8s.V1VolumeMount(name="data", mount_path="/data")],
+        "init_containers": [
+            k8s.V1Container(
+                name="fetch",
+                image="busybox:1.36",
+                command=["sh", "-c", "echo hello from fetch > /data/greeting; echo fetched"],
+                volume_mounts=[k8s.V1VolumeMount(name="data", mount_path="/data")],
+            )
+        ],
+        "init_container_logs": True,
+    },
+    "full_pod_spec": {
+        "full_pod_spec": k8s.V1Pod(
+            metadata=k8s.V1ObjectMeta(labels={"team": "ml"}),
+            spec=k8s.V1PodSpec(
+                containers=[
+                    k8s.V1Container(name="base", image="busybox:1.36", command=["sh", "-c", SAY]),
+                    k8s.V1Container(name="side", image="busybox:1.36", command=["sh", "-c", "echo beside"]),
+                ]
+            ),
+        ),
+    },
+    "base_container_name": {"base_container_name": "trainer", "cmds": ["sh", "-c", SAY]},
+    "log_formatter": {
+        "cmds": ["sh", "-c", SAY],
+        "log_formatter": lambda container, line: f"<{container}> {line}",
+    },
+    "keep_pod": {"cmds": ["sh", "-c", SAY], "on_finish_action": "keep_pod"},
+    "delete_succeeded_pod": {"cmds": ["sh", "-c", "exit 3"], "on_finish_action": "delete_succeeded_pod"},
+    "skip": {"cmds": ["sh", "-c", "exit 9"], "skip_on_exit_code": 9},
+    "skip_on_another_code": {"cmds": ["sh", "-c", "exit 8"], "skip_on_exit_code": 9},
+    "fails": {"cmds": ["sh", "-c", "echo hello and goodbye; exit 1"]},
+}
+
+
+class Calls(KubernetesPodOperatorCallback):
+    """Notes which callbacks are called."""
+
+    seen: ClassVar[list[str]] = []
+
+
+def _noting(name: str) -> Any:
+    def note(**kwargs: Any) -> None:
+        assert kwargs["operator"] is not None or "client" in kwargs
+        Calls.seen.append(name)
+
+    return staticmethod(note)
+
+
+for _name in (
+    "on_sync_client_creation",
+    "on_pod_manifest_created",
+    "on_pod_creation",
+    "on_pod_starting",
+    "on_pod_completion",
+    "on_pod_wrapup",
+    "on_pod_teardown",
+    "on_pod_cleanup",
+):
+    setattr(Calls, _name, _noting(_name))
+
+
+@pytest.fixture(scope="module")
+def core(gpu_sandbox: Sandbox) -> Iterator[client.CoreV1Api]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu_sandbox.env().items():
+            patch.setenv(name, value)
+        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+        patch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+        core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+        core.create_namespaced_secret("default", {"metadata": {"name": "token"}, "stringData": {"key": "sesame"}})
+        core.create_namespaced_config_map("default", {"metadata": {"name": "settings"}, "data": {"GREETING": "map"}})
+        yield core
+        core.delete_namespaced_secret("token", "default")
+        core.delete_namespaced_config_map("settings", "default")
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> EksGpuPool:
+    pool = EksGpuPool(
+        name="drop-in",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=("g6.xlarge",),
+        zones=(gpu_sandbox.zones[0],),
+        max_nodes=1,
+    )
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
+    return pool
+
+
+def seen_of(
+    operator: KubernetesPodOperator, core: client.CoreV1Api, caplog: pytest.LogCaptureFixture
+) -> dict[str, Any]:
+    """Run the task, and return what a user sees of it."""
+    Calls.seen.clear()
+    caplog.clear()
+    context = context_of(operator)
+    try:
+        end: Any = ("returns", run(operator, context))
+    except AirflowSkipException:
+        end = ("is skipped", None)
+    except AirflowException:
+        end = ("fails", None)
+    hello = sorted(line for line in _container_lines(caplog))
+    pods = eventually(
+        lambda: [p for p in core.list_namespaced_pod("default").items if not p.metadata.deletion_timestamp] or [None]
+    )
+    left = [pod.status.phase for pod in pods if pod]
+    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
+    try:
+        eventually(lambda: not core.list_namespaced_pod("default").items)
+    except AssertionError:
+        import json
+        for each in core.list_namespaced_pod("default").items:
+            print("STUCK", json.dumps(core.api_client.sanitize_for_serialization(each)))
+        os.system("ps -ef | grep -v python | tail -60; cp -r $(ls -dt /tmp/gpu-sandbox-* | head -1) /tmp/w/stuck")
+        raise
+    return {
+        "end": end,
+        "log": hello,
+        "callbacks": sorted(set(Calls.seen)),
+        "pods left": left,
+        "xcom": sorted(set(context["ti"].xcoms) - {"timeline"}),
+    }
+
+
+def _container_lines(caplog: pytest.LogCaptureFixture) -> Iterator[str]:
+    for record in caplog.records:
+        message = record.getMessage()
+        if any(word in message for word in ("hello", "fetched", "beside")) and "sh" not in message.split():
+            yield message.strip()
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_it_is_seen_to_do_the_same(
+    case: str, deferrable: bool, pool: EksGpuPool, core: client.CoreV1Api, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    arguments = {"task_id": "train", "image": "busybox:1.36", "callbacks": Calls, **CASES[case]}
+    theirs = seen_of(KubernetesPodOperator(**arguments, deferrable=deferrable), core, caplog)
+    ours = seen_of(GpuPodOperator(**arguments, deferrable=deferrable, gpu_pool=pool), core, caplog)
+    if deferrable and theirs["end"][0] == "fails":
+        # KubernetesPodOperator calls it in this case too, but only where the task does not defer.
+        theirs["callbacks"] = sorted({*theirs["callbacks"], "on_pod_cleanup"})
+    assert ours == theirs
+
+
+def test_a_template_file(
+    pool: EksGpuPool, core: client.CoreV1Api, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    caplog.set_level(logging.INFO)
+    container = {"name": "base", "image": "busybox:1.36", "command": ["sh", "-c", "echo hello $A"]}
+    spec = {"containers": [{**container, "env": [{"name": "A", "value": "template"}]}], "restartPolicy": "Never"}
+    template = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "t", "labels": {"team": "ml"}}, "spec": spec}
+    (tmp_path / "pod.yaml").write_text(yaml.safe_dump(template))
+    arguments: dict[str, Any] = {"task_id": "train", "pod_template_file": str(tmp_path / "pod.yaml")}
+    theirs = seen_of(KubernetesPodOperator(**arguments), core, caplog)
+    ours = seen_of(GpuPodOperator(**arguments, deferrable=False, gpu_pool=pool), core, caplog)
+    assert ours == theirs
+    assert any("hello template" in line for line in ours["log"])
