@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 import signal
@@ -426,8 +425,7 @@ class ContainerRunner:
 
     async def pause(self, seconds: float) -> None:
         """Wait, or until stopped."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._stopping.wait(), max(seconds, 0.0))
+        await waits.event(self._stopping, timeout=max(seconds, 0.0))
 
 
 async def _cancelled(task: asyncio.Task[None]) -> None:

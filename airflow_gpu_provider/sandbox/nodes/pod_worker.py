@@ -218,8 +218,7 @@ class PodWorker:
             if left <= 0:
                 return
             self._spec_moved.clear()
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._spec_moved.wait(), None if left == float("inf") else left)
+            await waits.event(self._spec_moved, timeout=None if left == float("inf") else left)
 
     # Its end -------------------------------------------------------------------------------------------------
 

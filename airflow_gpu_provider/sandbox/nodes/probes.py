@@ -40,7 +40,8 @@ async def watch(runner: ContainerRunner) -> None:
 async def attempt(handler: Mapping[str, Any], runner: ContainerRunner, *, timeout: float | None) -> Outcome:
     """Carry a handler out once."""
     try:
-        return await asyncio.wait_for(_handle(handler, runner), timeout)
+        async with asyncio.timeout(timeout):
+            return await _handle(handler, runner)
     except TimeoutError:
         return Outcome(False, f"command timed out: timed out after {timeout:g}s" if timeout else "timed out")
 

@@ -52,7 +52,8 @@ class Stdio:
     async def drained(self) -> None:
         """Wait until all that the container wrote is in the log, then close it."""
         try:
-            await asyncio.wait_for(self._ended.wait(), _DRAIN_SECONDS)
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                await self._ended.wait()
         except TimeoutError:
             # A descriptor of ours was handed out of the container, to a process that still lives.
             for fd in list(self._ours):

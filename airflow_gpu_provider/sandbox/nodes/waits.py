@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 
@@ -20,6 +21,17 @@ async def first(
     finally:
         for watcher in watchers:
             watcher.cancel()
+
+
+async def event(event: asyncio.Event, *, timeout: float | None) -> None:
+    """Return when the event is set, or the time over.
+
+    asyncio.wait_for would lose a cancellation that comes together with the event (Python 3.11), and whoever waits for
+    the cancelled task would wait for ever.
+    """
+    with suppress(TimeoutError):
+        async with asyncio.timeout(timeout):
+            await event.wait()
 
 
 async def cancel(*tasks: asyncio.Task[Any]) -> None:
