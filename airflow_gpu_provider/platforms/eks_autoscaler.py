@@ -72,6 +72,13 @@ def tag_change(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -> 
     )
 
 
+def missing_tags(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags that a group of others lacks. By discovery tags it is found whatever their values are."""
+    found = {tag["Key"] for tag in asg.get("Tags", ())}
+    put = tag_change(pool, instance_type, asg).put
+    return {key: value for key, value in put.items() if key.startswith(f"{TEMPLATE}/") or key not in found}
+
+
 def tag_command(asg_name: str, tags: Mapping[str, str], region: str) -> str:
     """Return the shell command with which an administrator puts these tags on a group."""
     texts = (

@@ -8,11 +8,18 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import CloudError, GroupNotFound, PermissionDenied, PoolSpecError
+from airflow_gpu_provider.errors import (
+    AutoscalerTagsMissing,
+    CloudError,
+    GroupNotFound,
+    PermissionDenied,
+    PoolSpecError,
+)
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import in_parallel
 from airflow_gpu_provider.platforms.aws_suspensions import LeaseMarks
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.eks_autoscaler import missing_tags, tag_command
 from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
 from airflow_gpu_provider.platforms.eks_groups import asg_name
 from airflow_gpu_provider.platforms.eks_named_groups import candidate, read_group, template_of
@@ -67,12 +74,14 @@ class EksPlatformOfOthers(EksBase):
         Raises:
             GroupNotFound: A group that the pool names does not exist.
             PoolDrift, PoolSpecError: A group cannot serve the pool as it is.
+            AutoscalerTagsMissing: cluster-autoscaler is to add nodes, and does not know a group or what nodes it has.
         """
         named = self._read()
         self._check_there(named)
         self._check_once(named)
         read = [read_group(n.name, n.asg, n.node_group, self._template(n.asg)) for n in named]
         notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
+        self._check_tags(named)
         groups = self._observe(named)
         grow = growth(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
@@ -114,6 +123,26 @@ class EksPlatformOfOthers(EksBase):
                     "Leave it out of asg_names.",
                     pool=self._pool.name,
                 )
+
+    def _check_tags(self, named: Sequence[_Named]) -> None:
+        if not self._pool.is_autoscaled:
+            return
+        lacking = {}
+        for each in named:
+            place = candidate(each.name, each.asg, each.node_group, self._template(each.asg))
+            tags = missing_tags(self._pool, place.instance_type, each.asg)
+            if tags:
+                lacking[each.asg["AutoScalingGroupName"]] = (each.name, tags)
+        if lacking:
+            names = [name for name, _ in lacking.values()]
+            commands = [tag_command(asg, tags, self._pool.region) for asg, (_, tags) in lacking.items()]
+            raise AutoscalerTagsMissing(
+                f"Pool {self._pool.name}: cluster-autoscaler cannot scale {', '.join(names)} from zero: tags are"
+                " missing, and this package does not tag groups of others.",
+                f"Define them where the group is defined, or run: {' && '.join(commands)}",
+                groups=names,
+                tags={asg: tags for asg, (_, tags) in lacking.items()},
+            )
 
     # -- what there is ---------------------------------------------------------------------------------------
 

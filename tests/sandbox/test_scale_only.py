@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from kubernetes import client, config
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
-from airflow_gpu_provider.errors import GroupNotFound, PoolDrift, PoolSpecError
+from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolDrift, PoolSpecError
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -342,6 +343,25 @@ def test_a_group_that_is_named_twice(gpu_sandbox: Sandbox, owner: Eks) -> None:
     pool = eks_pool(gpu_sandbox, node_groups=["twice"], asg_names=[owner.node_group("twice")])
     with pytest.raises(PoolSpecError, match="is that of node group twice"):
         platform_for(pool).plan(1)
+
+
+@pytest.mark.usefixtures("scaler")
+@pytest.mark.parametrize("kind", ["node_groups", "asg_names"])
+def test_tags_that_cluster_autoscaler_needs_are_for_the_owner_to_add(
+    gpu_sandbox: Sandbox, owner: Eks, kind: str
+) -> None:
+    asg = owner.node_group("scaled-a") if kind == "node_groups" else owner.auto_scaling_group("scaled-b")
+    names = ["scaled-a"] if kind == "node_groups" else [asg]
+    pool = eks_pool(gpu_sandbox, scaling="autoscaler", taints=["nvidia.com/gpu=present:NoSchedule"], **{kind: names})
+    with pytest.raises(AutoscalerTagsMissing, match="aws autoscaling create-or-update-tags") as raised:
+        platform_for(pool).plan(1)
+    (command,) = [part for part in raised.value.fix.partition("run: ")[2].split(" && ")]
+    words = shlex.split(command)
+    tags = [dict(pair.split("=", 1) for pair in word.split(",")) for word in words[words.index("--tags") + 1 :]]
+    assert {tag["ResourceId"] for tag in tags} == {asg}
+
+    owner.asg.create_or_update_tags(Tags=[{**tag, "PropagateAtLaunch": False} for tag in tags])
+    assert platform_for(pool).plan(1).is_empty
 
 
 @pytest.mark.usefixtures("scaler")
