@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.block import gpu_nodes
+    from airflow_gpu_provider.operators.cluster_autoscaler import InstallClusterAutoscalerOperator
     from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
     from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -28,6 +29,7 @@ _NAMES = {
     "EnsureGpuPoolOperator": "operators.ensure",
     "GkeGpuPool": "pools.gke",
     "GpuPodOperator": "operators.gpu_pod",
+    "InstallClusterAutoscalerOperator": "operators.cluster_autoscaler",
     "InstallDevicePluginOperator": "operators.device_plugin",
     "KubernetesGpuPool": "pools.kubernetes",
     "ScaleDownSensor": "sensors.scale_down",
@@ -41,6 +43,7 @@ __all__ = [
     "EnsureGpuPoolOperator",
     "GkeGpuPool",
     "GpuPodOperator",
+    "InstallClusterAutoscalerOperator",
     "InstallDevicePluginOperator",
     "KubernetesGpuPool",
     "ScaleDownSensor",

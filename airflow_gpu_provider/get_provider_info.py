@@ -25,6 +25,7 @@ def get_provider_info() -> dict[str, Any]:
                 "integration-name": integration,
                 "python-modules": [
                     f"{package}.operators.ensure",
+                    f"{package}.operators.cluster_autoscaler",
                     f"{package}.operators.delete",
                     f"{package}.operators.device_plugin",
                     f"{package}.operators.gpu_pod",

@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_N
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
 from airflow_gpu_provider.cluster.placeholders import IMAGE, apply_priority_class
 from airflow_gpu_provider.cluster.rest import call, list_items
-from airflow_gpu_provider.errors import AutoscalerNotRunning, OutOfStock
+from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
@@ -115,17 +115,6 @@ def nights(gpu_sandbox: Sandbox, enter: Callable[[Any], None]) -> Iterator[Calla
 def _reports(sandbox: Sandbox) -> bool:
     path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps/{STATUS_NAME}"
     return bool(sandbox.control_plane.request("GET", path)[1].get("data"))
-
-
-def test_without_an_autoscaler_nothing_is_created(
-    gpu_sandbox_factory: Callable[..., Any], enter: Callable[[Any], None]
-) -> None:
-    enter(gpu_sandbox_factory(autoscaler="none"))
-    night = Night("k8s-ml", "us-west-2")
-    with pytest.raises(AutoscalerNotRunning, match=r"ConfigMap kube-system/cluster-autoscaler-status does not exist"):
-        night.ensure()
-    assert night.platform.observe() == ()
-    assert night.reconciler.snapshot().leases == ()
 
 
 def test_a_night_whose_node_comes_with_its_pod(

@@ -1,0 +1,283 @@
+"""cluster-autoscaler for an EKS cluster: its objects, and which of its flags there are. Pure.
+
+As in kubernetes/autoscaler, cluster-autoscaler/cloudprovider/aws/examples/cluster-autoscaler-autodiscover.yaml, and
+config/flags/flags.go of release 1.36.1.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools import EksGpuPool, GpuPool
+
+VERSION = "v1.36.1"
+IMAGE = "registry.k8s.io/autoscaling/cluster-autoscaler"
+NAME = "cluster-autoscaler"
+PRIORITIES = "cluster-autoscaler-priority-expander"
+"""The ConfigMap from which --expander=priority takes its order; the name is fixed."""
+
+MANAGED_BY = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+_LABELS = {"app.kubernetes.io/name": NAME}
+
+_DEFAULTS: dict[str, Any] = {"expander": "least-waste", "balance-similar-node-groups": True}
+_OURS = (
+    "cloud-provider",
+    "cluster-name",
+    "kubeconfig",
+    "kubernetes",
+    "namespace",
+    "node-group-auto-discovery",
+    "nodes",
+    "status-config-map-name",
+    "write-status-configmap",
+)
+_FLAGS_OF_1_36 = """
+address allowed-scheduler-names async-node-groups aws-use-static-instance-list balance-similar-node-groups
+balancing-ignore-label balancing-label blocking-system-pod-distruption-timeout bypassed-scheduler-names
+capacity-buffer-controller-enabled capacity-buffer-pod-dry-run-enabled capacity-buffer-pod-injection-enabled
+capacity-quotas-enabled check-capacity-batch-processing check-capacity-processor-instance
+check-capacity-provisioning-request-batch-timebox check-capacity-provisioning-request-max-batch-size cloud-config
+cluster-snapshot-parallelism cordon-node-before-terminating cores-total daemonset-eviction-for-empty-nodes
+daemonset-eviction-for-occupied-nodes debugging-snapshot-enabled drain-priority-config
+dynamic-node-delete-delay-after-taint-enabled emit-per-nodegroup-metrics enable-csi-node-aware-scheduling
+enable-dynamic-resource-allocation enable-proactive-scaleup enable-provisioning-requests enforce-node-group-min-size
+estimator expander expendable-pods-priority-cutoff fastpath-binpacking-enabled force-delete-failed-nodes
+force-delete-unregistered-nodes force-ds frequent-loops-enabled gpu-total grpc-expander-cert grpc-expander-url
+ignore-daemonsets-utilization ignore-mirror-pods-utilization ignore-taint initial-node-group-backoff-duration
+kube-api-content-type kube-client-burst kube-client-qps leader-elect max-allocatable-difference-ratio
+max-binpacking-time max-bulk-soft-taint-count max-bulk-soft-taint-time max-drain-parallelism max-failing-time
+max-free-difference-ratio max-graceful-termination-sec max-inactivity max-node-group-backoff-duration
+max-node-provision-time max-node-skip-eval-time-tracker-enabled max-node-startup-time
+max-nodegroup-binpacking-duration max-nodes-per-scaleup max-nodes-total max-pod-eviction-time
+max-scale-down-parallelism max-startup-time max-total-unready-percentage memory-difference-ratio memory-total
+min-replica-count new-pod-scale-up-delay node-delete-delay-after-taint node-deletion-batcher-interval
+node-deletion-candidate-ttl node-deletion-delay-timeout node-group-backoff-reset-timeout node-info-cache-expire-time
+node-removal-latency-tracking-enabled ok-total-unready-count parallel-scale-up pod-injection-limit
+predicate-parallelism profiling provisioning-request-initial-backoff-time
+provisioning-request-max-backoff-cache-size provisioning-request-max-backoff-time record-duplicated-events
+salvo-scale-up salvo-scale-up-budget scale-down-candidates-pool-min-count scale-down-candidates-pool-ratio
+scale-down-delay-after-add scale-down-delay-after-delete scale-down-delay-after-failure scale-down-delay-type-local
+scale-down-enabled scale-down-gpu-utilization-threshold scale-down-non-empty-candidates-count
+scale-down-simulation-timeout scale-down-unneeded-time scale-down-unready-enabled scale-down-unready-time
+scale-down-utilization-threshold scale-from-unschedulable scale-up-from-zero
+scaleup-simulation-for-skipped-node-groups-enabled scan-interval skip-nodes-with-custom-controller-pods
+skip-nodes-with-local-storage skip-nodes-with-system-pods startup-taint startup-taint-prefix status-taint
+unremovable-node-recheck-timeout user-agent v
+"""
+_FLAGS = frozenset(_FLAGS_OF_1_36.split())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClusterAutoscaler:
+    """What is installed for the cluster of a pool.
+
+    Attributes:
+        pool: An EksGpuPool; its cluster, region and, with the expander "priority", its order of preference count.
+        options: cluster-autoscaler's flags without the dashes in front, like {"scale-down-unneeded-time": "5m"}.
+        version: Tag of the image.
+        image: Another image, with its tag, instead.
+        service_account_role_arn: IAM role for its service account (IRSA). None: EKS Pod Identity or the nodes' role.
+
+    Raises:
+        PoolSpecError: The pool is not on EKS, or an option is not a flag of cluster-autoscaler 1.36 or not to be set.
+    """
+
+    pool: GpuPool
+    options: Mapping[str, Any] = field(default_factory=dict)
+    version: str = VERSION
+    image: str | None = None
+    service_account_role_arn: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.pool, EksGpuPool):
+            raise PoolSpecError(
+                f"Pool {self.pool.name}: cluster-autoscaler is installed on EKS only.",
+                'GKE has its own: scaling="autoscaler" is enough there.',
+            )
+        for name in self.options:
+            _check_option(name)
+
+    def manifests(self) -> list[dict[str, Any]]:
+        """Return all objects, in the order in which they are to be applied."""
+        subject = {"kind": "ServiceAccount", "name": NAME, "namespace": STATUS_NAMESPACE}
+        role = {"apiGroup": "rbac.authorization.k8s.io"}
+        rbac = "rbac.authorization.k8s.io/v1"
+        objects = [
+            self._service_account(),
+            {**_object(rbac, "ClusterRole", in_namespace=False), "rules": _CLUSTER_RULES},
+            {
+                **_object(rbac, "ClusterRoleBinding", in_namespace=False),
+                "roleRef": {**role, "kind": "ClusterRole", "name": NAME},
+                "subjects": [subject],
+            },
+            {**_object(rbac, "Role"), "rules": _RULES},
+            {
+                **_object(rbac, "RoleBinding"),
+                "roleRef": {**role, "kind": "Role", "name": NAME},
+                "subjects": [subject],
+            },
+        ]
+        if "priority" in str(self._options["expander"]).split(","):
+            objects.append({**_object("v1", "ConfigMap", name=PRIORITIES), "data": {"priorities": self._priorities()}})
+        return [*objects, self._deployment()]
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {**_DEFAULTS, **self.options}
+
+    @property
+    def arguments(self) -> list[str]:
+        """The command line's arguments."""
+        assert isinstance(self.pool, EksGpuPool)
+        discovery = f"asg:tag=k8s.io/cluster-autoscaler/enabled,k8s.io/cluster-autoscaler/{self.pool.cluster_name}"
+        own = ["--cloud-provider=aws", f"--node-group-auto-discovery={discovery}", f"--namespace={STATUS_NAMESPACE}"]
+        return [*own, *(f"--{name}={text}" for name, value in self._options.items() for text in _texts(value))]
+
+    def _service_account(self) -> dict[str, Any]:
+        account = _object("v1", "ServiceAccount")
+        if self.service_account_role_arn:
+            account["metadata"]["annotations"] = {"eks.amazonaws.com/role-arn": self.service_account_role_arn}
+        return account
+
+    def _deployment(self) -> dict[str, Any]:
+        assert isinstance(self.pool, EksGpuPool)
+        container = {
+            "name": NAME,
+            "image": self.image or f"{IMAGE}:{self.version}",
+            "command": ["./cluster-autoscaler"],
+            "args": self.arguments,
+            "env": [{"name": "AWS_REGION", "value": self.pool.region}],
+            "resources": {"requests": {"cpu": "100m", "memory": "600Mi"}, "limits": {"memory": "600Mi"}},
+            "livenessProbe": {"httpGet": {"path": "/health-check", "port": 8085}},
+            "securityContext": {
+                "allowPrivilegeEscalation": False,
+                "capabilities": {"drop": ["ALL"]},
+                "readOnlyRootFilesystem": True,
+            },
+        }
+        pod = {
+            "serviceAccountName": NAME,
+            "priorityClassName": "system-cluster-critical",
+            "nodeSelector": {"kubernetes.io/os": "linux"},
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": 65534,
+                "fsGroup": 65534,
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "containers": [container],
+        }
+        return {
+            **_object("apps/v1", "Deployment"),
+            "spec": {
+                "replicas": 1,
+                "selector": {"matchLabels": _LABELS},
+                "template": {"metadata": {"labels": {**_LABELS, **MANAGED_BY}}, "spec": pod},
+            },
+        }
+
+    def _priorities(self) -> str:
+        """Return the pool's order of preference, the largest number first; all other groups come last."""
+        assert isinstance(self.pool, EksGpuPool)
+        patterns = _patterns(self.pool)
+        rows = [f'{10 * (len(patterns) - place)}:\n  - "{pattern}"' for place, pattern in enumerate(patterns)]
+        return "\n".join([*rows, '1:\n  - ".*"', ""])
+
+
+def is_autoscaler_image(image: str) -> bool:
+    """Say whether an image is a cluster-autoscaler, from whatever registry."""
+    return image.partition("@")[0].rpartition("/")[2].partition(":")[0].startswith(NAME)
+
+
+def _patterns(pool: EksGpuPool) -> list[str]:
+    """Return expressions for the names of the pool's Auto Scaling groups, the most wanted first.
+
+    EKS names them eks-<node group>-<uuid>.
+    """
+    if pool.manage == "scale":
+        return [*(f"eks-{name}-{_UUID}" for name in pool.node_groups), *(f"{name}$" for name in pool.asg_names)]
+    return [
+        f"eks-{pool.name}-.*-{instance_type.replace('.', '-')}{'-spot' * (market == 'SPOT')}-{_UUID}"
+        for market in pool.capacity_types
+        for instance_type in pool.instance_types
+    ]
+
+
+_UUID = "[0-9a-f]{8}-[0-9a-f-]+$"
+
+
+def _check_option(name: str) -> None:
+    if name in _OURS:
+        raise PoolSpecError(f"options: {name} is set by this package.", "Leave it out.")
+    if name not in _FLAGS:
+        close = difflib.get_close_matches(name, _FLAGS, n=1)
+        raise PoolSpecError(
+            f"options: {name!r} is not a flag of cluster-autoscaler 1.36.",
+            f"Did you mean {close[0]}?" if close else "Write it as on its command line, without the dashes in front.",
+        )
+
+
+def _texts(value: Any) -> list[str]:
+    """Return a flag's value as Go reads it; a list is the flag several times."""
+    if isinstance(value, bool):
+        return [str(value).lower()]
+    if isinstance(value, timedelta):
+        return [f"{value.total_seconds():g}s"]
+    if isinstance(value, list | tuple):
+        return [text for each in value for text in _texts(each)]
+    return [str(value)]
+
+
+def _object(api_version: str, kind: str, *, name: str = NAME, in_namespace: bool = True) -> dict[str, Any]:
+    metadata: dict[str, Any] = {"name": name, "labels": {**_LABELS, **MANAGED_BY}}
+    if in_namespace:
+        metadata["namespace"] = STATUS_NAMESPACE
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata}
+
+
+def _rule(group: str, resources: Sequence[str], verbs: Sequence[str], names: Sequence[str] = ()) -> dict[str, Any]:
+    rule = {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+    return {**rule, "resourceNames": list(names)} if names else rule
+
+
+_READ = ("get", "list", "watch")
+_CLUSTER_RULES = [
+    _rule("", ["events", "endpoints"], ["create", "patch"]),
+    _rule("", ["pods/eviction"], ["create"]),
+    _rule("", ["pods/status"], ["update"]),
+    _rule("", ["endpoints"], ["get", "update"], [NAME]),
+    _rule("", ["nodes"], [*_READ, "update"]),
+    _rule(
+        "",
+        [
+            "namespaces",
+            "pods",
+            "services",
+            "replicationcontrollers",
+            "persistentvolumeclaims",
+            "persistentvolumes",
+        ],
+        _READ,
+    ),
+    _rule("apps", ["daemonsets", "replicasets", "statefulsets"], _READ),
+    _rule("batch", ["jobs"], [*_READ, "patch"]),
+    _rule("policy", ["poddisruptionbudgets"], ["list", "watch"]),
+    _rule("resource.k8s.io", ["deviceclasses", "resourceslices", "resourceclaims"], _READ),
+    _rule(
+        "storage.k8s.io",
+        ["storageclasses", "csinodes", "csidrivers", "csistoragecapacities", "volumeattachments"],
+        _READ,
+    ),
+    _rule("coordination.k8s.io", ["leases"], ["create"]),
+    _rule("coordination.k8s.io", ["leases"], ["get", "update"], [NAME]),
+]
+_RULES = [
+    _rule("", ["configmaps"], ["create", "list", "watch"]),
+    _rule("", ["configmaps"], ["delete", "get", "update", "watch"], [STATUS_NAME, PRIORITIES]),
+]

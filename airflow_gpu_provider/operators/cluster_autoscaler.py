@@ -1,0 +1,138 @@
+"""InstallClusterAutoscalerOperator: cluster-autoscaler in the cluster of an EksGpuPool."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_gpu_provider.errors import AutoscalerNotRunning, TaskKilled
+from airflow_gpu_provider.operators.stopping import Stop
+from airflow_gpu_provider.retries import default_retry_policy
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from kubernetes.client import ApiClient
+
+    from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
+    from airflow_gpu_provider.pools import GpuPool
+
+_EVERY = 2.0
+
+
+class InstallClusterAutoscalerOperator(BaseOperator):
+    """Install cluster-autoscaler in the cluster of a pool, or bring the options of the one installed here in line.
+
+    It finds the groups by the tags that Ensure puts on them with `scaling="autoscaler"`; one serves all pools of the
+    cluster. A second run changes nothing. It needs an IAM role: docs/iam/cluster-autoscaler.json.
+
+    Args:
+        gpu_pool: An EksGpuPool of the cluster.
+        options: cluster-autoscaler's flags without the dashes in front, like {"scale-down-unneeded-time": "5m"}; a
+            bool, number, timedelta or list of them is written as its command line wants it. Default: expander
+            "least-waste", balance-similar-node-groups. With expander "priority" the order is the pool's own.
+        service_account_role_arn: IAM role of its service account (IRSA). Default None: EKS Pod Identity, or what the
+            nodes' role allows.
+        version: Tag of the image. Default v1.36.1.
+        image: Another image, with its tag, instead of registry.k8s.io's.
+        render_only: Return the manifests as YAML, and call nothing. Default False.
+        timeout: How long it may take until it runs and reports. Default 5 minutes.
+
+    Returns:
+        `{"deployment", "changes": {object: "created" | "configured" | "unchanged"}}`; the YAML with `render_only`.
+
+    Raises:
+        PoolSpecError: The pool is not on EKS, or an option is not one; when the DAG is parsed, where it is known then.
+        AutoscalerConflict: Another cluster-autoscaler is there.
+        AutoscalerNotRunning: It does not run, or does not report, in time.
+    """
+
+    template_fields: Sequence[str] = ("gpu_pool", "options", "service_account_role_arn", "version", "image")
+    ui_color = "#d9f2d9"
+
+    def __init__(
+        self,
+        *,
+        gpu_pool: GpuPool,
+        options: Mapping[str, Any] | None = None,
+        service_account_role_arn: str | None = None,
+        version: str = "v1.36.1",
+        image: str | None = None,
+        render_only: bool = False,
+        timeout: timedelta = timedelta(minutes=5),
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        super().__init__(**kwargs)
+        self.gpu_pool = gpu_pool
+        self.options = dict(options or {})
+        self.service_account_role_arn = service_account_role_arn
+        self.version = version
+        self.image = image
+        self.render_only = render_only
+        self.wait_timeout = timeout
+        self._stop = Stop()
+        if getattr(gpu_pool, "is_rendered", False):
+            self._autoscaler()
+
+    def execute(self, context: Context) -> dict[str, Any] | str:
+        from airflow_gpu_provider.addons.autoscaler_installation import check_no_other
+        from airflow_gpu_provider.cluster.apply import server_side_apply
+        from airflow_gpu_provider.platforms.base import platform_for
+
+        manifests = self._autoscaler().manifests()
+        if self.render_only:
+            import yaml
+
+            return yaml.safe_dump_all(manifests, sort_keys=False)
+        api = platform_for(self.gpu_pool).cluster_access().api_client()
+        check_no_other(api, datetime.now(UTC))
+        changes = {}
+        for manifest in manifests:
+            name = f"{manifest['kind']} {manifest['metadata']['name']}"
+            # An order that somebody else wrote for the expander is not taken over.
+            changes[name] = server_side_apply(api, manifest, force=manifest["kind"] != "ConfigMap")
+            self.log.info("%s: %s", name, changes[name])
+        deployment = self._stop.run(self._running(api))
+        self._stop.check()
+        self.log.info("cluster-autoscaler runs and reports: Deployment %s", deployment)
+        return {"deployment": deployment, "changes": changes}
+
+    def _autoscaler(self) -> ClusterAutoscaler:
+        from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
+
+        return ClusterAutoscaler(
+            pool=self.gpu_pool,
+            options=self.options,
+            version=self.version,
+            image=self.image,
+            service_account_role_arn=self.service_account_role_arn,
+        )
+
+    async def _running(self, api: ApiClient) -> str:
+        """Wait until the Deployment is available and the autoscaler reports; return the Deployment's name."""
+        from airflow_gpu_provider.addons.autoscaler_installation import FULL_NAME, what_is_missing
+
+        deadline = datetime.now(UTC) + self.wait_timeout
+        said = ""
+        while missing := await asyncio.to_thread(what_is_missing, api, datetime.now(UTC)):
+            if datetime.now(UTC) >= deadline:
+                raise AutoscalerNotRunning(
+                    f"cluster-autoscaler does not run after {self.wait_timeout}: {missing}.",
+                    "See kubectl -n kube-system logs deployment/cluster-autoscaler; its IAM role has to allow what"
+                    " docs/iam/cluster-autoscaler.json lists.",
+                    pool=self.gpu_pool.name,
+                )
+            if missing != said:
+                self.log.info("waiting: %s", missing)
+                said = missing
+            await asyncio.sleep(_EVERY)
+        return FULL_NAME
+
+    def on_kill(self) -> None:
+        """End the task with an error, never green. What it applied stays."""
+        what = f"Task {self.task_id} was told to stop while it installed cluster-autoscaler."
+        self._stop.ask(TaskKilled(what, "Run the task again."))
