@@ -46,6 +46,9 @@ def api(bare: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in {**bare.env(), "AIRFLOW__GPU_PROVIDER__INSTALLATION_ID": "tests"}.items():
         monkeypatch.setenv(name, value)
     api = platform_for(POOL).cluster_access().api_client()
+    for node in list_items(api, "/api/v1/nodes", resource="nodes"):
+        path, body = f"/api/v1/nodes/{node['metadata']['name']}", {"spec": {"unschedulable": True}}
+        call(api, "patch", path, resource="nodes", body=body, content_type=MERGE_PATCH)
     yield api
     for path in (OURS, object_path(REPORT)):
         delete(api, path)
