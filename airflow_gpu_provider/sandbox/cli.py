@@ -159,6 +159,19 @@ def _fault_restart_apiserver(arguments: argparse.Namespace) -> None:
     _call(arguments, "POST", "/restart-apiserver", {"down_seconds": seconds}, may_take=seconds)
 
 
+def _fault_spot_interruption(arguments: argparse.Namespace) -> None:
+    _on_spot(arguments, "/interrupt-spot")
+
+
+def _fault_spot_rebalance(arguments: argparse.Namespace) -> None:
+    _on_spot(arguments, "/recommend-rebalance")
+
+
+def _on_spot(arguments: argparse.Namespace, path: str) -> None:
+    where = {name: getattr(arguments, name) for name in ("instance", "node", "zone") if getattr(arguments, name)}
+    print("\n".join(_call(arguments, "POST", path, where)["instances"]))
+
+
 def _fault_clear(arguments: argparse.Namespace) -> None:
     _call(arguments, "DELETE", "/faults")
 
@@ -273,6 +286,15 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
     quota = add("quota", _fault_quota, "a smaller quota than the account has")
     quota.add_argument("quota", help="EC2's code, in vCPUs (L-DB2E81BA), or Compute Engine's metric (NVIDIA_L4_GPUS)")
     quota.add_argument("limit", type=float)
+    spot: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
+        ("spot-interruption", _fault_spot_interruption, "give spot instances their notice; those named, or all"),
+        ("spot-rebalance", _fault_spot_rebalance, "say that spot instances are at risk, as EC2 does before a notice"),
+    ]
+    for name, run, text in spot:
+        act = add(name, run, text)
+        act.add_argument("--instance", help="by its id")
+        act.add_argument("--node", help="by its Node's name")
+        act.add_argument("--zone", help="all of a zone")
     restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
     restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
     add("clear", _fault_clear, "end all faults")

@@ -6,6 +6,8 @@ GET  /faults              what `Faults.describe` says
 POST /faults              changes, in the same form; what is left out stays
 DELETE /faults            end all faults
 POST /restart-apiserver   {"down_seconds": 0}; answers when the API server is ready again
+POST /interrupt-spot      {"instance", "node", "zone"}, each may be left out; answers {"instances": [...]}
+POST /recommend-rebalance the same
 POST /down                ask for the end; answers at once
 """
 
@@ -40,6 +42,8 @@ class Controlled(Protocol):
     def describe(self) -> dict[str, Any]: ...
     def env(self) -> dict[str, str]: ...
     def restart_apiserver(self, down_seconds: float) -> None: ...
+    def interrupt_spot(self, *, instance: str | None, node: str | None, zone: str | None) -> list[str]: ...
+    def recommend_rebalance(self, *, instance: str | None, node: str | None, zone: str | None) -> list[str]: ...
 
 
 class ControlApi:
@@ -56,6 +60,8 @@ class ControlApi:
             ("POST", "/faults"): self._apply_faults,
             ("DELETE", "/faults"): self._clear_faults,
             ("POST", "/restart-apiserver"): self._restart_apiserver,
+            ("POST", "/interrupt-spot"): lambda body: _on_spot(sandbox.interrupt_spot, body),
+            ("POST", "/recommend-rebalance"): lambda body: _on_spot(sandbox.recommend_rebalance, body),
             ("POST", "/down"): self._down,
         }
         self._server = LoopbackServer(self._answer, name="sandbox-control-api")
@@ -103,6 +109,13 @@ class ControlApi:
     def _down(self, body: Any) -> dict[str, Any]:
         self.down_requested.set()
         return {}
+
+
+def _on_spot(act: Callable[..., list[str]], body: Any) -> dict[str, list[str]]:
+    where = dict(body or {})
+    if unknown := where.keys() - {"instance", "node", "zone"}:
+        raise ValueError(f"spot instances are named by instance, node and zone; not by {sorted(unknown)}")
+    return {"instances": act(instance=where.get("instance"), node=where.get("node"), zone=where.get("zone"))}
 
 
 class ControlApiClient:

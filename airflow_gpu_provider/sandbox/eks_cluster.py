@@ -92,6 +92,12 @@ class EksCluster:
     def complete_drain(self, instance_id: str) -> None:
         self.aws.complete_drain(instance_id)
 
+    def interrupt_spot(self, instance: Instance) -> None:
+        self.aws.interrupt_spot(instance.instance_id)
+
+    def recommend_rebalance(self, instance: Instance) -> None:
+        self.aws.recommend_rebalance(instance.instance_id)
+
     def images(self) -> Sequence[Image]:
         return ()
 

@@ -103,6 +103,12 @@ class GkeCluster:
     def complete_drain(self, instance_id: str) -> None:
         self.google.complete_drain(instance_id)
 
+    def interrupt_spot(self, instance: Instance) -> None:
+        self.google.preempt(instance.name)
+
+    def recommend_rebalance(self, instance: Instance) -> None:
+        raise ValueError("Compute Engine recommends no rebalancing: its spot instances have a notice, and that is all")
+
     def images(self) -> Sequence[Image]:
         """The driver installers that GKE's how-tos apply, and the pause container beside them."""
         from airflow_gpu_provider.sandbox.nodes import Image

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.nodes import NodeAgent, NodeAgentError, NodeSpec
+from airflow_gpu_provider.sandbox.nodes.spec import TaintLike
 
 _TICK_SECONDS = 0.1
 _RETRY_SECONDS = 0.2
@@ -26,6 +27,7 @@ _REJOIN_SECONDS = 1.0
 # What a kubelet keeps of a shutdown's time to report the ends of its pods, in seconds.
 _SHUTDOWN_MARGIN = 0.5
 _DRAINS_AT_ONCE = 32
+_MERGE = "application/merge-patch+json"
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +41,12 @@ class Instance(Protocol):
     def node_name(self) -> str: ...
     @property
     def zone(self) -> str: ...
+    @property
+    def market(self) -> str: ...
+    @property
+    def labels(self) -> Mapping[str, str]: ...
+    @property
+    def taints(self) -> Sequence[TaintLike]: ...
 
 
 @dataclass
@@ -103,17 +111,35 @@ class Machines:
             machines = [m for m in self._machines.values() if m.state == "booting"]
         return [{"instance_id": m.instance.instance_id, "name": m.node_name, "zone": m.instance.zone} for m in machines]
 
+    def spot_instances(self) -> list[Instance]:
+        """Those that have not ended, the booting ones too."""
+        with self._lock:
+            return [m.instance for m in self._machines.values() if m.instance.market == "spot"]
+
     # What the cloud tells
 
     def instance_launched(self, instance: Instance) -> None:
         with self._lock:
             self._machines[instance.instance_id] = _Machine(instance, time.monotonic())
 
+    def instance_relabelled(self, before: Instance, after: Instance) -> None:
+        with self._lock:
+            machine = self._machines.get(after.instance_id)
+            if machine is not None:
+                machine.instance = after
+        if machine is not None:
+            self._submit(self._relabel, machine, before, after)
+
     def drain_requested(self, instance: Instance) -> None:
         self._submit(self._drain, instance)
 
+    def rebalance_recommended(self, instance: Instance) -> None:
+        self._submit(
+            self._record, instance, "SpotRebalanceRecommendation", "is at an elevated risk of being taken back"
+        )
+
     def spot_notice(self, instance: Instance, *, at: datetime) -> None:
-        self._submit(self._record_spot_notice, instance, at)
+        self._submit(self._record, instance, "SpotInterruption", f"is taken back at {at.isoformat()}")
         if self._shuts_down_at_notice:
             seconds = (at - datetime.now(UTC)).total_seconds() - _SHUTDOWN_MARGIN
             self._submit(lambda: self._agent.shut_down_node(instance.node_name, seconds=max(seconds, 0.0)))
@@ -165,8 +191,9 @@ class Machines:
         return booted
 
     def _join(self, machine: _Machine) -> None:
+        joins_as = machine.instance
         try:
-            self._agent.add_node(self._node_spec(machine.instance))
+            self._agent.add_node(self._node_spec(joins_as))
         except NodeAgentError:
             _log.exception("%s could not join; it tries again", machine.node_name)
             with self._lock:
@@ -177,6 +204,8 @@ class Machines:
             ended_meanwhile = machine.instance.instance_id not in self._machines
         if ended_meanwhile:
             self._remove(machine)
+        elif machine.instance is not joins_as:
+            self._relabel(machine, joins_as, machine.instance)
 
     # Ending
 
@@ -237,7 +266,26 @@ class Machines:
             with self._lock:
                 self._removing.discard(machine.node_name)
 
-    def _record_spot_notice(self, instance: Instance, at: datetime) -> None:
+    def _relabel(self, machine: _Machine, before: Instance, after: Instance) -> None:
+        """What the cloud's own labels and taints were becomes what they are; others on the Node are not touched."""
+        with self._lock:
+            # One that has yet to join will do so with the new ones.
+            if machine.state == "booting":
+                return
+        node = f"/api/v1/nodes/{after.node_name}"
+        self._agent.set_node_labels(after.node_name, after.labels)
+        labels: dict[str, str | None] = {key: None for key in before.labels if key not in after.labels}
+        self._call("PATCH", node, {"metadata": {"labels": labels | dict(after.labels)}}, content_type=_MERGE)
+        status: int = HTTPStatus.CONFLICT
+        while status == HTTPStatus.CONFLICT and not self._stopping.is_set():
+            status, item = self._call("GET", node)
+            if status == HTTPStatus.OK:
+                version = {"resourceVersion": item["metadata"]["resourceVersion"]}
+                taints = _retainted(item["spec"].get("taints") or [], before, after)
+                patch = {"metadata": version, "spec": {"taints": taints or None}}
+                status, _ = self._call("PATCH", node, patch, content_type=_MERGE)
+
+    def _record(self, instance: Instance, reason: str, message: str) -> None:
         now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         node = instance.node_name
         self._call(
@@ -249,8 +297,8 @@ class Machines:
                 "metadata": {"generateName": f"{node}."},
                 "involvedObject": {"apiVersion": "v1", "kind": "Node", "name": node, "uid": node},
                 "type": "Warning",
-                "reason": "SpotInterruption",
-                "message": f"the cloud takes spot instance {instance.instance_id} back at {at.isoformat()}",
+                "reason": reason,
+                "message": f"spot instance {instance.instance_id} {message}",
                 "source": {"component": "cloud"},
                 "firstTimestamp": now,
                 "lastTimestamp": now,
@@ -276,6 +324,13 @@ def _is_evicted_by_drain(pod: dict[str, Any]) -> bool:
     return pod["status"].get("phase") not in ("Succeeded", "Failed") and not any(
         owner["kind"] in ("DaemonSet", "Node") for owner in owners
     )
+
+
+def _retainted(present: Sequence[Mapping[str, str]], before: Instance, after: Instance) -> list[Mapping[str, str]]:
+    """The Node's taints with the cloud's old ones replaced by its new ones."""
+    ours = {(taint.key, taint.effect) for instance in (before, after) for taint in instance.taints}
+    others = [taint for taint in present if (taint["key"], taint["effect"]) not in ours]
+    return others + [{"key": t.key, "value": t.value or "", "effect": t.effect} for t in after.taints]
 
 
 def _logged(work: Callable[..., None], *arguments: Any) -> None:

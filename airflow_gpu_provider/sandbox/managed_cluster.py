@@ -42,6 +42,12 @@ class ManagedCluster(Protocol):
 
     def complete_drain(self, instance_id: str) -> None: ...
 
+    def interrupt_spot(self, instance: Any) -> None:
+        """Give a spot instance its notice. ValueError if it does not run."""
+
+    def recommend_rebalance(self, instance: Any) -> None:
+        """Say that a spot instance is likely to be taken. ValueError if it does not run, or the cloud never says so."""
+
     def node_spec(self, instance: Any, *, version: str) -> NodeSpec:
         """What an instance's kubelet would register."""
 

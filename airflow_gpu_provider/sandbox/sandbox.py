@@ -262,6 +262,34 @@ class Sandbox:
             **self.cluster.env(),
         }
 
+    def interrupt_spot(
+        self, *, instance: str | None = None, node: str | None = None, zone: str | None = None
+    ) -> list[str]:
+        """Give the running spot instances that are so named their notice; returns their ids. ValueError if none is."""
+        return self._with_spot(self.cluster.interrupt_spot, instance, node, zone)
+
+    def recommend_rebalance(
+        self, *, instance: str | None = None, node: str | None = None, zone: str | None = None
+    ) -> list[str]:
+        """EC2's recommendation to rebalance, as `interrupt_spot`; it may be followed by a notice, but need not."""
+        return self._with_spot(self.cluster.recommend_rebalance, instance, node, zone)
+
+    def _with_spot(
+        self, act: Callable[[Any], None], instance: str | None, node: str | None, zone: str | None
+    ) -> list[str]:
+        named = [
+            each
+            for each in self._machines.spot_instances()
+            if instance in (None, each.instance_id) and node in (None, each.node_name) and zone in (None, each.zone)
+        ]
+        if not named:
+            wanted = {"instance": instance, "node": node, "zone": zone}
+            told = ", ".join(f"{what} {name}" for what, name in wanted.items() if name) or "anywhere"
+            raise ValueError(f"no spot instance runs ({told})")
+        for each in named:
+            act(each)
+        return [each.instance_id for each in named]
+
     def restart_apiserver(self, down_seconds: float = 0.0) -> None:
         """Take the API server away for so long; returns when it is ready again."""
         self.control_plane.restart_apiserver(down_seconds)

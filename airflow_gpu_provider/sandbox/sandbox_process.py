@@ -114,6 +114,16 @@ class SandboxProcess:
     def clear_faults(self) -> None:
         self._running.api.call("DELETE", "/faults")
 
+    def interrupt_spot(self, **where: str) -> list[str]:
+        """As `Sandbox.interrupt_spot`. ControlApiError if no such instance runs."""
+        instances: list[str] = self._running.api.call("POST", "/interrupt-spot", where)["instances"]
+        return instances
+
+    def recommend_rebalance(self, **where: str) -> list[str]:
+        """As `Sandbox.recommend_rebalance`. ControlApiError if no such instance runs."""
+        instances: list[str] = self._running.api.call("POST", "/recommend-rebalance", where)["instances"]
+        return instances
+
     def restart_apiserver(self, down_seconds: float = 0.0) -> None:
         """As `Sandbox.restart_apiserver`."""
         self._running.api.call("POST", "/restart-apiserver", {"down_seconds": down_seconds}, may_take=down_seconds)

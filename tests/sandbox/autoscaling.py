@@ -172,12 +172,12 @@ class Eks(Cluster):
                 **request,
             },
         )
+        eventually(lambda: self.described(name)["status"] == "ACTIVE")
+        return str(self.described(name)["resources"]["autoScalingGroups"][0]["name"])
 
-        def described() -> Any:
-            return eks.describe_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)["nodegroup"]
-
-        eventually(lambda: described()["status"] == "ACTIVE")
-        return str(described()["resources"]["autoScalingGroups"][0]["name"])
+    def described(self, name: str) -> dict[str, Any]:
+        cluster = self.sandbox.cluster_name
+        return dict(self.client("eks").describe_nodegroup(clusterName=cluster, nodegroupName=name)["nodegroup"])
 
     def node_groups(self) -> list[str]:
         """All but the cluster's own first one."""
@@ -185,6 +185,7 @@ class Eks(Cluster):
         return [name for name in found if name != "system"]
 
     def delete_group(self, name: str) -> None:
+        eventually(lambda: self.described(name)["status"] in ("ACTIVE", "DEGRADED"))
         self.client("eks").delete_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)
 
     def tag(self, asg_name: str, **tags: str) -> None:

@@ -119,6 +119,12 @@ class Cloud:
         if self._drains_at_once:
             self.ask("complete_drain", instance.instance_id)
 
+    def instance_relabelled(self, before: Instance, after: Instance) -> None:
+        """No node is there."""
+
+    def rebalance_recommended(self, instance: Instance) -> None:
+        """Nobody listens."""
+
     def spot_notice(self, instance: Instance, *, at: datetime) -> None:
         """Nobody listens."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from airflow_gpu_provider.sandbox.autoscaler.groups import FailedLaunch, NodeGroup, NodeTemplate
+from airflow_gpu_provider.sandbox.autoscaler.groups import FailedLaunch, NodeGroup, NodeTemplate, SharedLimit
 from airflow_gpu_provider.sandbox.google import GoogleCloud, ScalableGroup
 
 _MAX_PODS = 110
@@ -56,5 +56,6 @@ def _node_group(group: ScalableGroup) -> NodeGroup:
         target=group.target,
         machines=frozenset(group.machines),
         template=NodeTemplate(labels=group.labels, taints=group.taints, allocatable=allocatable),
+        shared=SharedLimit(pool=group.node_pool, max_size=group.pool_max_size) if group.pool_max_size else None,
         failed=FailedLaunch(code=group.error[0], message=group.error[1]) if group.error else None,
     )

@@ -30,11 +30,19 @@ class FailedLaunch:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedLimit:
+    """How many nodes the groups of one pool may have together."""
+
+    pool: str
+    max_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeGroup:
     """A group as the cloud showed it.
 
     `machines` are the last parts of their nodes' providerIDs; `options` are cluster-autoscaler's, set for this
-    group alone (`scaledownunneededtime`: `10m0s`).
+    group alone (`scaledownunneededtime`: `10m0s`); `shared` is what it shares a limit with, and that limit.
     """
 
     name: str
@@ -45,9 +53,7 @@ class NodeGroup:
     template: NodeTemplate
     failed: FailedLaunch | None = None
     options: Mapping[str, str] = field(default_factory=dict)
-
-    def sized(self, target: int) -> NodeGroup:
-        return replace(self, target=target)
+    shared: SharedLimit | None = None
 
     def without(self, machine: str) -> NodeGroup:
         return replace(self, target=self.target - 1, machines=self.machines - {machine})

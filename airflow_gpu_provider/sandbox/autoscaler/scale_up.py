@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from airflow_gpu_provider.sandbox.autoscaler.fitting import Pod, less, requests, why_not
-from airflow_gpu_provider.sandbox.autoscaler.groups import NodeGroup, NodeTemplate
+from airflow_gpu_provider.sandbox.autoscaler.groups import NodeGroup, NodeTemplate, SharedLimit
 
 EXPENDABLE_BELOW = -10
 """Pods with a lower priority are not worth a machine: CA's --expendable-pods-priority-cutoff."""
@@ -55,6 +55,37 @@ class _Room:
         return True
 
 
+class _Limits:
+    """How far groups may grow, each by itself and those of one pool together."""
+
+    def __init__(self, groups: Sequence[NodeGroup]) -> None:
+        self.sizes = {group.name: group.target for group in groups}
+        self._in_pool: Counter[str] = Counter()
+        for group in groups:
+            if group.shared:
+                self._in_pool[group.shared.pool] += group.target
+
+    def of(self, group: NodeGroup) -> int:
+        """How many nodes more it may have."""
+        own = group.max_size - self.sizes[group.name]
+        shared = group.shared.max_size - self._in_pool[group.shared.pool] if group.shared else own
+        return max(min(own, shared), 0)
+
+    def grow(self, group: NodeGroup) -> None:
+        self.sizes[group.name] += 1
+        if group.shared:
+            self._in_pool[group.shared.pool] += 1
+
+    def together(self, groups: Sequence[NodeGroup]) -> int:
+        """How many nodes more all of them may have."""
+        alone = sum(self.of(group) for group in groups if not group.shared)
+        by_pool: dict[SharedLimit, int] = {}
+        for group in groups:
+            if group.shared:
+                by_pool[group.shared] = by_pool.get(group.shared, 0) + self.of(group)
+        return alone + sum(min(most, limit.max_size - self._in_pool[limit.pool]) for limit, most in by_pool.items())
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Option:
     group: NodeGroup
@@ -90,22 +121,23 @@ class ScaleUp:
         """For pods without room. Each group's template says what its next node would be."""
         not_now = set(backed_off)
         skipped = {group.name: BACKED_OFF for group in groups if group.name in not_now}
-        skipped |= {group.name: _AT_MAX for group in groups if group.target >= group.max_size}
+        limits = _Limits(groups)
+        skipped |= {group.name: _AT_MAX for group in groups if not limits.of(group)}
         open_groups = [group for group in groups if group.name not in skipped]
-        options = [option for group in open_groups if (option := self._option(group, pods, open_groups)).pods]
+        options = [option for group in open_groups if (option := self._option(group, pods, open_groups, limits)).pods]
         best = self._least_waste(options)
         helped = best.pods if best else ()
         return Plan(
-            increases=self._spread(best, open_groups) if best else (),
+            increases=self._spread(best, open_groups, limits) if best else (),
             helped=helped,
             refused=tuple(
                 (pod, self._reasons(pod, open_groups, skipped)) for pod in pods if all(pod is not one for one in helped)
             ),
         )
 
-    def _option(self, group: NodeGroup, pods: Sequence[Pod], groups: Sequence[NodeGroup]) -> _Option:
+    def _option(self, group: NodeGroup, pods: Sequence[Pod], groups: Sequence[NodeGroup], limits: _Limits) -> _Option:
         """How many of the group's nodes the pods would need, and which of them find a place then."""
-        limit = sum(each.max_size - each.target for each in self._like(group, groups))
+        limit = limits.together(self._like(group, groups))
         nodes: list[_Room] = []
         placed: list[Pod] = []
         for pod in sorted(pods, key=_size, reverse=True):
@@ -139,13 +171,12 @@ class ScaleUp:
         least = min(waste for waste, _ in wasted)
         return self.random.choice([option for waste, option in wasted if waste == least])
 
-    def _spread(self, option: _Option, groups: Sequence[NodeGroup]) -> tuple[Increase, ...]:
+    def _spread(self, option: _Option, groups: Sequence[NodeGroup], limits: _Limits) -> tuple[Increase, ...]:
         """One node after another to the smallest of the groups that are alike."""
         alike = self._like(option.group, groups)
-        sizes = {group.name: group.target for group in alike}
         for _ in range(option.nodes):
-            group = min((each for each in alike if sizes[each.name] < each.max_size), key=lambda g: sizes[g.name])
-            sizes[group.name] += 1
+            limits.grow(min((each for each in alike if limits.of(each)), key=lambda each: limits.sizes[each.name]))
+        sizes = limits.sizes
         return tuple(
             Increase(group=group.name, before=group.target, after=sizes[group.name], max_size=group.max_size)
             for group in alike

@@ -6,7 +6,6 @@ from airflow_gpu_provider.sandbox.aws.cloud import AwsCloud
 from airflow_gpu_provider.sandbox.aws.interface import (
     AccessKey,
     AwsTimings,
-    CloudEvents,
     ClusterNetwork,
     Identity,
     Instance,
@@ -18,7 +17,6 @@ __all__ = [
     "AccessKey",
     "AwsCloud",
     "AwsTimings",
-    "CloudEvents",
     "ClusterNetwork",
     "Identity",
     "Instance",

@@ -115,9 +115,10 @@ class AutoScaling(AutoScalingBackend):
         if desired is None:
             desired = min(max(group.size, min_size or 0), max_size or 0)
         _check_capacity(min_size=min_size or 0, max_size=max_size or 0, desired=desired)
-        if fields.get("mixed_instances_policy") is None and not fields.get("launch_template"):
-            fields["mixed_instances_policy"] = group.mixed_instances_policy
+        policy = group.mixed_instances_policy
         group.update(desired_capacity=group.size, **fields)
+        if fields.get("mixed_instances_policy") is None and not fields.get("launch_template"):
+            group.mixed_instances_policy = policy
         constraints = f"min: {min_size}, max: {max_size}, desired: {desired}"
         group.resize(desired, now=now, cause=f"a user request update of AutoScalingGroup constraints to {constraints}")
         return group

@@ -24,6 +24,12 @@ class AutoScalingApi(AutoScalingResponse):
         )
         return EmptyResult()
 
+    def update_auto_scaling_group(self) -> ActionResult:
+        answer = super().update_auto_scaling_group()
+        group = self.autoscaling_backend.group(self._get_param("AutoScalingGroupName"))
+        group.capacity_rebalance = self._get_bool_param("CapacityRebalance", group.capacity_rebalance)
+        return answer
+
     def delete_auto_scaling_group(self) -> ActionResult:
         self.autoscaling_backend.delete_auto_scaling_group(
             self._get_param("AutoScalingGroupName"), force=self._get_bool_param("ForceDelete", False)

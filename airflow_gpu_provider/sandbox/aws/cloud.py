@@ -28,19 +28,19 @@ from airflow_gpu_provider.sandbox.aws.instance_types import InstanceTypeCatalogu
 from airflow_gpu_provider.sandbox.aws.interface import (
     AccessKey,
     AwsTimings,
-    CloudEvents,
     ClusterNetwork,
     Identity,
+    Instance,
     ScalableGroup,
 )
 from airflow_gpu_provider.sandbox.aws.launches import Ec2Capacity
 from airflow_gpu_provider.sandbox.aws.node_groups import NodeGroup
-from airflow_gpu_provider.sandbox.aws.outbox import Outbox, deliver
 from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
 from airflow_gpu_provider.sandbox.aws.registration import kubernetes_taint
 from airflow_gpu_provider.sandbox.aws.server import AwsApi, AwsServer
 from airflow_gpu_provider.sandbox.aws.spot import SpotInterruptions
 from airflow_gpu_provider.sandbox.clock import Clock
+from airflow_gpu_provider.sandbox.cloud_events import CloudEvents, Outbox, deliver
 from airflow_gpu_provider.sandbox.faults import Faults
 
 _VPC_CIDR = "10.64.0.0/16"
@@ -60,7 +60,7 @@ class AwsCloud:
         account_id: str = "123456789012",
         faults: Faults,
         timings: AwsTimings | None = None,
-        events: CloudEvents,
+        events: CloudEvents[Instance],
     ) -> None:
         self.region = region
         self.account_id = account_id
@@ -304,6 +304,15 @@ class AwsCloud:
             if found is not None:
                 group, member = found
                 group.complete_terminating(member, utc_now())
+        self._clock.wake()
+
+    def recommend_rebalance(self, instance_id: str) -> None:
+        """Say that a spot instance is likely to be taken soon. ValueError if it is no running spot instance.
+
+        A group with capacity rebalancing, as EKS makes its own, launches another and then ends this one.
+        """
+        with self._lock:
+            self._spot.recommend_rebalance(instance_id, utc_now())
         self._clock.wake()
 
     def interrupt_spot(self, instance_id: str) -> None:

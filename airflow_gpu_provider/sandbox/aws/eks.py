@@ -191,7 +191,7 @@ class Eks(EKSBackend):
         asg = self._asg(group)
         if asg is None:
             return
-        asg.registration = group.registration()
+        asg.register_as(group.registration())
         asg.min_size, asg.max_size = scaling["minSize"], scaling["maxSize"]
         constraints = f"min: {scaling['minSize']}, max: {scaling['maxSize']}, desired: {scaling['desiredSize']}"
         asg.resize(

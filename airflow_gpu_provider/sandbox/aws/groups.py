@@ -16,12 +16,13 @@ from airflow_gpu_provider.sandbox.aws.activities import Activity, ActivityLog, a
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, end, market_of, set_state
 from airflow_gpu_provider.sandbox.aws.interface import AwsTimings, Instance
 from airflow_gpu_provider.sandbox.aws.launches import CapacityPool, Ec2Capacity, LaunchPlan, plan_of
-from airflow_gpu_provider.sandbox.aws.outbox import Outbox
 from airflow_gpu_provider.sandbox.aws.registration import (
     Registration,
     describe_instance,
     self_managed_registration,
 )
+from airflow_gpu_provider.sandbox.aws.replacements import Replacement, uneven
+from airflow_gpu_provider.sandbox.cloud_events import Outbox
 
 Process = Literal["Launch", "Terminate", "ReplaceUnhealthy", "ScheduledActions", "AZRebalance"]
 _TERMINATING_HOOK = "autoscaling:EC2_INSTANCE_TERMINATING"
@@ -37,7 +38,7 @@ class Surroundings:
     ec2: Ec2Backend
     capacity: Ec2Capacity
     activities: ActivityLog
-    outbox: Outbox
+    outbox: Outbox[Instance]
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -88,6 +89,8 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         self._reacts_at = self._reaction(now)
         self._capacity_cause = f"{at(now)} a user request created an AutoScalingGroup."
         self._cooldown_until: datetime | None = None
+        self._replacements: list[Replacement] = []
+        self._uneven_since: datetime | None = None
         self.deleting = False
         super().__init__(**fields)
         self.created_time = now  # type: ignore[assignment]
@@ -193,6 +196,40 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             member.activity = self._activity_of(instance, f"Terminating EC2 instance: {instance.id}", cause, now)
         self._shut_down(member, now)
 
+    def register_as(self, registration: Registration) -> None:
+        """What its instances join as from now on; those that are there get the labels and taints too."""
+        self.registration = registration
+        for member in self._members:
+            before = member.announced
+            if before is None:
+                continue
+            after = self._describe(member)
+            if (before.labels, before.taints) != (after.labels, after.taints):
+                member.announced = after
+                self._around.outbox.instance_relabelled(before, after)
+
+    def replace_at_risk(self, member: Member, *, now: datetime) -> None:
+        """Capacity rebalancing: have another in its place before it is taken."""
+        if member.counts and not self._being_replaced(member):
+            why = f"{at(now)} an EC2 instance rebalance recommendation was received for {member.instance.id}."
+            self._replacements.append(
+                Replacement(
+                    old=member,
+                    launch_cause=f"{why}  {at(now)} an instance was launched as its replacement.",
+                    end_cause=f"{why}  Its replacement is in service.",
+                )
+            )
+
+    def drain_before_replacement(self, member: Member, *, now: datetime) -> None:
+        """Its notice came while its replacement was still on the way: it drains in the time that it has."""
+        replacement = self._being_replaced(member)
+        if replacement is not None:
+            self._replacements.remove(replacement)
+            self.terminate(member, now=now, cause=f"{at(now)} an EC2 Spot interruption notice was received.")
+
+    def _being_replaced(self, member: Member) -> Replacement | None:
+        return next((each for each in self._replacements if each.old is member), None)
+
     def detach(self, member: Member, *, now: datetime) -> Activity:
         """Let go of an instance, which runs on."""
         instance = member.instance
@@ -233,6 +270,8 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             self._shrink(now)
         if not self.is_suspended("Launch") and not self.deleting:
             self._grow(now)
+            self._even_zones(now)
+            self._replace(now)
 
     def _next_state(self, member: Member, now: datetime) -> None:
         if member.lifecycle_state == "Pending":
@@ -247,14 +286,16 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         member.lifecycle_state, member.deadline = "InService", None
         member.activity.end(now)
         self._cooldown_until = now + timedelta(seconds=self.default_cooldown)
-        announced = describe_instance(
+        member.announced = self._describe(member)
+        self._around.outbox.instance_launched(member.announced)
+
+    def _describe(self, member: Member) -> Instance:
+        return describe_instance(
             member.instance,
             registration=self.registration or self._own_registration(),
             asg_name=self.name,
             region=self._around.region,
         )
-        member.announced = announced
-        self._around.outbox.instance_launched(announced)
 
     def _wait_for_hook(self, member: Member, hook: LifecycleHook, now: datetime) -> None:
         member.lifecycle_state = "Terminating:Wait"
@@ -283,7 +324,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
                 self.terminate(member, now=now, cause=f"{at(now)} an instance {why}")
 
     def _shrink(self, now: datetime) -> None:
-        while len(self.capacity) > self.size:
+        while len(self.capacity) - self._surplus > self.size:
             victim = self._victim()
             if victim is None:
                 return
@@ -306,13 +347,13 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         return self._around.random.choice([m for m in unprotected if in_zones[m.availability_zone] == fullest])
 
     def _grow(self, now: datetime) -> None:
-        if len(self.capacity) >= self.size:
+        if len(self.capacity) - self._surplus >= self.size:
             self._retry_at = None
             return
         if self._retry_at is not None and now < self._retry_at:
             return
         failed_zones: set[str] = set()
-        while len(self.capacity) < self.size:
+        while len(self.capacity) - self._surplus < self.size:
             if not self._launch_one(now, failed_zones):
                 self._retry_at = now + timedelta(seconds=self._around.timings.asg_retry)
                 return
@@ -343,6 +384,60 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             activity.fail(now, outcome)
         return False
 
+    @property
+    def _surplus(self) -> int:
+        """The instances above the size, each until the one that it replaces goes."""
+        return sum(each.new is not None and each.new.counts and each.old.counts for each in self._replacements)
+
+    def _even_zones(self, now: datetime) -> None:
+        """AZRebalance: once zones have been uneven for a while, an instance of the fullest moves to the emptiest."""
+        at_rest = self.satisfied and not self._replacements
+        suspended = self.is_suspended("AZRebalance") or self.is_suspended("Terminate")
+        found = uneven(self.capacity, [zone for _, zone in self._subnets()]) if at_rest and not suspended else None
+        if found is None:
+            self._uneven_since = None
+            return
+        self._uneven_since = self._uneven_since or now
+        if now < self._uneven_since + timedelta(seconds=self._around.timings.az_rebalance):
+            return
+        self._uneven_since = None
+        member, zone = found
+        why = (
+            f"{at(now)} instances were launched to balance instances in zones {zone} with other zones resulting in "
+            "more than desired number of instances in the group."
+        )
+        launch_cause = f"{at(now)} an instance was launched to aid in balancing the group's zones."
+        self._replacements.append(Replacement(old=member, launch_cause=launch_cause, end_cause=why, zone=zone))
+
+    def _replace(self, now: datetime) -> None:
+        for each in list(self._replacements):
+            if not each.old.counts:
+                self._replacements.remove(each)
+            elif each.new is None or not each.new.counts:
+                self._launch_replacement(each, now)
+            elif each.new.lifecycle_state == "InService":
+                self._replacements.remove(each)
+                cause = f"{each.end_cause}  {at(now)} instance {each.old.instance.id} was selected for termination."
+                self.terminate(each.old, now=now, cause=cause)
+
+    def _launch_replacement(self, replacement: Replacement, now: datetime) -> None:
+        """Where there is no capacity, spot is tried again later, and zones stay uneven."""
+        if self._retry_at is not None and now < self._retry_at:
+            return
+        plan, old = self._plan(), replacement.old
+        zones = [member.availability_zone or "" for member in self.capacity if member is not old]
+        for pools in plan.by_zone(market_of(old.instance), zones):
+            if replacement.zone not in (None, pools[0].zone):
+                continue
+            choice = self._around.capacity.choose(pools, plan)
+            outcome = self._launch(choice) if isinstance(choice, CapacityPool) else choice
+            if isinstance(outcome, Ec2Instance):
+                replacement.new = self._take_in(outcome, now, replacement.launch_cause)
+                return
+        if replacement.zone is not None:
+            self._replacements.remove(replacement)
+        self._retry_at = now + timedelta(seconds=self._around.timings.asg_retry)
+
     def _launch(self, pool: CapacityPool) -> Ec2Instance | str:
         """The instance, or why EC2 refuses the request: its template or a security group may be gone."""
         template = self.ec2_launch_template
@@ -362,11 +457,13 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         except EC2ClientError as error:
             return f"{error.message} Launching EC2 instance failed."
 
-    def _take_in(self, instance: Ec2Instance, now: datetime, cause: str) -> None:
+    def _take_in(self, instance: Ec2Instance, now: datetime, cause: str) -> Member:
         instance.autoscaling_group = self  # type: ignore[attr-defined]
         activity = self._activity_of(instance, f"Launching a new EC2 instance: {instance.id}", cause, now)
         ready = now + timedelta(seconds=self._around.timings.asg_launch)
-        self._members.append(Member(instance, group=self, activity=activity, deadline=ready))
+        member = Member(instance, group=self, activity=activity, deadline=ready)
+        self._members.append(member)
+        return member
 
     def _reaction(self, now: datetime) -> datetime:
         return now + timedelta(seconds=self._around.timings.asg_reaction)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 Market = Literal["on-demand", "spot"]
 
@@ -61,6 +61,8 @@ class AwsTimings:
     """A managed group's instance that nobody reports as drained ends after so long."""
     terminate: float = 0.5
     spot_notice: float = 120.0
+    az_rebalance: float = 10.0
+    """How long the zones of a group must have been uneven before AWS evens them."""
     poll: float = 0.1
     """The step of the clock that moves life cycles on."""
 
@@ -131,19 +133,3 @@ class ScalableGroup:
     node_labels: Mapping[str, str]
     node_taints: tuple[Taint, ...]
     launch_failed_at: datetime | None
-
-
-class CloudEvents(Protocol):
-    """What AWS tells the sandbox. Called one after another from AWS's clock thread, so each must return fast."""
-
-    def instance_launched(self, instance: Instance) -> None:
-        """The instance is running; its Node may join once it has booted."""
-
-    def drain_requested(self, instance: Instance) -> None:
-        """A managed group's lifecycle hook: cordon and evict, then call `AwsCloud.complete_drain`."""
-
-    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
-        """The instance will be taken at this moment (UTC)."""
-
-    def instance_terminated(self, instance: Instance) -> None:
-        """The instance is gone. Comes once for each `instance_launched`."""

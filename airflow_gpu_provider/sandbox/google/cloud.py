@@ -12,6 +12,7 @@ from typing import Any
 from google.cloud.container_v1.types import NodeConfig, NodePool
 
 from airflow_gpu_provider.sandbox.clock import Clock
+from airflow_gpu_provider.sandbox.cloud_events import CloudEvents, Outbox, deliver
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
 from airflow_gpu_provider.sandbox.google.clusters import VERSION, Cluster, Clusters
@@ -20,10 +21,9 @@ from airflow_gpu_provider.sandbox.google.container_api import ContainerApi
 from airflow_gpu_provider.sandbox.google.http_server import TOKEN_PATH, Api, ApiServer
 from airflow_gpu_provider.sandbox.google.identities import Identities
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Surroundings
-from airflow_gpu_provider.sandbox.google.interface import CloudEvents, GoogleTimings, Identity, ScalableGroup
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance, ScalableGroup
 from airflow_gpu_provider.sandbox.google.node_pools import NodePools
 from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress
-from airflow_gpu_provider.sandbox.google.outbox import Outbox, deliver
 from airflow_gpu_provider.sandbox.google.permissions import Permissions
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 
@@ -45,7 +45,7 @@ class GoogleCloud:
         location: str | None = None,
         faults: Faults,
         timings: GoogleTimings | None = None,
-        events: CloudEvents,
+        events: CloudEvents[Instance],
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.project_id = project_id

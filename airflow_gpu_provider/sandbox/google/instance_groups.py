@@ -6,14 +6,14 @@ import random
 import secrets
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
 from airflow_gpu_provider.accelerators import gce_machine_type
+from airflow_gpu_provider.sandbox.cloud_events import Outbox
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance, ScalableGroup
-from airflow_gpu_provider.sandbox.google.outbox import Outbox
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 from airflow_gpu_provider.sandbox.google.templates import Template
 
@@ -33,7 +33,7 @@ class Surroundings:
     timings: GoogleTimings
     quotas: Quotas
     faults: Faults
-    outbox: Outbox
+    outbox: Outbox[Instance]
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -101,6 +101,17 @@ class InstanceGroup:
         for member in self._least_needed(staying)[: max(len(staying) - size, 0)]:
             self._let_go(member, now, drain=drain)
 
+    def set_template(self, template: Template) -> None:
+        """What its instances are from now on; labels and taints reach those that are there, as in GKE."""
+        self.template = template
+        for member in self.members:
+            if member.announced is not None:
+                after = self._announcement(member)
+                if (after.labels, after.taints) != (member.announced.labels, member.announced.taints):
+                    after = replace(member.announced, labels=after.labels, taints=after.taints)
+                    self._around.outbox.instance_relabelled(member.announced, after)
+                    member.announced = after
+
     def delete(self, names: Iterable[str], now: float) -> None:
         """Delete exactly these members, and lower the target size by as many."""
         for name in names:
@@ -163,13 +174,15 @@ class InstanceGroup:
     def running(self) -> int:
         return sum(member.runs and not member.leaving for member in self.members)
 
-    def scalable(self, *, min_size: int, max_size: int) -> ScalableGroup:
+    def scalable(self, *, min_size: int, max_size: int, pool_max_size: int) -> ScalableGroup:
         """As its autoscaler sees it."""
         error = next((member.error for member in self.members if member.error and not member.leaving), None)
         template = self.template
         machine = gce_machine_type(template.machine_type)
         return ScalableGroup(
             name=self.url_in_events,
+            node_pool=template.node_pool,
+            pool_max_size=pool_max_size,
             min_size=min_size,
             max_size=max_size,
             target=self.target_size,
@@ -273,14 +286,17 @@ class InstanceGroup:
     def _run(self, member: Member, now: float) -> None:
         member.status, member.action = "RUNNING", "NONE"
         member.running_since = now
-        member.announced = self.template.instance(
+        member.announced = self._announcement(member)
+        self._around.outbox.instance_launched(member.announced)
+
+    def _announcement(self, member: Member) -> Instance:
+        return self.template.instance(
             instance_id=member.instance_id,
             name=member.name,
             zone=self.zone,
             project_id=self._around.project_id,
             group=self.name,
         )
-        self._around.outbox.instance_launched(member.announced)
 
     def _let_go(self, member: Member, now: float, *, drain: bool) -> None:
         if drain and member.announced is not None and member.draining_until is None and member.action != "DELETING":

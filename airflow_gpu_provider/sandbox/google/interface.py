@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from airflow_gpu_provider.accelerators import Gpu
 
@@ -59,6 +58,9 @@ class ScalableGroup:
     """
 
     name: str
+    node_pool: str
+    pool_max_size: int
+    """Of all zones together; 0 where each has its own limit."""
     min_size: int
     max_size: int
     target: int
@@ -122,19 +124,3 @@ class Identity:
     @property
     def extra(self) -> Mapping[str, list[str]]:
         return {}
-
-
-class CloudEvents(Protocol):
-    """What Google Cloud tells the sandbox. Called one after another from its clock thread, so each must return fast."""
-
-    def instance_launched(self, instance: Instance) -> None:
-        """The instance is running; its Node may join once it has booted."""
-
-    def drain_requested(self, instance: Instance) -> None:
-        """GKE makes the pool smaller: cordon and evict, then call `GoogleCloud.complete_drain`."""
-
-    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
-        """The instance will be taken at this moment (UTC)."""
-
-    def instance_terminated(self, instance: Instance) -> None:
-        """The instance is gone. Comes once for each `instance_launched`."""

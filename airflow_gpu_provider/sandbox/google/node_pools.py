@@ -81,14 +81,13 @@ class NodePools:
         return [group for pool in self.pools.values() for group in pool.groups.values()]
 
     def scalable_groups(self) -> list[ScalableGroup]:
-        """Those of pools with autoscaling on. A limit of the whole pool is each group's, less what the others have."""
+        """Those of pools with autoscaling on. A least size of the whole pool is each group's, less what others have."""
         return [
-            group.scalable(min_size=least, max_size=most)
+            _scalable(pool, group)
             for pool in self.pools.values()
             if pool.settings.autoscaling.enabled
             for zone, group in pool.groups.items()
             if zone in pool.settings.locations
-            for least, most in [_limits(pool, group)]
         ]
 
     def advance(self, now: float) -> None:
@@ -174,7 +173,8 @@ class NodePools:
     def update(self, name: str, changes: Callable[[NodePool], None], now: float) -> Operation:
         """`changes` are made to a copy, checked, and take hold when the operation runs.
 
-        Instances that are there keep what they were made with; GKE would make them anew one by one, or relabel them.
+        Instances that are there get new labels and taints, and otherwise keep what they were made with, where GKE would
+        make them anew one by one.
         """
         pool = self.get(name)
         changed: NodePool = NodePool.deserialize(NodePool.serialize(pool.settings))
@@ -188,7 +188,7 @@ class NodePools:
             pool.settings = changed
             template = template_of(changed, cluster_name=self._cluster)
             for group in pool.groups.values():
-                group.template = template
+                group.set_template(template)
             self._follow_locations(pool, now)
 
         return self._reconcile("UPGRADE_NODES", pool, now, self._around.timings.node_pool_update, begin)
@@ -304,13 +304,16 @@ class NodePools:
         return f"{self._cluster_path}/nodePools/{pool}"
 
 
-def _limits(pool: Pool, group: InstanceGroup) -> tuple[int, int]:
-    """The least and most nodes of one group."""
+def _scalable(pool: Pool, group: InstanceGroup) -> ScalableGroup:
     limits = pool.settings.autoscaling
     if not limits.total_max_node_count:
-        return limits.min_node_count, limits.max_node_count
+        return group.scalable(min_size=limits.min_node_count, max_size=limits.max_node_count, pool_max_size=0)
     others = sum(other.target_size for other in pool.groups.values() if other is not group)
-    return max(limits.total_min_node_count - others, 0), max(limits.total_max_node_count - others, 0)
+    return group.scalable(
+        min_size=max(limits.total_min_node_count - others, 0),
+        max_size=limits.total_max_node_count,
+        pool_max_size=limits.total_max_node_count,
+    )
 
 
 def _part(name: str) -> str:

@@ -9,7 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,10 @@ class NodeAgent:
     def remove_node(self, name: str, *, delete_object: bool = True) -> None:
         """Kill a node's pods and (unless told not to) delete its Node and Lease; an unknown name is no error."""
         self._request("remove_node", name=name, delete_object=delete_object)
+
+    def set_node_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        """The labels that its kubelet goes by from now on, as they were changed on the Node."""
+        self._request("set_node_labels", name=name, labels=dict(labels))
 
     def shut_down_node(self, name: str, *, seconds: float) -> None:
         """The kubelet's graceful shutdown: pods get so many seconds to end, and fail with reason Terminated.

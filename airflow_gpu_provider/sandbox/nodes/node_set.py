@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,8 @@ class NodeSet:
             case "remove_node":
                 async with asyncio.timeout(OBEY_SECONDS):
                     await self._remove(arguments["name"], delete_object=arguments["delete_object"])
+            case "set_node_labels":
+                self._set_labels(arguments["name"], arguments["labels"])
             case "shut_down_node":
                 self._shut_down(arguments["name"], arguments["seconds"])
             case "set_device_plugin_ready":
@@ -124,6 +127,11 @@ class NodeSet:
         await self._pods.abandon_node(name)
         if delete_object:
             await node.unregister()
+
+    def _set_labels(self, name: str, labels: Mapping[str, str]) -> None:
+        node = self._nodes.get(name)
+        if node is not None:
+            node.spec = replace(node.spec, labels=dict(labels))
 
     def _shut_down(self, name: str, seconds: float) -> None:
         node = self._nodes.get(name)

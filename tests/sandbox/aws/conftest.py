@@ -32,6 +32,7 @@ QUICK = AwsTimings(
     drain_timeout=1.5,
     terminate=0.1,
     spot_notice=0.4,
+    az_rebalance=0.3,
     poll=0.02,
 )
 
@@ -64,6 +65,12 @@ class Recorder:
         self._note("drain", instance)
         if self.drains_at_once:
             self.complete_drain(instance.instance_id)
+
+    def instance_relabelled(self, before: Instance, after: Instance) -> None:
+        self._note("relabelled", after)
+
+    def rebalance_recommended(self, instance: Instance) -> None:
+        self._note("at risk", instance)
 
     def spot_notice(self, instance: Instance, *, at: datetime) -> None:
         self.notices[instance.instance_id] = at

@@ -72,6 +72,12 @@ class Recorder:
         if self.drains_at_once:
             threading.Thread(target=self.complete_drain, args=(instance.instance_id,)).start()
 
+    def instance_relabelled(self, before: Instance, after: Instance) -> None:
+        self.relabelled.append((before, after))
+
+    def rebalance_recommended(self, instance: Instance) -> None:
+        raise AssertionError("Compute Engine recommends no rebalancing")
+
     def spot_notice(self, instance: Instance, *, at: datetime) -> None:
         self.notices[instance.name] = at
 

@@ -11,11 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from airflow_gpu_provider.sandbox.cloud_events import Outbox, deliver
 from airflow_gpu_provider.sandbox.faults import Faults, Stockout
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Member, Surroundings
 from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance
 from airflow_gpu_provider.sandbox.google.node_pool_rules import complete
-from airflow_gpu_provider.sandbox.google.outbox import Outbox, deliver
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 from airflow_gpu_provider.sandbox.google.templates import template_of
 
@@ -38,6 +38,12 @@ class Listener:
 
     def drain_requested(self, instance: Instance) -> None:
         assert instance.instance_id in self.alive
+
+    def instance_relabelled(self, before: Instance, after: Instance) -> None:
+        assert before.instance_id == after.instance_id in self.alive
+
+    def rebalance_recommended(self, instance: Instance) -> None:
+        raise AssertionError("Compute Engine recommends no rebalancing")
 
     def spot_notice(self, instance: Instance, *, at: datetime) -> None:
         assert instance.instance_id in self.alive

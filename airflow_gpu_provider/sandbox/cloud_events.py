@@ -1,0 +1,75 @@
+"""What a cloud tells the sandbox of its instances, and the outbox that tells it once the cloud's lock is free."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+
+Instance = TypeVar("Instance")
+Told = TypeVar("Told", contravariant=True)
+
+log = logging.getLogger(__name__)
+
+
+class CloudEvents(Protocol[Told]):
+    """Called one after another from a cloud's clock thread, so each must return fast."""
+
+    def instance_launched(self, instance: Told) -> None:
+        """The instance is running; its Node may join once it has booted."""
+
+    def instance_relabelled(self, before: Told, after: Told) -> None:
+        """The cloud changed the labels or taints of the instance's group, and means its Node too."""
+
+    def drain_requested(self, instance: Told) -> None:
+        """A managed group is about to end it: cordon and evict, then call the cloud's `complete_drain`."""
+
+    def rebalance_recommended(self, instance: Told) -> None:
+        """The spot instance is likelier than others to be taken soon."""
+
+    def spot_notice(self, instance: Told, *, at: datetime) -> None:
+        """The instance will be taken at this moment (UTC)."""
+
+    def instance_terminated(self, instance: Told) -> None:
+        """The instance is gone. Comes once for each `instance_launched`."""
+
+
+class Outbox(Generic[Instance]):
+    """What happened under a cloud's lock, in that order: never a callback while the lock is held."""
+
+    def __init__(self, events: CloudEvents[Instance]) -> None:
+        self._events = events
+        self._waiting: list[Callable[[], None]] = []
+
+    def instance_launched(self, instance: Instance) -> None:
+        self._waiting.append(lambda: self._events.instance_launched(instance))
+
+    def instance_relabelled(self, before: Instance, after: Instance) -> None:
+        self._waiting.append(lambda: self._events.instance_relabelled(before, after))
+
+    def drain_requested(self, instance: Instance) -> None:
+        self._waiting.append(lambda: self._events.drain_requested(instance))
+
+    def rebalance_recommended(self, instance: Instance) -> None:
+        self._waiting.append(lambda: self._events.rebalance_recommended(instance))
+
+    def spot_notice(self, instance: Instance, *, at: datetime) -> None:
+        self._waiting.append(lambda: self._events.spot_notice(instance, at=at))
+
+    def instance_terminated(self, instance: Instance) -> None:
+        self._waiting.append(lambda: self._events.instance_terminated(instance))
+
+    def take(self) -> list[Callable[[], None]]:
+        """Everything that waits, to be called without the lock."""
+        waiting, self._waiting = self._waiting, []
+        return waiting
+
+
+def deliver(events: list[Callable[[], None]]) -> None:
+    """Call each. One that raises is logged: the cloud goes on whatever its listener does."""
+    for event in events:
+        try:
+            event()
+        except Exception:
+            log.exception("the sandbox failed to handle an event of the cloud's")
