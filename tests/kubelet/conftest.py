@@ -10,7 +10,7 @@ import pytest
 
 from airflow_gpu_provider.sandbox.build import binary_of
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
-from tests.kubelet.machine import KubeletMachine
+from tests.kubelet.machine import KubeletMachine, traces
 from tests.kubelet.needs import missing
 from tests.kubelet.programs import DEVICE_PLUGIN, KUBELET
 from tests.kubelet.registry import BUSYBOX, Registry, TestImage
@@ -23,6 +23,7 @@ def kubelet_machine(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFacto
     if lacks := missing():
         pytest.skip(f"a kubelet needs {', '.join(lacks)}")
     folder = tmp_path_factory.mktemp("kubelet")
+    before = traces()
     with (
         Registry(images()) as registry,
         KubeletMachine(
@@ -34,6 +35,7 @@ def kubelet_machine(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFacto
         ) as machine,
     ):
         yield machine
+    assert not traces() - before
 
 
 @pytest.fixture(scope="session")

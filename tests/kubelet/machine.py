@@ -40,6 +40,8 @@ _SYSCTLS = (
     "vm/panic_on_oom",
 )
 
+_THEIRS = ("containerd", "containerd-shim", "kubelet", "cni", "pods", "containers", "netns")
+
 _INIT = f"""
 set -eu
 cd "$1"
@@ -229,6 +231,31 @@ version = 2
 [plugins."io.containerd.internal.v1.opt"]
   path = "/var/lib/containerd/opt"
 """
+
+
+def traces() -> set[str]:
+    """What a kubelet and containerd could leave on this machine, as paths and lines of text."""
+    cgroups = {
+        str(root / name) for root in _hierarchies() for name in os.listdir(root) if name in (_CGROUP, "kubepods")
+    }
+    folders = {f"/{folder}/{name}" for folder in ("var/lib", "var/log", "run") for name in os.listdir(f"/{folder}")}
+    sysctls = {f"{name} {Path('/proc/sys', name).read_text()}" for name in (*_SYSCTLS, "net/ipv4/ip_forward")}
+    return {
+        *cgroups,
+        *(path for path in folders if path.rpartition("/")[2] in _THEIRS),
+        *sysctls,
+        *(f"link {name}" for name in os.listdir("/sys/class/net") if name.startswith(("veth", _BRIDGE))),
+        *Path("/proc/mounts").read_text().splitlines(),
+        *(f"process {name}" for name in _programs() if name in _THEIRS),
+    }
+
+
+def _programs() -> list[str]:
+    names = []
+    for file in Path("/proc").glob("[0-9]*/comm"):
+        with contextlib.suppress(OSError):  # it has ended
+            names.append(file.read_text().strip())
+    return names
 
 
 def _add_bridge() -> None:
