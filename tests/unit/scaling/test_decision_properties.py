@@ -165,6 +165,18 @@ def test_a_group_never_shrinks_by_growing(state: PoolSnapshot) -> None:
 
 
 @given(snapshots())
+def test_an_autoscaler_s_sizes_are_left_to_it_and_no_pod_loses_its_node(state: PoolSnapshot) -> None:
+    theirs = replace(state, pool=replace(state.pool, scaling="autoscaler"))
+    decision = decide(theirs)
+    assert (decision.grow, decision.shrink) == ({}, ())
+    gone = {each.id for each in decision.release}
+    left = [each for each in supply(theirs) if each.counts and each.machine.id not in gone]
+    assert all(each.machine.id not in gone for each in supply(theirs) if each.holders or each.state == "taken")
+    there = sum(each.counts for each in supply(theirs))
+    assert len(left) >= min(there, wanted_nodes(theirs))
+
+
+@given(snapshots())
 def test_a_held_machine_is_never_released(state: PoolSnapshot) -> None:
     released = {each.id for each in decide(state).release}
     expired = {each.key.hash for each in state.leases if not each.live(state.now)}
