@@ -55,7 +55,9 @@ def what_is_missing(api: ApiClient, now: datetime) -> str:
 def _is_rolled_out(raw: Mapping[str, Any]) -> bool:
     status = raw.get("status") or {}
     is_seen = status.get("observedGeneration", 0) >= raw["metadata"]["generation"]
-    return bool(is_seen and status.get("updatedReplicas") and status.get("availableReplicas"))
+    new, all_replicas = status.get("updatedReplicas", 0), status.get("replicas", 0)
+    # While one of an earlier template is there, it is that one which is available.
+    return bool(is_seen and new and all_replicas == new and status.get("availableReplicas", 0) >= new)
 
 
 def _is_autoscaler(raw: Mapping[str, Any]) -> bool:
