@@ -33,6 +33,8 @@ from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 CLUSTER = "gpu-night"
 REGION = "{{ var.value.get('gpu_region', 'us-west-2') }}"
 NODE_ROLE = "{{ var.value.gpu_node_role }}"
+# Of each of the provider's waits, in seconds; its own half a minute would add minutes to the night.
+OFTEN = {"waiter_delay": 10, "waiter_max_attempts": 180}
 
 night_gpu = EksGpuPool(
     name="night-gpu",
@@ -69,6 +71,7 @@ with DAG(
             "instanceTypes": ["m5.large"],
         },
         wait_for_completion=True,
+        **OFTEN,
     ).as_setup()
 
     with gpu_nodes(night_gpu, gpus=1) as block:
@@ -86,6 +89,7 @@ with DAG(
         # Node groups first, the block's empty ones too: EKS deletes no cluster that has any.
         force_delete_compute=True,
         wait_for_completion=True,
+        **OFTEN,
     )
 
     create_cluster >> block

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +15,14 @@ import yaml
 from airflow.sdk import DAG, task
 from kubernetes import client, config, watch
 
-from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider import (
+    DeleteGpuPoolOperator,
+    EksGpuPool,
+    GkeGpuPool,
+    GpuPodOperator,
+    InstallClusterAutoscalerOperator,
+    gpu_nodes,
+)
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
@@ -121,6 +128,23 @@ def delete(pool: GpuPool) -> None:
     run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))
 
 
+def is_tuned(pool: GpuPool) -> None:
+    """The how-to ends with the flags to tune: here they are arguments of a task."""
+    flags = {
+        "scale-down-unneeded-time": timedelta(minutes=3),
+        "scan-interval": "20s",
+        "skip-nodes-with-system-pods": False,
+    }
+    install = InstallClusterAutoscalerOperator(task_id="install", gpu_pool=pool, options=flags, render_only=True)
+    (deployment,) = (each for each in yaml.safe_load_all(run(install)) if each["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    command = " ".join([*container.get("command", ()), *container.get("args", ())])
+    for flag in ("--scale-down-unneeded-time=180s", "--scan-interval=20s", "--skip-nodes-with-system-pods=false"):
+        assert flag in command
+    discovery = "asg:tag=k8s.io/cluster-autoscaler/enabled,k8s.io/cluster-autoscaler/k8s-ml"
+    assert f"--node-group-auto-discovery={discovery}" in command
+
+
 def tags_of(gpu_sandbox: Sandbox, asg_name: str) -> dict[str, str]:
     """What cluster-autoscaler reads of an Auto Scaling group."""
     asg = aws_client(gpu_sandbox.aws, "autoscaling")
@@ -156,6 +180,7 @@ def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
         assert tags["k8s.io/cluster-autoscaler/node-template/label/role"] == "train-gpu"
         assert tags["k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu"] == "1"
         assert tags["k8s.io/cluster-autoscaler/enabled"]
+        is_tuned(pool)
     # NVIDIA's plugin, applied by the package, for this pool's nodes only.
     served_by = results["train-gpu.device_plugin"]["served_by"]
     plugin = client.AppsV1Api(api).read_namespaced_daemon_set(served_by.rpartition("/")[2], "kube-system")
