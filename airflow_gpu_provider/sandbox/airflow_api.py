@@ -35,6 +35,7 @@ class TaskState:
     queued_at: datetime | None
     start_date: datetime | None
     end_date: datetime | None
+    pid: int | None  # of the process that runs the operator's code, or ran it last
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> TaskState:
@@ -46,6 +47,7 @@ class TaskState:
             queued_at=_time(body["queued_when"]),
             start_date=_time(body["start_date"]),
             end_date=_time(body["end_date"]),
+            pid=body["pid"],
         )
 
 
@@ -204,6 +206,10 @@ class AirflowApi:
             "reset_dag_runs": True,
         }
         self._call("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", json=body)
+
+    def delete_dag(self, dag_id: str) -> None:
+        """What the UI's "Delete DAG" does: all that is known of it goes; its file may bring it back."""
+        self._call("DELETE", f"/dags/{quote(dag_id)}")
 
     def set_variable(self, key: str, value: str) -> None:
         self._call("POST", "/variables", json={"key": key, "value": value})

@@ -91,3 +91,26 @@ with (
 
     visible_gpus.override(task_id="mapped").partial(label="sum").expand(add=[[1, 2], [3, 4]])
     visible_gpus([1, 2, 3], label="sum")
+
+
+def in_block(dag_id: str, command: str, **arguments: Any) -> DAG:
+    """A training in a block with a pool of its own."""
+    with (
+        DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1)) as dag,
+        gpu_nodes(pool(dag_id.replace("_", "-")), gpus=1),
+    ):
+        GpuPodOperator(task_id="train", image="busybox:1.36", cmds=["sh", "-c", command], **arguments)
+    return dag
+
+
+# Long enough for whatever is killed to be back before the pod ends, and no longer.
+outlives = in_block("pod_outlives", "echo started; sleep 40; echo trained")
+evicted = in_block("pod_worker_evicted", "echo started; exec sleep 600", deferrable=False, retries=0)
+worker_killed = in_block(
+    "pod_worker_killed",
+    "echo started; test {{ ti.try_number }} -gt 1 || exec sleep 600; echo trained again",
+    deferrable=False,
+    retries=1,
+    retry_delay=timedelta(seconds=1),
+)
+dag_deleted = in_block("pod_dag_deleted", "echo started; sleep {{ dag_run.conf.get('seconds', 600) }}")

@@ -101,6 +101,8 @@ class World:
     def _ends(self, asg: Asg, machine: str) -> None:
         asg.terminating.add(machine)
         for pod in self.pods_on(machine):
+            if pod.finished:
+                self.lost_pods.add(pod.name)  # its run came for the result too late; whether it was, is judged before
             del self.api.pods[pod.name]
 
     def _is_protected(self, pod: Pod) -> bool:
