@@ -10,11 +10,7 @@ REPORT := build/demo-report.json
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet bench requirements clean
-=======
-.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow compat bench requirements clean
->>>>>>> e77b840 (Take the other pod operators' own arguments; hold every KubernetesPodOperator argument, and compare both classes running)
+.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet compat bench requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -67,7 +63,6 @@ test-airflow: .venv
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
 	@$(BIN)/pytest tests/airflow -v || $(ONCE_MORE) tests/airflow; }
 
-<<<<<<< HEAD
 # No part of `make test`: as root only, with Debian's containerd. CI runs it.
 test-kubelet: .venv
 	@$(BIN)/python -m tests.kubelet.needs
@@ -75,7 +70,7 @@ test-kubelet: .venv
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
 	@$(BIN)/python -m tests.kubelet.programs
 	@$(BIN)/pytest tests/kubelet -v || $(ONCE_MORE) tests/kubelet; }
-=======
+
 # make compat    the last three releases of the cncf-kubernetes provider (the newest is .venv's), and MWAA's set
 COMPAT := $(basename $(notdir $(wildcard tests/compat/*.txt)))
 
@@ -87,7 +82,6 @@ compat-%: .venv
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements requirements-dev.txt --overrides tests/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable .
 	@build/compat/$*/bin/python -m pytest tests/unit tests/sandbox/test_drop_in.py -q -n $(JOBS) --dist loadfile
->>>>>>> e77b840 (Take the other pod operators' own arguments; hold every KubernetesPodOperator argument, and compare both classes running)
 
 bench: .venv
 	@AIRFLOW__LOGGING__LOGGING_LEVEL=WARNING $(BIN)/python -m benchmarks

@@ -17,6 +17,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.eks import ACCELERATOR_LABEL
 
 DISCOVERY = "k8s.io/cluster-autoscaler"
+ENABLED = f"{DISCOVERY}/enabled"
 TEMPLATE = f"{DISCOVERY}/node-template"
 
 
@@ -43,7 +44,7 @@ def wanted_tags(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
     labels = node_labels(pool, instance_type)
     machine = accelerators.instance_type(instance_type)
     return {
-        f"{DISCOVERY}/enabled": "true",
+        ENABLED: "true",
         f"{DISCOVERY}/{pool.cluster_name}": "owned",
         **{f"{TEMPLATE}/label/{key}": value for key, value in labels.items()},
         **{f"{TEMPLATE}/taint/{taint.key}": f"{taint.value}:{taint.effect}" for taint in pool.parsed_taints},
@@ -62,13 +63,16 @@ def node_labels(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
 def tag_change(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -> TagChange:
     """Compare DescribeAutoScalingGroups' answer with what it should be.
 
-    A template that is not wanted goes. The tags for discovery stay in any case: EKS itself puts them on.
+    A template that is not wanted goes. So does the tag by which EKS lets a cluster-autoscaler find each group that it
+    makes, where this package sets the sizes: two that size one group undo each other's work.
     """
     found = {tag["Key"]: tag.get("Value", "") for tag in asg.get("Tags", ())}
     wanted = wanted_tags(pool, instance_type)
     return TagChange(
         put={key: value for key, value in wanted.items() if found.get(key) != value},
-        remove=tuple(sorted(key for key in found if key.startswith(f"{TEMPLATE}/") and key not in wanted)),
+        remove=tuple(
+            sorted(key for key in found if key not in wanted and (key == ENABLED or key.startswith(f"{TEMPLATE}/")))
+        ),
     )
 
 

@@ -245,7 +245,7 @@ class _Writes:
         if decision.tell:
             self._lock.check()
             platform.tell_autoscaler(decision.tell)
-            self._said.append(f"cluster-autoscaler is told of {', '.join(decision.tell)}")
+            self._said.append(f"the tags for cluster-autoscaler are put right on {', '.join(decision.tell)}")
 
     def outcome(self) -> Outcome:
         """Do all that comes after the switch."""

@@ -211,6 +211,9 @@ class TestForAutoscaler:
         direct = pools.platform()
         (change,) = pools.applied(direct).changes
         assert "-k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu" in change.detail
+        before.pop(
+            "k8s.io/cluster-autoscaler/enabled"
+        )  # of EKS: an invitation that a pool which sizes itself withdraws
         assert tags_of(account, GROUP_A) == before
         eventually(lambda: not direct.plan(1).changes)
 

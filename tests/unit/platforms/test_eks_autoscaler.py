@@ -59,13 +59,13 @@ def test_the_nodes_carry_the_labels_that_the_tags_promise() -> None:
     assert node_labels(pool(scaling="direct"), TYPE) == {"airflow-gpu-provider/pool": "train"}
 
 
-def test_a_pool_of_this_package_s_own_size_has_no_template_and_keeps_what_eks_put_there() -> None:
+def test_a_group_that_this_package_sizes_is_not_for_autoscalers_to_find() -> None:
     assert wanted_tags(pool(scaling="direct"), TYPE) == {}
-    assert not tag_change(pool(scaling="direct"), TYPE, asg(BY_EKS))
+    assert tag_change(pool(scaling="direct"), TYPE, asg(BY_EKS)).words == ("-k8s.io/cluster-autoscaler/enabled",)
     told = {**BY_EKS, **wanted_tags(pool(), TYPE), "team": "ml"}
     change = tag_change(pool(scaling="direct"), TYPE, asg(told))
     assert not change.put
-    assert set(change.remove) == {key for key in told if "node-template" in key}
+    assert set(change.remove) == {key for key in told if "node-template" in key or key.endswith("/enabled")}
 
 
 keys = st.sampled_from([*wanted_tags(pool(), TYPE), "team", "k8s.io/cluster-autoscaler/node-template/label/old"])
