@@ -1,10 +1,15 @@
-"""A whole night under the roles in docs/rbac and nothing else; and what a missing one looks like."""
+"""Whole nights under the roles in docs/rbac and nothing else; and what a missing one looks like.
+
+Those of groups that others own are in test_scale_only.py.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -18,7 +23,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from tests.sandbox.running import run
+from tests.sandbox.running import run, until_it_reports
 
 ROLES = Path(__file__).parents[2] / "docs" / "rbac"
 GROUP = "airflow-gpu-provider"
@@ -48,6 +53,11 @@ def airflow_identity(
     del gpu_sandbox.authenticator.access_entries[key.arn]
 
 
+def give(administrator: client.ApiClient, roles: str) -> None:
+    for manifest in yaml.safe_load_all((ROLES / roles).read_text()):
+        server_side_apply(administrator, manifest)
+
+
 @pytest.fixture
 def pool(gpu_sandbox: Sandbox, airflow_identity: str) -> EksGpuPool:
     return EksGpuPool(
@@ -61,24 +71,33 @@ def pool(gpu_sandbox: Sandbox, airflow_identity: str) -> EksGpuPool:
     )
 
 
+def train(pool: EksGpuPool) -> Any:
+    command = ["sh", "-c", "echo '{\"accuracy\": 0.97}' > /airflow/xcom/return.json"]
+    return run(GpuPodOperator(task_id="train", gpu_pool=pool, image="busybox:1.36", cmds=command, do_xcom_push=True))
+
+
 def test_without_the_roles_the_missing_permission_is_named(pool: EksGpuPool) -> None:
     with pytest.raises(PermissionDenied, match="leases"):
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
 
 
 def test_a_night_needs_no_more_than_the_documented_roles(pool: EksGpuPool, administrator: client.ApiClient) -> None:
-    for manifest in yaml.safe_load_all((ROLES / "full.yaml").read_text()):
-        server_side_apply(administrator, manifest)
+    give(administrator, "full.yaml")
     assert len(run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))["nodes"]) == 1
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
-    result = run(
-        GpuPodOperator(
-            task_id="train",
-            gpu_pool=pool,
-            image="busybox:1.36",
-            cmds=["sh", "-c", "echo '{\"accuracy\": 0.97}' > /airflow/xcom/return.json"],
-            do_xcom_push=True,
-        )
-    )
-    assert result == {"accuracy": 0.97}
+    assert train(pool) == {"accuracy": 0.97}
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["nodes"] == 0
+
+
+def test_a_night_of_an_autoscaler_needs_its_roles_too(pool: EksGpuPool, administrator: client.ApiClient) -> None:
+    give(administrator, "full.yaml")
+    until_it_reports(client.CoreV1Api(administrator))
+    scaled = replace(pool, name="rbac-scaled", scaling="autoscaler")
+    with pytest.raises(PermissionDenied, match="priorityclasses"):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled, warm=True))
+
+    give(administrator, "autoscaler.yaml")
+    assert len(run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled, warm=True))["nodes"]) == 1
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=scaled))
+    assert train(scaled) == {"accuracy": 0.97}
+    assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=scaled))["nodes"] == 0

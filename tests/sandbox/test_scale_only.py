@@ -30,7 +30,7 @@ from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from tests.sandbox.running import eventually, run
+from tests.sandbox.running import eventually, run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUP = "airflow-gpu-scaler"
@@ -46,14 +46,15 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
 
 
-def give_roles(administrator: client.ApiClient) -> None:
-    for manifest in yaml.safe_load_all((DOCS / "rbac" / "scale-only.yaml").read_text()):
-        server_side_apply(administrator, manifest)
+def give_roles(administrator: client.ApiClient, *files: str) -> None:
+    for file in files or ("scale-only.yaml",):
+        for manifest in yaml.safe_load_all((DOCS / "rbac" / file).read_text()):
+            server_side_apply(administrator, manifest)
 
 
-def one_night(pool: GpuPool, during: Callable[[], None]) -> list[dict[str, Any]]:
+def one_night(pool: GpuPool, during: Callable[[], None], **of_ensure: Any) -> list[dict[str, Any]]:
     """Run the tasks of a block with one node; return the nodes. `during` looks while they are there."""
-    result = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
+    result = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, **of_ensure))
     during()
     plugin = run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
     assert plugin["change"] == "unchanged"
@@ -353,15 +354,38 @@ def test_tags_that_cluster_autoscaler_needs_are_for_the_owner_to_add(
     asg = owner.node_group("scaled-a") if kind == "node_groups" else owner.auto_scaling_group("scaled-b")
     names = ["scaled-a"] if kind == "node_groups" else [asg]
     pool = eks_pool(gpu_sandbox, scaling="autoscaler", taints=["nvidia.com/gpu=present:NoSchedule"], **{kind: names})
+    tags = missing_tags(pool)
+    assert {tag["ResourceId"] for tag in tags} == {asg}
+
+    owner.asg.create_or_update_tags(Tags=tags)
+    assert platform_for(pool).plan(1).is_empty
+
+
+def missing_tags(pool: GpuPool) -> list[dict[str, Any]]:
+    """Return the tags of the command in the error that Ensure ends with."""
     with pytest.raises(AutoscalerTagsMissing, match="aws autoscaling create-or-update-tags") as raised:
         platform_for(pool).plan(1)
     (command,) = [part for part in raised.value.fix.partition("run: ")[2].split(" && ")]
     words = shlex.split(command)
     tags = [dict(pair.split("=", 1) for pair in word.split(",")) for word in words[words.index("--tags") + 1 :]]
-    assert {tag["ResourceId"] for tag in tags} == {asg}
+    return [{**tag, "PropagateAtLaunch": False} for tag in tags]
 
-    owner.asg.create_or_update_tags(Tags=[{**tag, "PropagateAtLaunch": False} for tag in tags])
-    assert platform_for(pool).plan(1).is_empty
+
+@pytest.mark.usefixtures("scaler", "plugin_of_the_owner")
+def test_an_autoscalers_night_in_a_group_of_others(gpu_sandbox: Sandbox, owner: Eks) -> None:
+    """Under the scale-only roles and those that an autoscaler's pools need, and nothing else."""
+    give_roles(owner.administrator, "scale-only.yaml", "autoscaler.yaml")
+    until_it_reports(client.CoreV1Api(owner.administrator))
+    asg = owner.node_group("grown", labels={OWNERS_LABEL: "terraform", "role": "grown"})
+    of_owner = {"node_labels": {"role": "grown"}, "taints": ["nvidia.com/gpu=present:NoSchedule"]}
+    pool = eks_pool(gpu_sandbox, node_groups=["grown"], scaling="autoscaler", **of_owner)
+    owner.asg.create_or_update_tags(Tags=missing_tags(pool))
+    before = owner.everything(asg, "grown")
+
+    (node,) = one_night(pool, lambda: None, warm=True)
+
+    assert node["group"] == "grown"
+    assert owner.everything(asg, "grown") == before
 
 
 @pytest.mark.usefixtures("scaler")
