@@ -54,7 +54,17 @@ def get_provider_info() -> dict[str, Any]:
                         "type": "string",
                         "example": "prod-eu",
                         "default": "",
-                    }
+                    },
+                    "log_streams": {
+                        "description": (
+                            "How many containers' logs one triggerer streams at once into the logs of deferred "
+                            "tasks. The logs of others come when one of these ends, or their pod. 0: none is streamed."
+                        ),
+                        "version_added": "0.1.0",
+                        "type": "integer",
+                        "example": "100",
+                        "default": "50",
+                    },
                 },
             }
         },

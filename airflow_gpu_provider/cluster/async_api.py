@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 READ_TIMEOUT = 30.0
 _BUFFER = 2 * 2**20  # etcd's largest object is 1.5 MiB
+_LOG_BUFFER = 2**16
+_MERGE_PATCH = {"Content-Type": MERGE_PATCH}
 
 
 class Expired(Exception):
@@ -74,6 +77,42 @@ class AsyncApi:
         async with self._request("DELETE", path, body=options, fine=(404, 409)) as response:
             return response.status < 300
 
+    async def annotate(self, path: str, *, uid: str, annotations: dict[str, str]) -> bool:
+        """Set annotations of one object; False where it is gone, or is another one."""
+        body = {"metadata": {"uid": uid, "annotations": annotations}}
+        async with self._request("PATCH", path, body=body, fine=(404, 409), headers=_MERGE_PATCH) as response:
+            return response.status < 300
+
+    async def follow(self, path: str, *, silence: float, **params: str) -> AsyncGenerator[list[bytes], None]:
+        """Yield a container's log as it grows, in bunches of whole lines, until it ends or is silent.
+
+        What comes after the last line end is left out: it may be the beginning of a longer line. Reading slowly slows
+        the server down. Where there is no log yet, or no pod any more (400, 404), nothing is yielded.
+
+        Args:
+            path: The pod's log.
+            silence: Seconds without a byte after which it ends, as for `watch`.
+            **params: The log's parameters.
+
+        Raises:
+            GpuError: The server refused, did not answer, or broke off.
+        """
+        timeout = aiohttp.ClientTimeout(sock_connect=5, sock_read=silence)
+        parameters = {**params, "follow": "true"}
+        async with self._request(
+            "GET", path, params=parameters, fine=(400, 404), timeout=timeout, read_bufsize=_LOG_BUFFER
+        ) as response:
+            if response.status != 200:
+                return
+            rest: list[bytes] = []
+            with suppress(TimeoutError):
+                async for chunk in response.content.iter_any():
+                    first, *others = chunk.split(b"\n")
+                    rest.append(first)
+                    if others:
+                        yield [b"".join(rest), *others[:-1]]
+                        rest = [others[-1]]
+
     async def watch(self, path: str, *, silence: float, **params: str) -> AsyncIterator[dict[str, Any]]:
         """Yield a watch's events until the server ends it, or is silent.
 
@@ -105,12 +144,14 @@ class AsyncApi:
         body: Any = None,
         fine: tuple[int, ...] = (404,),
         timeout: aiohttp.ClientTimeout | None = None,
+        headers: dict[str, str] | None = None,
+        **options: Any,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        options: dict[str, Any] = {"params": params or {}, "json": body}
+        options |= {"params": params or {}, "json": body}
         if timeout is not None:
             options["timeout"] = timeout
         try:
-            async with await self._send(method, path, options) as response:
+            async with await self._send(method, path, headers or {}, options) as response:
                 if response.status >= 300 and response.status not in fine:
                     raise await _error_of(response, method, path)
                 yield response
@@ -120,13 +161,15 @@ class AsyncApi:
                 "Check that the server can be reached from where Airflow runs.",
             ) from error
 
-    async def _send(self, method: str, path: str, options: dict[str, Any]) -> aiohttp.ClientResponse:
+    async def _send(
+        self, method: str, path: str, headers: dict[str, str], options: dict[str, Any]
+    ) -> aiohttp.ClientResponse:
         url = f"{self._access.server.rstrip('/')}/{path}"
-        response = await self._session.request(method, url, headers=await self._headers(), **options)
+        response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
         if response.status == 401 and self._access.token is not None:
             response.release()
             self._token_made_at = float("-inf")
-            response = await self._session.request(method, url, headers=await self._headers(), **options)
+            response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
         return response
 
     async def _headers(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.cluster.api_errors import from_status
 from airflow_gpu_provider.cluster.pod_end import end_of
+from airflow_gpu_provider.cluster.pod_log import log_line
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     BadGpu,
@@ -50,7 +51,7 @@ from airflow_gpu_provider.operators.gpu_health import GpuHealth
 from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
 from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
-from airflow_gpu_provider.operators.pod_logs import followed, last_lines
+from airflow_gpu_provider.operators.pod_logs import followed, last_lines, logged_containers, write_rest
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
@@ -154,6 +155,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self._narrator: Narrator | None = None
         self._phases: list[dict[str, Any]] = []
         self._stop = Stop()
+        self._log_rest: dict[str, Any] = {}
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
             if self.gpu_pool.is_rendered:
@@ -189,6 +191,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _collect(self, context: Context, event: dict[str, Any]) -> Any:
         self._tell_timeline(event.get("timeline") or [], context)
+        self._log_rest = event.get("logs") or {}
         if event.get("error"):
             self._error = GpuError.from_record(event["error"])
         with self._typed_errors():
@@ -233,6 +236,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self._error = self._ownership = self._pod_deadlines = self._narrator = None
         self.pod = self.pod_request_obj = self.remote_pod = None
         self._phases = []
+        self._log_rest = {}
 
     def _end_unfinished(self, context: Context, event: dict[str, Any]) -> None:
         """Collect what there is of a pod whose container has not ended, and raise why nobody waits any longer."""
@@ -390,6 +394,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             "deferred_at": time.time(),
             "delete_on_kill": self.on_kill_action == OnKillAction.DELETE_POD,
             "grace_seconds": self.termination_grace_period,
+            "logs": self._logs_to_stream(),
             "extra": {**(self.trigger_kwargs or {}), "attempt": self._attempt.to_record()},
         }
         timeout = wait.deadline - datetime.now(UTC) + _DEFER_MARGIN
@@ -459,9 +464,27 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             until=until,
         )
 
+    def _logged_containers(self, pod: V1Pod) -> list[str]:
+        return logged_containers(pod.spec, self.container_logs, self.init_container_logs)
+
+    def _logs_to_stream(self) -> dict[str, Any] | None:
+        """Return what the trigger streams; a log_formatter is a function, and stays here."""
+        if not self.get_logs or self.log_formatter is not None:
+            return None
+        assert self.pod is not None
+        return {
+            "containers": self._logged_containers(self.pod),
+            "with_name": self.container_name_log_prefix_enabled,
+            "positions": self._log_rest.get("positions") or {},
+        }
+
     def _write_logs(self, pod: V1Pod, follow: bool = False, since_time: Any = None) -> None:
         # Never followed: KubernetesPodOperator would wait here for a pod that runs on after its deadline.
-        super()._write_logs(pod, follow=False, since_time=since_time)
+        def tell(container: str, text: str) -> None:
+            with_name = self.container_name_log_prefix_enabled
+            log_line(self.log.log, container, text, with_name=with_name, formatter=self.log_formatter)
+
+        write_rest(self.client.api_client, pod, self._logged_containers(pod), self._log_rest, tell)
 
     # -- the end ---------------------------------------------------------------------------------------------
 

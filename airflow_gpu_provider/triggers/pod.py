@@ -11,10 +11,11 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.triggers.pod_log import PodLogs
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
 from airflow_gpu_provider.triggers.settling import settle
@@ -22,27 +23,29 @@ from airflow_gpu_provider.triggers.task_state import is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 RECORD_VERSION = 1
+_LAST_WORDS_WITHIN = 1.0
 
 
 class GpuPodTrigger(BaseTrigger):
     """Waits until a pod's base container has ended.
 
     Yields one event of the shape that KubernetesPodOperator.trigger_reentry reads (status, name, namespace, message),
-    with `error` (a GpuError's record or None) and `timeline` next to it. It never raises: what an exception
-    in a trigger becomes has lost its type.
+    with `error` (a GpuError's record or None), `timeline` and `logs` (see PodLogs.rest) next to it. It never raises:
+    what an exception in a trigger becomes has lost its type.
 
     The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
 
     Args:
         record: Its whole state, versioned: "pool" (the spec), "wait" (PodWait's record), "owner" (who writes the
             groups' spec), "deferred_at", "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own),
-            and "extra" (more entries for the event).
+            "logs" (which containers' logs are streamed; see PodLogs) and "extra" (more entries for the event).
     """
 
     def __init__(self, record: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
         self._connection = AsyncExitStack()
+        self._logs: PodLogs | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", {"record": self.record}
@@ -53,9 +56,16 @@ class GpuPodTrigger(BaseTrigger):
         try:
             pool = deserialize_pool(self.record["pool"])
             # Held until `cleanup`, which comes after `on_kill`: that has little time, and finding a cluster takes some.
-            await self._connection.enter_async_context(self._connected())
+            api = await self._connection.enter_async_context(self._connected())
             narrator = Narrator(self.log.info, started=wait.started)
-            progress = await watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator)
+            self._logs = PodLogs(api, wait, self.record.get("logs"), self.log.log)
+            async with self._logs as logs:
+                progress = await watch_pod(
+                    pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=logs.follow
+                )
+                await settle(self.record["deferred_at"])
+                if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
+                    await logs.drain(_LAST_WORDS_WITHIN)
             event = _event(progress)
         except GpuError as error:
             event = {"status": "error", "message": str(error), "error": error.to_record()}
@@ -65,6 +75,8 @@ class GpuPodTrigger(BaseTrigger):
             event = {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
         await settle(self.record["deferred_at"])
         extra = self.record.get("extra") or {}
+        if self._logs is not None:
+            extra = {**extra, "logs": self._logs.rest()}
         yield TriggerEvent({"name": wait.name, "namespace": wait.namespace, **event, **extra})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:

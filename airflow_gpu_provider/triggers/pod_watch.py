@@ -34,6 +34,7 @@ async def watch_pod(
     owner: str,
     narrator: Narrator,
     open_access: Callable[[], ClusterAccess] | None = None,
+    on_pod: Callable[[PodState, Json], None] | None = None,
 ) -> Progress:
     """Wait for a pod, without polling; returns how the wait ended, errors included.
 
@@ -45,6 +46,7 @@ async def watch_pod(
         owner: Who writes the groups' spec, "<installation>/<dag>".
         narrator: Tells the task's log what is new.
         open_access: Finds the cluster; called in a thread. Default: by the pool's platform.
+        on_pod: Told of each state of the pod, and its JSON.
 
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.
@@ -52,7 +54,7 @@ async def watch_pod(
     own = dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
     wants = {**own, **pool_nodes(pool.node_selector)}
     async with watching(pool.cluster_identity, open_access or partial(cluster_access, pool), wants) as feed:
-        view = PodView(wait, pool, feed)
+        view = PodView(wait, pool, feed, on_pod)
         try:
             while True:
                 await view.confirm()
@@ -86,8 +88,11 @@ async def _keep_pool(view: PodView, pool: GpuPool, owner: str) -> None:
 class PodView:
     """What the feed has told so far about one pod, its events and its pool's nodes."""
 
-    def __init__(self, wait: PodWait, pool: GpuPool, feed: Feed) -> None:
+    def __init__(
+        self, wait: PodWait, pool: GpuPool, feed: Feed, on_pod: Callable[[PodState, Json], None] | None = None
+    ) -> None:
         self._wait = wait
+        self._on_pod = on_pod
         self._pool = pool
         self._feed = feed
         self._pods = pods(wait.namespace)
@@ -138,7 +143,7 @@ class PodView:
             return
         raw = await self._feed.api.get(f"{self._pods.path}/{self._wait.name}")
         if raw is not None and raw["metadata"]["uid"] == self._wait.uid:
-            self._pod = PodState.parse(raw, self._wait.base_container)
+            self._take_state(raw)
         else:
             self._gone = True
 
@@ -159,8 +164,13 @@ class PodView:
         if change.kind == "synced":
             self._synced = True
         elif change.raw["metadata"]["uid"] == self._wait.uid:
-            self._pod = PodState.parse(change.raw, self._wait.base_container)
+            self._take_state(change.raw)
             self._gone = change.kind == "gone"
+
+    def _take_state(self, raw: Json) -> None:
+        self._pod = PodState.parse(raw, self._wait.base_container)
+        if self._on_pod is not None:
+            self._on_pod(self._pod, raw)
 
     def _take_node(self, change: Change) -> None:
         if change.kind == "present":

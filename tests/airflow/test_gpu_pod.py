@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.sandbox.airflow_api import wait_until
+from airflow_gpu_provider.triggers.pod_log import REPEATED
 from tests.airflow.harness import Airflow
 
 
@@ -51,6 +53,27 @@ def test_spot_loss_while_deferred_uses_no_retry(airflow: Airflow) -> None:
     assert checkpoint.startswith("s3://checkpoints/resumed/")
     assert {phase["attempt"] for phase in airflow.xcom(finished, "train", key="timeline")} == {1, 2}
     assert not pods(airflow)
+
+
+def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(airflow: Airflow) -> None:
+    def numbers(log: str) -> list[int]:
+        return [int(number) for number in re.findall(r"^\[base\] line (\d+)$", log, flags=re.MULTILINE)]
+
+    run = airflow.trigger("pod_logs")
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=120)
+    wait_until(lambda: len(numbers(airflow.log(run, "train"))) > 80, timeout=60, what="the log of a deferred pod")
+    assert airflow.api.task(run.dag_id, run.run_id, "train").state == "deferred"
+    airflow.home.kill("triggerer")
+    airflow.home.restart("triggerer")
+    # Airflow gives a dead triggerer's triggers to another one after 30 s without a heartbeat.
+    wait_until(lambda: REPEATED in airflow.log(run, "train"), timeout=90, what="the next triggerer to go on with it")
+    assert airflow.api.task(run.dag_id, run.run_id, "train").state == "deferred"
+    finished = airflow.finish(run, timeout=240)
+    before, repeated, after = airflow.log(finished, "train").partition(REPEATED)
+    assert repeated
+    assert numbers(before) == [*range(len(numbers(before)))]
+    assert numbers(after) == [*range(numbers(after)[0], 900)]
+    assert 0 <= len(numbers(before)) - numbers(after)[0] <= 50, "at most 5 s are repeated, at ten lines a second"
 
 
 def test_sweep_in_a_block(airflow: Airflow) -> None:

@@ -1,4 +1,4 @@
-"""GpuPodOperator under a real scheduler: pods whose tasks are killed, and a sweep over several pods."""
+"""GpuPodOperator under a real scheduler: pods whose tasks are killed, one that talks, and a sweep over several pods."""
 
 from __future__ import annotations
 
@@ -67,6 +67,16 @@ with (
         do_xcom_push=True,
         checkpoint="s3://checkpoints/resumed",
         retries=0,
+    )
+
+with (
+    DAG("pod_logs", schedule=None, start_date=datetime(2026, 1, 1)),
+    gpu_nodes(pool("pod-logs")),
+):
+    GpuPodOperator(
+        task_id="train",
+        image="busybox:1.36",
+        cmds=["sh", "-c", "i=0; while [ $i -lt 900 ]; do echo line $i; i=$((i+1)); sleep 0.1; done"],
     )
 
 with (

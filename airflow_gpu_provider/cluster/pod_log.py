@@ -1,0 +1,150 @@
+"""A container's log, read in pieces by whoever is there to read it: each line once. No I/O, no clock.
+
+The kubelet can be asked for the lines of a time or later, in whole seconds (sinceTime). A log only grows at its end, so
+these lines are the same sequence each time, and "the lines of second S or later, and how many of them are done with"
+is a place in it. Their times need not grow from line to line: stdout and stderr are stamped apart. So S stays a second
+behind the newest line.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Self
+
+POSITIONS = "airflow-gpu-provider/log-positions"
+"""The annotation of a pod whose log is streamed: its containers' LogPositions, as JSON."""
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_LAG = 1
+_FRACTION = re.compile(r"\.(\d{1,9})")
+_LEVEL = re.compile(r"\s*\[?(DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)\b", re.IGNORECASE)
+_LEVELS = {**logging.getLevelNamesMapping(), "FATAL": logging.CRITICAL}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogPosition:
+    """A place between two lines.
+
+    Attributes:
+        since: In seconds since the epoch.
+        seen: How many of the lines of that second or later are done with.
+        newest: The latest time of those, in nanoseconds since the epoch. Lines that are newer were never seen, however
+            many are to be skipped: the kubelet may have rotated those away.
+    """
+
+    since: int = 0
+    seen: int = 0
+    newest: int = 0
+
+    def to_record(self) -> list[int]:
+        return [self.since, self.seen, self.newest]
+
+    @classmethod
+    def from_record(cls, record: list[int]) -> Self:
+        since, seen, newest = record
+        return cls(since=since, seen=seen, newest=newest)
+
+
+class LogReader:
+    """Tells the new lines of one container's log from those that were read before.
+
+    Each reading begins with `begin`, and gives every whole line of the answer to `take`.
+    """
+
+    def __init__(self, position: LogPosition | None = None) -> None:
+        self._start = position or LogPosition()
+        self._to_skip = self._start.seen
+        self._newest = self._start.newest
+        self._of_second: Counter[int] = Counter()
+
+    @property
+    def position(self) -> LogPosition:
+        """What the last line that was taken is followed by."""
+        if self._to_skip or not self._of_second:
+            return self._start
+        since = self._newest // 10**9 - _LAG
+        seen = sum(count for second, count in self._of_second.items() if second >= since)
+        return LogPosition(since=since, seen=seen, newest=self._newest)
+
+    def begin(self) -> dict[str, str]:
+        """Return the parameters of a request for what is new, and of a little before it."""
+        self._start = self.position
+        self._to_skip = self._start.seen
+        self._of_second.clear()
+        parameters = {"timestamps": "true"}
+        if self._start.since > 0:
+            parameters["sinceTime"] = datetime.fromtimestamp(self._start.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        return parameters
+
+    def take(self, line: bytes) -> str | None:
+        """Return a line's text if it is new; None if it was read before."""
+        stamp, _, text = line.decode(errors="backslashreplace").partition(" ")
+        at = _nanoseconds(stamp)
+        if at is None:  # the end of a line whose beginning is older than what was asked for, or the kubelet's own words
+            return line.decode(errors="backslashreplace")
+        is_old = self._to_skip > 0 and at <= self._start.newest
+        self._to_skip = self._to_skip - 1 if is_old else 0
+        self._count(at)
+        return None if is_old else text
+
+    def _count(self, at: int) -> None:
+        self._newest = max(self._newest, at)
+        self._of_second[at // 10**9] += 1
+        if len(self._of_second) > 2 * _LAG + 2:
+            oldest = self._newest // 10**9 - _LAG
+            self._of_second = Counter({s: count for s, count in self._of_second.items() if s >= oldest})
+
+
+def log_line(
+    log: Callable[..., None],
+    container: str,
+    text: str,
+    *,
+    with_name: bool,
+    formatter: Callable[[str, str], str] | None = None,
+) -> None:
+    """Write one line of a container's log into a task's log, as KubernetesPodOperator does where it follows one.
+
+    Args:
+        log: Takes a level, a format and its arguments, like `Logger.log`.
+        with_name: Put "[container]" before it.
+        formatter: Makes the line instead, from the container's name and the text.
+    """
+    if not text.strip():
+        return
+    if text.startswith(("::group::", "::endgroup::")):  # folded by Airflow's log view, if nothing comes before them
+        log(logging.INFO, "%s", text)
+        return
+    match = _LEVEL.match(text)
+    level = _LEVELS[match.group(1).upper()] if match else logging.INFO
+    if formatter is not None:
+        log(level, "%s", formatter(container, text))
+    elif with_name:
+        log(level, "[%s] %s", container, text)
+    else:
+        log(level, "%s", text)
+
+
+def positions_to_record(positions: Mapping[str, LogPosition]) -> dict[str, Any]:
+    return {name: position.to_record() for name, position in positions.items()}
+
+
+def positions_from_record(record: Mapping[str, Any]) -> dict[str, LogPosition]:
+    return {name: LogPosition.from_record(values) for name, values in record.items()}
+
+
+def _nanoseconds(stamp: str) -> int | None:
+    try:
+        at = datetime.fromisoformat(stamp)
+    except ValueError:
+        return None
+    if at.tzinfo is None:
+        return None
+    seconds = (at.replace(microsecond=0) - _EPOCH) // timedelta(seconds=1)
+    fraction = _FRACTION.search(stamp)
+    return seconds * 10**9 + (int(fraction.group(1).ljust(9, "0")) if fraction else 0)
