@@ -1,21 +1,18 @@
 """The triggers that wait for a pool: NodesTrigger until its nodes are there, ReleaseTrigger until they are gone.
 
-A trigger's row is a small versioned record without secrets: the pool's spec, whose demand it is, and the deadlines.
-Both reconcile the pool while they wait, and neither raises: an error travels as a record, and the operator raises it.
+Both reconcile the pool while they wait.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
-
-from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
-from airflow_gpu_provider.triggers.settling import settle
+from airflow_gpu_provider.triggers.record import RecordTrigger
 from airflow_gpu_provider.triggers.task_state import is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
@@ -27,34 +24,13 @@ RECORD_VERSION = 2
 """1: without `over_quota`, and without what a run does when its nodes are hard to get."""
 
 
-class _PoolTrigger(BaseTrigger):
-    """What both triggers share; `record` is their whole state."""
+class _PoolTrigger(RecordTrigger):
+    """What both triggers share: the pool is reconciled until the wait says that it is over."""
 
+    record_version = RECORD_VERSION
     every: ClassVar[float]
 
-    def __init__(self, record: dict[str, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.record = record
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", {"record": self.record}
-
-    async def run(self) -> AsyncIterator[TriggerEvent]:
-        try:
-            event = await self._wait()
-        except GpuError as error:
-            event = {"version": RECORD_VERSION, "status": "error", "error": error.to_record()}
-        except Exception as error:
-            self.log.exception("The wait ended unexpectedly")
-            event = {
-                "version": RECORD_VERSION,
-                "status": "error",
-                "error": GpuError(f"The wait ended unexpectedly: {error!r}.", "See the log above.").to_record(),
-            }
-        await settle(self.record["deferred_at"])
-        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
-
-    async def _wait(self) -> dict[str, Any]:
+    async def _result(self) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.changes import pool_changes
         from airflow_gpu_provider.scaling.drive import drive
 
@@ -68,7 +44,7 @@ class _PoolTrigger(BaseTrigger):
                 amend=reconciler.amend,
                 change=change,
             )
-        return {"version": RECORD_VERSION, "status": "done", "result": progress.result}
+        return progress.result
 
     def _reconciler(self) -> Reconciler:
         from airflow_gpu_provider.scaling.session import open_pool
