@@ -19,6 +19,8 @@ import pytest
 from airflow_gpu_provider.sandbox import SandboxProcess
 from airflow_gpu_provider.sandbox.errors import ComponentFailed
 
+Cli = Callable[..., "subprocess.CompletedProcess[str]"]
+
 GPU_SANDBOX = [sys.executable, "-m", "airflow_gpu_provider.sandbox.cli"]
 
 
@@ -32,7 +34,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def gpu_sandbox_cli(environment: dict[str, str]) -> Callable[..., subprocess.CompletedProcess[str]]:
+def gpu_sandbox_cli(environment: dict[str, str]) -> Cli:
     def run(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         reply = subprocess.run([*GPU_SANDBOX, *arguments], env=environment, capture_output=True, text=True)
         assert reply.returncode == 0 or not check, reply.stderr
@@ -41,15 +43,19 @@ def gpu_sandbox_cli(environment: dict[str, str]) -> Callable[..., subprocess.Com
     return run
 
 
-Cli = Callable[..., "subprocess.CompletedProcess[str]"]
-
-
 @pytest.fixture(scope="module")
 def detached(gpu_sandbox_cli: Cli, environment: dict[str, str]) -> Iterator[str]:
     gpu_sandbox_cli("up", "--detach", "--name", "shared", "--boot-seconds", "0.5")
     yield "shared"
     gpu_sandbox_cli("down", "--name", "shared")
     assert leftovers(environment) == []
+
+
+@pytest.fixture
+def fault(detached: str, gpu_sandbox_cli: Cli) -> Iterator[Cli]:
+    """`gpu-sandbox fault` of the shared sandbox; a test that fails leaves no fault to the next one."""
+    yield lambda *arguments, check=True: gpu_sandbox_cli("fault", *arguments, "--name", detached, check=check)
+    gpu_sandbox_cli("fault", "clear", "--name", detached)
 
 
 def leftovers(environment: dict[str, str]) -> list[str]:
@@ -145,41 +151,48 @@ def test_status_for_people_and_for_programs(detached: str, gpu_sandbox_cli: Cli)
     assert "sandbox-system" in gpu_sandbox_cli("status", "--name", detached).stdout
 
 
-def test_faults_add_up_until_they_are_cleared(detached: str, gpu_sandbox_cli: Cli) -> None:
-    def fault(*arguments: str) -> None:
-        gpu_sandbox_cli("fault", *arguments, "--name", detached)
+def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_sandbox_cli: Cli) -> None:
+    def faults() -> dict[str, Any]:
+        status = json.loads(gpu_sandbox_cli("status", "--name", detached, "--output", "json").stdout)
+        return dict(status["faults"])
 
     fault("stockout", "--zone", "us-west-2a", "--market", "spot")
     fault("boot-seconds", "7")
     fault("device-plugin-never-ready")
+    fault("autoscaler-dead")
     fault("throttle", "--service", "eks", "--rate", "0.5")
     fault("errors", "--rate", "0.25")
-    status = json.loads(gpu_sandbox_cli("status", "--name", detached, "--output", "json").stdout)
-    assert status["faults"] == {
+    fault("quota", "L-DB2E81BA", "4")
+    assert faults() == {
         "stockouts": [{"zone": "us-west-2a", "instance_type": None, "market": "spot"}],
         "boot_seconds": 7.0,
         "device_plugin_never_ready": True,
+        "autoscaler_dead": True,
         "throttle_rates": {"eks": 0.5},
         "error_rates": {"*": 0.25},
-        "quotas": {},
+        "quotas": {"L-DB2E81BA": 4.0},
     }
     fault("clear")
-    status = json.loads(gpu_sandbox_cli("status", "--name", detached, "--output", "json").stdout)
-    assert not any(status["faults"].values())
+    assert not any(faults().values())
 
 
-def test_aws_calls_fail_at_the_rate_that_was_told(detached: str, gpu_sandbox_cli: Cli) -> None:
+@pytest.mark.parametrize(
+    ("kind", "code"), [("throttle", "ThrottlingException"), ("errors", "ServerException")], ids=["throttle", "errors"]
+)
+def test_aws_calls_fail_as_they_were_told(
+    kind: str, code: str, detached: str, fault: Cli, gpu_sandbox_cli: Cli
+) -> None:
     env = exports(gpu_sandbox_cli("env", "--name", detached).stdout) | {"AWS_MAX_ATTEMPTS": "1"}
     program = "import boto3; boto3.client('eks').list_clusters()"
-    gpu_sandbox_cli("fault", "throttle", "--rate", "1", "--name", detached)
+    fault(kind, "--rate", "1")
     reply = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    gpu_sandbox_cli("fault", "clear", "--name", detached)
-    assert "ThrottlingException" in reply.stderr
+    assert code in reply.stderr
+    fault("clear")
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
 
 
-def test_a_wrong_fault_is_refused_in_words(detached: str, gpu_sandbox_cli: Cli) -> None:
-    reply = gpu_sandbox_cli("fault", "errors", "--rate", "2", "--name", detached, check=False)
+def test_a_wrong_fault_is_refused_in_words(fault: Cli) -> None:
+    reply = fault("errors", "--rate", "2", check=False)
     assert (reply.returncode, reply.stderr) == (1, "gpu-sandbox: a rate is a share between 0 and 1; not 2.0\n")
 
 
