@@ -61,7 +61,7 @@ class GkeBase(Platform):
     def cluster_access(self) -> ClusterAccess:
         from airflow_gpu_provider.cluster.access import ClusterAccess
 
-        cluster, token = self._cluster, self._clients.access_token
+        cluster, token = self._cluster, _TokenSource(self._clients)
         if self._pool.use_dns_endpoint:
             dns = (cluster.get("control_plane_endpoints_config") or {}).get("dns_endpoint_config") or {}
             return ClusterAccess(server=f"https://{dns.get('endpoint')}", token=token)
@@ -131,3 +131,15 @@ class GkeBase(Platform):
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         sizes = {name: self._groups.shrink_to_existing(self._paths_of(name)) for name in groups}
         return {name: size for name, size in sizes.items() if size is not None}
+
+
+class _TokenSource:
+    """Tokens for one ClusterAccess, which asks when the last one is ten minutes old, or was refused."""
+
+    def __init__(self, clients: GoogleClients) -> None:
+        self._clients = clients
+        self._last = ""
+
+    def __call__(self) -> str:
+        self._last = self._clients.access_token(refused=self._last)
+        return self._last

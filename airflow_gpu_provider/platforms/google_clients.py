@@ -140,11 +140,14 @@ class GoogleClients:
         session.mount("http://", adapter)
         return Compute(session, endpoint=endpoint, connection=self.connection)
 
-    def access_token(self) -> str:
-        """Return a bearer token for the cluster's API server that is good for a quarter of an hour at least."""
+    def access_token(self, *, refused: str = "") -> str:
+        """Return a bearer token for the cluster's API server that is good for a quarter of an hour at least.
+
+        It is another one than `refused`, whatever the credentials say of that one's age.
+        """
         credentials = self._credentials
         with self._token_lock, mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection):
-            if not _is_fresh(credentials):
+            if not _is_fresh(credentials) or credentials.token == refused:
                 credentials.refresh(Request())
         return str(credentials.token)
 

@@ -138,6 +138,10 @@ def _fault_device_plugin(arguments: argparse.Namespace) -> None:
     _change_faults(arguments, {"device_plugin_never_ready": True})
 
 
+def _fault_driver(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"driver_never_ready": True})
+
+
 def _fault_autoscaler_dead(arguments: argparse.Namespace) -> None:
     _change_faults(arguments, {"autoscaler_dead": True})
 
@@ -152,6 +156,26 @@ def _fault_errors(arguments: argparse.Namespace) -> None:
 
 def _fault_quota(arguments: argparse.Namespace) -> None:
     _change_faults(arguments, {"quotas": {arguments.quota: arguments.limit}})
+
+
+def _fault_token_seconds(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"token_seconds": arguments.seconds})
+
+
+def _fault_deadline_speed(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"deadline_speed": arguments.speed})
+
+
+def _fault_lease_conflicts(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"lease_conflict_rate": arguments.rate})
+
+
+def _fault_hang_apiserver(arguments: argparse.Namespace) -> None:
+    _call(arguments, "POST", "/hang-apiserver", {"seconds": arguments.seconds}, may_take=arguments.seconds)
+
+
+def _fault_cut_connections(arguments: argparse.Namespace) -> None:
+    print(_call(arguments, "POST", "/cut-connections")["connections"])
 
 
 def _fault_restart_apiserver(arguments: argparse.Namespace) -> None:
@@ -274,6 +298,7 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
     boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
     boot.add_argument("seconds", type=float)
     add("device-plugin-never-ready", _fault_device_plugin, "GPUs never become allocatable")
+    add("driver-never-ready", _fault_driver, "NVIDIA's driver is missing, whoever installs it")
     add("autoscaler-dead", _fault_autoscaler_dead, "the stand-in of cluster-autoscaler does nothing any more")
     rates: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
         ("throttle", _fault_throttle, "throttle a share of the cloud's calls"),
@@ -286,6 +311,24 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
     quota = add("quota", _fault_quota, "a smaller quota than the account has")
     quota.add_argument("quota", help="EC2's code, in vCPUs (L-DB2E81BA), or Compute Engine's metric (NVIDIA_L4_GPUS)")
     quota.add_argument("limit", type=float)
+    tokens = add(
+        "token-seconds",
+        _fault_token_seconds,
+        "how long the cloud's bearer tokens are taken; their holders think longer",
+    )
+    tokens.add_argument("seconds", type=float)
+    deadlines = add(
+        "deadline-speed",
+        _fault_deadline_speed,
+        "let scheduled actions and max_run_duration come so many times as quick",
+    )
+    deadlines.add_argument("speed", type=float)
+    conflicts = add(
+        "lease-conflicts",
+        _fault_lease_conflicts,
+        "let another writer change Leases right after a share of their changes",
+    )
+    conflicts.add_argument("--rate", type=float, required=True, help="0 to 1")
     spot: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
         ("spot-interruption", _fault_spot_interruption, "give spot instances their notice; those named, or all"),
         ("spot-rebalance", _fault_spot_rebalance, "say that spot instances are at risk, as EC2 does before a notice"),
@@ -297,6 +340,9 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
         act.add_argument("--zone", help="all of a zone")
     restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
     restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
+    hang = add("hang-apiserver", _fault_hang_apiserver, "let the Kubernetes API server answer nothing for a time")
+    hang.add_argument("--seconds", type=float, required=True)
+    add("cut-connections", _fault_cut_connections, "end all connections to the Kubernetes API server, watches too")
     add("clear", _fault_clear, "end all faults")
 
 

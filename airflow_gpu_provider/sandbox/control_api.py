@@ -6,6 +6,8 @@ GET  /faults              what `Faults.describe` says
 POST /faults              changes, in the same form; what is left out stays
 DELETE /faults            end all faults
 POST /restart-apiserver   {"down_seconds": 0}; answers when the API server is ready again
+POST /hang-apiserver      {"seconds": 0}; answers when it goes on
+POST /cut-connections     answers {"connections": how many}
 POST /interrupt-spot      {"instance", "node", "zone"}, each may be left out; answers {"instances": [...]}
 POST /recommend-rebalance the same
 POST /down                ask for the end; answers at once
@@ -42,6 +44,8 @@ class Controlled(Protocol):
     def describe(self) -> dict[str, Any]: ...
     def env(self) -> dict[str, str]: ...
     def restart_apiserver(self, down_seconds: float) -> None: ...
+    def hang_apiserver(self, seconds: float) -> None: ...
+    def cut_connections(self) -> int: ...
     def interrupt_spot(self, *, instance: str | None, node: str | None, zone: str | None) -> list[str]: ...
     def recommend_rebalance(self, *, instance: str | None, node: str | None, zone: str | None) -> list[str]: ...
 
@@ -60,6 +64,8 @@ class ControlApi:
             ("POST", "/faults"): self._apply_faults,
             ("DELETE", "/faults"): self._clear_faults,
             ("POST", "/restart-apiserver"): self._restart_apiserver,
+            ("POST", "/hang-apiserver"): self._hang_apiserver,
+            ("POST", "/cut-connections"): lambda body: {"connections": sandbox.cut_connections()},
             ("POST", "/interrupt-spot"): lambda body: _on_spot(sandbox.interrupt_spot, body),
             ("POST", "/recommend-rebalance"): lambda body: _on_spot(sandbox.recommend_rebalance, body),
             ("POST", "/down"): self._down,
@@ -100,15 +106,23 @@ class ControlApi:
         return self._sandbox.faults.describe()
 
     def _restart_apiserver(self, body: Any) -> dict[str, Any]:
-        down_seconds = float((body or {}).get("down_seconds", 0.0))
-        if not 0 <= down_seconds < float("inf"):
-            raise ValueError(f"down_seconds is a number of seconds, at least 0; not {down_seconds!r}")
-        self._sandbox.restart_apiserver(down_seconds)
+        self._sandbox.restart_apiserver(_seconds(body, "down_seconds"))
+        return {}
+
+    def _hang_apiserver(self, body: Any) -> dict[str, Any]:
+        self._sandbox.hang_apiserver(_seconds(body, "seconds"))
         return {}
 
     def _down(self, body: Any) -> dict[str, Any]:
         self.down_requested.set()
         return {}
+
+
+def _seconds(body: Any, name: str) -> float:
+    seconds = float((body or {}).get(name, 0.0))
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"{name} is a number of seconds, at least 0; not {seconds!r}")
+    return seconds
 
 
 def _on_spot(act: Callable[..., list[str]], body: Any) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from airflow_gpu_provider.sandbox.connections import cut_connections
 from airflow_gpu_provider.sandbox.errors import ComponentFailed
 from airflow_gpu_provider.sandbox.pki import CertificateAuthority, KeyPair, SigningKey, write_secret
 from airflow_gpu_provider.sandbox.processes import ComponentProcess, stop_together
@@ -114,15 +115,33 @@ class ControlPlane:
     def restart_apiserver(self, down_seconds: float = 0.0) -> None:
         """Stop the API server, leave it down that long (or until `stop`), start it; returns when it is ready."""
         with self._restart_lock:
-            apiserver = self._components.get("kube-apiserver")
-            if apiserver is None:
-                raise ComponentFailed("the API server is not running, so it cannot be restarted")
+            apiserver = self._running_apiserver("be restarted")
             # Its graceful end waits a minute for the watches of all clients.
             stop_together([apiserver], kill_after=_APISERVER_GRACE)
             if self._stopping.wait(down_seconds):
                 return
             apiserver.start()
             self._wait_until_ready(time.monotonic() + START_TIMEOUT)
+
+    def hang_apiserver(self, seconds: float) -> None:
+        """Let the API server answer nothing for so long (or until `stop`): connections stand, and stay silent."""
+        with self._restart_lock, self._running_apiserver("hang").held():
+            self._stopping.wait(seconds)
+
+    def cut_connections(self) -> int:
+        """End all connections to the API server, watches too; returns how many. New ones are taken at once."""
+        apiserver = self._running_apiserver("lose its connections")
+        assert apiserver.pid is not None
+        try:
+            return cut_connections(apiserver.pid, self._port)
+        except OSError as error:
+            raise ComponentFailed(f"the API server's connections could not be cut: {error}") from error
+
+    def _running_apiserver(self, to_do: str) -> ComponentProcess:
+        apiserver = self._components.get("kube-apiserver")
+        if apiserver is None or not apiserver.running:
+            raise ComponentFailed(f"the API server is not running, so it cannot {to_do}")
+        return apiserver
 
     def components(self) -> dict[str, bool]:
         """Each component, and whether it runs."""

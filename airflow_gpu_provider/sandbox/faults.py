@@ -12,8 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from airflow_gpu_provider.sandbox.scaled_time import ScaledTime
+
 Market = Literal["on-demand", "spot"]
 ANY_SERVICE = "*"
+_SWITCHES = frozenset({"device_plugin_never_ready", "driver_never_ready", "autoscaler_dead"})
+_NUMBERS = frozenset({"boot_seconds", "token_seconds", "deadline_speed", "lease_conflict_rate"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,7 @@ class Faults:
     def __init__(self, *, seed: int = 0) -> None:
         self._lock = threading.Lock()
         self._seed = seed
+        self._deadline_time = ScaledTime()
         self._reset()
 
     def _reset(self) -> None:
@@ -49,7 +54,12 @@ class Faults:
         self._stockouts: tuple[Stockout, ...] = ()
         self._boot_seconds: float | None = None
         self._device_plugin_never_ready = False
+        self._driver_never_ready = False
         self._autoscaler_dead = False
+        self._token_seconds: float | None = None
+        self._deadline_speed: float | None = None
+        self._deadline_time.speed = 1.0
+        self._lease_conflict_rate = 0.0
         self._error_rates: dict[str, float] = {}
         self._throttle_rates: dict[str, float] = {}
         self._quotas: dict[str, float] = {}
@@ -78,6 +88,15 @@ class Faults:
         self._device_plugin_never_ready = never_ready
 
     @property
+    def driver_never_ready(self) -> bool:
+        """Whether NVIDIA's driver is missing on all nodes, whoever installs it; device plugins then find no GPU."""
+        return self._driver_never_ready
+
+    @driver_never_ready.setter
+    def driver_never_ready(self, never_ready: bool) -> None:
+        self._driver_never_ready = never_ready
+
+    @property
     def autoscaler_dead(self) -> bool:
         """Whether the cluster's autoscaler does nothing, its status growing old."""
         return self._autoscaler_dead
@@ -85,6 +104,52 @@ class Faults:
     @autoscaler_dead.setter
     def autoscaler_dead(self, dead: bool) -> None:
         self._autoscaler_dead = dead
+
+    @property
+    def token_seconds(self) -> float | None:
+        """How long after its making the cloud's bearer token is refused; None: EKS's 15 minutes, Google's hour.
+
+        Whoever holds a token is not told: it was to live longer when it was made. The API server goes on
+        taking one that it has just seen for up to 20 seconds.
+        """
+        return self._token_seconds
+
+    @token_seconds.setter
+    def token_seconds(self, seconds: float | None) -> None:
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            raise ValueError(f"token_seconds is a number of seconds, at least 0, or None; not {seconds!r}")
+        self._token_seconds = seconds
+
+    @property
+    def deadline_speed(self) -> float | None:
+        """How many times as quick the cloud's own deadlines come, from now on; None: in their time.
+
+        These are scheduled actions of Auto Scaling groups, and max_run_duration of GKE's machines.
+        """
+        return self._deadline_speed
+
+    @deadline_speed.setter
+    def deadline_speed(self, speed: float | None) -> None:
+        self._deadline_time.speed = 1.0 if speed is None else speed
+        self._deadline_speed = speed
+
+    def deadline_seconds(self) -> float:
+        """The time by which those deadlines go, in seconds; differences mean something."""
+        return self._deadline_time.seconds()
+
+    @property
+    def lease_conflict_rate(self) -> float:
+        """Share of changes of Leases after which another writer changes the Lease too, at once."""
+        return self._lease_conflict_rate
+
+    @lease_conflict_rate.setter
+    def lease_conflict_rate(self, rate: float) -> None:
+        self._lease_conflict_rate = _share(rate)
+
+    def draw_lease_conflict(self) -> bool:
+        """Whether another writer changes this Lease now."""
+        with self._lock:
+            return self._drawn(self._lease_conflict_rate)
 
     @property
     def error_rates(self) -> dict[str, float]:
@@ -133,7 +198,9 @@ class Faults:
             return self._draw(self._error_rates, service)
 
     def _draw(self, rates: Mapping[str, float], service: str) -> bool:
-        rate = rates.get(service, rates.get(ANY_SERVICE, 0.0))
+        return self._drawn(rates.get(service, rates.get(ANY_SERVICE, 0.0)))
+
+    def _drawn(self, rate: float) -> bool:
         return rate > 0 and self._random.random() < rate
 
     def add(self, stockout: Stockout) -> None:
@@ -158,8 +225,7 @@ class Faults:
         self._set_rate(self._throttle_rates, rate, service)
 
     def _set_rate(self, rates: dict[str, float], rate: float, service: str) -> None:
-        if not 0 <= rate <= 1:
-            raise ValueError(f"a rate is a share between 0 and 1; not {rate!r}")
+        rate = _share(rate)
         with self._lock:
             if rate == 0 and (service == ANY_SERVICE or ANY_SERVICE not in rates):
                 rates.pop(service, None)
@@ -180,7 +246,11 @@ class Faults:
                 "stockouts": [asdict(stockout) for stockout in self._stockouts],
                 "boot_seconds": self._boot_seconds,
                 "device_plugin_never_ready": self._device_plugin_never_ready,
+                "driver_never_ready": self._driver_never_ready,
                 "autoscaler_dead": self._autoscaler_dead,
+                "token_seconds": self._token_seconds,
+                "deadline_speed": self._deadline_speed,
+                "lease_conflict_rate": self._lease_conflict_rate,
                 "error_rates": dict(self._error_rates),
                 "throttle_rates": dict(self._throttle_rates),
                 "quotas": dict(self._quotas),
@@ -200,18 +270,22 @@ class Faults:
     def _merge(self, changes: Mapping[str, Any], stockouts: Iterable[Stockout]) -> None:
         for stockout in stockouts:
             self.add(stockout)
-        if "boot_seconds" in changes:
-            self.boot_seconds = changes["boot_seconds"]
-        if "device_plugin_never_ready" in changes:
-            self.device_plugin_never_ready = bool(changes["device_plugin_never_ready"])
-        if "autoscaler_dead" in changes:
-            self.autoscaler_dead = bool(changes["autoscaler_dead"])
+        for name in _SWITCHES & changes.keys():
+            setattr(self, name, bool(changes[name]))
+        for name in _NUMBERS & changes.keys():
+            setattr(self, name, changes[name])
         for service, rate in changes.get("error_rates", {}).items():
             self.set_error_rate(rate, service=service)
         for service, rate in changes.get("throttle_rates", {}).items():
             self.set_throttle_rate(rate, service=service)
         for name, limit in changes.get("quotas", {}).items():
             self.set_quota(name, limit)
+
+
+def _share(rate: float) -> float:
+    if not 0 <= rate <= 1:
+        raise ValueError(f"a rate is a share between 0 and 1; not {rate!r}")
+    return rate
 
 
 def _stockouts(described: Iterable[Mapping[str, Any]]) -> list[Stockout]:

@@ -92,7 +92,7 @@ class Machines:
         self._removing: set[str] = set()
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._plugin_was_ready = True
+        self._plugin_was_ready = self._driver_was_ready = True
         self._workers = ThreadPoolExecutor(_DRAINS_AT_ONCE, thread_name_prefix="sandbox-machine")
         self._thread = threading.Thread(target=self._run, name="sandbox-machines", daemon=True)
 
@@ -171,6 +171,10 @@ class Machines:
         if ready != self._plugin_was_ready:
             _logged(self._agent.set_device_plugin_ready, ready)
             self._plugin_was_ready = ready
+        ready = not self._faults.driver_never_ready
+        if ready != self._driver_was_ready:
+            _logged(self._agent.set_driver_ready, ready)
+            self._driver_was_ready = ready
 
     def _booted(self) -> list[_Machine]:
         fault = self._faults.boot_seconds

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -67,6 +68,17 @@ class ComponentProcess:
         with self._log_file.open("rb") as log:
             log.seek(max(0, self._log_file.stat().st_size - _LOG_TAIL_BYTES))
             return log.read().decode(errors="replace")
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile it is there, and does nothing: SIGSTOP, and SIGCONT after."""
+        if self._process is None:
+            raise ComponentFailed(f"{self.name} is not running, so it cannot be held")
+        self._process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self._process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
         """Ask it to end; `wait` waits for it."""

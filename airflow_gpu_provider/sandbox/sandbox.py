@@ -19,6 +19,7 @@ from airflow_gpu_provider.sandbox.control_plane import ControlPlane
 from airflow_gpu_provider.sandbox.errors import ComponentFailed
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE, ManagedCluster, Platform
+from airflow_gpu_provider.sandbox.other_writer import OtherWriter
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.authenticator import Authenticator
@@ -173,6 +174,9 @@ class Sandbox:
         self._start_nodes(starting)
         if self.autoscaler == "stand-in":
             self._start_autoscaler(starting)
+        other_writer = OtherWriter(control_plane=self.control_plane, faults=self.faults)
+        other_writer.start()
+        starting.callback(other_writer.stop)
         self.control_api = ControlApi(self)
         self.control_api.start()
         starting.callback(self.control_api.stop)
@@ -293,6 +297,14 @@ class Sandbox:
     def restart_apiserver(self, down_seconds: float = 0.0) -> None:
         """Take the API server away for so long; returns when it is ready again."""
         self.control_plane.restart_apiserver(down_seconds)
+
+    def hang_apiserver(self, seconds: float) -> None:
+        """Let the API server answer nothing for so long, its connections standing; returns when it goes on."""
+        self.control_plane.hang_apiserver(seconds)
+
+    def cut_connections(self) -> int:
+        """End all connections to the API server, watches too, which takes new ones at once; returns how many."""
+        return self.control_plane.cut_connections()
 
     def describe(self) -> dict[str, Any]:
         """Plain data on what is there now: components, nodes, pods, groups, faults.

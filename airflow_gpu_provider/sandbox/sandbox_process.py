@@ -124,6 +124,14 @@ class SandboxProcess:
         instances: list[str] = self._running.api.call("POST", "/recommend-rebalance", where)["instances"]
         return instances
 
+    def hang_apiserver(self, seconds: float) -> None:
+        """As `Sandbox.hang_apiserver`."""
+        self._running.api.call("POST", "/hang-apiserver", {"seconds": seconds}, may_take=seconds)
+
+    def cut_connections(self) -> int:
+        """As `Sandbox.cut_connections`."""
+        return int(self._running.api.call("POST", "/cut-connections")["connections"])
+
     def restart_apiserver(self, down_seconds: float = 0.0) -> None:
         """As `Sandbox.restart_apiserver`."""
         self._running.api.call("POST", "/restart-apiserver", {"down_seconds": down_seconds}, may_take=down_seconds)

@@ -163,11 +163,19 @@ def test_faults_add_up_until_they_are_cleared(detached: str, fault: Cli, gpu_san
     fault("throttle", "--service", "eks", "--rate", "0.5")
     fault("errors", "--rate", "0.25")
     fault("quota", "L-DB2E81BA", "4")
+    fault("driver-never-ready")
+    fault("token-seconds", "60")
+    fault("deadline-speed", "20")
+    fault("lease-conflicts", "--rate", "0.1")
     assert faults() == {
         "stockouts": [{"zone": "us-west-2a", "instance_type": None, "market": "spot"}],
         "boot_seconds": 7.0,
         "device_plugin_never_ready": True,
+        "driver_never_ready": True,
         "autoscaler_dead": True,
+        "token_seconds": 60.0,
+        "deadline_speed": 20.0,
+        "lease_conflict_rate": 0.1,
         "throttle_rates": {"eks": 0.5},
         "error_rates": {"*": 0.25},
         "quotas": {"L-DB2E81BA": 4.0},

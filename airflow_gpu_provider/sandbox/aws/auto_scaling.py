@@ -40,7 +40,7 @@ class AutoScaling(AutoScalingBackend):
     def __init__(self, region_name: str, account_id: str, *, surroundings: Surroundings) -> None:
         super().__init__(region_name, account_id)
         self.autoscaling_groups = _Groups()
-        self.schedule = Schedule()
+        self.schedule = Schedule(surroundings.faults.deadline_seconds)
         self._around = surroundings
 
     def reset(self) -> None:
@@ -280,7 +280,7 @@ class AutoScaling(AutoScalingBackend):
         if action.start_time is None and action.recurrence:
             following = next_occurrence(action.recurrence, action.time_zone, now)
             action = replace(action, start_time=following)
-        self.schedule.put(action)
+        self.schedule.put(action, now)
         return action
 
     def _check_action(

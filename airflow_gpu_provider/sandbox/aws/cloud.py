@@ -121,6 +121,7 @@ class AwsCloud:
             capacity=Ec2Capacity(ec2=ec2, quotas=self.quotas, faults=self._faults),
             activities=self._activities,
             outbox=self._outbox,
+            faults=self._faults,
         )
         self._auto_scaling = AutoScaling(region, account, surroundings=around)
         autoscaling_backends[account][region] = self._auto_scaling
@@ -290,6 +291,7 @@ class AwsCloud:
                     "sts.amazonaws.com",
                 },
                 now=utc_now(),
+                longest_life=self._faults.token_seconds,
             )
 
     def add_identity(self, name: str) -> AccessKey:

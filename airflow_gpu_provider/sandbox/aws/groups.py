@@ -23,6 +23,7 @@ from airflow_gpu_provider.sandbox.aws.registration import (
 )
 from airflow_gpu_provider.sandbox.aws.replacements import Replacement, uneven
 from airflow_gpu_provider.sandbox.cloud_events import Outbox
+from airflow_gpu_provider.sandbox.faults import Faults
 
 Process = Literal["Launch", "Terminate", "ReplaceUnhealthy", "ScheduledActions", "AZRebalance"]
 _TERMINATING_HOOK = "autoscaling:EC2_INSTANCE_TERMINATING"
@@ -39,6 +40,7 @@ class Surroundings:
     capacity: Ec2Capacity
     activities: ActivityLog
     outbox: Outbox[Instance]
+    faults: Faults
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
 

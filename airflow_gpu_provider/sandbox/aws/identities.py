@@ -104,9 +104,18 @@ class Identities:
 
 
 def identify(
-    token: str, *, identities: Identities, cluster_names: Iterable[str], hosts: Collection[str], now: datetime
+    token: str,
+    *,
+    identities: Identities,
+    cluster_names: Iterable[str],
+    hosts: Collection[str],
+    now: datetime,
+    longest_life: float | None = None,
 ) -> Identity | None:
-    """Who made this `k8s-aws-v1.` token, checked as EKS's authenticator and STS do; None if it is not valid."""
+    """Who made this `k8s-aws-v1.` token, checked as EKS's authenticator and STS do; None if it is not valid.
+
+    `longest_life`, in seconds, is for clouds where tokens die sooner than after their 15 minutes.
+    """
     url = _decode(token)
     if url is None:
         return None
@@ -115,7 +124,8 @@ def identify(
     values = {key.lower(): value for key, value in query}
     if parts.netloc not in hosts or parts.path not in ("", "/") or len(values) != len(query):
         return None
-    if not _well_formed(values) or not _in_time(values, now):
+    life = TOKEN_LIFE if longest_life is None else min(TOKEN_LIFE, timedelta(seconds=longest_life))
+    if not _well_formed(values) or not _in_time(values, now, life):
         return None
     known = identities.find(values["x-amz-credential"].split("/")[0])
     if known is None or (known.expires is not None and now >= known.expires):
@@ -147,14 +157,14 @@ def _well_formed(values: Mapping[str, str]) -> bool:
     )
 
 
-def _in_time(values: Mapping[str, str], now: datetime) -> bool:
-    """Within the token's 15 minutes, whatever the URL's own expiry says, which must not be longer."""
+def _in_time(values: Mapping[str, str], now: datetime, life: timedelta) -> bool:
+    """Within the token's life, whatever the URL's own expiry says, which must not be more than 15 minutes."""
     try:
         made = datetime.strptime(values["x-amz-date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
         expires = int(values["x-amz-expires"])
     except ValueError:
         return False
-    return 0 <= expires <= TOKEN_LIFE.total_seconds() and made - _CLOCK_SKEW <= now < made + TOKEN_LIFE
+    return 0 <= expires <= TOKEN_LIFE.total_seconds() and made - _CLOCK_SKEW <= now < made + life
 
 
 def _signature_matches(url: str, cluster_name: str, values: Mapping[str, str], credentials: Credentials) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -94,15 +95,17 @@ def check_times(action: ScheduledAction, now: datetime) -> None:
 
 
 class Schedule:
-    """All scheduled actions, by group and name."""
+    """All scheduled actions, by group and name. `seconds` is the time by which they come due."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: Callable[[], float]) -> None:
+        self._seconds = seconds
         self._actions: dict[tuple[str, str], ScheduledAction] = {}
+        self._due: dict[tuple[str, str], float] = {}
 
     def get(self, group_name: str, name: str) -> ScheduledAction | None:
         return self._actions.get((group_name, name))
 
-    def put(self, action: ScheduledAction) -> None:
+    def put(self, action: ScheduledAction, now: datetime) -> None:
         """AlreadyExists if another action of the group has the same start time."""
         for other in self._actions.values():
             same_group = other.group_name == action.group_name and other.name != action.name
@@ -110,7 +113,12 @@ class Schedule:
                 raise AutoscalingClientError(
                     "AlreadyExists", "A scheduled action with this scheduled start time already exists"
                 )
+        self._set(action, now)
+
+    def _set(self, action: ScheduledAction, now: datetime) -> None:
+        left = ((action.start_time or now) - now).total_seconds()
         self._actions[action.group_name, action.name] = action
+        self._due[action.group_name, action.name] = self._seconds() + left
 
     def delete(self, group_name: str, name: str) -> None:
         """ValidationError if there is no such action."""
@@ -129,11 +137,12 @@ class Schedule:
 
     def take_due(self, now: datetime) -> list[ScheduledAction]:
         """The actions to fire now; each is moved to its next time, or vanishes."""
-        due = [a for a in self._actions.values() if a.start_time is not None and a.start_time <= now]
+        seconds = self._seconds()
+        due = [action for key, action in self._actions.items() if self._due[key] <= seconds]
         for action in due:
             following = action.after(now)
             if following is None:
                 del self._actions[action.group_name, action.name]
             else:
-                self._actions[action.group_name, action.name] = following
+                self._set(following, now)
         return sorted(due, key=lambda action: (action.start_time or now, action.name))

@@ -65,6 +65,7 @@ class GoogleCloud:
             project_id=project_id,
             token_uri=f"{self.endpoint_url}{TOKEN_PATH}",
             token_lifetime=self.timings.token_lifetime,
+            faults=faults,
         )
         self._permissions = Permissions()
         self.administrator = self._identities.add("sandbox-admin")

@@ -59,6 +59,8 @@ class Member:
     """When the present step is over; of one that has no instance, when it is tried next."""
     created_at: float = 0.0
     running_since: float | None = None
+    run_ends_at: float | None = None
+    """When its max_run_duration is over, in `Faults.deadline_seconds`."""
     failing_since: float | None = None
     error: LaunchError | None = None
     counted: Counter[str] = field(default_factory=Counter)
@@ -236,8 +238,7 @@ class InstanceGroup:
             self._end_instance(member)
             self._make_anew(member, now)
             return
-        limit = self.template.max_run_seconds
-        if limit is not None and member.running_since is not None and now >= member.running_since + limit:
+        if member.run_ends_at is not None and self._around.faults.deadline_seconds() >= member.run_ends_at:
             # A group whose machines have a limit does not make them anew: its target size goes down with them.
             self.delete([member.name], now)
 
@@ -286,6 +287,8 @@ class InstanceGroup:
     def _run(self, member: Member, now: float) -> None:
         member.status, member.action = "RUNNING", "NONE"
         member.running_since = now
+        if self.template.max_run_seconds is not None:
+            member.run_ends_at = self._around.faults.deadline_seconds() + self.template.max_run_seconds
         member.announced = self._announcement(member)
         self._around.outbox.instance_launched(member.announced)
 
@@ -323,7 +326,7 @@ class InstanceGroup:
     def _make_anew(self, member: Member, now: float) -> None:
         """As a group does with an instance that was lost: the same name, another instance."""
         member.action, member.status, member.instance_id = "RECREATING", "", ""
-        member.running_since = member.taken_at = None
+        member.running_since = member.run_ends_at = member.taken_at = None
         member.deadline = now + self._around.timings.instance_delete
 
     def _least_needed(self, members: list[Member]) -> list[Member]:

@@ -121,6 +121,10 @@ class NodeAgent:
         """False keeps GPUs from becoming allocatable on all nodes, however well the device plugin runs."""
         self._request("set_device_plugin_ready", ready=ready)
 
+    def set_driver_ready(self, ready: bool) -> None:
+        """False takes NVIDIA's driver away from all nodes: device plugins find no GPU, installers install nothing."""
+        self._request("set_driver_ready", ready=ready)
+
     def _command(self) -> list[str]:
         images = json.dumps([image.to_json() for image in self._images])
         command = [sys.executable, "-m", "airflow_gpu_provider.sandbox.nodes.agent"]

@@ -40,6 +40,7 @@ class Node:
         kubelet_port: int,
         folder: Path,
         plugin_allowed: bool,
+        driver_allowed: bool,
         status_changed: Callable[[Node], None],
     ) -> None:
         self.spec = spec
@@ -51,6 +52,7 @@ class Node:
         self._events = events
         self._kubelet_port = kubelet_port
         self._plugin_allowed = plugin_allowed
+        self._driver_allowed = driver_allowed
         self._status_changed = status_changed
         self._ready_since = clock.seconds_text(clock.now())
         self._plugins: list[ContainerRunner] = []
@@ -232,7 +234,7 @@ class Node:
     @property
     def gpus_usable(self) -> bool:
         """Whether there are GPUs, and the driver for them."""
-        return bool(self.gpus) and self._driver_loaded
+        return bool(self.gpus) and self._driver_loaded and self._driver_allowed
 
     def driver_installed(self) -> None:
         """NVIDIA's driver is there now; calling it again changes nothing."""
@@ -256,6 +258,11 @@ class Node:
     def allow_device_plugin(self, allowed: bool) -> None:
         """Let device plugins find the GPUs, or (a fault) keep them from it."""
         before, self._plugin_allowed = self._registered, allowed
+        self._tell_plugins(were_registered=before)
+
+    def allow_driver(self, allowed: bool) -> None:
+        """Let NVIDIA's driver be there once it is installed, or (a fault) be missing."""
+        before, self._driver_allowed = self._registered, allowed
         self._tell_plugins(were_registered=before)
 
     def _tell_plugins(self, *, were_registered: bool) -> None:

@@ -56,7 +56,7 @@ class NodeSet:
         self._nodes: dict[str, Node] = {}
         self._pods = Pods(self.machine, self._nodes)
         self._server = KubeletServer(self._pods, work_dir=work_dir, authority=api.access.authority)
-        self._plugin_allowed = True
+        self._plugin_allowed = self._driver_allowed = True
         self._dirty: dict[str, asyncio.Task[None]] = {}
         self.port = 0
         self.broken: asyncio.Future[None] = self._launcher.lost
@@ -94,6 +94,10 @@ class NodeSet:
                 self._plugin_allowed = arguments["ready"]
                 for node in self._nodes.values():
                     node.allow_device_plugin(self._plugin_allowed)
+            case "set_driver_ready":
+                self._driver_allowed = arguments["ready"]
+                for node in self._nodes.values():
+                    node.allow_driver(self._driver_allowed)
             case _:
                 raise NodeAgentError(f"unknown request {operation!r}")
 
@@ -108,6 +112,7 @@ class NodeSet:
             kubelet_port=self.port,
             folder=self.machine.work_dir / "nodes" / spec.name,
             plugin_allowed=self._plugin_allowed,
+            driver_allowed=self._driver_allowed,
             status_changed=self._status_changed,
         )
         # Ours before the API has it: a pod that waits for a node is bound within milliseconds.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import platform
 
@@ -14,6 +15,7 @@ CLONE_NEWUSER, CLONE_NEWPID = 0x10000000, 0x20000000
 
 _PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_NAME = 1, 24, 15
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_PIDFD_GETFD = 438
 _MOUNT_SETATTR = 442
 _AT_FDCWD, _AT_RECURSIVE = -100, 0x8000
 _MOUNT_ATTR_RDONLY = 0x1
@@ -45,6 +47,14 @@ def unshare(flags: int) -> None:
 def setns(fd: int, flags: int) -> None:
     """Join the namespaces in flags of the process behind a pidfd."""
     _checked(_libc.setns(ctypes.c_int(fd), ctypes.c_int(flags)), f"setns({flags:#x})")
+
+
+def pidfd_getfd(pidfd: int, number: int) -> int:
+    """A descriptor of ours for what another process has open as `number`; FileNotFoundError where that is closed."""
+    descriptor: int = _libc.syscall(_PIDFD_GETFD, pidfd, number, 0)
+    if descriptor < 0 and ctypes.get_errno() == errno.EBADF:
+        raise FileNotFoundError(errno.EBADF, f"descriptor {number} is not open")
+    return _checked(descriptor, f"pidfd_getfd({number})")
 
 
 def mount(source: str, target: str, fstype: str = "", flags: int = 0, data: str = "") -> None:

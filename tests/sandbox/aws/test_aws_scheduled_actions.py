@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -45,6 +46,21 @@ def test_the_switch_fires_once_and_vanishes(account: Account) -> None:
     assert account.group(asg)["DesiredCapacity"] == 0
     assert "a scheduled action update of AutoScalingGroup constraints" in account.activities(asg)[0]["Cause"]
     assert account.events.kinds() == ["launched", "drain", "terminated"]
+
+
+def test_an_action_hours_ahead_comes_sooner_where_deadlines_do(account: Account) -> None:
+    asg = account.node_group()
+    account.grow(asg, 1)
+    put(account, asg, StartTime=soon(3600))
+    account.faults.deadline_speed = 1200
+    begun = time.monotonic()
+    eventually(lambda: actions(account, asg), lambda left: left == [])
+    assert time.monotonic() - begun > 2
+    assert account.group(asg)["DesiredCapacity"] == 0
+    # One that is put or moved now counts from now.
+    put(account, asg, StartTime=soon(24 * 3600))
+    account.faults.deadline_speed = None
+    assert len(actions(account, asg)) == 1
 
 
 def test_moving_the_switch_keeps_what_is_left_out(account: Account) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -234,6 +235,15 @@ def test_a_machine_ends_with_its_maximum_run_duration_and_is_not_made_anew(proje
     assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
     assert project.compute("GET", project.group())["targetSize"] == 0
     assert eventually(lambda: not project.managed())
+
+
+def test_a_run_duration_of_hours_is_over_sooner_where_deadlines_come_sooner(project: Project) -> None:
+    project.create(nodes=1, max_run_duration=timedelta(hours=1))
+    begun = time.monotonic()
+    project.faults.deadline_speed = 1200
+    assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
+    assert time.monotonic() - begun > 2
+    assert project.compute("GET", project.group())["targetSize"] == 0
 
 
 def test_a_preempted_machine_has_its_notice_and_is_made_anew(project: Project) -> None:
