@@ -136,7 +136,7 @@ def _sizes(
 
 
 def _to_tell(snapshot: PoolSnapshot) -> tuple[str, ...]:
-    if not snapshot.pool.is_autoscaled or snapshot.pool.manage != "full":
+    if snapshot.pool.manage != "full":
         return ()
     return tuple(group.name for group in filter(scalable, snapshot.groups) if group.untold)
 

@@ -79,7 +79,12 @@ def test_a_group_that_lacks_tags_is_told_of_unless_others_own_it() -> None:
     untold = {"untold": ("+k8s.io/cluster-autoscaler/enabled=true",)}
     assert decide(snapshot(train_a_g6_xlarge=untold)).tell == (A,)
     assert decide(snapshot(train_a_g6_xlarge={**untold, "status": "creating"})).tell == ()
-    assert decide(take(train_a_g6_xlarge=untold)).tell == ()
+    assert decide(snapshot(spec=pool(manage="scale", node_groups=(A,)), train_a_g6_xlarge=untold)).tell == ()
+
+
+def test_a_group_that_this_package_sizes_loses_the_tag_by_which_an_autoscaler_finds_it() -> None:
+    invited = {"untold": ("-k8s.io/cluster-autoscaler/enabled",)}
+    assert decide(take(train_a_g6_xlarge=invited)).tell == (A,)
 
 
 class TestPlaceholders:
