@@ -3,10 +3,11 @@
     with gpu_nodes(pool, gpus=1):
         GpuPodOperator(task_id="train", ...)
 
-ensure -> device plugin -> [the block's tasks] -> scale down -> done, with the shape that makes a run's colour right:
-Ensure is the setup and scale-down its teardown, which runs whatever fails. A DAG run's state comes from its leaves, and
-a teardown that succeeds would turn a failed training green: so the leaf is `done`, which looks at what became of the
-tasks (see operators/verdict.py).
+begin -> ensure -> device plugin -> [the block's tasks] -> scale down -> done, with the shape that makes a run's colour
+right: Ensure is the setup and scale-down its teardown, which runs whatever fails. A teardown runs if one of its setups
+has succeeded: that is what `begin` is for, so that Ensure's worker may die without a word. A DAG run's state comes from
+its leaves, and a teardown that succeeds would turn a failed training green: so the leaf is `done`, which looks at what
+became of the tasks (see operators/verdict.py).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow.exceptions import DuplicateTaskIdFound
 from airflow.sdk import TaskGroup
 
 from airflow_gpu_provider.errors import PoolSpecError
@@ -23,12 +26,34 @@ from airflow_gpu_provider.errors import PoolSpecError
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
 
-_current: ContextVar[GpuPool | None] = ContextVar("gpu_nodes_pool", default=None)
+
+@dataclass(frozen=True)
+class _Block:
+    pool: GpuPool
+    block_id: str
+
+
+_open: ContextVar[tuple[_Block, ...]] = ContextVar("gpu_nodes_blocks", default=())
 
 
 def current_pool() -> GpuPool | None:
     """Return the pool of the innermost `gpu_nodes` block that is open, or None."""
-    return _current.get()
+    return _open.get()[-1].pool if _open.get() else None
+
+
+def block_of(gpu_pool: GpuPool) -> str:
+    """Return the block_id of the innermost `gpu_nodes` block of this pool that is open; empty outside of any."""
+    return next((each.block_id for each in reversed(_open.get()) if each.pool.name == gpu_pool.name), "")
+
+
+class _BlockGroup(TaskGroup):
+    """A task group that adds nothing to its tasks' ids: they are what they would be in the group around it."""
+
+    def child_id(self, label: str) -> str:
+        if self.parent_group is None:
+            return label
+        within: str = self.parent_group.child_id(label)  # type: ignore[no-untyped-call]
+        return within
 
 
 @contextmanager
@@ -48,31 +73,45 @@ def gpu_nodes(
 
     Tasks in the block keep their own ids; a GpuPodOperator takes the pool from the block. The block is a TaskGroup:
     `extract >> block` and `block >> report` do what they say, and `report` runs only if the block's tasks succeeded.
+    Each block wants nodes for itself, several of one run on one pool too, and so does each map index of a task group
+    around it.
 
     Args:
         gpu_pool: The pool.
         gpus: GPUs that a run wants. Default 1 where `nodes` is not given.
         nodes: Nodes that a run wants, instead of `gpus`.
         warm: With scaling="autoscaler": the nodes are up before the first task; see EnsureGpuPoolOperator.
-        group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name.
+        group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name. The second
+            block of a pool needs one.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.
         ensure_args, device_plugin_args, scale_down_args: More arguments for the block's own operators.
 
     Raises:
-        PoolSpecError: The block holds no task.
+        PoolSpecError: The block holds no task, or another one has its name.
     """
+    from airflow.providers.standard.operators.empty import EmptyOperator
+
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.verdict import BlockVerdictOperator
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
     name = group_id or str(gpu_pool.name)
-    group = TaskGroup(group_id=name, prefix_group_id=False, tooltip=f"GPU nodes of pool {gpu_pool.name}")
-    token = _current.set(gpu_pool)
+    group = _group(name, gpu_pool)
+    block = _Block(gpu_pool, _block_id(group))
+    token = _open.set((*_open.get(), block))
     try:
         with group:
+            begin = EmptyOperator(task_id=f"{name}.begin").as_setup()  # type: ignore[no-untyped-call]
             ensure = EnsureGpuPoolOperator(  # type: ignore[no-untyped-call]
-                task_id=f"{name}.ensure", gpu_pool=gpu_pool, gpus=gpus, nodes=nodes, warm=warm, **(ensure_args or {})
+                task_id=f"{name}.ensure",
+                gpu_pool=gpu_pool,
+                gpus=gpus,
+                nodes=nodes,
+                warm=warm,
+                block_id=block.block_id,
+                **(ensure_args or {}),
             ).as_setup()
+            begin >> ensure
             plugin = None
             if install_device_plugin:
                 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
@@ -82,35 +121,55 @@ def gpu_nodes(
                 )
                 ensure >> plugin
             yield group
-            own = {ensure.task_id} | ({plugin.task_id} if plugin else set())
+            own = {begin.task_id, ensure.task_id} | ({plugin.task_id} if plugin else set())
             tasks = {task.task_id: task for task in group if task.task_id not in own}
             for task in tasks.values():
-                _give_pool(task, gpu_pool)
+                _give_pool(task, block)
             roots = [task for task in tasks.values() if not task.upstream_task_ids & tasks.keys()]
             last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
             if not roots:
                 raise PoolSpecError(f"Block {name} holds no task.", "Put the tasks that need GPUs into it.")
-            scale_down = ScaleDownSensor(task_id=f"{name}.scale_down", gpu_pool=gpu_pool, **(scale_down_args or {}))
+            scale_down = ScaleDownSensor(
+                task_id=f"{name}.scale_down", gpu_pool=gpu_pool, block_id=block.block_id, **(scale_down_args or {})
+            )
             done = BlockVerdictOperator(
                 task_id=f"{name}.done",
                 block_tasks=[*tasks, scale_down.task_id],
                 deciding_tasks=[*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id],
             )
     finally:
-        _current.reset(token)
+        _open.reset(token)
     (plugin or ensure) >> roots
-    last >> scale_down.as_teardown(setups=ensure, on_failure_fail_dagrun=True)
-    scale_down >> done.as_teardown(setups=ensure, on_failure_fail_dagrun=True)
+    last >> scale_down.as_teardown(setups=[begin, ensure], on_failure_fail_dagrun=True)
+    scale_down >> done.as_teardown(setups=[begin, ensure], on_failure_fail_dagrun=True)
 
 
-def _give_pool(task: Any, gpu_pool: GpuPool) -> None:
-    """Give the pool to a mapped task that has none; its operators are built when it runs, with no block around them."""
+def _group(name: str, gpu_pool: GpuPool) -> TaskGroup:
+    try:
+        return _BlockGroup(group_id=name, prefix_group_id=False, tooltip=f"GPU nodes of pool {gpu_pool.name}")
+    except DuplicateTaskIdFound as error:
+        raise PoolSpecError(
+            f"Two gpu_nodes blocks of pool {gpu_pool.name} are named {name}.", "Give one of them a group_id=."
+        ) from error
+
+
+def _block_id(group: TaskGroup) -> str:
+    """Return a name that no other block of a run has; in a mapped task group, each map index has a block of its own."""
+    is_mapped = next(group.iter_mapped_task_groups(), None) is not None
+    return f"{group.group_id}[{{{{ ti.map_index }}}}]" if is_mapped else str(group.group_id)
+
+
+def _give_pool(task: Any, block: _Block) -> None:
+    """Give pool and block to a mapped task that has none: its operators are built when it runs, outside of a block."""
     from airflow.sdk.definitions.mappedoperator import MappedOperator
 
-    if isinstance(task, MappedOperator) and "gpu_pool" in task.template_fields:
-        mapped = getattr(task._get_specified_expand_input(), "value", None)
-        if not (isinstance(mapped, Mapping) and "gpu_pool" in mapped):
-            task.partial_kwargs.setdefault("gpu_pool", gpu_pool)
+    if not isinstance(task, MappedOperator) or not {"gpu_pool", "block_id"} <= set(task.template_fields):
+        return
+    mapped = getattr(task._get_specified_expand_input(), "value", None)
+    if isinstance(mapped, Mapping) and "gpu_pool" in mapped:
+        return
+    if task.partial_kwargs.setdefault("gpu_pool", block.pool).name == block.pool.name:
+        task.partial_kwargs.setdefault("block_id", block.block_id)
 
 
 def _is_last_work(name: str, tasks: dict[str, Any]) -> bool:

@@ -45,12 +45,12 @@ def _stored_installation_id() -> str:
     return str(Variable.get(INSTALLATION_VARIABLE))
 
 
-def run_key(context: Any, pool_name: str) -> DemandKey:
-    """Return the key of the demand that the current DAG run has for `pool_name`."""
+def run_key(context: Any, pool_name: str, block_id: str = "") -> DemandKey:
+    """Return the key of the demand that a block of the current DAG run has for `pool_name`."""
     from airflow_gpu_provider.cluster.demand import DemandKey
 
     ti = context["ti"]
-    return DemandKey(installation=installation_id(), dag_id=ti.dag_id, run_id=ti.run_id, pool=pool_name)
+    return DemandKey(installation=installation_id(), dag_id=ti.dag_id, run_id=ti.run_id, pool=pool_name, block=block_id)
 
 
 def lock_holder(context: Any) -> str:

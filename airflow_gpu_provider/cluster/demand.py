@@ -1,4 +1,4 @@
-"""Demand for a pool, kept in the cluster: one Lease for each DAG run that wants nodes.
+"""Demand for a pool, kept in the cluster: one Lease for each block of a DAG run that wants nodes.
 
 A demand Lease is written and deleted by who holds the pool's lock (`lock.py`), and read by everybody.
 """
@@ -35,18 +35,24 @@ _KIND = f"{_PREFIX}kind"  # the label that tells demand from locks
 
 @dataclass(frozen=True, kw_only=True)
 class DemandKey:
-    """Who wants nodes of which pool: one DAG run of one Airflow installation."""
+    """Who wants nodes of which pool: one DAG run of one Airflow installation, or one block of that run.
+
+    Attributes:
+        block: The `gpu_nodes` block, told from the run's others on the same pool, which come and go by themselves;
+            empty for what is chained by hand.
+    """
 
     installation: str
     dag_id: str
     run_id: str
     pool: str
+    block: str = ""
 
     @cached_property
     def hash(self) -> str:
         """A short name that is valid in labels and object names, as run ids are not."""
-        parts = json.dumps([self.installation, self.dag_id, self.run_id, self.pool])
-        return hashlib.sha256(parts.encode()).hexdigest()[:20]
+        parts = [self.installation, self.dag_id, self.run_id, self.pool, *([self.block] if self.block else [])]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
 
     @property
     def lease_name(self) -> str:
@@ -54,7 +60,7 @@ class DemandKey:
         return f"demand-{self.hash}"
 
     def __str__(self) -> str:
-        return f"{self.dag_id}/{self.run_id}"
+        return f"{self.dag_id}/{self.run_id}" + (f"/{self.block}" if self.block else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +100,7 @@ class DemandLease:
             dag_id=notes[f"{_PREFIX}dag-id"],
             run_id=notes[f"{_PREFIX}run-id"],
             pool=raw["metadata"]["labels"][POOL_LABEL],
+            block=notes.get(f"{_PREFIX}block", ""),
         )
         return cls(
             key=key,
@@ -115,6 +122,7 @@ class DemandLease:
             f"{_PREFIX}run-id": self.key.run_id,
             f"{_PREFIX}nodes": str(self.nodes),
             f"{_PREFIX}until": format_time(self.until),
+            **({f"{_PREFIX}block": self.key.block} if self.key.block else {}),
             **({f"{_PREFIX}warm": self.warm} if self.warm else {}),
         }
         if self.groups:

@@ -20,7 +20,9 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
     custom_operator_name = "@task.gpu"
 
     # Sorted: KubernetesPodOperator's decorator keeps a set's order, which differs from process to process.
-    template_fields: Sequence[str] = tuple(sorted({*_KubernetesDecoratedOperator.template_fields, "gpu_pool"}))
+    template_fields: Sequence[str] = tuple(
+        sorted({*_KubernetesDecoratedOperator.template_fields, *GpuPodOperator.template_fields})
+    )
 
     def __init__(self, **kwargs: Any) -> None:
         kwargs.setdefault("name", kwargs["python_callable"].__name__.strip("_").replace("_", "-"))

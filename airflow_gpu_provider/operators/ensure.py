@@ -57,6 +57,8 @@ class EnsureGpuPoolOperator(BaseOperator):
         warm: With `scaling="autoscaler"`: bring the nodes up now, by placeholder pods that give way to any other pod,
             and wait for them. Default False.
         placeholder_image: Image of those pods; it is never to run anything. Default registry.k8s.io/pause:3.10.
+        block_id: Whose demand it is within the run, where the run wants nodes of this pool more than once: the same
+            word on its pods and its ScaleDownSensor. `gpu_nodes` gives it. Default: empty.
         deferrable: Wait in the triggerer. Default True.
 
     Returns:
@@ -69,7 +71,7 @@ class EnsureGpuPoolOperator(BaseOperator):
             AutoscalerNotRunning: as their names say.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "at_least")
+    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "at_least", "block_id")
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -87,6 +89,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         at_least: int | None = None,
         all_or_nothing: bool = False,
         give_up_after: timedelta | None = None,
+        block_id: str = "",
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
@@ -103,6 +106,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
         self.give_up_after = give_up_after
+        self.block_id = block_id
         self.deferrable = deferrable
         self._stop = Stop()
         self._check_arguments()
@@ -167,7 +171,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
-        key = run_key(context, self.gpu_pool.name)
+        key = run_key(context, self.gpu_pool.name, self.block_id)
         reconciler.platform.check_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         with _gives_up_on_failure(self, reconciler, key):
             reconciler.platform.apply(plan, self.log.info)
@@ -269,7 +273,7 @@ class EnsureGpuPoolOperator(BaseOperator):
 
         owner = f"{installation_id()}/{context['ti'].dag_id}"
         reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
-        _release_quietly(self, reconciler, run_key(context, self.gpu_pool.name))
+        _release_quietly(self, reconciler, run_key(context, self.gpu_pool.name, self.block_id))
 
     def _finish(self, result: dict[str, Any], context: Context) -> dict[str, Any]:
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []

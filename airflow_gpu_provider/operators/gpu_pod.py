@@ -84,6 +84,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     Args:
         gpu_pool: The pool. Default: that of the `gpu_nodes` block around it. (Airflow's own `pool` is a slot pool.)
+        block_id: Whose demand covers the pod: EnsureGpuPoolOperator's block_id. Default: that of the `gpu_nodes` block
+            of this pool around it, or else empty. A pod that no demand covers is demand by itself.
         gpus: GPUs for the base container. Default 1.
         shm_size: Size of /dev/shm, like "8Gi". Default: as much as the container's memory limit, or else the node's
             memory; what is in it counts as the container's memory. "0" leaves the container runtime's 64 MiB.
@@ -112,7 +114,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         TaskKilled: The task was told to stop; the pod is deleted.
     """
 
-    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, "gpu_pool", "checkpoint")
+    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, "gpu_pool", "block_id", "checkpoint")
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -120,6 +122,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self,
         *,
         gpu_pool: GpuPool | None = None,
+        block_id: str | None = None,
         gpus: int = 1,
         shm_size: str | None = None,
         schedule_timeout_seconds: int = int(SCHEDULE_TIMEOUT.total_seconds()),
@@ -142,6 +145,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             **kwargs,
         )
         self.gpu_pool = gpu_pool if gpu_pool is not None else _pool_of_block()
+        self.block_id = _block_of(self.gpu_pool) if block_id is None else block_id
         self.gpus = gpus
         self.shm_size = shm_size
         self.checkpoint = checkpoint
@@ -364,7 +368,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         if self._ownership is None:
             from airflow_gpu_provider.run_identity import run_key
 
-            owner = Ownership.of(context["ti"], run_key(context, self._rendered_pool().name))
+            owner = Ownership.of(context["ti"], run_key(context, self._rendered_pool().name, self.block_id))
             self._ownership = replace(owner, attempt=self._attempt.number)
         return self._ownership
 
@@ -545,6 +549,12 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 def _is_final(event: dict[str, Any], error: GpuError) -> bool:
     """Say whether the wait itself failed, and would fail again: KubernetesPodOperator would only defer once more."""
     return event["status"] == "error" and not error.retryable
+
+
+def _block_of(gpu_pool: Any) -> str:
+    from airflow_gpu_provider.block import block_of
+
+    return block_of(gpu_pool) if isinstance(gpu_pool, GpuPool) else ""
 
 
 def _pool_of_block() -> GpuPool | None:

@@ -383,8 +383,7 @@ def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
         return lines
     for lease in snapshot.leases:
         if lease.live(snapshot.now):
-            run = f"{lease.key.dag_id}/{lease.key.run_id}"
-            lines.append(f"kept for {run}: {lease.nodes} nodes until {lease.until:%Y-%m-%d %H:%M}Z")
+            lines.append(f"kept for {lease.key}: {lease.nodes} nodes until {lease.until:%Y-%m-%d %H:%M}Z")
     leased = {lease.key.hash for lease in snapshot.leases if lease.live(snapshot.now)}
     for pod in snapshot.pods:
         if pod.run not in leased and not pod.deleting and pod.holds_node(snapshot.now):

@@ -35,6 +35,7 @@ class ScaleDownSensor(BaseSensorOperator):
 
     Args:
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
+        block_id: EnsureGpuPoolOperator's, where that has one. `gpu_nodes` gives it. Default: empty.
         deferrable: Wait in the triggerer. Default True; else `mode` says how: "poke" or "reschedule".
         poke_interval: Seconds between two looks when not deferrable. Default 5.
         timeout: How long machines may take to go, draining included. Default 30 minutes. After that the task
@@ -49,7 +50,7 @@ class ScaleDownSensor(BaseSensorOperator):
         PoolSpecError: `soft_fail` or `never_fail` is set: they would hide a GPU that is still running.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool",)
+    template_fields: Sequence[str] = ("gpu_pool", "block_id")
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#f2e3d9"
 
@@ -57,6 +58,7 @@ class ScaleDownSensor(BaseSensorOperator):
         self,
         *,
         gpu_pool: GpuPool,
+        block_id: str = "",
         deferrable: bool = True,
         poke_interval: float | timedelta = 5,
         timeout: float | timedelta = timedelta(minutes=30),
@@ -75,6 +77,7 @@ class ScaleDownSensor(BaseSensorOperator):
         # Airflow's own sensor timeout is final, our own is tried again: let ours come first.
         super().__init__(poke_interval=poke_interval, timeout=self.release_timeout + _AIRFLOW_MARGIN, **kwargs)
         self.gpu_pool = gpu_pool
+        self.block_id = block_id
         self.deferrable = deferrable
         self._wait: ReleaseWait | None = None
 
@@ -106,7 +109,7 @@ class ScaleDownSensor(BaseSensorOperator):
         from airflow_gpu_provider.run_identity import run_key
         from airflow_gpu_provider.scaling.drive import Narrator
 
-        key = run_key(context, self.gpu_pool.name)
+        key = run_key(context, self.gpu_pool.name, self.block_id)
         if self._wait is None:
             self._wait = self._new_wait(context)
             self._reconciler = self._open(context)
@@ -124,7 +127,7 @@ class ScaleDownSensor(BaseSensorOperator):
         started = datetime.now(UTC)
         if self.reschedule:
             started = context["ti"].get_first_reschedule_date(context) or started
-        key = run_key(context, self.gpu_pool.name)
+        key = run_key(context, self.gpu_pool.name, self.block_id)
         return ReleaseWait(key=key, started=started, deadline=started + self.release_timeout)
 
     def _open(self, context: Context) -> Reconciler:

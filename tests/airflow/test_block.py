@@ -71,7 +71,7 @@ def test_train_fails(airflow: Airflow) -> None:
 def test_ensure_fails(airflow: Airflow) -> None:
     airflow.sandbox.faults.add(Stockout(zone="us-west-2b"))
     run = airflow.run_dag("block_ensure_fails")
-    check(airflow, run, state="failed", ensure="failed", train="upstream_failed", done="upstream_failed")
+    check(airflow, run, state="failed", ensure="failed", train="upstream_failed", scale_down="success", done="failed")
     assert "OutOfStock" in airflow.log(run, "block-ensure-fails.ensure")
 
 

@@ -34,7 +34,7 @@ def test_a_run_with_a_cluster_of_its_own_is_green_only_if_the_work_and_the_delet
     # The cluster goes whatever failed, and not before its machines have.
     assert leaves["delete_cluster"].upstream_task_ids == {"create_cluster", "night-gpu.scale_down"}
     assert dag.get_task("create_cluster").is_setup
-    assert "create_cluster" in dag.get_task("night-gpu.ensure").upstream_task_ids
+    assert "create_cluster" in dag.get_task("night-gpu.begin").upstream_task_ids
 
 
 @pytest.mark.parametrize("name", ["deployment_on_gpus_eks", "deployment_on_gpus_gke"])

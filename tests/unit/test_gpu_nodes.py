@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, BaseOperator, TaskGroup, task
+from airflow.sdk import DAG, BaseOperator, TaskGroup, task, task_group
+from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_gpu_provider import (
     EksGpuPool,
@@ -25,6 +27,9 @@ from airflow_gpu_provider.operators.verdict import BlockVerdictOperator
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2
 )
+
+
+SETUPS = {"train-gpu.begin", "train-gpu.ensure"}
 
 
 @pytest.fixture
@@ -50,15 +55,16 @@ def test_the_block_is_setup_tasks_teardown_and_a_leaf(dag: DAG) -> None:
     assert scale_down.on_failure_fail_dagrun
     assert upstream(dag, "train-gpu.device_plugin") == {"train-gpu.ensure"}
     assert upstream(dag, "train") == {"train-gpu.device_plugin"}
-    assert upstream(dag, "train-gpu.scale_down") == {"evaluate", "train-gpu.ensure"}
+    assert upstream(dag, "train-gpu.ensure") == {"train-gpu.begin"}
+    assert upstream(dag, "train-gpu.scale_down") == {"evaluate", *SETUPS}
     done = dag.get_task("train-gpu.done")
     assert done.is_teardown
     assert done.on_failure_fail_dagrun
     assert done.block_tasks == ["train", "evaluate", "train-gpu.scale_down"]
     assert (done.deciding_tasks, done.retries) == (["evaluate", "train-gpu.scale_down"], 0)
-    assert upstream(dag, "train-gpu.done") == {"train-gpu.scale_down", "train-gpu.ensure"}
+    assert upstream(dag, "train-gpu.done") == {"train-gpu.scale_down", *SETUPS}
     assert [leaf.task_id for leaf in block.get_leaves()] == ["evaluate"]
-    assert [root.task_id for root in block.get_roots()] == ["train-gpu.ensure"]
+    assert [root.task_id for root in block.get_roots()] == ["train-gpu.begin"]
 
 
 def test_what_comes_after_the_block_waits_for_its_tasks_not_for_the_teardown(dag: DAG) -> None:
@@ -67,7 +73,7 @@ def test_what_comes_after_the_block_waits_for_its_tasks_not_for_the_teardown(dag
         with gpu_nodes(POOL) as block:
             pod("train")
         before >> block >> after
-    assert upstream(dag, "train-gpu.ensure") == {"extract"}
+    assert upstream(dag, "train-gpu.begin") == {"extract"}
     assert upstream(dag, "report") == {"train"}
 
 
@@ -79,7 +85,7 @@ def test_every_loose_end_of_the_block_is_tied(dag: DAG) -> None:
         cleanup = EmptyOperator(task_id="cleanup").as_teardown(setups=first)
         first >> one >> cleanup
     assert dag.get_task("train-gpu.done").deciding_tasks[:-1] == ["sweep.one", "sweep.two"]
-    assert upstream(dag, "train-gpu.scale_down") == {"cleanup", "sweep.two", "train-gpu.ensure"}
+    assert upstream(dag, "train-gpu.scale_down") == {"cleanup", "sweep.two", *SETUPS}
     assert upstream(dag, "sweep.two") == {"train-gpu.device_plugin"}
 
 
@@ -91,9 +97,10 @@ def test_mapped_and_taskflow_tasks_work_in_the_block(dag: DAG) -> None:
             return [["--rate", "0.1"]]
 
         GpuPodOperator.partial(task_id="sweep", image="busybox").expand(arguments=rates())
-    assert upstream(dag, "train-gpu.scale_down") == {"sweep", "train-gpu.ensure"}
+    assert upstream(dag, "train-gpu.scale_down") == {"sweep", *SETUPS}
     assert upstream(dag, "rates") == {"train-gpu.device_plugin"}
-    assert dag.get_task("sweep").partial_kwargs["gpu_pool"] == POOL
+    given = dag.get_task("sweep").partial_kwargs
+    assert (given["gpu_pool"], given["block_id"]) == (POOL, "train-gpu")
 
 
 def test_pods_take_the_pool_of_the_innermost_block(dag: DAG) -> None:
@@ -105,7 +112,76 @@ def test_pods_take_the_pool_of_the_innermost_block(dag: DAG) -> None:
                 inner = pod("inner")
             explicit = pod("explicit", gpu_pool=other)
         assert current_pool() is None
+        outside = pod("outside", gpu_pool=POOL)
     assert (outer.gpu_pool, inner.gpu_pool, explicit.gpu_pool) == (POOL, other, other)
+    assert (outer.block_id, inner.block_id) == ("train-gpu", "other")
+    assert (explicit.block_id, outside.block_id) == ("", "")
+
+
+def test_pod_belongs_to_the_innermost_block_of_its_pool(dag: DAG) -> None:
+    with dag, gpu_nodes(POOL), gpu_nodes(EksGpuPool(**_other())):
+        train = pod("train", gpu_pool=POOL)
+        sweep = GpuPodOperator.partial(task_id="sweep", image="busybox", gpu_pool=POOL).expand(arguments=[["1"]])
+        pod("evaluate")
+    assert train.block_id == sweep.partial_kwargs["block_id"] == "train-gpu"
+
+
+def test_two_blocks_of_one_pool_want_nodes_each_for_itself(dag: DAG) -> None:
+    with dag:
+        with gpu_nodes(POOL, group_id="first") as first:
+            pod("train")
+        with gpu_nodes(POOL, group_id="second") as second:
+            pod("evaluate")
+        first >> second
+    for block, task_id in (("first", "train"), ("second", "evaluate")):
+        owned = [dag.get_task(name) for name in (f"{block}.ensure", task_id, f"{block}.scale_down")]
+        assert [task.block_id for task in owned] == [block] * 3
+    assert upstream(dag, "second.begin") == {"train"}
+
+
+def test_two_blocks_of_one_name_are_refused(dag: DAG) -> None:
+    with dag, gpu_nodes(POOL):
+        pod("train")
+    with pytest.raises(PoolSpecError, match="group_id"), dag, gpu_nodes(POOL):
+        pod("evaluate")
+
+
+def test_blocks_in_task_groups_take_the_groups_names(dag: DAG) -> None:
+    with dag:
+        for name in ("en", "de"):
+            with TaskGroup(name), gpu_nodes(POOL):
+                pod("train")
+    assert {"en.train", "de.train", "en.train-gpu.scale_down", "de.train-gpu.scale_down"} <= dag.task_dict.keys()
+    assert dag.get_task("en.train").block_id == dag.get_task("en.train-gpu.ensure").block_id == "en.train-gpu"
+    assert upstream(dag, "de.train-gpu.scale_down") == {"de.train", "de.train-gpu.begin", "de.train-gpu.ensure"}
+
+
+def test_block_in_a_mapped_task_group_is_one_for_each_index(dag: DAG) -> None:
+    @task_group
+    def city(name: str) -> None:
+        with gpu_nodes(POOL):
+            pod("train", arguments=[name])
+
+    with dag:
+        city.expand(name=["oslo", "rome"])
+    for task_id in ("city.train-gpu.ensure", "city.train", "city.train-gpu.scale_down"):
+        task = dag.get_task(task_id)
+        assert "block_id" in task.template_fields
+        assert task.render_template(task.block_id, {"ti": SimpleNamespace(map_index=1)}) == "city.train-gpu[1]"
+
+
+def test_clearing_a_task_clears_what_brings_its_nodes_and_takes_them(dag: DAG) -> None:
+    with dag:
+        with gpu_nodes(POOL, group_id="first"):
+            pod("train") >> pod("evaluate")
+        with gpu_nodes(POOL, group_id="second"):
+            pod("other")
+    stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    cleared = stored.partial_subset(["train"], include_downstream=True, include_upstream=False).task_dict
+    assert set(cleared) == {
+        *("first.begin", "first.ensure", "train", "evaluate"),
+        *("first.scale_down", "first.done"),
+    }
 
 
 def _other() -> dict[str, Any]:

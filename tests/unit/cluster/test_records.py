@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -132,7 +133,9 @@ def test_a_pod_that_is_being_deleted_holds_its_node_until_its_kubelet_must_be_de
     assert not pod.holds_node(NOW + STUCK_AFTER)
 
 
-keys = st.builds(DemandKey, installation=st.text(), dag_id=st.text(), run_id=st.text(), pool=st.just("train"))
+keys = st.builds(
+    DemandKey, installation=st.text(), dag_id=st.text(), run_id=st.text(), pool=st.just("train"), block=st.text()
+)
 times = st.datetimes(datetime(2020, 1, 1), datetime(2100, 1, 1), timezones=st.just(UTC))
 
 
@@ -161,6 +164,15 @@ def test_different_runs_have_different_names(one: DemandKey, other: DemandKey) -
 def test_what_a_lease_is_called_does_not_change() -> None:
     key = DemandKey(installation="airflow", dag_id="nightly", run_id="manual__2026-03-01T02:00:00+00:00", pool="train")
     assert key.lease_name == "demand-2bb8093d4681fec3e068"
+    assert str(key) == "nightly/manual__2026-03-01T02:00:00+00:00"
+
+
+def test_each_block_of_a_run_wants_nodes_for_itself() -> None:
+    run = DemandKey(installation="airflow", dag_id="nightly", run_id="r", pool="train")
+    blocks = [run, *(replace(run, block=name) for name in ("train", "train[0]", "train[10]", "x" * 250))]
+    assert len({key.lease_name for key in blocks}) == len(blocks)
+    assert all(len(key.lease_name) <= 63 for key in blocks)
+    assert str(blocks[2]) == "nightly/r/train[0]"
 
 
 def test_demand_ends_at_its_time() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 
 KEY = DemandKey(installation="a1", dag_id="nightly", run_id="manual__1", pool="train-gpu")
@@ -31,6 +32,13 @@ def test_run_id_stays_over_tries_and_attempts(change: dict[str, Any]) -> None:
 )
 def test_run_id_is_no_other_tasks(change: dict[str, Any]) -> None:
     assert replace(OWNER, **change).task != OWNER.task
+
+
+def test_block_is_who_wants_the_node_and_not_whose_pod_it_is() -> None:
+    """A pod is found by its task; a ScaleDownSensor deletes those of its own block."""
+    other = replace(OWNER, key=replace(KEY, block="second"))
+    assert other.task == OWNER.task
+    assert other.labels[RUN_LABEL] != OWNER.labels[RUN_LABEL]
 
 
 def test_pod_tells_its_try_and_attempt() -> None:
