@@ -252,6 +252,8 @@ class Protocol(RuleBasedStateMachine):
         if not hasattr(self, "world"):
             return
         try:
+            if self.world.wrong:
+                return  # that is what is to be read, not what follows from it
             if self.to_the_end:
                 self._everybody_gets_done()
                 self._nothing_is_left()
@@ -389,5 +391,5 @@ LIGHTER = {
 @pytest.mark.parametrize("lighter", LIGHTER.values(), ids=LIGHTER)
 def test_a_lighter_protocol_fails(lighter: type[Reconciler]) -> None:
     machine = type("Lighter", (Protocol,), {"reconciler": lighter, "to_the_end": False})
-    with pytest.raises(AssertionError, match=r"goes|starve|left|taken|more than max_nodes|fires"):
+    with pytest.raises(AssertionError, match=r"goes|starve|left|taken|more than max_nodes|fires|switch"):
         run(machine, examples=2000)

@@ -27,6 +27,7 @@ class ApiServer:
         self.leases: dict[str, Raw] = {}
         self.nodes: dict[str, Raw] = {}
         self.pods: dict[str, Raw] = {}
+        self.when_leases_change: Callable[[], None] = lambda: None
 
     # -- what the client calls -------------------------------------------------------------------------------
 
@@ -88,6 +89,8 @@ class ApiServer:
         raw["metadata"].setdefault("creationTimestamp", self.stamp())
         raw["metadata"]["resourceVersion"] = str(self._version)
         objects[raw["metadata"]["name"]] = raw
+        if objects is self.leases:
+            self.when_leases_change()
         return raw
 
     def stamp(self, later: timedelta = timedelta(0)) -> str:

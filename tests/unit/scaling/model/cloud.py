@@ -35,12 +35,13 @@ class Asg:
 
 
 class Cloud:
-    """All groups of one pool. `on_removed` judges each removal of a machine, whoever decided it."""
+    """All groups of one pool. `when_told` is called when an actor has set a size or a switch."""
 
     def __init__(self, pool: EksGpuPool, actors: Actors) -> None:
         self._actors = actors
         self._pool = pool
         self.asgs = {c.group: Asg(candidate=c) for c in pool.candidates(("us-west-2a", "us-west-2b"))}
+        self.when_told: Callable[[], None] = lambda: None
         self._count = 0
 
     def launch_begins(self, name: str) -> bool:
@@ -118,6 +119,7 @@ class ModelPlatform(Platform):
         def write() -> None:
             for name in groups:
                 self.cloud.asgs[name].switch_at = at
+            self.cloud.when_told()
 
         self._write(write)
 
@@ -130,6 +132,7 @@ class ModelPlatform(Platform):
                 self._actors.note(f"{name} is set to {size}")
                 self.cloud.asgs[name].desired = size
                 self.cloud.asgs[name].switched = False
+            self.cloud.when_told()
 
         self._write(write)
 

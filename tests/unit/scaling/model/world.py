@@ -30,7 +30,11 @@ READY_AFTER = 6.0
 
 
 class World:
-    """One pool, and all that happens to it."""
+    """One pool, and all that happens to it.
+
+    Attributes:
+        wrong: What has happened that must not; empty as long as nothing has.
+    """
 
     def __init__(self, *, max_nodes: int, reconciler: type[Reconciler] = Reconciler) -> None:
         self.pool = EksGpuPool(
@@ -51,14 +55,19 @@ class World:
         self.bindings: dict[str, tuple[str, float]] = {}  # pod -> the node chosen for it, and when
         self._reconciler = _watched(reconciler, self.actors)
         self._count = 0
+        self.wrong = ""
         self.actors.when_time_moves = self._time_moved
+        self.api.when_leases_change = self.cloud.when_told = self._judge_switches
 
     @property
     def now(self) -> datetime:
         return self.actors.clock.now()
 
     def require(self, holds: bool, what: str) -> None:
-        assert holds, "\n".join([what, *self.actors.events[-40:]])
+        """Raise what is wrong; and keep it, for an actor's own clean-up is in the way of what is raised in its code."""
+        if not holds:
+            self.wrong = "\n".join([what, *self.actors.events[-40:]])
+            raise AssertionError(self.wrong)
 
     def reconciler(self, holder: str) -> Reconciler:
         platform = ModelPlatform(self.cloud, self.actors, self.terminate)
@@ -132,6 +141,7 @@ class World:
         return list(self.api.live_leases(self.now))
 
     def check(self) -> None:
+        assert not self.wrong, self.wrong
         sizes = [max(asg.desired, len(asg.live) + asg.launching) for asg in self.cloud.asgs.values()]
         self.require(sum(sizes) <= self.pool.max_nodes, f"sizes {sizes} are more than max_nodes")
 
@@ -146,6 +156,14 @@ class World:
             if "deletionTimestamp" in raw["metadata"] and (Pod.parse(raw).delete_at or self.now) <= self.now:
                 self.actors.note(f"pod {raw['metadata']['name']} is gone")
                 del self.api.pods[raw["metadata"]["name"]]
+
+    def _judge_switches(self) -> None:
+        """Whoever sees demand relies on this at once: the cloud ends what is there after it, and not before."""
+        until = max((_until(raw) for raw in self._demand()), default=self.now)
+        for asg in self.cloud.asgs.values():
+            if asg.desired:
+                self.require(asg.switch_at is not None, f"{asg.candidate.group} has a size and no switch")
+                self.require(asg.switch_at is None or asg.switch_at > until, "the switch comes before the demand's end")
 
     def _switch_fires(self, asg: Asg) -> None:
         asg.switch_at = None
@@ -299,6 +317,10 @@ class World:
                 self.actors.clock.sleep(60)
 
         self.actors.start(name, work)
+
+
+def _until(lease: Raw) -> datetime:
+    return datetime.fromisoformat(lease["metadata"]["annotations"]["airflow-gpu-provider/until"])
 
 
 def _watched(reconciler: type[Reconciler], actors: Actors) -> type[Reconciler]:
