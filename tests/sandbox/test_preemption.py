@@ -170,13 +170,17 @@ class SpotLoss:
     def __exit__(self, *_: object) -> None:
         self._ended.set()
         self._thread.join(timeout=10)
+        for pod in self._started():
+            self._read_log(pod.metadata.name)  # of a pod that ended, and was kept, since the last look
+
+    def _started(self) -> list[client.V1Pod]:
+        pods = self._core.list_namespaced_pod("default").items
+        return [pod for pod in pods if pod.metadata.uid not in self._before and pod.status.phase != "Pending"]
 
     def _watch(self) -> None:
         taken: set[str] = set()
         while not self._ended.wait(0.05):
-            for pod in self._core.list_namespaced_pod("default").items:
-                if pod.metadata.uid in self._before or pod.status.phase == "Pending":
-                    continue
+            for pod in self._started():
                 self._read_log(pod.metadata.name)
                 log = self.logs.get(pod.metadata.name, "")
                 if pod.metadata.uid not in taken and len(taken) < self._times and self._after in log:
