@@ -24,6 +24,10 @@ class AirflowApiError(Exception):
     """Airflow's API said no, or did not get there in time."""
 
 
+class AirflowApiSilent(AirflowApiError):
+    """The API server did not answer within the client's timeout."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskState:
     """One task instance as the API shows it; times are None until they have come."""
@@ -100,6 +104,10 @@ class AirflowApi:
     def health(self) -> dict[str, str | None]:
         """The status of each component by its name ("healthy", "unhealthy"; None: never seen)."""
         return {name: part["status"] for name, part in self._call("GET", "/monitor/health").items() if part}
+
+    def wake_execution_api(self) -> None:
+        """Ask the API of the tasks: it is built at its first question, which no task should wait for."""
+        self._send("GET", "/execution/health")
 
     def import_errors(self) -> dict[str, str]:
         """The DAG files that could not be read, with what Python said."""
@@ -226,6 +234,8 @@ class AirflowApi:
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
         try:
             response = self._http.request(method, path, **arguments)
+        except httpx.TimeoutException as error:
+            raise AirflowApiSilent(f"{method} {path}: {error!r}") from error
         except httpx.TransportError as error:
             raise AirflowApiError(f"{method} {path}: {error!r}") from error
         if response.is_error:
@@ -234,12 +244,22 @@ class AirflowApi:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float, what: str, every: float = 0.3) -> None:
-    """Ask again every `every` seconds until `condition` holds; AirflowApiError after `timeout` seconds."""
+    """Ask again every `every` seconds until `condition` holds; AirflowApiError after `timeout` seconds.
+
+    An API server that leaves a question unanswered, as on a busy machine, is asked again too.
+    """
     deadline = time.monotonic() + timeout
-    while not condition():
+    while not _holds(condition):
         if time.monotonic() > deadline:
             raise AirflowApiError(f"waited {timeout:g} s in vain for {what}")
         time.sleep(every)
+
+
+def _holds(condition: Callable[[], bool]) -> bool:
+    try:
+        return condition()
+    except AirflowApiSilent:
+        return False
 
 
 def _run_path(dag_id: str, run_id: str) -> str:

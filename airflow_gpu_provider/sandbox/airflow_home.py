@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from airflow_gpu_provider.sandbox import airflow_processes
+from airflow_gpu_provider.sandbox import airflow_component, airflow_processes
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError
 
 Component = Literal["scheduler", "dag-processor", "triggerer", "api-server"]
@@ -36,6 +36,8 @@ COMMANDS: Mapping[Component, tuple[str, ...]] = {
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
+# What these fork runs DAG files, again and again.
+FORKING: frozenset[Component] = frozenset({"scheduler", "dag-processor"})
 HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 
 
@@ -163,9 +165,10 @@ class AirflowHome:
         return self.home / "logs" / f"{component}.log"
 
     def _launch(self, component: Component) -> None:
+        program = airflow_component.__name__ if component in FORKING else "airflow"
         with self.log_file(component).open("ab") as log:
             self._processes[component] = subprocess.Popen(
-                [sys.executable, "-m", "airflow", *COMMANDS[component]],
+                [sys.executable, "-m", program, *COMMANDS[component]],
                 env=self.environment,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
@@ -184,6 +187,7 @@ class AirflowHome:
     def _healthy(self) -> bool:
         try:
             health = self.api.health()
+            self.api.wake_execution_api()
         except AirflowApiError:
             return False
         return all(health.get(name) == "healthy" for name in HEALTH_NAMES)
@@ -222,7 +226,8 @@ class AirflowHome:
                 "dag_file_processor_timeout": 180,
             },
             # A worker that misses its task's end by a moment looks again only after so long.
-            "workers": {"min_heartbeat_interval": 1},
+            # After the default, 5 s, it asks again, and a busy server has one question more to answer.
+            "workers": {"min_heartbeat_interval": 1, "execution_api_timeout": 30},
             "usage_data_collection": {"enabled": False},
             "logging": {"colored_console_log": False},
         }
