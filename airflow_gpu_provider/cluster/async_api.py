@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
+from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
 
@@ -104,14 +105,11 @@ class AsyncApi:
         ) as response:
             if response.status != 200:
                 return
-            rest: list[bytes] = []
+            splitter = LineSplitter()
             with suppress(TimeoutError):
                 async for chunk in response.content.iter_any():
-                    first, *others = chunk.split(b"\n")
-                    rest.append(first)
-                    if others:
-                        yield [b"".join(rest), *others[:-1]]
-                        rest = [others[-1]]
+                    if lines := splitter.feed(chunk):
+                        yield lines
 
     async def watch(self, path: str, *, silence: float, **params: str) -> AsyncIterator[dict[str, Any]]:
         """Yield a watch's events until the server ends it, or is silent.

@@ -19,6 +19,9 @@ from typing import Any, Self
 POSITIONS = "airflow-gpu-provider/log-positions"
 """The annotation of a pod whose log is streamed: its containers' LogPositions, as JSON."""
 
+LONGEST_LINE = 2**18
+"""How many bytes of a line are kept: a progress bar that only returns to the line's start is one line for hours."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAG = 1
 _FRACTION = re.compile(r"\.(\d{1,9})")
@@ -50,6 +53,44 @@ class LogPosition:
         return cls(since=since, seen=seen, newest=newest)
 
 
+class LineSplitter:
+    """Puts the whole lines of a log together from the pieces in which it arrives.
+
+    Of a line longer than LONGEST_LINE the rest is left out, and its end says how much that is.
+    """
+
+    def __init__(self) -> None:
+        self._line = bytearray()
+        self._left_out = 0
+
+    def feed(self, piece: bytes) -> list[bytes]:
+        """Return the lines that this piece ends."""
+        *ends, rest = piece.split(b"\n")
+        lines = []
+        for end in ends:
+            self._append(end)
+            lines.append(self._take())
+        self._append(rest)
+        return lines
+
+    def last(self) -> list[bytes]:
+        """Return what came after the last line end, of a log that is at its end."""
+        return [self._take()] if self._line else []
+
+    def _append(self, piece: bytes) -> None:
+        room = LONGEST_LINE - len(self._line)
+        self._line += piece[:room]
+        self._left_out += len(piece[room:])
+
+    def _take(self) -> bytes:
+        line = bytes(self._line)
+        if self._left_out:
+            line += b" ... (%d more bytes)" % self._left_out
+        self._line.clear()
+        self._left_out = 0
+        return line
+
+
 class LogReader:
     """Tells the new lines of one container's log from those that were read before.
 
@@ -61,6 +102,7 @@ class LogReader:
         self._to_skip = self._start.seen
         self._newest = self._start.newest
         self._of_second: Counter[int] = Counter()
+        self._at_start = True
 
     @property
     def position(self) -> LogPosition:
@@ -76,6 +118,7 @@ class LogReader:
         self._start = self.position
         self._to_skip = self._start.seen
         self._of_second.clear()
+        self._at_start = True
         parameters = {"timestamps": "true"}
         if self._start.since > 0:
             parameters["sinceTime"] = datetime.fromtimestamp(self._start.since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -83,10 +126,12 @@ class LogReader:
 
     def take(self, line: bytes) -> str | None:
         """Return a line's text if it is new; None if it was read before."""
+        is_first, self._at_start = self._at_start, False
         stamp, _, text = line.decode(errors="backslashreplace").partition(" ")
         at = _nanoseconds(stamp)
-        if at is None:  # the end of a line whose beginning is older than what was asked for, or the kubelet's own words
-            return line.decode(errors="backslashreplace")
+        if at is None:
+            # The end of a long line whose beginning is older than what was asked for, or the kubelet's own words.
+            return None if is_first and self._start.since > 0 else line.decode(errors="backslashreplace")
         is_old = self._to_skip > 0 and at <= self._start.newest
         self._to_skip = self._to_skip - 1 if is_old else 0
         self._count(at)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction, OnKillAction, PodManager
+from airflow.providers.common.compat.sdk import redact
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowSkipException,
@@ -28,6 +29,7 @@ from urllib3.exceptions import HTTPError
 from airflow_gpu_provider.cluster.api_errors import from_status
 from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_log import log_line
+from airflow_gpu_provider.cluster.pod_secrets import masked_words
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     BadGpu,
@@ -476,9 +478,11 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         if not self.get_logs or self.log_formatter is not None:
             return None
         assert self.pod is not None
+        raw = self.client.api_client.sanitize_for_serialization(self.pod)
         return {
             "containers": self._logged_containers(self.pod),
             "with_name": self.container_name_log_prefix_enabled,
+            "masked": masked_words(raw, lambda text: str(redact(text))),
             "positions": self._log_rest.get("positions") or {},
         }
 

@@ -14,7 +14,7 @@ from kubernetes.client import ApiClient, CoreV1Api, V1Pod, V1PodSpec
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.pod_log import LogReader, positions_from_record
+from airflow_gpu_provider.cluster.pod_log import LineSplitter, LogReader, positions_from_record
 from airflow_gpu_provider.cluster.rest import TIMEOUT
 from airflow_gpu_provider.triggers.pod_log import REPEATED
 
@@ -117,15 +117,10 @@ def _lines(api: ApiClient, pod: V1Pod, container: str, parameters: Mapping[str, 
         _return_http_data_only=True,
         _request_timeout=TIMEOUT,
     )
-    rest: list[bytes] = []
+    splitter = LineSplitter()
     for chunk in response.stream(2**16):
-        first, *others = chunk.split(b"\n")
-        rest.append(first)
-        if others:
-            yield from [b"".join(rest), *others[:-1]]
-            rest = [others[-1]]
-    if last := b"".join(rest):
-        yield last
+        yield from splitter.feed(chunk)
+    yield from splitter.last()
 
 
 def last_lines(client: CoreV1Api, pod: V1Pod, container: str) -> list[str]:

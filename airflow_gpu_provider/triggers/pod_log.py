@@ -21,6 +21,8 @@ from datetime import datetime
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
+from airflow.sdk.log import amask_secret
+
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.pod_log import (
     POSITIONS,
@@ -29,6 +31,7 @@ from airflow_gpu_provider.cluster.pod_log import (
     positions_from_record,
     positions_to_record,
 )
+from airflow_gpu_provider.cluster.pod_secrets import secrets_of
 from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.triggers.pod_wait import PodWait
@@ -54,8 +57,8 @@ class PodLogs:
     Args:
         api: The cluster.
         wait: The pod.
-        wanted: "containers" (their names), "with_name" (put it before each line), and "positions" from which to go
-            on, in a redeferral. None: nothing is streamed.
+        wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
+            "positions" from which to go on, in a redeferral. None: nothing is streamed.
         log: The task's log; takes a level, a format and its arguments.
     """
 
@@ -68,6 +71,8 @@ class PodLogs:
         self._names: list[str] = (wanted or {}).get("containers") or []
         positions = positions_from_record((wanted or {}).get("positions") or {})
         self._readers = {name: LogReader(positions.get(name)) for name in self._names}
+        self._masked: dict[str, str] = (wanted or {}).get("masked") or {}
+        self._secrets: set[str] = set()
         self._goes_on = bool(positions)
         self._has_seen_pod = False
         self._started_from: dict[str, Any] = {}
@@ -96,6 +101,7 @@ class PodLogs:
             self._has_seen_pod = True
             self._take_positions((raw["metadata"].get("annotations") or {}).get(POSITIONS))
             self._started_from = self._positions()
+            self._secrets = secrets_of(raw, self._masked)
         for container in (*pod.others, *([pod.base] if pod.base else [])):
             self._states[container.name] = container
             if container.name in self._readers and container.started_at is not None:
@@ -120,6 +126,8 @@ class PodLogs:
 
     async def _stream(self, name: str, before: list[asyncio.Task[None]]) -> None:
         """Follow one run of a container to its end; a sidecar's earlier runs come first."""
+        for secret in self._secrets:  # Airflow's log is masked by the process above, and knows it from then on
+            await amask_secret(secret)
         if before:
             await asyncio.wait(before)
         async with _slot(lambda bound: self._say(_no_slot(name, bound))):

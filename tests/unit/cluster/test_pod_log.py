@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_log import (
+    LONGEST_LINE,
+    LineSplitter,
     LogPosition,
     LogReader,
     log_line,
@@ -125,6 +127,36 @@ def test_line_without_a_stamp_is_told_and_not_counted(line: bytes) -> None:
     reader = LogReader()
     assert reader.take(line) == line.decode(errors="backslashreplace")
     assert reader.position == LogPosition()
+
+
+def test_end_of_a_long_line_that_was_read_before_does_not_come_again() -> None:
+    reader = LogReader()
+    log = [(START * 10**9, "a bar that took an hour"), ((START + 3600) * 10**9, "line 1")]
+    read(reader, answer(log, reader.begin()))
+    log.append(((START + 3601) * 10**9, "line 2"))
+    assert read(reader, [b"took an hour", *answer(log, reader.begin())]) == ["line 2"]
+
+
+# -- pieces ----------------------------------------------------------------------------------------------------
+
+
+@given(pieces=st.lists(st.text(alphabet="ab\n", max_size=6).map(str.encode), max_size=12))
+def test_lines_are_those_of_the_whole_log_however_it_is_cut(pieces: list[bytes]) -> None:
+    splitter = LineSplitter()
+    lines = [line for piece in pieces for line in splitter.feed(piece)]
+    whole, _, rest = b"".join(pieces).rpartition(b"\n")
+    assert lines == (whole.split(b"\n") if b"\n" in b"".join(pieces) else [])
+    assert splitter.last() == ([rest] if rest else [])
+
+
+def test_line_without_end_is_cut_where_it_is_too_long_and_says_so() -> None:
+    splitter = LineSplitter()
+    for _ in range(40):
+        assert splitter.feed(b"\r 10% " * 10_000) == []
+    line, next_line = splitter.feed(b"\nnext\n")
+    assert next_line == b"next"
+    assert len(line) < LONGEST_LINE + 50
+    assert line.endswith(b" ... (%d more bytes)" % (40 * 60_000 - LONGEST_LINE))
 
 
 # -- in the task's log -----------------------------------------------------------------------------------------
