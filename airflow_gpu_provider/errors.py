@@ -12,7 +12,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
       NodesNotReady  GpusNotAllocatable
       NoProvisioner                who is to bring the nodes is not there, or would not bring them
-      AutoscalerNotRunning  AutoscalerConflict  AutoscalerTagsMissing
+      AutoscalerNotRunning  AutoscalerConflict  AutoscalerTagsMissing  AutoscalingDisabled
       DemandLockLost  DemandLockBusy
       PoolNotReleased              scale-down did not end in time
       PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
@@ -163,6 +163,12 @@ class AutoscalerConflict(GpuError):
 
 class AutoscalerTagsMissing(GpuError):
     """Groups that others own lack tags that cluster-autoscaler needs; the message has the command that adds them."""
+
+    retryable = False
+
+
+class AutoscalingDisabled(GpuError):
+    """Node pools that others own are not autoscaled, and GKE is to add nodes; the message has the command for it."""
 
     retryable = False
 

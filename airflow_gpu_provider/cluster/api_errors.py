@@ -54,7 +54,7 @@ def from_status(error: ApiException, verb: str, resource: str) -> GpuError:
     if error.status == 403:
         return PermissionDenied(
             f"The cluster does not allow to {verb} {resource}: {said}",
-            f'Grant it with a ClusterRole rule: resources ["{resource}"], verbs ["{verb}"].',
+            f'Grant it: resources ["{resource}"], verbs ["{verb}"]; docs/rbac/ has all roles that are needed.',
             **details,
         )
     if error.status == 404:

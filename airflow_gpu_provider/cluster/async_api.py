@@ -212,7 +212,7 @@ async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) ->
     if response.status == 403:
         return PermissionDenied(
             f"The API server refused {method} {path}: {message}.",
-            "Grant it with a ClusterRole, bound to the group of the connection's identity.",
+            "Grant it to the group of the connection's identity; docs/rbac/ has all roles that are needed.",
         )
     return _failed(response, f"The API server answered {method} {path} with {response.status}: {message}.")
 

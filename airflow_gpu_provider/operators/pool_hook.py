@@ -7,11 +7,12 @@ import tempfile
 from functools import cached_property
 from typing import Any
 
+from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from kubernetes.client import CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
 
 
 class PoolHook:
@@ -58,14 +59,20 @@ class PoolHook:
         """Return the namespace of pods that name none; not the one in which Airflow may run in a cluster of its own."""
         return "default"
 
+    @cached_property
+    def _connection(self) -> Any:
+        """The connection, where it is of the kubernetes type, which has settings for pods; a cloud's has none."""
+        pool = self._pool
+        return KubernetesHook(conn_id=pool.kubernetes_conn_id) if isinstance(pool, KubernetesGpuPool) else None
+
     def get_xcom_sidecar_container_image(self) -> str | None:
-        return None
+        return self._connection.get_xcom_sidecar_container_image() if self._connection else None
 
-    def get_xcom_sidecar_container_resources(self) -> str | None:
-        return None
+    def get_xcom_sidecar_container_resources(self) -> Any:
+        return self._connection.get_xcom_sidecar_container_resources() if self._connection else None
 
-    def get_xcom_sidecar_container_security_context(self) -> str | None:
-        return None
+    def get_xcom_sidecar_container_security_context(self) -> Any:
+        return self._connection.get_xcom_sidecar_container_security_context() if self._connection else None
 
 
 def _pem_file(*parts: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, PoolSpecError
@@ -46,7 +46,7 @@ def offered_types(ec2: AwsService, pool: EksGpuPool, zones: Collection[str]) -> 
     return {(offering["Location"], offering["InstanceType"]) for offering in offerings}
 
 
-def _described(ec2: AwsService, pool: EksGpuPool, subnets: tuple[str, ...]) -> list[Mapping[str, Any]]:
+def _described(ec2: AwsService, pool: EksGpuPool, subnets: Sequence[str]) -> list[Mapping[str, Any]]:
     try:
         found = list(ec2.items("describe_subnets", "Subnets", SubnetIds=list(subnets)))
     except CloudError as error:

@@ -41,7 +41,7 @@ class GkePlatform(GkeBase):
 
     @cached_property
     def _zones(self) -> tuple[str, ...]:
-        return self._pool.node_locations or tuple(sorted(self._cluster["locations"]))
+        return tuple(self._pool.node_locations or sorted(self._cluster["locations"]))
 
     @cached_property
     def _offered(self) -> set[tuple[str, str]]:

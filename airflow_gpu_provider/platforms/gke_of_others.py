@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.errors import GroupNotFound
+from airflow_gpu_provider.errors import AutoscalingDisabled, GroupNotFound
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.gke_base import STATUS, GkeBase
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, failures, launch_failure, machines
@@ -53,7 +53,7 @@ class _Named:
         """Return the node pool's own limit in a zone, where its autoscaler has one, else the pool's."""
         autoscaling = self.node_pool.get("autoscaling") or {}
         limit = int(autoscaling.get("max_node_count") or autoscaling.get("total_max_node_count") or 0)
-        return limit if autoscaling.get("enabled") and limit else pool.max_nodes
+        return limit if _is_autoscaled(self.node_pool) and limit else pool.max_nodes
 
 
 class GkePlatformOfOthers(GkeBase):
@@ -78,6 +78,7 @@ class GkePlatformOfOthers(GkeBase):
         Raises:
             GroupNotFound: A node pool that the pool names does not exist.
             PoolDrift, PoolSpecError: A node pool cannot serve the pool as it is.
+            AutoscalingDisabled: GKE's autoscaler is to add nodes, and it leaves a node pool alone.
         """
         found = self._node_pools.read()
         missing = [name for name in self._pool.node_pools if name not in found]
@@ -91,6 +92,7 @@ class GkePlatformOfOthers(GkeBase):
         named = self._named(found)
         read = [self._describe(each) for each in named]
         notes = check(self._pool, nodes, read, known_types=self._pool.machine_types)
+        self._check_autoscaled([found[name] for name in self._pool.node_pools])
         groups = self._observe(named)
         grow = growth(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
@@ -102,6 +104,21 @@ class GkePlatformOfOthers(GkeBase):
         """Delete nothing: others own the node pools."""
         for name in self._pool.node_pools:
             say(f"{name} is left as it is: this package did not create it")
+
+    def _check_autoscaled(self, node_pools: Sequence[Mapping[str, Any]]) -> None:
+        fixed = [str(raw["name"]) for raw in node_pools if not _is_autoscaled(raw)]
+        if not self._pool.is_autoscaled or not fixed:
+            return
+        pool = self._pool
+        update = f"gcloud container clusters update {pool.cluster_name} --enable-autoscaling"
+        limits = f"--min-nodes=0 --max-nodes={pool.max_nodes} --location={pool.location} --project={pool.project_id}"
+        commands = [f"{update} --node-pool={name} {limits}" for name in fixed]
+        raise AutoscalingDisabled(
+            f"Pool {pool.name}: GKE's autoscaler is to add nodes, and autoscaling is off in node pool"
+            f" {', '.join(fixed)}, which this package does not change.",
+            f"Turn it on where the node pool is defined, or run: {' && '.join(commands)}",
+            groups=fixed,
+        )
 
     def _describe(self, named: _Named) -> NamedGroup:
         raw, machine_type = named.node_pool, named.candidate.instance_type
@@ -118,7 +135,7 @@ class GkePlatformOfOthers(GkeBase):
             ),
             max_size=named.max_size(self._pool),
             made_for=labels_of(raw).get(POOL_LABEL, ""),
-            warnings=tuple(_warnings(raw)),
+            warnings=tuple(_warnings(raw, self._pool)),
         )
 
     # -- what there is ---------------------------------------------------------------------------------------
@@ -167,13 +184,17 @@ class GkePlatformOfOthers(GkeBase):
         )
 
 
+def _is_autoscaled(node_pool: Mapping[str, Any]) -> bool:
+    return bool((node_pool.get("autoscaling") or {}).get("enabled"))
+
+
 def _has_gpus(config: Mapping[str, Any], machine_type: str) -> bool:
     known = accelerators.gce_machine_type(machine_type)
     return bool(config.get("accelerators") or (known and known.gpu))
 
 
-def _warnings(node_pool: Mapping[str, Any]) -> Iterable[str]:
-    if (node_pool.get("autoscaling") or {}).get("enabled"):
+def _warnings(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> Iterable[str]:
+    if _is_autoscaled(node_pool) and not pool.is_autoscaled:
         yield "GKE's autoscaler sizes it too, and removes nodes ten minutes after their last pod by its own lights"
     if run_seconds(node_pool.get("config") or {}) is None:
         yield (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -108,7 +108,7 @@ class GoogleClients:
     The connection's extra may name other endpoints, for private access: `gke_endpoint` and `compute_endpoint`.
     """
 
-    def __init__(self, *, conn_id: str, impersonation_chain: str | tuple[str, ...] | None) -> None:
+    def __init__(self, *, conn_id: str, impersonation_chain: str | Sequence[str] | None) -> None:
         self._conn_id = conn_id
         self._impersonation_chain = impersonation_chain
         self._token_lock = threading.Lock()

@@ -116,7 +116,7 @@ class GpuPool(ABC):
     min_nodes: int = 0
     max_runtime: timedelta = timedelta(hours=24)
     node_labels: dict[str, str] = field(default_factory=dict)
-    taints: tuple[str, ...] = ("nvidia.com/gpu=true:NoSchedule",)
+    taints: Sequence[str] = ("nvidia.com/gpu=true:NoSchedule",)
     price_per_hour: float | dict[str, float] | None = None
     manage: str = "full"
     scaling: str = "direct"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
@@ -88,17 +88,17 @@ class EksGpuPool(GpuPool):
 
     cluster_name: str
     region: str
-    instance_types: tuple[str, ...] = ()
-    capacity_types: tuple[Market, ...] = ("ON_DEMAND",)
-    zones: tuple[str, ...] = ()
-    subnets: tuple[str, ...] = ()
+    instance_types: Sequence[str] = ()
+    capacity_types: Sequence[Market] = ("ON_DEMAND",)
+    zones: Sequence[str] = ()
+    subnets: Sequence[str] = ()
     disk_size: int | None = None
     ami_type: str = "AL2023_x86_64_NVIDIA"
     node_role: str | None = None
     launch_template: str | None = None
     tags: dict[str, str] = field(default_factory=dict)
-    node_groups: tuple[str, ...] = ()
-    asg_names: tuple[str, ...] = ()
+    node_groups: Sequence[str] = ()
+    asg_names: Sequence[str] = ()
     autoscaling_options: dict[str, str] = field(default_factory=dict)
     aws_conn_id: str | None = "aws_default"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, ClassVar
@@ -99,12 +99,12 @@ class GkeGpuPool(GpuPool):
     project_id: str
     location: str
     cluster_name: str
-    machine_types: tuple[str, ...] = ()
+    machine_types: Sequence[str] = ()
     accelerator_type: str | None = None
     accelerator_count: int | None = None
-    node_locations: tuple[str, ...] = ()
-    capacity_types: tuple[Market, ...] = ("ON_DEMAND",)
-    taints: tuple[str, ...] = (str(GPU_TAINT),)
+    node_locations: Sequence[str] = ()
+    capacity_types: Sequence[Market] = ("ON_DEMAND",)
+    taints: Sequence[str] = (str(GPU_TAINT),)
     driver: str = "default"
     gpu_sharing: dict[str, Any] = field(default_factory=dict)
     gpu_partition_size: str | None = None
@@ -113,14 +113,14 @@ class GkeGpuPool(GpuPool):
     disk_type: str | None = None
     image_type: str = "COS_CONTAINERD"
     service_account: str | None = None
-    tags: tuple[str, ...] = ()
+    tags: Sequence[str] = ()
     resource_labels: dict[str, str] = field(default_factory=dict)
-    node_pools: tuple[str, ...] = ()
+    node_pools: Sequence[str] = ()
     location_policy: str = "any"
     use_internal_ip: bool = False
     use_dns_endpoint: bool = False
     gcp_conn_id: str = "google_cloud_default"
-    impersonation_chain: str | tuple[str, ...] | None = None
+    impersonation_chain: str | Sequence[str] | None = None
 
     # -- what others ask -------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -47,7 +48,7 @@ class KubernetesGpuPool(GpuPool):
     kind: ClassVar[str] = "kubernetes"
     __hash__ = GpuPool.__hash__  # a dataclass would make its own, which dictionaries in fields break
 
-    nodes: tuple[str, ...] = ()
+    nodes: Sequence[str] = ()
     node_selector_labels: dict[str, str] = field(default_factory=dict)
     provisioner: str | None = None
     gpus_per_node: int | None = None
@@ -55,7 +56,7 @@ class KubernetesGpuPool(GpuPool):
     kubernetes_conn_id: str = "kubernetes_default"
     cluster_context: str | None = None
     max_nodes: int = 0
-    taints: tuple[str, ...] = ()
+    taints: Sequence[str] = ()
 
     @property
     def gpu_products(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 NAME = "bad-input"
+IAM = Path(__file__).parents[2] / "docs" / "iam"
 
 
 @dataclass
@@ -50,13 +52,13 @@ class Cloud:
         found = [each for each in provider.describe_groups() if str(each["nodegroup"]).startswith(NAME)]
         return [{**each, "instances": len(each["instances"])} for each in found]
 
-    def objects(self) -> set[str]:
+    def objects(self, pool: str = NAME) -> set[str]:
         """What an Ensure or a device plugin of the pool would leave in the cluster."""
         found = set()
         for path in ("/apis/coordination.k8s.io/v1/leases", "/apis/apps/v1/daemonsets"):
             _, reply = self.sandbox.control_plane.request("GET", path)
             for each in reply["items"]:
-                if each["metadata"].get("labels", {}).get(POOL_LABEL) == NAME:
+                if each["metadata"].get("labels", {}).get(POOL_LABEL) == pool:
                     found.add(f"{path}/{each['metadata']['name']}")
         return found
 
@@ -161,17 +163,57 @@ def test_a_zone_without_the_type(cloud: Cloud) -> None:
         provider.set_offered(offered, zone, offered=True)
 
 
-def test_a_permission_of_the_cloud_that_is_missing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    if cloud.sandbox.platform == "gke":
-        identity = cloud.sandbox.google.add_identity("bad-input", permissions=["container.clusters.get"])
-        connection, missing = cloud.sandbox.google.connection(identity), "compute"
-    else:
-        key = cloud.sandbox.aws.add_identity("bad-input-role")
-        connection = _aws_connection(cloud.sandbox, key, role_arn="arn:aws:iam::123456789012:role/not-yours")
-        missing = "sts:AssumeRole"
+def test_a_role_that_may_not_be_assumed(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in gpu_sandbox.env().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    cloud, key = _eks(gpu_sandbox), gpu_sandbox.aws.add_identity("bad-input-role")
+    connection = _aws_connection(gpu_sandbox, key, role_arn="arn:aws:iam::123456789012:role/not-yours")
     monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps(connection))
-    with cloud.creates_nothing(), pytest.raises(PermissionDenied, match=f"refused {missing}"):
+    with cloud.creates_nothing(), pytest.raises(PermissionDenied, match="refused sts:AssumeRole"):
+        ensure(cloud.pool(aws_conn_id="refused"))
+
+
+def _refuse(cloud: Cloud, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Give the connection `refused` all that docs/iam lists but this; return the identity's name in the cloud."""
+    name = f"bad-input-without-{missing.rpartition(':')[2].lower()}"
+    if cloud.sandbox.platform == "gke":
+        role = json.loads((IAM / "gke-full.json").read_text())["includedPermissions"]
+        account = cloud.sandbox.google.add_identity(name[:30], permissions=set(role) - {missing})
+        connection, identity = cloud.sandbox.google.connection(account), account.email
+    else:
+        policy = json.loads((IAM / "eks-full.json").read_text())
+        for statement in policy["Statement"]:
+            statement["Action"] = [action for action in statement["Action"] if action != missing]
+        key = cloud.sandbox.aws.add_identity(name, policy=policy)
+        connection, identity = _aws_connection(cloud.sandbox, key), key.arn
+        monkeypatch.setitem(cloud.sandbox.authenticator.access_entries, identity, ["system:masters"])
+    monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps(connection))
+    return identity
+
+
+def test_a_permission_to_create_that_is_missing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    gke = cloud.sandbox.platform == "gke"
+    missing = "container.clusters.update" if gke else "eks:CreateNodegroup"
+    identity = _refuse(cloud, missing, monkeypatch)
+    with cloud.creates_nothing(), pytest.raises(PermissionDenied, match=rf"refused {missing}") as refused:
         ensure(cloud.pool(**{cloud.connection: "refused"}))
+    assert gke or identity in str(refused.value)
+    assert "connection 'refused'; docs/iam" in str(refused.value)
+
+
+def test_a_permission_to_grow_that_is_missing(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The groups are there, at size 0 and without a machine, and nobody wants anything of them."""
+    missing = "autoscaling:SetDesiredCapacity"
+    if cloud.sandbox.platform == "gke":
+        missing = "compute.instanceGroupManagers.update"
+    _refuse(cloud, missing, monkeypatch)
+    with pytest.raises(PermissionDenied, match=rf"refused {missing}.*connection 'refused'; docs/iam"):
+        ensure(cloud.pool(name=f"{NAME}-small", **{cloud.connection: "refused"}))
+    groups = [group for group in cloud.groups if f"{NAME}-small" in group["nodegroup"]]
+    assert [(group["desired"], group["instances"]) for group in groups] == [(0, 0)]
+    # The pool's lock is there as long as the pool is.
+    assert [each.rpartition("/")[2] for each in cloud.objects(f"{NAME}-small")] == [f"lock-{NAME}-small"]
 
 
 def test_a_permission_of_the_cluster_that_is_missing(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +225,8 @@ def test_a_permission_of_the_cluster_that_is_missing(gpu_sandbox: Sandbox, monke
     monkeypatch.setenv("AIRFLOW_CONN_NOBODY", json.dumps(_aws_connection(gpu_sandbox, key)))
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     try:
-        with cloud.creates_nothing(), pytest.raises(PermissionDenied, match="leases"):
+        says = r'not allow to \w+ leases.*resources \["leases"\], verbs \["\w+"\].*docs/rbac/'
+        with cloud.creates_nothing(), pytest.raises(PermissionDenied, match=says):
             ensure(cloud.pool(aws_conn_id="nobody"))
     finally:
         del gpu_sandbox.authenticator.access_entries[key.arn]

@@ -95,6 +95,12 @@ def test_a_cluster_for_one_night(
             "gpu nodes": core.list_node(label_selector=POOL).items,
             "cpu nodes": machines(core, "system"),
         }
+        if task_id == "nvidia_smi":
+            daemon_sets = client.AppsV1Api(core.api_client).list_namespaced_daemon_set("kube-system").items
+            pools = project.google.node_pools
+            scaled = [pools.get(each).settings.autoscaling for each in pools.pools if each.startswith("night-gpu-")]
+            seen[task_id]["driver"] = [each.metadata.name for each in daemon_sets]
+            seen[task_id]["limits"] = {(each.min_node_count, each.max_node_count) for each in scaled}
 
     results = run_tasks(example, watch=look)
     log = capsys.readouterr().out
@@ -118,6 +124,8 @@ def test_a_cluster_for_one_night(
         assert grew is not None
         assert waits < grew.start()
     assert "NVIDIA-SMI" in log
+    assert seen["nvidia_smi"]["driver"] == ["nvidia-driver-installer-night-gpu"]
+    assert seen["nvidia_smi"]["limits"] == {(0, 0) if scaling == "direct" else (0, 2)}
     assert "leaves 3 idle, $0.55 of the node's $0.74 an hour" in log
 
     # Seconds after the pod the GPU node is gone, the CPU node is not; and then the cluster.

@@ -65,10 +65,12 @@ def test_the_deployment_runs_on_the_type_that_has_quota_and_leaves_zero(
     example = load("deployment_on_gpus_gke")
     core, apps = client.CoreV1Api(on_gke), client.AppsV1Api(on_gke)
     said: list[str] = []
+    served: list[tuple[client.V1Node, client.V1Pod]] = []
 
     def watch(task_id: str) -> None:
         if task_id == "until_ready":
             said.append(eventually(lambda: log_of_the_pod(core)))
+            served.append((*core.list_node(label_selector=POOL).items, the_pod(core)))
 
     results = run_tasks(example, watch=watch)
 
@@ -78,7 +80,18 @@ def test_the_deployment_runs_on_the_type_that_has_quota_and_leaves_zero(
     (installer,) = apps.list_namespaced_daemon_set("kube-system", label_selector=POOL).items
     assert installer.spec.template.spec.init_containers[0].image == DRIVER
     assert results["until_ready"] == node["name"]
-    assert "GPU 0: Tesla" in said[0]
+    # One replica with a limit of one GPU sees one: a T4, on the only node, of the second type of the list.
+    assert said[0].count("GPU ") == 1
+    assert "GPU 0: Tesla T4" in said[0]
+    ((machine, pod),) = served
+    assert machine.metadata.labels["cloud.google.com/gke-accelerator"] == "nvidia-tesla-t4"
+    assert machine.status.allocatable["nvidia.com/gpu"] == "1"
+    assert pod.spec.containers[0].resources.limits["nvidia.com/gpu"] == "1"
+    settings = gke_sandbox.google.node_pools.get(machine.metadata.labels["cloud.google.com/gke-nodepool"]).settings
+    assert (settings.config.machine_type, settings.config.accelerators[0].accelerator_count) == ("n1-standard-4", 1)
+    # The platform's own taint, which keeps other pods away, and the toleration that asking for a GPU adds.
+    assert ("nvidia.com/gpu", "NoSchedule") in {(taint.key, taint.effect) for taint in machine.spec.taints}
+    assert "nvidia.com/gpu" in {toleration.key for toleration in pod.spec.tolerations}
 
     assert (results["serving-gpu.scale_down"]["nodes"], results["serving-gpu.scale_down"]["desired"]) == (0, 0)
     assert not core.list_node(label_selector=POOL).items
@@ -87,9 +100,13 @@ def test_the_deployment_runs_on_the_type_that_has_quota_and_leaves_zero(
     assert not node_pools(gke_sandbox)
 
 
-def log_of_the_pod(core: client.CoreV1Api) -> str:
+def the_pod(core: client.CoreV1Api) -> client.V1Pod:
     (pod,) = core.list_namespaced_pod("default", label_selector="app=gpu-serving").items
-    reply = core.read_namespaced_pod_log(pod.metadata.name, "default", _preload_content=False)
+    return pod
+
+
+def log_of_the_pod(core: client.CoreV1Api) -> str:
+    reply = core.read_namespaced_pod_log(the_pod(core).metadata.name, "default", _preload_content=False)
     return str(reply.data.decode())
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ def gpu_pod(pool: KubernetesGpuPool, name: str) -> dict[str, Any]:
 
 def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
     pool = lab(taints=["team=ml:NoSchedule"], cordon_when_idle=True)
+    machines = {each.metadata.name for each in core.list_node().items}
     ensured = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, gpus=4))
     assert [each["name"] for each in ensured["nodes"]] == [NODE]
     node = core.read_node(NODE)
@@ -82,10 +84,19 @@ def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
     options = {"DP_DISABLE_HEALTHCHECKS": "xids"}
     plugin = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, options=options))
     assert plugin["nodes"] == {NODE: 4}
+    assert core.read_node(NODE).status.allocatable["nvidia.com/gpu"] == "4"
+    namespace, _, daemon_set = plugin["served_by"].rpartition(" ")[2].rpartition("/")
+    applied = client.AppsV1Api(core.api_client).read_namespaced_daemon_set(daemon_set, namespace or "kube-system")
+    (container,) = applied.spec.template.spec.containers
+    assert {each.name: each.value for each in container.env}["DP_DISABLE_HEALTHCHECKS"] == "xids"
 
     for name in ("one", "two"):
         core.create_namespaced_pod("default", gpu_pod(pool, name))
     eventually(lambda: [pod for pod in pods(core) if pod.status.phase == "Running"][1:])
+    # Side by side, each sees two of the four, and none sees another's.
+    seen = [eventually(lambda name=name: gpus_seen(core, name)) for name in ("one", "two")]
+    assert [len(gpus) for gpus in seen] == [2, 2]
+    assert len({*seen[0], *seen[1]}) == 4
     core.create_namespaced_pod("default", gpu_pod(pool, "three"))
     eventually(lambda: "Insufficient nvidia.com/gpu" in why_pending(core.read_namespaced_pod("three", "default")))
     core.delete_namespaced_pod("one", "default", grace_period_seconds=1)
@@ -118,10 +129,16 @@ def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
     assert is_ready(node)
     assert node.spec.unschedulable  # cordon_when_idle
     assert not core.list_node(label_selector="airflow-gpu-provider/pool=lab").items[1:]
+    assert {each.metadata.name for each in core.list_node().items} == machines
 
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, gpus=1))
     assert not core.read_node(NODE).spec.unschedulable
     run(ScaleDownSensor(task_id="scale_down", gpu_pool=lab(taints=pool.taints)))
+
+
+def gpus_seen(core: client.CoreV1Api, pod: str) -> list[str]:
+    """The UUIDs of what nvidia-smi lists in a pod; none before it has said anything."""
+    return re.findall(r"UUID: (\S+)\)", core.read_namespaced_pod_log(pod, "default"))
 
 
 def pods(core: client.CoreV1Api) -> list[client.V1Pod]:

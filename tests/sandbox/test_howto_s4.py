@@ -44,8 +44,15 @@ def fleet_groups(gpu_sandbox: Sandbox) -> dict[str, dict[str, Any]]:
     return {g["nodegroup"]["nodegroupName"]: g["nodegroup"] for g in described if "gpu-fleet" in str(g)}
 
 
+def general_group(gpu_sandbox: Sandbox) -> dict[str, Any]:
+    """The group of the cluster's own pods, as EKS describes it."""
+    eks = aws_client(gpu_sandbox.aws, "eks")
+    return dict(eks.describe_nodegroup(clusterName=gpu_sandbox.cluster_name, nodegroupName="system")["nodegroup"])
+
+
 def test_ten_pods_over_three_zones_and_back_to_zero(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> None:
     example = load("deployment_on_gpus_eks")
+    general = general_group(gpu_sandbox)
     on_nodes: dict[str, list[client.V1Node]] = {}
     ended: dict[str, datetime] = {}
 
@@ -62,11 +69,19 @@ def test_ten_pods_over_three_zones_and_back_to_zero(gpu_sandbox: Sandbox, core: 
     for node in on_nodes["deploy"]:
         assert ("nvidia.com/gpu", "true", "NoSchedule") in {(t.key, t.value, t.effect) for t in node.spec.taints}
 
+    # The plugin tolerates the taint, and has an affinity to the pool's nodes.
+    served_by = results["gpu-fleet.device_plugin"]["served_by"].rpartition("/")[2]
+    plugin = client.AppsV1Api(core.api_client).read_namespaced_daemon_set(served_by, "kube-system").spec.template.spec
+    assert "nvidia.com/gpu" in {toleration.key for toleration in plugin.tolerations}
+    assert "gpu-fleet" in str(plugin.affinity.node_affinity)
+
     # One GPU on each node and ten pods at once: each pod has a node of its own, and the zones theirs.
     assert results["until_ready"] == spread(node["zone"] for node in nodes)
     assert len(on_nodes["until_ready"]) == 10
 
     # One group for each zone and market, none over several zones, all scalable to 0, and at 0.
+    # The cluster's general group is none of them, and as it was.
+    assert general_group(gpu_sandbox) == general
     groups = fleet_groups(gpu_sandbox)
     assert {name.removeprefix("gpu-fleet-") for name in groups} == {
         f"{zone[-1]}-g6-xlarge{market}" for zone in ZONES for market in ("", "-spot")

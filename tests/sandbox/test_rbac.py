@@ -1,4 +1,4 @@
-"""Whole nights under the roles in docs/rbac and nothing else; and what a missing one looks like.
+"""Whole nights under the policy in docs/iam and the roles in docs/rbac, and nothing else; and what a missing one is.
 
 Those of groups that others own are in test_scale_only.py.
 """
@@ -25,7 +25,7 @@ from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.sandbox.running import run, until_it_reports
 
-ROLES = Path(__file__).parents[2] / "docs" / "rbac"
+DOCS = Path(__file__).parents[2] / "docs"
 GROUP = "airflow-gpu-provider"
 
 
@@ -38,8 +38,9 @@ def administrator(gpu_sandbox: Sandbox) -> client.ApiClient:
 def airflow_identity(
     request: pytest.FixtureRequest, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
-    """Everything below runs as an IAM user who is nobody in the cluster but a member of one group."""
-    key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name}")
+    """Everything below runs as an IAM user with one policy, who is nobody in the cluster but a member of one group."""
+    policy = json.loads((DOCS / "iam" / "eks-full.json").read_text())
+    key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name}", policy=policy)
     gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
     connection = {
         "conn_type": "aws",
@@ -54,7 +55,7 @@ def airflow_identity(
 
 
 def give(administrator: client.ApiClient, roles: str) -> None:
-    for manifest in yaml.safe_load_all((ROLES / roles).read_text()):
+    for manifest in yaml.safe_load_all((DOCS / "rbac" / roles).read_text()):
         server_side_apply(administrator, manifest)
 
 

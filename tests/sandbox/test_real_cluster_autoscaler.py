@@ -1,5 +1,7 @@
 """A real cluster-autoscaler, pointed at the sandbox: a pod that waits has a node from zero, and the node goes again.
 
+It may do what docs/iam/cluster-autoscaler.json allows, and nothing else.
+
 It needs the program, which is not this project's: AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names it.
 """
 
@@ -17,6 +19,7 @@ from airflow_gpu_provider.sandbox import SandboxProcess
 from tests.sandbox.autoscaling import STATUS_SHAPE, Eks, gpu_pod, shape_of
 from tests.sandbox.running import eventually
 
+POLICY = Path(__file__).parents[2] / "docs" / "iam" / "cluster-autoscaler.json"
 PROGRAM = "AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER"
 # It waits 30 s for a GPU pod whatever its flags; the rest is quick.
 FLAGS = (
@@ -34,8 +37,8 @@ FLAGS = (
 
 @contextmanager
 def cluster_autoscaler(eks: Eks, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The program at work, with the sandbox's own variables and nothing else of this environment."""
-    env = eks.env
+    """The program at work, with the sandbox's own variables, an IAM user of its own, and nothing else of this one's."""
+    env = {**eks.env, **user_with_the_documented_policy(eks)}
     tags = f"k8s.io/cluster-autoscaler/enabled,k8s.io/cluster-autoscaler/{eks.sandbox.cluster_name}"
     arguments = [
         f"--node-group-auto-discovery=asg:tag={tags}",
@@ -55,6 +58,14 @@ def cluster_autoscaler(eks: Eks, log: Path) -> Iterator[subprocess.Popen[bytes]]
     finally:
         process.terminate()
         process.wait(30)
+
+
+def user_with_the_documented_policy(eks: Eks) -> dict[str, str]:
+    iam, name = eks.client("iam"), "cluster-autoscaler"
+    iam.create_user(UserName=name)
+    iam.put_user_policy(UserName=name, PolicyName="documented", PolicyDocument=POLICY.read_text())
+    key = iam.create_access_key(UserName=name)["AccessKey"]
+    return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
 
 
 @pytest.mark.skipif(PROGRAM not in os.environ, reason=f"{PROGRAM} names no cluster-autoscaler")
@@ -80,6 +91,7 @@ def test_it_grows_a_group_from_zero_for_a_pod_and_shrinks_it_again(
             "marked the node as toBeDeleted/unschedulable"
         ]
         assert shape_of(eks.status()) == STATUS_SHAPE
+    assert "AccessDenied" not in (tmp_path / "log").read_text()
 
 
 def instances_of(eks: Eks, asg: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,13 @@ from kubernetes import client, config
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
-from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolDrift, PoolSpecError
+from airflow_gpu_provider.errors import (
+    AutoscalerTagsMissing,
+    AutoscalingDisabled,
+    GroupNotFound,
+    PoolDrift,
+    PoolSpecError,
+)
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -136,6 +143,11 @@ class Eks:
             "tags": self.asg.describe_tags(Filters=[{"Name": "auto-scaling-group", "Values": [asg]}])["Tags"],
         }
 
+    def hide_from_autoscaler(self, asg: str) -> None:
+        """Take off the tag by which cluster-autoscaler finds a group: it, too, gives up machines that do not come."""
+        tag = {"ResourceId": asg, "ResourceType": "auto-scaling-group", "Key": "k8s.io/cluster-autoscaler/enabled"}
+        self.asg.delete_tags(Tags=[tag])
+
     def actions(self, asg: str) -> dict[str, Any]:
         found = self.asg.describe_scheduled_actions(AutoScalingGroupName=asg)["ScheduledUpdateGroupActions"]
         return {action["ScheduledActionName"]: action for action in found}
@@ -178,9 +190,11 @@ def plugin_of_the_owner(owner: Eks) -> Iterator[None]:
 def scaler(
     request: pytest.FixtureRequest, gpu_sandbox: Sandbox, owner: Eks, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
-    """Airflow is an IAM user who is nobody in the cluster but a member of one group."""
+    """Airflow is an IAM user with one policy, who is nobody in the cluster but a member of one group."""
     give_roles(owner.administrator)
-    key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name.replace('[', '-').rstrip(']')}")
+    policy = json.loads((DOCS / "iam" / "eks-scale-only.json").read_text())
+    name = f"airflow-{request.node.name.replace('[', '-').rstrip(']')}"
+    key = gpu_sandbox.aws.add_identity(name, policy=policy)
     gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
     connection = {
         "conn_type": "aws",
@@ -248,6 +262,8 @@ def test_two_nights_leave_a_group_of_others_as_it_was(gpu_sandbox: Sandbox, owne
 def test_a_stock_out_is_given_up_without_a_tag(gpu_sandbox: Sandbox, owner: Eks) -> None:
     """Launches are suspended for a moment, so that no machine with a pod is taken for one that comes just then."""
     first, second = owner.node_group("dry"), owner.node_group("wet", instanceTypes=["g5.xlarge"])
+    for name in (first, second):
+        owner.hide_from_autoscaler(name)
 
     def settled() -> list[Any]:
         """All but EKS's own verdict on a group that could not have a machine."""
@@ -495,3 +511,19 @@ def test_two_nights_leave_a_node_pool_of_others_as_it_was(gke: Sandbox, monkeypa
     assert everything() == before
     with pytest.raises(GroupNotFound, match=r"has no node pool gone; it has .*terraform-gpu"):
         platform_for(GkeGpuPool(name="x", manage="scale", node_pools=("gone",), gcp_conn_id="owner", **where)).plan(1)
+
+    # An autoscaler that leaves the node pool alone would leave pods waiting for ever.
+    scaled = replace(pool, scaling="autoscaler")
+    with pytest.raises(AutoscalingDisabled, match="autoscaling is off in node pool terraform-gpu") as refused:
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=scaled, nodes=1))
+    assert everything() == before
+    command = shlex.split(refused.value.fix.partition("run: ")[2])
+    assert command[:5] == ["gcloud", "container", "clusters", "update", gke.cluster_name]
+    flags = dict(word.removeprefix("--").partition("=")[::2] for word in command[5:])
+    where = {"node-pool": "terraform-gpu", "location": google.location, "project": google.project_id}
+    assert flags == {"enable-autoscaling": "", "min-nodes": "0", "max-nodes": "2", **where}
+    autoscaling = {"enabled": True, "min_node_count": 0, "max_node_count": int(flags["max-nodes"])}
+    name = f"{pools._cluster_path}/nodePools/{flags['node-pool']}"
+    pools._gke.call("set_node_pool_autoscaling", permission="", name=name, autoscaling=autoscaling)
+    eventually(lambda: (pools.describe("terraform-gpu").get("autoscaling") or {}).get("enabled"))
+    assert not platform_for(scaled).plan(1).notes

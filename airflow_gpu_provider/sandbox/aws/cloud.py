@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from ipaddress import IPv4Network
 from typing import Any
@@ -294,10 +294,13 @@ class AwsCloud:
                 longest_life=self._faults.token_seconds,
             )
 
-    def add_identity(self, name: str) -> AccessKey:
-        """A new IAM user. EntityAlreadyExists if the name is taken."""
+    def add_identity(self, name: str, *, policy: Mapping[str, Any] | None = None) -> AccessKey:
+        """A new IAM user, who may do everything, or just the actions that this policy allows.
+
+        EntityAlreadyExists if the name is taken.
+        """
         with self._lock:
-            return self._identities.add(name)
+            return self._identities.add(name, policy)
 
     def complete_drain(self, instance_id: str) -> None:
         """The instance's pods are gone: end it. Does nothing if it waits for no drain."""

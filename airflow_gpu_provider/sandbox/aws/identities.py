@@ -8,6 +8,7 @@ from binascii import Error as Base64Error
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from botocore.credentials import Credentials
@@ -59,9 +60,11 @@ class Identities:
     def iam(self) -> IAMBackend:
         return iam_backends[self._account_id]["aws"]
 
-    def add(self, name: str) -> AccessKey:
-        """A new IAM user with an access key. EntityAlreadyExists if the name is taken."""
+    def add(self, name: str, policy: Mapping[str, Any] | None = None) -> AccessKey:
+        """A new IAM user with an access key, and a policy of its own. EntityAlreadyExists if the name is taken."""
         user = self.iam.create_user(self._region, name)
+        if policy is not None:
+            self.iam.put_user_policy(name, "own", json.dumps(policy))
         key = self.iam.create_access_key(name)
         return AccessKey(access_key_id=key.access_key_id, secret_access_key=key.secret_access_key, arn=user.arn)
 

@@ -26,7 +26,7 @@ from moto.moto_server.werkzeug_app import (
 from werkzeug.exceptions import NotFound
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from airflow_gpu_provider.sandbox.aws import request_faults
+from airflow_gpu_provider.sandbox.aws import policies, request_faults
 from airflow_gpu_provider.sandbox.aws.identities import Identities
 from airflow_gpu_provider.sandbox.aws.request_faults import Answer
 from airflow_gpu_provider.sandbox.aws.signatures import ALGORITHM, Scope, SignedRequest
@@ -113,8 +113,9 @@ class AwsApi:
         if call is None:
             return _send(request_faults.answer(request_faults.UNSIGNED, "sts"), start_response)
         with self._lock:
-            self.calls[f"{call.scope.service}:{_operation(environ, call.service)}"] += 1
-            refusal = self._refusal(call)
+            action = f"{call.scope.service}:{_operation(environ, call.service)}"
+            self.calls[action] += 1
+            refusal = self._refusal(call, action)
             if refusal is not None:
                 return _send(request_faults.answer(refusal, call.service), start_response)
             make = self._services.get(call.service) if call.scope.region == self._region else None
@@ -124,7 +125,7 @@ class AwsApi:
         self._after_call()
         return _send(answer, start_response)
 
-    def _refusal(self, call: Call) -> request_faults.AwsError | None:
+    def _refusal(self, call: Call, action: str) -> request_faults.AwsError | None:
         known = self._identities.find(call.scope.access_key_id)
         token = call.request.headers.get("x-amz-security-token")
         if known is None or token != known.credentials.token:
@@ -133,7 +134,8 @@ class AwsApi:
             return request_faults.EXPIRED
         if not call.request.matches(call.signature, known.credentials.secret_key):
             return request_faults.BAD_SIGNATURE
-        return request_faults.drawn(self._faults, call.service)
+        denied = policies.refusal(self._identities.iam, arn=known.identity.arn, action=action)
+        return denied or request_faults.drawn(self._faults, call.service)
 
     def _call(self, response: BaseResponse, request: _Request) -> Answer:
         try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import boto3
 import pytest
@@ -197,3 +199,54 @@ def test_checking_a_token_is_quick(account: Account) -> None:
     began = time.perf_counter()
     assert all(account.cloud.identify(token) for token in tokens)
     assert (time.perf_counter() - began) / len(tokens) < 0.05
+
+
+DESCRIBE_ONLY = {"Version": "2012-10-17", "Statement": {"Effect": "Allow", "Action": "*:Describe*", "Resource": "*"}}
+
+
+@pytest.mark.parametrize(
+    ("service", "call", "arguments", "code"),
+    [
+        ("eks", "list_clusters", {}, "AccessDeniedException"),
+        ("autoscaling", "suspend_processes", {"AutoScalingGroupName": "any"}, "AccessDenied"),
+        ("ec2", "terminate_instances", {"InstanceIds": ["i-1"]}, "UnauthorizedOperation"),
+        ("service-quotas", "list_services", {}, "AccessDeniedException"),
+        (
+            "sts",
+            "assume_role",
+            {"RoleArn": f"arn:aws:iam::{ACCOUNT_ID}:role/any", "RoleSessionName": "any"},
+            "AccessDenied",
+        ),
+    ],
+)
+def test_a_policy_is_all_that_its_user_may_do(
+    account: Account, service: str, call: str, arguments: dict[str, Any], code: str
+) -> None:
+    who = session(account, account.cloud.add_identity("reader", policy=DESCRIBE_ONLY))
+    client = who.client(service, endpoint_url=account.cloud.endpoint_url)
+    with pytest.raises(ClientError, match=f"perform: .*:{client.meta.method_to_api_mapping[call]} ") as refused:
+        getattr(client, call)(**arguments)
+    assert refused.value.response["Error"]["Code"] == code
+    assert refused.value.response["ResponseMetadata"]["HTTPStatusCode"] == 403
+
+    assert who.client("sts", endpoint_url=account.cloud.endpoint_url).get_caller_identity()["Account"] == ACCOUNT_ID
+    assert who.client("eks", endpoint_url=account.cloud.endpoint_url).describe_cluster(name=CLUSTER)["cluster"]
+
+
+def test_a_role_has_its_own_policies_and_a_refusal_wins(account: Account) -> None:
+    iam, sts = account.client("iam"), account.client("sts")
+    role = iam.create_role(RoleName="scaler", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    allowed = iam.create_policy(PolicyName="reads", PolicyDocument=json.dumps(DESCRIBE_ONLY))["Policy"]["Arn"]
+    iam.attach_role_policy(RoleName="scaler", PolicyArn=allowed)
+    keys = sts.assume_role(RoleArn=role, RoleSessionName="airflow")["Credentials"]
+    as_role = boto3.Session(keys["AccessKeyId"], keys["SecretAccessKey"], keys["SessionToken"], "us-west-2")
+    eks = as_role.client("eks", endpoint_url=account.cloud.endpoint_url)
+    eks.describe_cluster(name=CLUSTER)
+    with pytest.raises(ClientError, match="assumed-role/scaler/airflow is not authorized to perform: eks:ListClusters"):
+        eks.list_clusters()
+
+    refusal = {"Effect": "Deny", "Action": ["eks:DescribeCluster"], "Resource": "*"}
+    document = json.dumps({"Version": "2012-10-17", "Statement": [refusal]})
+    iam.put_role_policy(RoleName="scaler", PolicyName="not-that", PolicyDocument=document)
+    with pytest.raises(ClientError, match="eks:DescribeCluster"):
+        eks.describe_cluster(name=CLUSTER)
