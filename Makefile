@@ -10,7 +10,7 @@ REPORT := build/demo-report.json
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet compat bench requirements clean
+.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet chaos chaos-cover compat bench requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -62,6 +62,16 @@ test-airflow: .venv
 	@echo "== tests/airflow: under a real scheduler and triggerer"
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
 	@$(BIN)/pytest tests/airflow -v || $(ONCE_MORE) tests/airflow; }
+
+# What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead.
+chaos: .venv
+	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0)
+
+# Each moment, each fault, and the pairs that a part of the design is there for.
+chaos-cover: .venv
+	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0)
 
 # No part of `make test`: as root only, with Debian's containerd. CI runs it.
 test-kubelet: .venv

@@ -135,9 +135,9 @@ class AirflowApi:
 
         wait_until(there, timeout=timeout, what=f"the DAG {dag_id} to be parsed")
 
-    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None) -> RunStatus:
-        """Start a DAG run now, with `conf` as its configuration."""
-        body = {"logical_date": None, "conf": dict(conf or {})}
+    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, run_id: str | None = None) -> RunStatus:
+        """Start a DAG run now, with `conf` as its configuration; Airflow names it where no `run_id` is given."""
+        body = {"logical_date": None, "conf": dict(conf or {}), "dag_run_id": run_id}
         return RunStatus.from_json(self._call("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body))
 
     def run(self, dag_id: str, run_id: str) -> RunStatus:
@@ -196,6 +196,14 @@ class AirflowApi:
     def mark_run(self, dag_id: str, run_id: str, state: RunState) -> None:
         """What the UI's "Mark run as ..." does."""
         self._call("PATCH", _run_path(dag_id, run_id), json={"state": state})
+
+    def clear_run(self, dag_id: str, run_id: str) -> None:
+        """What the UI's "Clear run" does: all its tasks run again."""
+        self._call("POST", f"{_run_path(dag_id, run_id)}/clear", json={"dry_run": False, "only_failed": False})
+
+    def delete_run(self, dag_id: str, run_id: str) -> None:
+        """What the UI's "Delete run" does; Airflow refuses it while the run is running."""
+        self._call("DELETE", _run_path(dag_id, run_id))
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: Literal["success", "failed", "skipped"]) -> None:
         """What the UI's "Mark task as ..." does."""

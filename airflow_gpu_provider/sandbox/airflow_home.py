@@ -38,6 +38,10 @@ COMMANDS: Mapping[Component, tuple[str, ...]] = {
 }
 # What these fork runs DAG files, again and again.
 FORKING: frozenset[Component] = frozenset({"scheduler", "dag-processor"})
+# SQLite has one writer at a time. The API server's event loop may wait for a lock that one of its own requests holds
+# and gives back through that loop: it must give up long before the others do, or these die of it (seen with 3.3.2).
+SECONDS_FOR_LOCK = 30
+SECONDS_FOR_LOCK_IN_API_SERVER = 3
 HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 
 
@@ -92,7 +96,8 @@ class AirflowHome:
     def begin(self) -> None:
         """start() without the waiting, for a caller who has something else to start meanwhile."""
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
-        self._start_guard()
+        if self._guard is None:
+            self._start_guard()
         if not (self.home / "airflow.db").exists():
             shutil.copyfile(database_template(), self.home / "airflow.db")
         for component in COMMANDS:
@@ -131,6 +136,10 @@ class AirflowHome:
                 how = "was ended" if process is None else f"ended with {process.returncode}"
                 raise AirflowNotHealthy(self._account(component, how))
 
+    def ended(self) -> list[Component]:
+        """The components that have ended though nobody ended them."""
+        return [component for component, process in list(self._processes.items()) if process.poll() is not None]
+
     def kill(
         self,
         component: Component,
@@ -150,6 +159,15 @@ class AirflowHome:
             process.wait(timeout=60)
             del self._processes[component]
 
+    def kill_all(self) -> None:
+        """SIGKILL to every process at once, tasks too, as when a machine loses its power; `start` brings all back."""
+        while alive := airflow_processes.processes_of(self.home):
+            airflow_processes.send(alive, signal.SIGKILL)
+            time.sleep(0.05)
+        for process in self._processes.values():
+            process.wait(timeout=60)
+        self._processes.clear()
+
     def restart(self, component: Component, *, timeout: float = 60) -> None:
         """Start a component again, ending it first where it runs, and wait until the API answers.
 
@@ -166,10 +184,12 @@ class AirflowHome:
 
     def _launch(self, component: Component) -> None:
         program = airflow_component.__name__ if component in FORKING else "airflow"
+        seconds = SECONDS_FOR_LOCK_IN_API_SERVER if component == "api-server" else SECONDS_FOR_LOCK
+        database = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout={seconds}"}
         with self.log_file(component).open("ab") as log:
             self._processes[component] = subprocess.Popen(
                 [sys.executable, "-m", program, *COMMANDS[component]],
-                env=self.environment,
+                env=self.environment | database,
                 cwd=self.home,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -214,7 +234,7 @@ class AirflowHome:
                 # Reading a DAG file is seconds of pure CPU: on a busy machine, many seconds.
                 "dagbag_import_timeout": 120,
             },
-            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db?timeout=30"},
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db?timeout={SECONDS_FOR_LOCK}"},
             "api": {"port": self.port, "base_url": self.url, "secret_key": secrets.token_hex(16)},
             "api_auth": {"jwt_secret": secrets.token_hex(32)},
             "scheduler": {"use_job_schedule": schedules, "scheduler_idle_sleep_time": 0.5},

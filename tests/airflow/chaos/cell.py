@@ -1,0 +1,176 @@
+"""One cell: a night, what strikes it and when, and what became of it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError, RunStatus
+from tests.airflow.chaos.faults import FAULTS, Fault
+from tests.airflow.chaos.moments import MOMENTS, Look, Moment
+from tests.airflow.chaos.pods import PodStory
+from tests.airflow.chaos.world import World, insist
+
+MOMENT_WITHIN = 240.0
+RUN_ENDS_WITHIN = 400.0
+ENDED = frozenset({"success", "failed", "deleted"})
+
+
+class MomentMissed(Exception):
+    """The run went on so fast, or so slowly, that nobody saw the moment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strike:
+    """A fault at a moment, by their names."""
+
+    when: str
+    what: str
+
+    @property
+    def moment(self) -> Moment:
+        return MOMENTS[self.when]
+
+    @property
+    def fault(self) -> Fault:
+        return FAULTS[self.what]
+
+    def __str__(self) -> str:
+        return f"{self.what} at {self.when}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A night to be run: its number, the seed it was drawn by, and its strikes in order."""
+
+    number: int
+    seed: int
+    strikes: tuple[Strike, ...]
+
+    @property
+    def is_local(self) -> bool:
+        """Whether nobody else notices."""
+        return all(strike.fault.hits == "run" for strike in self.strikes)
+
+    @property
+    def dag_id(self) -> str:
+        special = [s.moment.dag_id for s in self.strikes if s.moment.dag_id != "chaos_deferred"]
+        return special[0] if special else "chaos_deferred"
+
+    def __str__(self) -> str:
+        return ", then ".join(map(str, self.strikes))
+
+
+@dataclass(kw_only=True)
+class Night:
+    """A run under way: what faults act upon.
+
+    Attributes:
+        moment: The one that has come last.
+        others: More runs on the same pool.
+        at_strike: The run's pods as they were when it was struck.
+        broken: What was seen, while a fault lasted, that must not be.
+    """
+
+    world: World
+    run: RunStatus
+    pool: str
+    conf: dict[str, Any]
+    moment: Moment
+    others: list[RunStatus] = field(default_factory=list)
+    at_strike: list[PodStory] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, world: World, cell: Cell, attempt: int) -> Night:
+        pool = f"c{cell.number}" + (f"-{attempt}" if attempt else "")
+        zones = world.sandbox.zones
+        conf: dict[str, Any] = {
+            "pool": pool,
+            "port": world.trainings.port,
+            "zone": zones[cell.number % len(zones)],
+            "instance_type": "g6.xlarge",
+            "market": "ON_DEMAND",
+        }
+        for strike in cell.strikes:
+            conf |= strike.fault.conf
+        if any(strike.moment.holds for strike in cell.strikes):
+            world.trainings.hold(pool)
+        world.home.api.wait_for_dag(cell.dag_id)
+        run = insist(lambda: world.home.api.trigger(cell.dag_id, conf=conf, run_id=pool))
+        return cls(world=world, run=run, pool=pool, conf=conf, moment=cell.strikes[0].moment)
+
+    def start_another(self) -> None:
+        """A second run of the same DAG, with the same pool."""
+        run_id = f"{self.run.run_id}-other{len(self.others)}"
+        api = self.world.home.api
+        self.others.append(insist(lambda: api.trigger(self.run.dag_id, conf=self.conf, run_id=run_id)))
+
+    def wait_for(self, moment: Moment) -> None:
+        """Return at the moment. Raises MomentMissed."""
+        self.moment = moment
+        deadline = time.monotonic() + MOMENT_WITHIN
+        looks_at_run = time.monotonic()
+        while time.monotonic() < deadline:
+            self.world.revive()
+            with suppress(AirflowApiError, OSError):  # an earlier strike has taken Airflow or the cluster away
+                if moment.has_come(Look(self.world, self.run, self.pool)):
+                    return
+            if time.monotonic() > looks_at_run:  # seldom: a moment may be short, and each look takes time
+                if self.state() in ENDED:
+                    break
+                looks_at_run = time.monotonic() + 3
+            time.sleep(0.05)
+        raise MomentMissed(f"{self.run.run_id} was never seen at {moment.name}")
+
+    def state(self, run: RunStatus | None = None) -> str:
+        """The run's state; "deleted" where Airflow does not know it any more, "unknown" while Airflow is away."""
+        run = run or self.run
+        try:
+            return self.world.home.api.run(run.dag_id, run.run_id).state
+        except AirflowApiError as error:
+            return "deleted" if error.args[-1] == 404 else "unknown"
+
+    def wait_for_end(self) -> bool:
+        """Return whether all runs have ended in time."""
+        deadline = time.monotonic() + RUN_ENDS_WITHIN
+        while time.monotonic() < deadline:
+            self.world.revive()
+            states = [self.state(run) for run in (self.run, *self.others)]
+            if all(state in ENDED for state in states):
+                return True
+            time.sleep(0.5)
+        return False
+
+    @property
+    def pods(self) -> list[PodStory]:
+        return self.world.pods.of_run(self.run.run_id)
+
+
+def play(world: World, cell: Cell, *, attempt: int = 0) -> tuple[Night, bool]:
+    """Run the night with its strikes; return it, and whether it ended in time. Raises MomentMissed."""
+    night = Night.begin(world, cell, attempt)
+    try:
+        with ExitStack() as until_the_end:
+            for number, strike in enumerate(cell.strikes):
+                if number and night.state() in ENDED:
+                    break  # the strike before has ended the night
+                night.wait_for(strike.moment)
+                night.at_strike += [pod for pod in night.pods if not pod.gone]
+                _strike(night, strike.fault, until_the_end)
+                if not any(later.moment.holds for later in cell.strikes[number + 1 :]):
+                    world.trainings.release(night.run.run_id)
+            return night, night.wait_for_end()
+    finally:
+        world.trainings.release(night.run.run_id)
+
+
+def _strike(night: Night, fault: Fault, until_the_end: ExitStack) -> None:
+    context = fault.strike(night.world, night)
+    if fault.lasts is None:
+        until_the_end.enter_context(context)
+        return
+    with context:
+        time.sleep(fault.lasts)

@@ -1,0 +1,82 @@
+"""The night that the matrix disturbs. Each run has a pool of its own, which its configuration names.
+
+The training says that it has begun, and ends when it is told so (see ../trainings.py).
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+
+TRAINING = """
+exec 3<>/dev/tcp/127.0.0.1/{{ dag_run.conf['port'] }} || exit 3
+echo "{{ run_id }}" >&3
+read -r word <&3
+test "$word" = end || exit 4
+echo trained
+"""
+# A night has two tries, as most have; nothing waits for longer than a machine under load needs.
+ARGUMENTS = {"retries": 1, "retry_delay": timedelta(seconds=1)}
+PATIENCE = timedelta(seconds=45)
+
+
+def pool(**fields: Any) -> EksGpuPool:
+    defaults: dict[str, Any] = {
+        "name": "{{ dag_run.conf['pool'] }}",
+        "cluster_name": os.environ.get("GPU_SANDBOX_CLUSTER", "k8s-ml"),
+        "region": os.environ.get("GPU_SANDBOX_REGION", "us-west-2"),
+        "instance_types": ["{{ dag_run.conf['instance_type'] }}"],
+        "capacity_types": ["{{ dag_run.conf['market'] }}"],
+        "zones": ["{{ dag_run.conf['zone'] }}"],
+        "max_nodes": 2,
+        "max_runtime": timedelta(hours=2),
+    }
+    return EksGpuPool(**{**defaults, **fields})
+
+
+def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, **fields: Any) -> DAG:
+    """A night; without `plugin`, the cluster brings the device plugin (see ../world.py)."""
+    if not plugin:
+        fields["node_labels"] = {"example.com/device-plugin": "there"}
+    with (
+        DAG(
+            dag_id,
+            schedule=None,
+            start_date=datetime(2026, 1, 1),
+            max_active_runs=64,
+            max_active_tasks=64,
+            dagrun_timeout=timedelta(days=1),
+            default_args=ARGUMENTS,
+        ) as dag,
+        gpu_nodes(
+            pool(**fields),
+            gpus=1,
+            group_id="gpus",
+            install_device_plugin=plugin,
+            ensure_args={"timeout": PATIENCE},
+            device_plugin_args={"timeout": PATIENCE},
+            scale_down_args={"retry_delay": timedelta(seconds=5)},
+        ),
+    ):
+        GpuPodOperator(
+            task_id="train",
+            image="busybox:1.36",
+            cmds=["bash", "-c", TRAINING],
+            deferrable=deferrable,
+            on_preemption="resume",
+            schedule_timeout_seconds=120,
+            termination_grace_period=1,
+        )
+    return dag
+
+
+deferred = night("chaos_deferred")
+blocking = night("chaos_blocking", deferrable=False)
+with_plugin = night("chaos_plugin", plugin=True)
+# What goes on beside the matrix, for hours, while the cloud's deadlines come far sooner than the clock says.
+bystander = night("chaos_bystander", max_runtime=timedelta(days=30))

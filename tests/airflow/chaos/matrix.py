@@ -1,0 +1,162 @@
+"""Runs cells: those that nobody else notices side by side, the others one after another; each gives a row."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
+from airflow_gpu_provider.sandbox.airflow_home import AirflowNotHealthy
+from airflow_gpu_provider.sandbox.errors import SandboxError
+from tests.airflow.chaos.bystander import Bystander
+from tests.airflow.chaos.cell import Cell, MomentMissed, Night, play
+from tests.airflow.chaos.checks import BOUNDS, Zero, broken_promises, harmed_by, promise_of, wait_for_zero
+from tests.airflow.chaos.faults import Promise
+from tests.airflow.chaos.world import World, insist
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 3
+TRIES = 3  # a moment of a second may pass unseen on a machine under load
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What became of one cell.
+
+    Attributes:
+        seconds_to_zero: From when nobody wanted anything any more; None where zero did not come within `bound`.
+        zero_by: What brought it.
+        broken: Promises that were not kept, in words; `airflow` says where Airflow itself is the cause.
+        harmed: Pods and runs of others that suffered.
+    """
+
+    number: int
+    seed: int
+    when: list[str]
+    what: list[str]
+    run: str
+    state: str
+    pods: int
+    seconds: float
+    seconds_to_zero: float | None
+    zero_by: str
+    bound: float
+    left: str
+    broken: list[str]
+    airflow: str
+    harmed: list[str]
+
+    @property
+    def leaked(self) -> bool:
+        return self.seconds_to_zero is None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether this package has kept its promises."""
+        return not self.leaked and not self.harmed and (not self.broken or bool(self.airflow))
+
+    @property
+    def cell(self) -> str:
+        """The strikes, in words."""
+        return ", then ".join(f"{what} at {when}" for when, what in zip(self.when, self.what, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "leaked": self.leaked, "well": self.is_well}
+
+    def __str__(self) -> str:
+        zero = f"zero after {self.seconds_to_zero} s" if not self.leaked else f"LEAKED: {self.left}"
+        notes = [*self.broken, *(f"HARMED: {each}" for each in self.harmed), *([self.airflow] if self.airflow else [])]
+        return f"{self.cell}: {self.state}, {zero} by {self.zero_by}" + "".join(f"; {note}" for note in notes)
+
+
+def run_cells(world: World, cells: Sequence[Cell]) -> Iterator[Row | CellFailed]:
+    """Run all cells, and give what became of each as it comes. Raises BystanderHarmed at the end."""
+    bystander = Bystander.begin(world)
+    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cell") as side_by_side:
+        local = [side_by_side.submit(run_cell, world, cell, bystander) for cell in cells if cell.is_local]
+        yield from map(_outcome, as_completed(local))
+        # One after another: what hits everybody would hit the others' nights at some other moment.
+        for cell in cells:
+            if not cell.is_local:
+                yield _outcome(side_by_side.submit(run_cell, world, cell, bystander))
+    bystander.finish()
+
+
+def _outcome(done: Future[Row]) -> Row | CellFailed:
+    try:
+        return done.result()
+    except CellFailed as failed:
+        return failed
+
+
+class CellFailed(Exception):
+    """The matrix itself could not run a cell: its moment passed unseen each time, or a fault could not be begun."""
+
+    def __init__(self, cell: Cell, error: Exception) -> None:
+        super().__init__(f"cell {cell.number}, {cell}: {error!r}")
+        self.cell = str(cell)
+
+
+def run_cell(world: World, cell: Cell, bystander: Bystander) -> Row:
+    """Run one cell, more than once where its moment passes unseen. Raises CellFailed."""
+    began, ended_before = time.monotonic(), len(world.revived)
+    try:
+        night, ended = _play(world, cell)
+        promise = promise_of(cell)
+        zero = _zero(world, promise, night, ended)
+        broken = broken_promises(night, promise, ended=ended)
+        return Row(
+            number=cell.number,
+            seed=cell.seed,
+            when=[strike.when for strike in cell.strikes],
+            what=[strike.what for strike in cell.strikes],
+            run=f"{night.run.dag_id}/{night.run.run_id}",
+            state=night.state(),
+            pods=len(night.pods),
+            seconds=round(time.monotonic() - began, 1),
+            seconds_to_zero=zero.seconds,
+            zero_by=promise.zero_by,
+            bound=BOUNDS[promise.zero_by],
+            left=zero.left,
+            broken=broken,
+            airflow=_blame(world, night, world.revived[ended_before:]) if broken else "",
+            harmed=[*harmed_by(night), *bystander.harm()],
+        )
+    except (MomentMissed, AirflowApiError, AirflowNotHealthy, SandboxError, OSError, ValueError) as error:
+        raise CellFailed(cell, error) from error
+
+
+def _play(world: World, cell: Cell) -> tuple[Night, bool]:
+    for attempt in range(TRIES - 1):
+        try:
+            return play(world, cell, attempt=attempt)
+        except MomentMissed as missed:
+            log.warning("%s; once more", missed)
+    return play(world, cell, attempt=TRIES - 1)
+
+
+def _zero(world: World, promise: Promise, night: Night, ended: bool) -> Zero:
+    if not ended:
+        insist(lambda: world.home.api.mark_run(night.run.dag_id, night.run.run_id, "failed"))
+    since = time.monotonic()
+    if promise.zero_by == "janitor":
+        # As its schedule would start it; a cell does not wait half an hour for that.
+        run_id = f"{night.run.run_id}-janitor"
+        insist(lambda: world.home.api.trigger("chaos_janitor", conf=night.conf, run_id=run_id))
+    return wait_for_zero(world, night.pool, bound=BOUNDS[promise.zero_by], since=since)
+
+
+def _blame(world: World, night: Night, ended: Sequence[str]) -> str:
+    """Say what Airflow itself has done to a night: a task that it failed by mistake, a process that ended by itself."""
+    told = [f"Airflow's {component} ended by itself" for component in ended]
+    with suppress(AirflowApiError):  # the run is deleted
+        tasks = world.home.api.tasks(night.run.dag_id, night.run.run_id)
+        lost = [task.task_id for task in tasks if world.airflow.lost_by_airflow(night.run, task.task_id)]
+        told += [f"Airflow lost {task_id} (apache/airflow#72716)" for task_id in lost]
+    return ", ".join(told)

@@ -1,0 +1,167 @@
+"""When: the steps of a night at which something can go wrong, and how each is recognised from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from airflow_gpu_provider.sandbox.airflow_api import TASK_ENDED, RunStatus, TaskState
+from tests.airflow.chaos.world import World
+
+ENSURE, PLUGIN, TRAIN, SCALE_DOWN = "gpus.ensure", "gpus.device_plugin", "train", "gpus.scale_down"
+
+
+class Look:
+    """One look at a run and its pool. What is not asked for is not read."""
+
+    def __init__(self, world: World, run: RunStatus, pool: str) -> None:
+        self._world, self._run, self.pool = world, run, pool
+
+    @cached_property
+    def _tasks(self) -> Mapping[str, TaskState]:
+        return {task.task_id: task for task in self._world.home.api.tasks(self._run.dag_id, self._run.run_id)}
+
+    def state(self, task_id: str) -> str | None:
+        return self._tasks[task_id].state
+
+    def is_running(self, task_id: str) -> bool:
+        """In a worker, with its own process begun."""
+        return self.state(task_id) == "running" and self._tasks[task_id].pid is not None
+
+    @property
+    def has_groups(self) -> bool:
+        return self._world.has_groups(self.pool)
+
+    @property
+    def desired(self) -> int:
+        return self._world.desired(self.pool)
+
+    @property
+    def has_lease(self) -> bool:
+        return bool(self._world.leases(self.pool))
+
+    @property
+    def has_instances(self) -> bool:
+        return bool(self._world.instances(self.pool))
+
+    @property
+    def phases(self) -> list[str]:
+        """Of the run's pods that are there."""
+        return [pod.phase for pod in self._world.pods.of_run(self._run.run_id) if not pod.gone]
+
+    @property
+    def trains(self) -> bool:
+        """Whether the training itself said that it has begun."""
+        return self._world.trainings.begun[self._run.run_id] > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A step of a night.
+
+    Attributes:
+        says: For people.
+        has_come: Whether it is now.
+        dag_id: The DAG whose nights have it.
+        holds: Whether the training goes on until the fault is over.
+        task: Whose step it is.
+        in_worker: Whether a worker has a process for it.
+    """
+
+    name: str
+    says: str
+    task: str
+    has_come: Callable[[Look], bool]
+    dag_id: str = "chaos_deferred"
+    holds: bool = False
+    in_worker: bool = False
+
+
+MOMENTS: Mapping[str, Moment] = {
+    moment.name: moment
+    for moment in (
+        Moment(
+            name="ensure-before-create",
+            says="Ensure runs, and has created nothing",
+            task=ENSURE,
+            has_come=lambda look: look.is_running(ENSURE) and not look.has_groups,
+            in_worker=True,
+        ),
+        Moment(
+            name="ensure-after-create",
+            says="the node group is there, at size zero",
+            task=ENSURE,
+            has_come=lambda look: look.has_groups and not look.desired and look.is_running(ENSURE),
+            in_worker=True,
+        ),
+        Moment(
+            name="ensure-deferred",
+            says="Ensure waits in the triggerer for the machine",
+            task=ENSURE,
+            has_come=lambda look: look.desired > 0 and look.state(ENSURE) == "deferred",
+        ),
+        Moment(
+            name="plugin-runs",
+            says="InstallDevicePlugin runs",
+            task=PLUGIN,
+            has_come=lambda look: look.desired > 0 and look.is_running(PLUGIN),
+            dag_id="chaos_plugin",
+            in_worker=True,
+        ),
+        Moment(
+            name="train-before-create",
+            says="the training's task runs, and has no pod",
+            task=TRAIN,
+            has_come=lambda look: not look.phases and look.is_running(TRAIN),
+            in_worker=True,
+        ),
+        Moment(
+            name="train-pod-created",
+            says="the training's pod has been created",
+            task=TRAIN,
+            has_come=lambda look: bool(look.phases) and look.is_running(TRAIN),
+            in_worker=True,
+        ),
+        Moment(
+            name="train-deferred",
+            says="the training runs, its task deferred",
+            task=TRAIN,
+            has_come=lambda look: look.trains and look.state(TRAIN) == "deferred",
+            holds=True,
+        ),
+        Moment(
+            name="train-in-worker",
+            says="the training runs, its task in a worker",
+            task=TRAIN,
+            has_come=lambda look: look.trains and look.is_running(TRAIN),
+            dag_id="chaos_blocking",
+            holds=True,
+            in_worker=True,
+        ),
+        Moment(
+            name="train-ended",
+            says="the pod has ended, its result not collected",
+            task=TRAIN,
+            has_come=lambda look: "Succeeded" in look.phases and look.state(TRAIN) not in TASK_ENDED,
+        ),
+        Moment(
+            name="scale-down-begins",
+            says="scale-down runs, and has released nothing",
+            task=SCALE_DOWN,
+            has_come=lambda look: look.desired > 0 and look.is_running(SCALE_DOWN),
+            in_worker=True,
+        ),
+        Moment(
+            name="scale-down-goes",
+            says="the machine is being removed",
+            task=SCALE_DOWN,
+            has_come=lambda look: (
+                look.has_groups
+                and not look.desired
+                and look.has_instances
+                and look.state(SCALE_DOWN) in ("running", "deferred")
+            ),
+        ),
+    )
+}

@@ -1,0 +1,103 @@
+"""Which cells are run: the whole matrix, a cover of it for CI, or nights drawn by a seed. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+from tests.airflow.chaos.cell import Cell, Strike
+from tests.airflow.chaos.faults import FAULTS
+from tests.airflow.chaos.moments import MOMENTS
+
+NAMED_PAIRS: tuple[tuple[str, str], ...] = (
+    # What each layer of the design is there for, or what facts about Airflow made of it.
+    ("ensure-after-create", "worker-killed"),
+    ("ensure-deferred", "triggerer-killed"),
+    ("ensure-deferred", "dagrun-timeout"),
+    ("ensure-deferred", "run-deleted"),
+    ("train-deferred", "triggerer-stalled"),
+    ("train-deferred", "airflow-killed"),
+    ("train-deferred", "api-server-down"),
+    ("train-deferred", "dagrun-timeout"),
+    ("train-deferred", "spot-lost"),
+    ("train-in-worker", "scheduler-killed"),
+    ("train-in-worker", "worker-killed"),
+    ("scale-down-begins", "worker-killed"),
+    ("scale-down-begins", "two-runs"),
+    ("scale-down-begins", "cloud-errors"),
+)
+"""Pairs that are in every cover."""
+
+MOST_CELLS = 40
+"""The cover's bound."""
+
+_SECOND_STRIKE = 0.3  # the share of drawn nights that are struck twice
+_EVERYBODY = 0.25  # the share of drawn strikes that hit everybody: those nights run alone, and take longest
+
+
+def meetings() -> Iterator[Strike]:
+    """Every cell of the matrix that can be: each fault at each moment at which it can meet a night."""
+    for when, moment in MOMENTS.items():
+        for what, fault in FAULTS.items():
+            if fault.meets(moment):
+                yield Strike(when=when, what=what)
+
+
+def full_matrix(*, seed: int = 0) -> list[Cell]:
+    """One cell for each fault at each moment."""
+    return _numbered([(strike,) for strike in meetings()], seed)
+
+
+def cover(*, seed: int = 0) -> list[Cell]:
+    """Few cells with each moment, each fault and each named pair in them."""
+    chosen = [Strike(when=when, what=what) for when, what in NAMED_PAIRS]
+    left = list(meetings())
+    random.Random(seed).shuffle(left)
+    while missing := _missing(chosen):
+        best = max(left, key=lambda strike: ((strike.when in missing) + (strike.what in missing), _is_quick(strike)))
+        chosen.append(best)
+        left.remove(best)
+    return _numbered([(strike,) for strike in chosen], seed)
+
+
+def drawn(count: int, *, seed: int = 0) -> list[Cell]:
+    """So many nights, each with one or two strikes; the same ones for the same seed."""
+    return [Cell(number=number, seed=seed + number, strikes=_draw(seed + number)) for number in range(count)]
+
+
+def _draw(seed: int) -> tuple[Strike, ...]:
+    dice = random.Random(seed)
+    first = _draw_strike(dice, list(meetings()))
+    if dice.random() >= _SECOND_STRIKE:
+        return (first,)
+    later = [strike for strike in meetings() if _may_follow(first, strike)]
+    return (first, _draw_strike(dice, later)) if later else (first,)
+
+
+def _draw_strike(dice: random.Random, strikes: Sequence[Strike]) -> Strike:
+    hits = "all" if dice.random() < _EVERYBODY else "run"
+    return dice.choice([strike for strike in strikes if strike.fault.hits == hits] or list(strikes))
+
+
+def _may_follow(first: Strike, second: Strike) -> bool:
+    """A later moment of the same DAG's nights, and another fault."""
+    order = list(MOMENTS)
+    dags = {first.moment.dag_id, second.moment.dag_id}
+    return (
+        order.index(second.when) > order.index(first.when)
+        and second.what != first.what
+        and first.fault.promise.ends == "green"
+        and (len(dags) == 1 or (dags == {"chaos_deferred", "chaos_plugin"} and second.when != "train-in-worker"))
+    )
+
+
+def _missing(chosen: Sequence[Strike]) -> set[str]:
+    return (MOMENTS.keys() | FAULTS.keys()) - {s.when for s in chosen} - {s.what for s in chosen}
+
+
+def _is_quick(strike: Strike) -> bool:
+    return strike.fault.hits == "run"
+
+
+def _numbered(strikes: Sequence[tuple[Strike, ...]], seed: int) -> list[Cell]:
+    return [Cell(number=number, seed=seed, strikes=each) for number, each in enumerate(strikes)]

@@ -1,0 +1,217 @@
+"""What the matrix runs in: one sandbox and one Airflow for all of it, and the questions that are asked of them.
+
+Everything here looks from outside, as a person with kubectl, the cloud's console and Airflow's UI would.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from moto.eks.models import eks_backends
+
+from airflow_gpu_provider.sandbox import Sandbox
+from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
+from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from airflow_gpu_provider.sandbox.leftovers import aws_client, instances
+from tests.airflow.chaos.pods import POOL_LABEL, PodStories
+from tests.airflow.chaos.trainings import Trainings
+from tests.airflow.harness import Airflow
+
+T = TypeVar("T")
+
+LEASES = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
+
+# A machine that is watched for a death is missed after minutes; here after seconds, so that a cell takes one minute.
+QUICK_TO_MISS = {
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "30",
+    "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+    "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "10",
+    "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_THRESHOLD": "20",
+    "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "20",
+    "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "2",
+}
+PARALLELISM = 12
+
+
+HAS_PLUGIN = {"example.com/device-plugin": "there"}
+"""Nodes with this label get the device plugin from the cluster, as where an administrator has installed it."""
+
+_DEVICE_PLUGIN = {
+    "apiVersion": "apps/v1",
+    "kind": "DaemonSet",
+    "metadata": {"name": "device-plugin-of-the-cluster", "namespace": "kube-system"},
+    "spec": {
+        "selector": {"matchLabels": {"app": "device-plugin"}},
+        "template": {
+            "metadata": {"labels": {"app": "device-plugin"}},
+            "spec": {
+                "nodeSelector": HAS_PLUGIN,
+                "tolerations": [{"operator": "Exists"}],
+                "containers": [{"name": "plugin", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"}],
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolLeft:
+    """What there is of one pool; all zero is what a night is to leave behind."""
+
+    nodes: int
+    instances: int
+    desired: int
+    pods: int
+    leases: int
+
+    @property
+    def nothing(self) -> bool:
+        return not (self.nodes or self.instances or self.desired or self.pods or self.leases)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.nodes} nodes, {self.instances} instances, desired size {self.desired}, {self.pods} pods, "
+            f"{self.leases} leases"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """One sandbox, one Airflow, and what watches them."""
+
+    sandbox: Sandbox
+    home: AirflowHome
+    airflow: Airflow
+    pods: PodStories
+    trainings: Trainings
+    revived: list[str] = field(default_factory=list)
+    _reviving: threading.Lock = field(default_factory=threading.Lock)
+
+    def revive(self) -> None:
+        """Start again what of Airflow has ended by itself, as whatever runs an installation does."""
+        with self._reviving:
+            for component in self.home.ended():
+                self.revived.append(component)
+                self.home.restart(component, timeout=120)
+
+    def items(self, path: str) -> list[dict[str, Any]]:
+        """What the API server lists; OSError while it is away."""
+        status, reply = self.sandbox.control_plane.request("GET", path)
+        if status == 404:
+            return []
+        if status != 200:
+            raise OSError(f"the API server does not list {path}: {status}")
+        items: list[dict[str, Any]] = reply["items"]
+        return items
+
+    def nodes(self, pool: str) -> list[dict[str, Any]]:
+        return self.items(f"/api/v1/nodes?labelSelector={POOL_LABEL.replace('/', '%2F')}%3D{pool}")
+
+    def groups(self, pool: str) -> list[dict[str, Any]]:
+        return [g for g in self.sandbox.cluster.groups() if (g["nodegroup"] or "").startswith(f"{pool}-")]
+
+    def has_groups(self, pool: str) -> bool:
+        """Whether EKS knows a node group of the pool, one that is still being created too: it has no Auto Scaling
+        group yet. From moto itself: a call could be failed by a fault."""
+        backend = eks_backends[self.sandbox.aws.account_id][self.sandbox.region]
+        return any(name.startswith(f"{pool}-") for name in list(backend.clusters[self.sandbox.cluster_name].nodegroups))
+
+    def desired(self, pool: str) -> int:
+        return sum(group["desired"] for group in self.groups(pool))
+
+    def instances(self, pool: str) -> list[dict[str, Any]]:
+        """Those of the pool's groups that have not ended, whether or not their group still knows them."""
+        names = {group["name"] for group in self.groups(pool)}
+
+        def group_of(instance: dict[str, Any]) -> str:
+            return next((t["Value"] for t in instance.get("Tags", ()) if t["Key"] == "aws:autoscaling:groupName"), "")
+
+        return [
+            each
+            for each in instances(self.sandbox.aws)
+            if each["State"]["Name"] != "terminated" and group_of(each) in names
+        ]
+
+    def leases(self, pool: str) -> list[dict[str, Any]]:
+        """Demand for the pool."""
+        selector = f"airflow-gpu-provider%2Fkind%3Ddemand,{POOL_LABEL.replace('/', '%2F')}%3D{pool}"
+        return self.items(f"{LEASES}?labelSelector={selector}")
+
+    def living_pods(self, pool: str) -> list[dict[str, Any]]:
+        """Those that hold a GPU or wait for one."""
+        return [
+            pod
+            for pod in self.items("/api/v1/pods")
+            if pod["spec"].get("nodeSelector", {}).get(POOL_LABEL) == pool
+            and pod["status"].get("phase") in ("Pending", "Running")
+        ]
+
+    def left(self, pool: str) -> PoolLeft:
+        """Ask the cluster and the cloud what there is of the pool, now."""
+        return PoolLeft(
+            nodes=len(self.nodes(pool)),
+            instances=len(self.instances(pool)),
+            desired=self.desired(pool),
+            pods=len(self.living_pods(pool)),
+            leases=len(self.leases(pool)),
+        )
+
+    def machines_left(self, pool: str) -> bool:
+        """Whether anything of the pool still costs money."""
+        return bool(self.instances(pool) or self.desired(pool) or self.nodes(pool))
+
+    def switch_time(self, pool: str) -> datetime | None:
+        """When AWS is to set the pool's groups to zero; None where none has machines."""
+        client = aws_client(self.sandbox.aws, "autoscaling")
+        times: list[datetime] = []
+        for group in self.groups(pool):
+            if group["desired"]:
+                found = client.describe_scheduled_actions(AutoScalingGroupName=group["name"])
+                times += [action["StartTime"] for action in found["ScheduledUpdateGroupActions"]]
+        return max(times, default=None)
+
+    def set_run_start(self, dag_id: str, run_id: str, ago: timedelta) -> None:
+        """Have a run be so old: in Airflow's own database, as no test can wait for a night's dagrun_timeout."""
+        at = (datetime.now(UTC) - ago).strftime("%Y-%m-%d %H:%M:%S.%f")
+        with closing(sqlite3.connect(self.home.home / "airflow.db", timeout=30)) as database, database:
+            database.execute("UPDATE dag_run SET start_date = ? WHERE dag_id = ? AND run_id = ?", (at, dag_id, run_id))
+
+
+def insist(call: Callable[[], T], *, times: int = 5) -> T:
+    """Call Airflow's API as people do: once more where it had an error of its own, and its SQLite was busy say."""
+    for _ in range(times - 1):
+        try:
+            return call()
+        except AirflowApiError as error:
+            if isinstance(error.args[-1], int) and error.args[-1] < 500:
+                raise
+            time.sleep(1)
+    return call()
+
+
+@contextmanager
+def open_world(sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[World]:
+    """Start an Airflow of the matrix's own over a sandbox, and everything that watches."""
+    dags = Path(__file__).parent / "dags"
+    home = AirflowHome(folder, dags, sandbox.env() | env | QUICK_TO_MISS, parallelism=PARALLELISM)
+    status, reply = sandbox.control_plane.request(
+        "POST", "/apis/apps/v1/namespaces/kube-system/daemonsets", _DEVICE_PLUGIN
+    )
+    if status not in (201, 409):
+        raise OSError(f"the device plugin's DaemonSet cannot be created: {reply}")
+    pods, trainings = PodStories(sandbox.kubeconfig), Trainings()
+    pods.start()
+    try:
+        with home:
+            yield World(sandbox=sandbox, home=home, airflow=Airflow(home, sandbox), pods=pods, trainings=trainings)
+    finally:
+        pods.stop()
+        trainings.close()

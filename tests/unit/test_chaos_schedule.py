@@ -1,0 +1,56 @@
+"""Which nights the chaos matrix runs: all that can be, a cover that is small, and the same ones for the same seed."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.airflow.chaos.faults import FAULTS
+from tests.airflow.chaos.moments import MOMENTS
+from tests.airflow.chaos.schedule import MOST_CELLS, NAMED_PAIRS, cover, drawn, full_matrix
+
+SEEDS = st.integers(min_value=0, max_value=2**31)
+
+
+def test_the_matrix_has_each_fault_at_each_moment_that_it_can_meet() -> None:
+    pairs = [(strike.when, strike.what) for cell in full_matrix() for strike in cell.strikes]
+    can_meet = {(when, what) for when in MOMENTS for what in FAULTS if FAULTS[what].meets(MOMENTS[when])}
+    assert len(pairs) == len(set(pairs))
+    assert set(pairs) == can_meet
+
+
+def test_every_fault_says_why_it_cannot_meet_a_moment() -> None:
+    silent = [
+        fault.name for fault in FAULTS.values() if not all(map(fault.meets, MOMENTS.values())) and not fault.why_not
+    ]
+    assert silent == []
+
+
+@given(seed=SEEDS)
+def test_the_cover_has_each_moment_each_fault_and_each_named_pair(seed: int) -> None:
+    cells = cover(seed=seed)
+    pairs = {(strike.when, strike.what) for cell in cells for strike in cell.strikes}
+    assert len(pairs) == len(cells) <= MOST_CELLS
+    assert {when for when, _ in pairs} == MOMENTS.keys()
+    assert {what for _, what in pairs} == FAULTS.keys()
+    assert pairs >= set(NAMED_PAIRS)
+    assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
+
+
+@given(seed=SEEDS, count=st.integers(min_value=1, max_value=20))
+def test_a_seed_draws_the_same_nights_again(seed: int, count: int) -> None:
+    nights = drawn(count, seed=seed)
+    assert drawn(count, seed=seed) == nights
+    for number, night in enumerate(nights):
+        assert drawn(1, seed=night.seed)[0].strikes == night.strikes
+        assert night.number == number
+
+
+@given(seed=SEEDS)
+def test_a_drawn_night_can_be(seed: int) -> None:
+    (night,) = drawn(1, seed=seed)
+    order = list(MOMENTS)
+    moments = [order.index(strike.when) for strike in night.strikes]
+    assert moments == sorted(set(moments))
+    assert all(strike.fault.meets(strike.moment) for strike in night.strikes)
+    assert len({strike.moment.dag_id for strike in night.strikes} - {"chaos_deferred"}) <= 1
