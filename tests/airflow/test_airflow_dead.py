@@ -1,0 +1,195 @@
+"""All of Airflow dies in the middle of trainings: the clouds end what nobody comes back for, and nothing sooner.
+
+Hours would pass, so the sandboxes' deadlines come 60 times as quick from the moment of the death: a minute is a second.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+from kubernetes.stream import stream
+
+from airflow_gpu_provider.sandbox import Sandbox
+from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
+from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from airflow_gpu_provider.sandbox.leftovers import aws_client, look_for_leftovers
+from airflow_gpu_provider.triggers.pod_log import REPEATED
+from tests.airflow.conftest import REPOSITORY
+from tests.airflow.harness import Airflow
+
+SPEED = 60
+MAX_RUNTIME = timedelta(minutes=20)
+MARGIN = timedelta(minutes=15)
+"""How long after max_runtime the clouds act (docs/demand.md)."""
+AWAY = 40.0
+"""Seconds: 40 minutes of the sandboxes'."""
+SAVED_EVERY = 10
+"""Log lines in the five seconds that a new triggerer may repeat."""
+
+
+@pytest.fixture(scope="module")
+def gke() -> Iterator[Sandbox]:
+    with Sandbox(platform="gke", boot_seconds=1.0) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def airflow(sandbox: Sandbox, gke: Sandbox, tmp_path: Path) -> Iterator[Airflow]:
+    """An Airflow of this test's own, with connections to both clouds."""
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    env = gke.env() | sandbox.env() | {"PYTHONPATH": path}
+    with AirflowHome(tmp_path / "airflow", Path(__file__).parent / "dags_airflow_dead", env) as home:
+        yield Airflow(home, sandbox)
+    gke.faults.clear()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """A pool in its sandbox, by its name."""
+
+    sandbox: Sandbox
+    name: str
+
+    def get(self, path: str) -> list[dict[str, Any]]:
+        status, reply = self.sandbox.control_plane.request("GET", path)
+        assert status == 200, reply
+        items: list[dict[str, Any]] = reply["items"]
+        return items
+
+    def nodes(self) -> list[dict[str, Any]]:
+        return self.get(f"/api/v1/nodes?labelSelector=airflow-gpu-provider/pool%3D{self.name}")
+
+    def pod(self) -> dict[str, Any]:
+        """The training's pod; there is one, and it runs on one of the pool's nodes."""
+        nodes = {node["metadata"]["name"] for node in self.nodes()}
+        pods = self.get("/api/v1/namespaces/default/pods?fieldSelector=status.phase%3DRunning")
+        (pod,) = (pod for pod in pods if pod["spec"].get("nodeName") in nodes)
+        return pod
+
+    def groups(self) -> list[dict[str, Any]]:
+        return [each for each in self.sandbox.cluster.groups() if str(each["nodegroup"]).startswith(self.name)]
+
+    def machines(self) -> int:
+        return sum(len(group["instances"]) for group in self.groups())
+
+    @property
+    def is_zero(self) -> bool:
+        return not (self.nodes() or self.machines() or any(group["desired"] for group in self.groups()))
+
+
+@pytest.mark.timeout(600)
+def test_the_clouds_end_what_nobody_comes_back_for_and_a_training_outlives_its_airflow(
+    airflow: Airflow, sandbox: Sandbox, gke: Sandbox
+) -> None:
+    on_eks, on_gke = Pool(sandbox=sandbox, name="dead-eks"), Pool(sandbox=gke, name="dead-gke")
+    comes_back = Pool(sandbox=sandbox, name="comes-back")
+    runs = {dag_id: airflow.trigger(dag_id) for dag_id in ("dead_eks", "dead_gke", "comes_back")}
+    for run in runs.values():
+        until_its_trigger_watches(airflow, run)
+    pod = comes_back.pod()
+
+    died_at = datetime.now(UTC)
+    airflow.home.kill_all()
+    sandbox.faults.deadline_speed = gke.faults.deadline_speed = SPEED
+    ends = {on_eks: switch_time(on_eks), on_gke: machine_end(on_gke)}
+    for pool, end in ends.items():
+        # Not a minute before the run's time is over, and half an hour after it at most.
+        began_at = runs[pool.name.replace("-", "_")].queued_at
+        assert began_at is not None
+        assert began_at + MAX_RUNTIME < end < died_at + MAX_RUNTIME + MARGIN + timedelta(minutes=1)
+    due = {pool: died_at + (end - died_at) / SPEED for pool, end in ends.items()}
+
+    for pool, gone_at in watch_until_zero(due).items():
+        assert gone_at >= due[pool] - timedelta(seconds=0.5), f"{pool.name} went before its time"
+    left = AWAY - (datetime.now(UTC) - died_at).total_seconds()
+    time.sleep(max(left, 0.0))
+    for each in (sandbox, gke):
+        each.faults.clear()
+    assert comes_back.pod()["metadata"]["uid"] == pod["metadata"]["uid"]
+
+    airflow.home.start()
+    run = runs["comes_back"]
+    # A dead triggerer's triggers go to another one once its heartbeat is 30 s old.
+    wait_until(lambda: REPEATED in airflow.log(run, "train"), timeout=90, what="the pod to be watched again")
+    run_in(sandbox, pod, "touch /tmp/enough")
+    finished = airflow.finish(run, timeout=240)
+    assert finished.state == "success", finished.states
+    assert finished.task("train").try_number == 1
+    is_whole(airflow.log(finished, "train"))
+
+    # Whose pods were taken has failed: no run is green that did not train, and none begins anew by itself.
+    for dag_id in ("dead_eks", "dead_gke"):
+        assert airflow.finish(runs[dag_id], timeout=240).state == "failed"
+    for each in (sandbox, gke):
+        wait_until(lambda each=each: look_for_leftovers(each).nothing, timeout=60, what="zero")  # type: ignore[misc]
+
+
+def until_its_trigger_watches(airflow: Airflow, run: RunStatus) -> None:
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=180)
+    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=60, what="the trigger to watch the pod")
+
+
+def switch_time(pool: Pool) -> datetime:
+    """When AWS is to set the pool's groups to zero."""
+    groups = [group["name"] for group in pool.groups() if group["desired"]]
+    asg = aws_client(pool.sandbox.aws, "autoscaling")
+    (action,) = asg.describe_scheduled_actions(AutoScalingGroupName=groups[0])["ScheduledUpdateGroupActions"]
+    assert (action["DesiredCapacity"], action.get("MinSize"), action.get("MaxSize")) == (0, None, None)
+    when: datetime = action["StartTime"]
+    return when
+
+
+def machine_end(pool: Pool) -> datetime:
+    """When Google Cloud is to delete the pool's machine."""
+    (name,) = {group["nodegroup"] for group in pool.groups() if group["instances"]}
+    lifetime: Any = pool.sandbox.google.node_pools.get(name).settings.config.max_run_duration
+    (node,) = pool.nodes()
+    return datetime.fromisoformat(node["metadata"]["creationTimestamp"]) + timedelta(seconds=lifetime.total_seconds())
+
+
+def watch_until_zero(due: dict[Pool, datetime]) -> dict[Pool, datetime]:
+    """When each pool first had no running training, looking all the time until all are at zero."""
+    gone: dict[Pool, datetime] = {}
+    deadline = max(due.values()) + timedelta(seconds=60)
+    while not (gone.keys() == due.keys() and all(pool.is_zero for pool in due)):
+        now = datetime.now(UTC)
+        assert now < deadline, f"still there: {[pool.name for pool in due if not pool.is_zero]}"
+        for pool in due.keys() - gone.keys():
+            if not pool.nodes() or pool.machines() == 0 or any("deletionTimestamp" in p for p in pods_of(pool)):
+                gone[pool] = now
+        time.sleep(0.2)
+    return gone
+
+
+def pods_of(pool: Pool) -> list[dict[str, Any]]:
+    nodes = {node["metadata"]["name"] for node in pool.nodes()}
+    pods = pool.get("/api/v1/namespaces/default/pods")
+    return [pod["metadata"] for pod in pods if pod["spec"].get("nodeName") in nodes]
+
+
+def run_in(sandbox: Sandbox, pod: dict[str, Any], command: str) -> None:
+    with config.new_client_from_config(str(sandbox.kubeconfig)) as api:
+        connect = client.CoreV1Api(api).connect_get_namespaced_pod_exec
+        where = {"name": pod["metadata"]["name"], "namespace": "default", "container": "base"}
+        stream(connect, **where, command=["sh", "-c", command], stdout=True, stderr=True)
+
+
+def is_whole(log: str) -> None:
+    """Hold that every line of the training is there once, but for those that were on their way when Airflow died."""
+    before, repeated, after = log.partition(REPEATED)
+    first, then = ([int(step) for step in re.findall(r"^\[base\] step (\d+)$", part, re.M)] for part in (before, after))
+    assert repeated
+    assert first == [*range(1, len(first) + 1)]
+    assert then == [*range(then[0], then[-1] + 1)]
+    assert len(first) - SAVED_EVERY <= then[0] - 1 <= len(first)
+    assert then[-1] > AWAY, "two lines a second"
+    assert "[base] trained" in after
