@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+    from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
+    from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator, GpuPoolStatusOperator
     from airflow_gpu_provider.pools.eks import EksGpuPool
     from airflow_gpu_provider.pools.gke import GkeGpuPool
     from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
@@ -29,9 +31,12 @@ _NAMES = {
     "EnsureGpuPoolOperator": "operators.ensure",
     "GkeGpuPool": "pools.gke",
     "GpuPodOperator": "operators.gpu_pod",
+    "GpuPoolDoctorOperator": "operators.reports",
+    "GpuPoolStatusOperator": "operators.reports",
     "InstallClusterAutoscalerOperator": "operators.cluster_autoscaler",
     "InstallDevicePluginOperator": "operators.device_plugin",
     "KubernetesGpuPool": "pools.kubernetes",
+    "ReapGpuPoolsOperator": "operators.reap",
     "ScaleDownSensor": "sensors.scale_down",
     "gpu_nodes": "block",
     "placement": "workload_placement",
@@ -43,9 +48,12 @@ __all__ = [
     "EnsureGpuPoolOperator",
     "GkeGpuPool",
     "GpuPodOperator",
+    "GpuPoolDoctorOperator",
+    "GpuPoolStatusOperator",
     "InstallClusterAutoscalerOperator",
     "InstallDevicePluginOperator",
     "KubernetesGpuPool",
+    "ReapGpuPoolsOperator",
     "ScaleDownSensor",
     "gpu_nodes",
     "placement",

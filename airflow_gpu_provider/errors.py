@@ -15,6 +15,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       AutoscalerNotRunning  AutoscalerConflict  AutoscalerTagsMissing  AutoscalingDisabled
       DemandLockLost  DemandLockBusy
       PoolNotReleased              scale-down did not end in time
+      PoolNotUsable                a check before the night found what would stop it
       PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
@@ -183,6 +184,12 @@ class DemandLockLost(GpuError):
 
 class PoolNotReleased(GpuError):
     """Machines that nobody wants did not go in time; the message names them and what holds them."""
+
+
+class PoolNotUsable(GpuError):
+    """A check found what would stop a run; nothing was changed."""
+
+    retryable = False
 
 
 class PoolInUse(GpuError):

@@ -29,6 +29,8 @@ def get_provider_info() -> dict[str, Any]:
                     f"{package}.operators.delete",
                     f"{package}.operators.device_plugin",
                     f"{package}.operators.gpu_pod",
+                    f"{package}.operators.reap",
+                    f"{package}.operators.reports",
                 ],
             }
         ],
@@ -41,6 +43,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "task-decorators": [{"class-name": f"{package}.decorators.gpu.gpu_task", "name": "gpu"}],
         "extra-links": [f"{package}.links.NodeGroupsLink"],
+        "cli": [f"{package}.cli.definition.get_commands"],
         "config": {
             "gpu_provider": {
                 "description": "Settings of airflow-gpu-provider.",

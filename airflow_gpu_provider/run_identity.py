@@ -28,6 +28,21 @@ def installation_id() -> str:
     return configured or _stored_installation_id()
 
 
+def known_installation_id() -> str:
+    """Return this installation's id where it has one by now, else nothing; for who must not write a Variable."""
+    from airflow.providers.common.compat.sdk import conf
+    from airflow.sdk import Variable
+
+    configured: str | None = conf.get("gpu_provider", "installation_id", fallback=None)
+    return configured or str(Variable.get(INSTALLATION_VARIABLE, default=None) or "")
+
+
+def run_is_over(context: Any, key: DemandKey) -> bool:
+    """Ask Airflow, from a task, whether a DAG run of this installation has ended, or is not there any more."""
+    living = context["ti"].get_dr_count(dag_id=key.dag_id, run_ids=[key.run_id], states=["queued", "running"])
+    return int(living) == 0
+
+
 def _stored_installation_id() -> str:
     from airflow.sdk import Variable
 

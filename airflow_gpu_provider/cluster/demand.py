@@ -59,6 +59,28 @@ class DemandKey:
         """The name of the demand Lease."""
         return f"demand-{self.hash}"
 
+    @property
+    def annotations(self) -> dict[str, str]:
+        """What an object of the run says of it, for a hash tells nobody which run that was."""
+        return {
+            f"{_PREFIX}installation": self.installation,
+            f"{_PREFIX}dag-id": self.dag_id,
+            f"{_PREFIX}run-id": self.run_id,
+            **({f"{_PREFIX}block": self.block} if self.block else {}),
+        }
+
+    @classmethod
+    def parse(cls, raw: dict[str, Any]) -> Self:
+        """Read it from an object's annotations and its pool's label; raises KeyError where they are not there."""
+        notes = raw["metadata"]["annotations"]
+        return cls(
+            installation=notes[f"{_PREFIX}installation"],
+            dag_id=notes[f"{_PREFIX}dag-id"],
+            run_id=notes[f"{_PREFIX}run-id"],
+            pool=raw["metadata"]["labels"][POOL_LABEL],
+            block=notes.get(f"{_PREFIX}block", ""),
+        )
+
     def __str__(self) -> str:
         return f"{self.dag_id}/{self.run_id}" + (f"/{self.block}" if self.block else "")
 
@@ -95,15 +117,8 @@ class DemandLease:
     def parse(cls, raw: dict[str, Any]) -> Self:
         """Read a Lease object; raises KeyError or ValueError where it is not one of ours."""
         notes = raw["metadata"]["annotations"]
-        key = DemandKey(
-            installation=notes[f"{_PREFIX}installation"],
-            dag_id=notes[f"{_PREFIX}dag-id"],
-            run_id=notes[f"{_PREFIX}run-id"],
-            pool=raw["metadata"]["labels"][POOL_LABEL],
-            block=notes.get(f"{_PREFIX}block", ""),
-        )
         return cls(
-            key=key,
+            key=DemandKey.parse(raw),
             nodes=int(notes[f"{_PREFIX}nodes"]),
             until=datetime.fromisoformat(notes[f"{_PREFIX}until"]),
             created_at=datetime.fromisoformat(raw["spec"]["acquireTime"]),
@@ -117,12 +132,9 @@ class DemandLease:
     def manifest(self) -> dict[str, Any]:
         """Return the Lease object; kubectl shows the run as its holder."""
         notes = {
-            f"{_PREFIX}installation": self.key.installation,
-            f"{_PREFIX}dag-id": self.key.dag_id,
-            f"{_PREFIX}run-id": self.key.run_id,
+            **self.key.annotations,
             f"{_PREFIX}nodes": str(self.nodes),
             f"{_PREFIX}until": format_time(self.until),
-            **({f"{_PREFIX}block": self.key.block} if self.key.block else {}),
             **({f"{_PREFIX}warm": self.warm} if self.warm else {}),
         }
         if self.groups:

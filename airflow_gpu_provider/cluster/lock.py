@@ -6,9 +6,10 @@ clock, so clocks need not agree. `check` writes the record again; it can only su
 
 from __future__ import annotations
 
+import json
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, LEASES, create_lease
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LABELS = {"app.kubernetes.io/managed-by": "airflow-gpu-provider", "airflow-gpu-provider/kind": "lock"}
+_KIND = "airflow-gpu-provider/kind"
+_LABELS = {"app.kubernetes.io/managed-by": "airflow-gpu-provider", _KIND: "lock"}
+_SPEC = "airflow-gpu-provider/spec"
 _POLL = (0.2, 0.8)  # seconds between two looks at a lock that is held; drawn, so that waiters do not march in step
 
 
@@ -38,6 +41,7 @@ class PoolLock:
         timeout: How long to wait for it; longer than `duration`, so that a dead holder does not fail the next.
         clock: The time; tests bring their own.
         say: Takes one line, when the lock is held by another.
+        spec: The pool's serialized spec, kept with the lock: whoever looks for forgotten pools finds it there.
 
     Raises:
         DemandLockBusy: It was held all the time, by others that were alive.
@@ -53,6 +57,7 @@ class PoolLock:
         timeout: timedelta = timedelta(seconds=60),
         clock: Clock | None = None,
         say: Callable[[str], None] | None = None,
+        spec: Mapping[str, Any] | None = None,
     ) -> None:
         self._api = api
         self._pool_name = pool_name
@@ -61,6 +66,7 @@ class PoolLock:
         self._timeout = timeout.total_seconds()
         self._clock = clock or SystemClock()
         self._say = say
+        self._notes = {_SPEC: json.dumps(spec)} if spec else {}
         self._path = f"{LEASES}/{self.name}"
         self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
         self._written_at = 0.0
@@ -138,7 +144,9 @@ class PoolLock:
     def _write(self, before: dict[str, Any] | None, spec: dict[str, Any]) -> None:
         """Write the record if it is still `before`; the time counts from when the request was sent."""
         sent_at = self._clock.monotonic()
-        metadata = {"name": self.name, "labels": {**_LABELS, POOL_LABEL: self._pool_name}}
+        metadata: dict[str, Any] = {"name": self.name, "labels": {**_LABELS, POOL_LABEL: self._pool_name}}
+        if self._notes:
+            metadata["annotations"] = self._notes
         manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         if before is None:
             self._record = create_lease(self._api, manifest)
@@ -168,6 +176,19 @@ class PoolLock:
             "The next try decides anew.",
             pool=self._pool_name,
         )
+
+
+def list_pool_specs(api: ApiClient) -> dict[str, Mapping[str, Any]]:
+    """Return the serialized specs of all pools that were ever changed in the cluster and not deleted, by name.
+
+    Each is the spec of the last one who took the pool's lock.
+    """
+    found = {}
+    for raw in list_items(api, LEASES, resource="leases", labelSelector=f"{_KIND}=lock"):
+        text = (raw["metadata"].get("annotations") or {}).get(_SPEC)
+        if text:
+            found[raw["metadata"]["labels"][POOL_LABEL]] = json.loads(text)
+    return found
 
 
 class _Sighting:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.rest import call, list_items
 
@@ -44,6 +45,7 @@ class Pod:
         daemon: A DaemonSet's or a static pod: it comes and goes with its node.
         node_selector: The labels that its node has to have, as pairs.
         run: The value of its run label.
+        owner: The run itself, where the pod says it.
         placeholder: It gives its place to any other pod, and no node stays for it.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         uncollected: Its log and result are still to be read.
@@ -60,6 +62,7 @@ class Pod:
     daemon: bool = False
     node_selector: tuple[tuple[str, str], ...] = ()
     run: str | None = None
+    owner: DemandKey | None = None
     placeholder: bool = False
     delete_at: datetime | None = None
     uncollected: bool = False
@@ -114,6 +117,7 @@ class Pod:
             daemon=_is_daemon(meta, annotations),
             node_selector=tuple((spec.get("nodeSelector") or {}).items()),
             run=(meta.get("labels") or {}).get(RUN_LABEL),
+            owner=_owner(raw),
             placeholder=PLACEHOLDER_LABEL in (meta.get("labels") or {}),
             delete_at=parse_time(meta.get("deletionTimestamp")),
             uncollected=UNCOLLECTED in annotations,
@@ -122,6 +126,15 @@ class Pod:
             reason=status.get("reason", ""),
             resource_version=meta.get("resourceVersion", ""),
         )
+
+
+def _owner(raw: dict[str, Any]) -> DemandKey | None:
+    """Return the run that the pod says it is of, if its label is that run's."""
+    try:
+        key = DemandKey.parse(raw)
+    except (KeyError, TypeError):
+        return None
+    return key if raw["metadata"]["labels"].get(RUN_LABEL) == key.hash else None
 
 
 def _gpus(spec: dict[str, Any]) -> int:
@@ -174,10 +187,11 @@ def delete_run_pods(api: ApiClient, selector: Mapping[str, str], run: str) -> li
     """
     raw = list_items(api, "/api/v1/pods", resource="pods", labelSelector=f"{RUN_LABEL}={run}")
     pods = [pod for pod in map(Pod.parse, raw) if pod.selects(selector) and not pod.deleting]
-    return [str(pod) for pod in pods if _delete(api, pod)]
+    return [str(pod) for pod in pods if delete_pod(api, pod)]
 
 
-def _delete(api: ApiClient, pod: Pod) -> bool:
+def delete_pod(api: ApiClient, pod: Pod) -> bool:
+    """Delete the pod that was read; False where it is gone, or another has its name."""
     path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
     try:
         call(api, "delete", path, resource="pods", body={"preconditions": {"uid": pod.uid}})

@@ -54,7 +54,12 @@ class Ownership:
 
     @property
     def annotations(self) -> dict[str, str]:
-        return {OWNER_ANNOTATION: self.try_id, ATTEMPT_ANNOTATION: str(self.attempt), UNCOLLECTED: "true"}
+        return {
+            **self.key.annotations,
+            OWNER_ANNOTATION: self.try_id,
+            ATTEMPT_ANNOTATION: str(self.attempt),
+            UNCOLLECTED: "true",
+        }
 
     @property
     def writer(self) -> str:

@@ -90,6 +90,10 @@ class AwsClients:
             client = self._client("service-quotas")
         return AwsService(client, service="servicequotas", connection=self.connection)
 
+    @cached_property
+    def sts(self) -> AwsService:
+        return self._service("sts")
+
     def cluster_token(self, cluster_name: str) -> str:
         """Return a new bearer token for the cluster's API server; it lives 15 minutes. Makes no call to AWS.
 

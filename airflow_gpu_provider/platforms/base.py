@@ -182,6 +182,14 @@ class Platform(ABC):
     def cluster_access(self) -> ClusterAccess:
         """Return how to reach the cluster's API server, with tokens that are renewed in-process."""
 
+    def account(self) -> str:
+        """Return, for people, which account and cluster this is, and as whom they are spoken to.
+
+        Raises:
+            CredentialsError: The pool's Airflow connection is missing or holds no credentials.
+        """
+        return self.cluster_access().server
+
     @abstractmethod
     def plan(self, nodes: int) -> Plan:
         """Say what `apply` would change so that the pool can have `nodes` nodes. No side effect.

@@ -49,6 +49,11 @@ class EksBase(Platform):
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
+    def account(self) -> str:
+        caller = self._clients.sts.call("get_caller_identity")
+        cluster = f"EKS cluster {self._pool.cluster_name} in {self._pool.region}"
+        return f"AWS account {caller['Account']}, {cluster}, as {caller['Arn']}"
+
     def cluster_access(self) -> ClusterAccess:
         from airflow_gpu_provider.cluster.access import ClusterAccess
 

@@ -58,6 +58,11 @@ class GkeBase(Platform):
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
+    def account(self) -> str:
+        pool = self._pool
+        where = f"Google Cloud project {pool.project_id}, GKE cluster {pool.cluster_name} in {pool.location}"
+        return f"{where}, as {self._clients.identity}"
+
     def cluster_access(self) -> ClusterAccess:
         from airflow_gpu_provider.cluster.access import ClusterAccess
 

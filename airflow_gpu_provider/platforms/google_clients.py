@@ -140,6 +140,11 @@ class GoogleClients:
         session.mount("http://", adapter)
         return Compute(session, endpoint=endpoint, connection=self.connection)
 
+    @property
+    def identity(self) -> str:
+        """Whose credentials they are: a service account's address, where the credentials say one."""
+        return str(getattr(self._credentials, "service_account_email", None) or self.connection)
+
     def access_token(self, *, refused: str = "") -> str:
         """Return a bearer token for the cluster's API server that is good for a quarter of an hour at least.
 

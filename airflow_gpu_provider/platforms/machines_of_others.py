@@ -28,6 +28,9 @@ class MachinesOfOthers(Platform):
     def __init__(self, pool: KubernetesGpuPool, owner: str = "") -> None:
         self._pool = pool
 
+    def account(self) -> str:
+        return f"the cluster at {self.cluster_access().server}, by connection {self._pool.kubernetes_conn_id!r}"
+
     def cluster_access(self) -> ClusterAccess:
         from airflow_gpu_provider.platforms.kubernetes_access import access_from_connection
 

@@ -27,7 +27,7 @@ def notes(
     if wanted > counted:
         lines += _failures_of_provisioners(snapshot)
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
-    lines += [f"{each} goes: {_why(each)}" for each in release]
+    lines += [f"{each} goes: {why_released(each)}" for each in release]
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
     lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]
@@ -70,7 +70,8 @@ def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
             yield f"{group.name} grows to {placed[group.name]} when it has been created"
 
 
-def _why(each: Supply) -> str:
+def why_released(each: Supply) -> str:
+    """Return why a machine goes."""
     if each.overdue:
         return f"the time of its run is over; pod {each.overdue[0]} goes with it"
     if each.node and each.node.bad_gpu:

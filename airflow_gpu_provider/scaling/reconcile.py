@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_node, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
-from airflow_gpu_provider.cluster.pods import Pod, delete_run_pods, list_node_pods, list_pool_pods
+from airflow_gpu_provider.cluster.pods import Pod, delete_pod, delete_run_pods, list_node_pods, list_pool_pods
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.claims import check_claims, claimed
@@ -179,6 +179,18 @@ class Reconciler:
             writes.set_switch()
             return writes.outcome()
 
+    def drop(self, lease: DemandLease) -> bool:
+        """Delete a run's demand if it is still what was read; False where it is gone or the run has written it anew."""
+        with self._lock() as lock:
+            if lease not in list_demand(self.api, self.pool.name):
+                return False
+            lock.check()
+            return give_up(self.api, lease.key)
+
+    def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
+        """Delete exactly these pods, and return the names of those that were there, as namespace/name."""
+        return [str(pod) for pod in pods if delete_pod(self.api, pod)]
+
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
         return delete_run_pods(self.api, self.pool.node_selector, key.hash)
@@ -186,7 +198,8 @@ class Reconciler:
     # -- one write each, the caller has checked the lock -----------------------------------------------------
 
     def _lock(self) -> PoolLock:
-        return PoolLock(self.api, self.pool.name, self.holder, clock=self._clock, say=self._say)
+        spec = self.pool.serialize()
+        return PoolLock(self.api, self.pool.name, self.holder, clock=self._clock, say=self._say, spec=spec)
 
     def _mark(self) -> str:
         return f"{self.holder} at {self._clock.now():%Y-%m-%dT%H:%M:%SZ}"

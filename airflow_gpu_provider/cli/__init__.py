@@ -1,0 +1,1 @@
+"""`airflow gpu`: pools, plan, status, doctor and reap, for people at a terminal and for scripts."""

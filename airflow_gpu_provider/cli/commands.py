@@ -1,0 +1,280 @@
+"""The commands of `airflow gpu`. Each reads pools from Airflow's database, and Airflow's connections by their ids."""
+
+from __future__ import annotations
+
+import functools
+import getpass
+import json
+import os
+import socket
+import sys
+from argparse import Namespace
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from airflow.utils.cli import suppress_logs_and_warning
+
+from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over
+from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.reports.doctor import examine
+from airflow_gpu_provider.reports.status import PoolStatus, pool_status
+from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
+from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.session import open_pool
+
+Row = Mapping[str, Any]
+Found = TypeVar("Found")
+
+
+def _command(run: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
+    """Let a command find the database's connections, and end with a sentence instead of a traceback."""
+
+    @functools.wraps(run)
+    def command(args: Namespace) -> None:
+        # Without it Airflow looks for connections as a task does, finds none, and AWS's hook takes what it can get.
+        os.environ["_AIRFLOW_PROCESS_CONTEXT"] = "server"
+        try:
+            suppress_logs_and_warning(run)(args)
+        except GpuError as error:
+            raise SystemExit(f"{type(error).__name__}: {error}") from error
+
+    return command
+
+
+@_command
+def pools(args: Namespace) -> None:
+    """List the pools, and which DAGs name them."""
+    rows = [
+        {
+            "pool": each.name,
+            "kind": each.spec.get("kind", ""),
+            "cluster": each.pool.cluster_identity if each.pool else "",
+            "max_nodes": each.spec.get("max_nodes"),
+            "dags": each.dags,
+            "problem": each.problem,
+        }
+        for each in _named(args)
+    ]
+    _print(rows, args.output)
+
+
+@_command
+def plan(args: Namespace) -> None:
+    """Show what the next run would change, for as many nodes as the pool may have."""
+
+    def rows_of(reconciler: Reconciler) -> list[Row]:
+        pool = reconciler.pool
+        found = reconciler.platform.plan(pool.max_nodes)
+        return [
+            *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
+            *({"pool": pool.name, "action": "grow", "what": line, "detail": ""} for line in found.grow),
+            *({"pool": pool.name, "action": "note", "what": note, "detail": ""} for note in found.notes),
+        ]
+
+    each_rows, failed = _of_each_pool(args, rows_of)
+    _print([row for rows in each_rows for row in rows], args.output, nothing="No changes.")
+    if failed:
+        raise SystemExit(1)
+
+
+@_command
+def status(args: Namespace) -> None:
+    """Show what is there, who wants it, and what it costs."""
+    found, failed = _of_each_pool(args, lambda on: pool_status(on.snapshot(), on.platform.account()))
+    if args.output in ("json", "yaml"):
+        _print([each.to_json() for each in found], args.output)
+    else:
+        _print([_pool_row(each) for each in found], args.output)
+        for title, rows in (("Machines", _machine_rows(found)), ("Demand", _lease_rows(found))):
+            if rows:
+                print(f"\n{title}")
+                _print(rows, args.output)
+    if failed:
+        raise SystemExit(1)
+
+
+@_command
+def doctor(args: Namespace) -> None:
+    """Show what each check found; the exit status is 1 where something would stop a run."""
+    findings = [
+        finding
+        for pool in _pools(args)
+        for finding in examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
+    ]
+    _print([finding.to_json() for finding in findings], args.output)
+    problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]
+    warnings = [f"{each.pool}: {each.check}" for each in findings if each.result == "warning"]
+    if warnings:
+        _tell(f"Worth a look: {', '.join(dict.fromkeys(warnings))}.")
+    if problems:
+        _tell(f"Would stop a run: {', '.join(dict.fromkeys(problems))}.")
+        raise SystemExit(1)
+    _tell("Nothing would stop a run, as far as can be seen beforehand.")
+
+
+@_command
+def reap(args: Namespace) -> None:
+    """Show what nobody wants, and remove it with --yes; the exit status is 1 where something is left after that."""
+    from airflow_gpu_provider.run_identity import known_installation_id
+
+    reaped = reap_pools(
+        _pools(args),
+        _open,
+        installation=known_installation_id(),
+        run_is_over=run_is_over,
+        dry_run=not args.yes,
+        others=not args.pools,
+        timeout=timedelta(seconds=args.timeout),
+        say=_tell,
+    )
+    if args.output in ("json", "yaml"):
+        _print([each.to_json() for each in reaped], args.output)
+    else:
+        rows = [_leftover_row(leftover) for each in reaped for leftover in each.leftovers]
+        _print(rows, args.output, nothing="Nothing is left over.")
+    if not args.yes and any(each.leftovers for each in reaped):
+        _tell("Nothing was changed; --yes removes it.")
+    if any(each.error or (args.yes and each.left) for each in reaped):
+        raise SystemExit(1)
+
+
+# -- which pools ---------------------------------------------------------------------------------------------
+
+
+def _named(args: Namespace) -> list[NamedPool]:
+    """Return the pools that the arguments choose.
+
+    Raises:
+        PoolSpecError: A pool or a DAG that is asked for names none.
+    """
+    found = pools_of_file(args.spec) if args.spec else pools_of_dags(args.dag_id)
+    unknown = [name for name in args.pools if name not in {each.name for each in found}]
+    if unknown or (args.dag_id and not found):
+        what = f"pool {', '.join(unknown)}" if unknown else "a pool"
+        where = args.spec or (f"DAG {args.dag_id}" if args.dag_id else "any DAG")
+        raise PoolSpecError(f"There is no {what} in {where}.", "`airflow gpu pools` lists them; --spec takes a file.")
+    return [each for each in found if not args.pools or each.name in args.pools]
+
+
+def _pools(args: Namespace) -> list[GpuPool]:
+    """Return the pools that the arguments choose, rendered; those that cannot be are told and left out.
+
+    Raises:
+        PoolSpecError: A pool that the arguments name cannot be rendered.
+    """
+    chosen = []
+    for each in _named(args):
+        if each.pool is not None:
+            chosen.append(each.pool)
+        elif args.pools:
+            raise PoolSpecError(f"Pool {each.name} cannot be read: {each.problem}", "Give its values with --spec.")
+        else:
+            _tell(f"{each.name} of {', '.join(each.dags)} is left out: {each.problem}")
+    return list(dict.fromkeys(chosen))
+
+
+def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple[list[Found], bool]:
+    """Return what each pool that the arguments choose is found to be, and whether one of them could not be asked.
+
+    Whose pools they are is told first; a pool that cannot be asked does not keep the others from being shown.
+    """
+    found, failed = [], False
+    for pool in _pools(args):
+        try:
+            reconciler = _open(pool)
+            _tell(f"{pool.name}: {reconciler.platform.account()}")
+            found.append(look(reconciler))
+        except GpuError as error:
+            failed = True
+            _tell(f"{pool.name}: {type(error).__name__}: {error}")
+    return found, failed
+
+
+def _open(pool: GpuPool) -> Reconciler:
+    return open_pool(pool, owner="", holder=f"airflow gpu, {_who()}", say=_tell)
+
+
+def _who() -> str:
+    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+
+
+# -- what is printed -----------------------------------------------------------------------------------------
+
+
+def _pool_row(each: PoolStatus) -> Row:
+    return {
+        "pool": each.pool,
+        "wanted": each.wanted,
+        "nodes": each.nodes,
+        "booting": each.booting,
+        "launching": each.launching,
+        "gpus": each.gpus,
+        "used": each.gpus_used,
+        "idle": each.gpus_idle,
+        "cost_per_hour": in_words(each.cost_per_hour),
+    }
+
+
+def _machine_rows(found: list[PoolStatus]) -> list[Row]:
+    return [
+        {
+            "pool": row.pool,
+            "machine": row.machine,
+            "node": row.node,
+            "group": row.group,
+            "state": row.state,
+            "gpus": f"{row.gpus_used}/{row.gpus}",
+            "minutes": UNKNOWN if row.age_seconds is None else round(row.age_seconds / 60, 1),
+            "cost_so_far": in_words(row.cost_so_far),
+            "pods": ", ".join(row.pods),
+        }
+        for each in found
+        for row in each.machines
+    ]
+
+
+def _lease_rows(found: list[PoolStatus]) -> list[Row]:
+    return [
+        {"pool": row.pool, "run": row.run, "airflow": row.installation, "nodes": row.nodes, "until": row.until}
+        for each in found
+        for row in each.leases
+    ]
+
+
+def _leftover_row(each: Leftover) -> Row:
+    return {
+        "pool": each.pool,
+        "kind": each.kind,
+        "name": each.name,
+        "why": each.why,
+        "minutes": UNKNOWN if each.age_seconds is None else round(each.age_seconds / 60, 1),
+        "cost_so_far": in_words(each.cost) if each.kind == "machine" else "",
+    }
+
+
+def _print(rows: list[Any], output: str, *, nothing: str = "Nothing found.") -> None:
+    """Print rows as Airflow's own commands do; as JSON, numbers stay numbers."""
+    from airflow.cli.simple_table import AirflowConsole
+
+    if output == "json":
+        print(json.dumps(rows, indent=2))
+    elif not rows and output != "yaml":
+        _tell(nothing)
+    elif output == "yaml":
+        import yaml
+
+        print(yaml.safe_dump(rows, sort_keys=False), end="")
+    else:
+        AirflowConsole().print_as([{key: _cell(value) for key, value in row.items()} for row in rows], output)
+
+
+def _cell(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def _tell(line: str) -> None:
+    """Print a line for people, where it does not disturb a program that reads the result."""
+    print(line, file=sys.stderr, flush=True)

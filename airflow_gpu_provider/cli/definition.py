@@ -1,0 +1,56 @@
+"""The commands of `airflow gpu` and their arguments; loaded at every `airflow` call, so it imports no command."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from airflow.cli.cli_config import CLICommand
+
+_COMMANDS = {
+    "pools": "List the GPU pools that DAGs name",
+    "plan": "Show what the next run would change about the pools' groups; nothing is changed",
+    "status": "Show nodes, GPUs in use and idle, who wants nodes, and what they cost an hour",
+    "doctor": "Look for what would stop the next run: credentials, permissions, groups, quota, stock, plugin, driver",
+    "reap": "Show what nobody wants any more, and remove it with --yes",
+}
+
+
+def get_commands() -> list[CLICommand]:
+    """Return the `gpu` command group, for Airflow's command line."""
+    from airflow.cli.cli_config import ARG_OUTPUT, ARG_VERBOSE, ActionCommand, GroupCommand, lazy_load_command
+
+    common = (
+        _argument("pools", nargs="*", metavar="POOL", help="Names of pools; default: all that are found"),
+        _argument("--dag-id", help="Only pools that this DAG names"),
+        _argument(
+            "--spec",
+            metavar="FILE",
+            help="Take pools from this JSON or YAML file, as GpuPool.serialize() writes them, and not from DAGs",
+        ),
+        ARG_OUTPUT,
+        ARG_VERBOSE,
+    )
+    more = {
+        "doctor": (_argument("--pod-namespace", default="default", help="Where pods run (default: default)"),),
+        "reap": (
+            _argument("--yes", action="store_true", help="Remove what is found; without it nothing is changed"),
+            _argument("--timeout", type=float, default=300.0, help="Seconds to wait until all is gone (default: 300)"),
+        ),
+    }
+    commands = [
+        ActionCommand(
+            name=name,
+            help=text,
+            func=lazy_load_command(f"airflow_gpu_provider.cli.commands.{name}"),
+            args=(*common, *more.get(name, ())),
+        )
+        for name, text in _COMMANDS.items()
+    ]
+    return [GroupCommand(name="gpu", help="GPU pools: what is there, what it costs, and its end", subcommands=commands)]
+
+
+def _argument(*flags: str, **options: Any) -> Any:
+    from airflow.cli.cli_config import Arg
+
+    return Arg(flags, **options)  # type: ignore[no-untyped-call]

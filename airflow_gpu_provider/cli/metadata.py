@@ -1,0 +1,150 @@
+"""What `airflow gpu` reads of Airflow's metadata database: the pools that DAGs name, and which runs are over.
+
+The DAGs are read as the scheduler reads them, serialized; no DAG file is parsed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.errors import GpuError, PoolSpecError
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import deserialize_pool
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.demand import DemandKey
+
+_DAGS_AT_ONCE = 50
+_FIELDS = ("gpu_pool", "gpu_pools")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedPool:
+    """A pool and the DAGs that name it.
+
+    Attributes:
+        spec: As the DAG has it, Jinja expressions and all.
+        pool: Rendered; None where it needs a DAG run to be rendered in, or cannot be read.
+        problem: Why there is no `pool`.
+    """
+
+    name: str
+    spec: Mapping[str, Any]
+    pool: GpuPool | None
+    problem: str = ""
+    dags: list[str] = field(default_factory=list)
+
+
+def pools_of_dags(dag_id: str | None = None) -> list[NamedPool]:
+    """Return the pools of all DAGs that Airflow schedules, or of one; each spec once."""
+    found: dict[str, NamedPool] = {}
+    for dag, spec in _specs(dag_id):
+        known = found.setdefault(json.dumps(spec, sort_keys=True), _named(spec))
+        if dag not in known.dags:
+            known.dags.append(dag)
+    return sorted(found.values(), key=lambda each: (each.name, each.dags))
+
+
+def pools_of_file(path: str) -> list[NamedPool]:
+    """Return the pools of a JSON or YAML file: one spec or a list of them.
+
+    Raises:
+        PoolSpecError: The file cannot be read, or holds no specs.
+    """
+    import yaml
+
+    try:
+        data = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise PoolSpecError(f"{path} cannot be read: {error}.", "Give a JSON or YAML file.") from error
+    specs = data if isinstance(data, list) else [data]
+    if not specs or not all(isinstance(spec, dict) for spec in specs):
+        raise PoolSpecError(f"{path} holds no pool's spec.", "Write what GpuPool.serialize() returns, or a list of it.")
+    return [_named(spec) for spec in specs]
+
+
+def run_is_over(key: DemandKey) -> bool:
+    """Say whether a DAG run of this installation is over: it has ended, or is not there any more."""
+    from airflow.models.dagrun import DagRun
+    from airflow.utils.session import create_session
+    from airflow.utils.state import State
+    from sqlalchemy import select
+
+    with create_session() as session:
+        query = select(DagRun.state).where(DagRun.dag_id == key.dag_id, DagRun.run_id == key.run_id)
+        state = session.scalar(query)
+    return state is None or state in State.finished_dr_states
+
+
+def _specs(dag_id: str | None) -> list[tuple[str, dict[str, Any]]]:
+    """Return DAG ids, each with a spec that one of its tasks has.
+
+    All are read before the first is rendered: to read a Variable, Airflow closes the thread's session.
+    """
+    from airflow.models.dag import DagModel
+    from airflow.models.serialized_dag import SerializedDagModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    found: list[tuple[str, dict[str, Any]]] = []
+    with create_session() as session:
+        query = select(DagModel.dag_id).where(DagModel.is_stale.is_(False)).order_by(DagModel.dag_id)
+        ids = [each for each in session.scalars(query) if dag_id in (None, each)]
+        for start in range(0, len(ids), _DAGS_AT_ONCE):
+            some = ids[start : start + _DAGS_AT_ONCE]
+            for row in SerializedDagModel.get_latest_serialized_dags(dag_ids=some, session=session):
+                found += ((row.dag_id, spec) for spec in _specs_of(row.data or {}))
+    return found
+
+
+def _specs_of(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    for task in data.get("dag", {}).get("tasks", ()):
+        fields = task.get("__var", task)
+        for name in _FIELDS:
+            value = fields.get(name)
+            for each in value if isinstance(value, list) else [value]:
+                if isinstance(each, dict) and "kind" in each:
+                    yield each
+
+
+def _named(spec: Mapping[str, Any]) -> NamedPool:
+    from jinja2 import UndefinedError
+
+    name = str(spec.get("name", ""))
+    try:
+        pool = _render(deserialize_pool(spec))
+    except GpuError as error:
+        return NamedPool(name=name, spec=spec, pool=None, problem=str(error))
+    except UndefinedError as error:
+        return NamedPool(name=name, spec=spec, pool=None, problem=f"only a DAG run can render it: {error}")
+    except Exception as error:  # noqa: BLE001 - a template may raise anything
+        return NamedPool(name=name, spec=spec, pool=None, problem=f"{type(error).__name__}: {error}")
+    return NamedPool(name=pool.name, spec=spec, pool=pool)
+
+
+def _render(pool: GpuPool) -> GpuPool:
+    """Render Variables and connections, which are the same for every run.
+
+    Raises:
+        jinja2.UndefinedError: The spec takes something of a DAG run: its date, its parameters.
+    """
+    if pool.is_rendered:
+        return pool
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.execution_time.context import ConnectionAccessor, VariableAccessor
+    from jinja2 import StrictUndefined
+
+    variables = {
+        "json": VariableAccessor(deserialize_json=True),
+        "value": VariableAccessor(deserialize_json=False),
+    }
+    operator = BaseOperator(task_id="gpu")
+    environment = operator.get_template_env()
+    environment.undefined = StrictUndefined
+    task = SimpleNamespace(render_template=lambda what, context: operator.render_template(what, context, environment))
+    return pool.resolve({"task": task, "var": variables, "conn": ConnectionAccessor()})

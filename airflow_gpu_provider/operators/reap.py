@@ -1,0 +1,113 @@
+"""ReapGpuPoolsOperator: the janitor of GPU pools, for a DAG on a schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError, TaskKilled
+from airflow_gpu_provider.retries import default_retry_policy
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.janitor import Reaped
+
+
+class ReapGpuPoolsOperator(BaseOperator):
+    """Find what no live run wants of GPU pools, say what it has cost, and remove it.
+
+    That is: demand of DAG runs that are over, their pods and placeholder pods, machines that nobody wants, and size
+    that a group asks for in vain. Airflow is asked whether a run is over, for runs of this installation; demand of
+    others lasts until its end. Everything goes under the pool's lock, as ScaleDownSensor does it.
+
+    Args:
+        gpu_pools: The pools to look at.
+        others: Also look at pools that are not among them and that this package has used in the same clusters by the
+            same connections: those of DAGs that are gone, say. Default True.
+        dry_run: Only report. Default False.
+        timeout: How long each pool's pods and machines may take to go. Default 5 minutes; what is left is the next
+            run's.
+
+    Returns:
+        `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "error"}]`; `cost` is what the machines
+        that nobody wanted have cost so far, by the pool's `price_per_hour`, or "unknown".
+
+    Raises:
+        PoolSpecError: No pool is given; when the DAG is parsed.
+        PoolNotReleased: Something is left.
+        GpuError: The first error that kept a pool from being looked at; the others were looked at.
+    """
+
+    template_fields: Sequence[str] = ("gpu_pools", "others", "plan_only")
+    ui_color = "#f2d9d9"
+
+    def __init__(
+        self,
+        *,
+        gpu_pools: Sequence[GpuPool],
+        others: bool = True,
+        dry_run: bool = False,
+        timeout: timedelta = timedelta(minutes=5),
+        **kwargs: Any,
+    ) -> None:
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        super().__init__(**kwargs)
+        self.gpu_pools = gpu_pools
+        self.others = others
+        self.plan_only = dry_run
+        self.wait_timeout = timeout
+        if not gpu_pools:
+            raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_is_over
+        from airflow_gpu_provider.scaling.janitor import reap_pools
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        installation, holder = installation_id(), lock_holder(context)
+        owner = f"{installation}/{context['ti'].dag_id}"
+        reaped = reap_pools(
+            self.gpu_pools,
+            lambda pool: open_pool(pool, owner=owner, holder=holder, say=self.log.info),
+            installation=installation,
+            run_is_over=partial(run_is_over, context),
+            dry_run=bool(self.plan_only),
+            others=bool(self.others),
+            timeout=self.wait_timeout,
+            say=self.log.info,
+        )
+        self._tell(reaped)
+        if not self.plan_only:
+            self._check(reaped)
+        for each in reaped:
+            if each.error:
+                raise each.error
+        return [each.to_json() for each in reaped]
+
+    def _tell(self, reaped: Sequence[Reaped]) -> None:
+        from airflow_gpu_provider.scaling.cost import in_words
+
+        for each in reaped:
+            if not each.leftovers and not each.error:
+                self.log.info("Pool %s: nothing is left over.", each.pool)
+            for leftover in each.leftovers:
+                cost = f", cost so far {in_words(leftover.cost)}" if leftover.kind == "machine" else ""
+                self.log.warning("Pool %s: %s %s: %s%s", each.pool, leftover.kind, leftover.name, leftover.why, cost)
+
+    def _check(self, reaped: Sequence[Reaped]) -> None:
+        left = [f"{leftover.name} ({each.pool})" for each in reaped for leftover in each.left]
+        if left:
+            raise PoolNotReleased(
+                f"After {self.wait_timeout} there still are: {', '.join(left)}.",
+                "The next try goes on; see what the cloud and the cluster say of them.",
+            )
+
+    def on_kill(self) -> None:
+        """End the task with an error, never green. What it has begun to remove goes; the rest is the next run's."""
+        raise TaskKilled(f"Task {self.task_id} was told to stop while it looked for leftovers.", "Run the task again.")

@@ -1,0 +1,105 @@
+"""What `airflow gpu status` and `airflow gpu doctor` say, as tasks: for Airflows that nobody has a shell on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_gpu_provider.errors import PoolNotUsable
+from airflow_gpu_provider.retries import default_retry_policy
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
+
+
+class _ReportOperator(BaseOperator):
+    """Looks at pools and changes nothing."""
+
+    template_fields: Sequence[str] = ("gpu_pools",)
+    ui_color = "#e6e6e6"
+
+    def __init__(self, *, gpu_pools: Sequence[GpuPool], **kwargs: Any) -> None:
+        kwargs.setdefault("retry_policy", default_retry_policy())
+        super().__init__(**kwargs)
+        self.gpu_pools = gpu_pools
+
+    def _open(self, context: Context, pool: GpuPool) -> Reconciler:
+        from airflow_gpu_provider.run_identity import installation_id, lock_holder
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        owner = f"{installation_id()}/{context['ti'].dag_id}"
+        return open_pool(pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+
+
+class GpuPoolStatusOperator(_ReportOperator):
+    """Say what nodes and GPUs pools have, in use and idle, who wants nodes, and what they cost an hour.
+
+    Args:
+        gpu_pools: The pools to look at.
+
+    Returns:
+        A list of what `airflow gpu status --output json` prints.
+    """
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        from airflow_gpu_provider.reports.status import pool_status
+        from airflow_gpu_provider.scaling.cost import in_words
+
+        found = []
+        for pool in self.gpu_pools:
+            reconciler = self._open(context, pool)
+            status = pool_status(reconciler.snapshot(), reconciler.platform.account())
+            cost = in_words(status.cost_per_hour)
+            self.log.info("Pool %s: %s", status.pool, status.where)
+            self.log.info("  %d nodes, %d booting, %d launching", status.nodes, status.booting, status.launching)
+            self.log.info("  %d of %d GPUs in use; cost an hour: %s", status.gpus_used, status.gpus, cost)
+            self.log.info("  %d nodes are wanted by %s", status.wanted, status.wanted_by)
+            found.append(status.to_json())
+        return found
+
+
+class GpuPoolDoctorOperator(_ReportOperator):
+    """Look for what would stop the next run of pools; fail where there is something, so that it is known by day.
+
+    Args:
+        gpu_pools: The pools to look at.
+        pod_namespace: Where their pods run. Default "default".
+
+    Returns:
+        A list of what `airflow gpu doctor --output json` prints.
+
+    Raises:
+        PoolNotUsable: Something would stop a run; the message says what.
+    """
+
+    template_fields: Sequence[str] = ("gpu_pools", "pod_namespace")
+
+    def __init__(self, *, pod_namespace: str = "default", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.pod_namespace = pod_namespace
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        from airflow_gpu_provider.reports.doctor import examine
+
+        findings = [
+            finding
+            for pool in self.gpu_pools
+            for finding in examine(pool, partial(self._open, context, pool), pod_namespace=self.pod_namespace)
+        ]
+        for each in findings:
+            say = self.log.info if each.result == "ok" else self.log.warning
+            say("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.said, each.fix)
+        problems = [each for each in findings if each.result == "problem"]
+        if problems:
+            raise PoolNotUsable(
+                "; ".join(f"Pool {each.pool}, {each.check}: {each.said}" for each in problems),
+                problems[0].fix,
+                findings=[each.to_json() for each in problems],
+            )
+        return [each.to_json() for each in findings]

@@ -1,0 +1,150 @@
+"""The state of a pool as rows for people and programs: nodes, GPUs in use, who wants nodes, what it costs. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.supply import Supply, supply
+from airflow_gpu_provider.scaling.wanted import wanted_by, wanted_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRow:
+    """One machine that exists.
+
+    Attributes:
+        node: Its node; empty while it has not joined.
+        state: usable, coming, broken or taken, as decisions see it.
+        gpus: Allocatable nvidia.com/gpu.
+        gpus_used: What its unfinished pods ask for.
+        pods: Pods that its node has to stay for.
+        age_seconds: Since it was launched; None where nobody knows.
+        cost_per_hour: By the spec's price; None where it gives none.
+        cost_so_far: `cost_per_hour` for its age.
+    """
+
+    pool: str
+    machine: str
+    node: str
+    group: str
+    state: str
+    gpus: int
+    gpus_used: int
+    pods: tuple[str, ...]
+    age_seconds: float | None
+    cost_per_hour: float | None
+    cost_so_far: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseRow:
+    """Demand of one DAG run; it counts while it is live, which is until `until`."""
+
+    pool: str
+    run: str
+    installation: str
+    nodes: int
+    until: str
+    live: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolStatus:
+    """One pool, now.
+
+    Attributes:
+        where: The account and the cluster, and as whom they are spoken to.
+        wanted: Nodes that are wanted, by `wanted_by`.
+        nodes: Nodes that new pods can run on.
+        booting: Machines that exist and are no such nodes yet, or not any more.
+        launching: Machines that are asked for and do not exist.
+        gpus_idle: GPUs of its nodes that no pod asks for.
+        cost_per_hour: All machines together; None where a price is missing.
+    """
+
+    pool: str
+    where: str
+    wanted: int
+    wanted_by: str
+    nodes: int
+    booting: int
+    launching: int
+    gpus: int
+    gpus_used: int
+    gpus_idle: int
+    cost_per_hour: float | None
+    machines: tuple[MachineRow, ...]
+    leases: tuple[LeaseRow, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as JSON values; a cost that is not known is the word for that."""
+        values: dict[str, Any] = _with_unknown(asdict(self))
+        return values
+
+
+def pool_status(snapshot: PoolSnapshot, where: str) -> PoolStatus:
+    """Return the state of a pool that was read at one moment."""
+    machines = supply(snapshot)
+    rows = tuple(_machine_row(snapshot, each) for each in machines)
+    usable = sum(each.state == "usable" for each in machines)
+    gpus, used = sum(row.gpus for row in rows), sum(row.gpus_used for row in rows)
+    return PoolStatus(
+        pool=snapshot.pool.name,
+        where=where,
+        wanted=wanted_nodes(snapshot),
+        wanted_by=wanted_by(snapshot),
+        nodes=usable,
+        booting=len(machines) - usable,
+        launching=sum(group.unfilled for group in snapshot.groups),
+        gpus=gpus,
+        gpus_used=used,
+        gpus_idle=max(0, gpus - used),
+        cost_per_hour=total(row.cost_per_hour for row in rows),
+        machines=rows,
+        leases=_lease_rows(snapshot),
+    )
+
+
+def _machine_row(snapshot: PoolSnapshot, each: Supply) -> MachineRow:
+    price, so_far = cost_of(snapshot, each.machine.group, each.since)
+    pods = [pod for pod in snapshot.pods if each.node and pod.node == each.node.name and not pod.finished]
+    return MachineRow(
+        pool=snapshot.pool.name,
+        machine=each.machine.id,
+        node=each.node.name if each.node else "",
+        group=each.machine.group,
+        state=each.state,
+        gpus=each.node.gpus if each.node else 0,
+        gpus_used=sum(pod.gpus for pod in pods),
+        pods=tuple(str(pod) for pod in (*each.holders, *each.overdue)),
+        age_seconds=round((snapshot.now - each.since).total_seconds(), 1) if each.since else None,
+        cost_per_hour=price,
+        cost_so_far=so_far,
+    )
+
+
+def _lease_rows(snapshot: PoolSnapshot) -> tuple[LeaseRow, ...]:
+    return tuple(
+        LeaseRow(
+            pool=snapshot.pool.name,
+            run=str(lease.key),
+            installation=lease.key.installation,
+            nodes=lease.nodes,
+            until=format_time(lease.until),
+            live=lease.live(snapshot.now),
+        )
+        for lease in snapshot.leases
+    )
+
+
+def _with_unknown(value: Any) -> Any:
+    if isinstance(value, dict):
+        named = {key: _with_unknown(each) for key, each in value.items()}
+        return {key: UNKNOWN if each is None else each for key, each in named.items()}
+    if isinstance(value, tuple | list):
+        return [_with_unknown(each) for each in value]
+    return value

@@ -1,0 +1,35 @@
+"""What machines cost by the prices that the pool's spec gives; where it gives none, nobody knows. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+
+UNKNOWN = "unknown"
+"""What a cost is called where the spec gives no price."""
+
+
+def cost_of(snapshot: PoolSnapshot, group_name: str, since: datetime | None) -> tuple[float | None, float | None]:
+    """Return what a machine of the group costs an hour, and what it has cost since then; None where nobody knows."""
+    markets = {group.name: group.candidate.market for group in snapshot.groups}
+    price = snapshot.pool.price(markets.get(group_name, ""))
+    if price is None or since is None:
+        return price, None
+    return price, round(price * max(0.0, (snapshot.now - since).total_seconds()) / 3600, 4)
+
+
+def total(costs: Iterable[float | None]) -> float | None:
+    """Add costs up; the sum is not known where one of them is not."""
+    known: list[float] = []
+    for cost in costs:
+        if cost is None:
+            return None
+        known.append(cost)
+    return round(sum(known), 4)
+
+
+def in_words(cost: float | None) -> str:
+    """Return a cost for people."""
+    return UNKNOWN if cost is None else f"{cost:.2f}"

@@ -1,0 +1,302 @@
+"""The janitor: what no live run wants of a pool, with what it has cost; and its end.
+
+Whether a run is over is Airflow's to say, and only for runs of this installation; others' demand lasts until its
+`until`. What is removed goes the way that scale-down goes: through the Reconciler, under the pool's lock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.lock import list_pool_specs
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools import GpuPool, deserialize_pool
+from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
+from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.notes import why_released
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.supply import supply
+
+Kind = Literal["lease", "pod", "placeholder", "machine", "size"]
+
+RunIsOver = Callable[[DemandKey], bool]
+"""Asks Airflow whether a DAG run of this installation has ended, or is not there any more."""
+
+_POLL_SECONDS = 3.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Leftover:
+    """One thing that nobody wants.
+
+    Attributes:
+        kind: "size": machines that a group asks for and that have not come.
+        why: In words.
+        age_seconds: Since it came into being; None where nobody knows.
+        cost: What a machine has cost so far, by the spec's price; None where that is not known, or nothing is paid.
+    """
+
+    pool: str
+    kind: Kind
+    name: str
+    why: str
+    age_seconds: float | None = None
+    cost: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What a look at a pool found.
+
+    Attributes:
+        leftovers: All that nobody wants, for people.
+        leases: Demand of runs that are over, as it was when Airflow was asked.
+        pods: Pods of such runs.
+    """
+
+    leftovers: tuple[Leftover, ...] = ()
+    leases: tuple[DemandLease, ...] = ()
+    pods: tuple[Pod, ...] = ()
+
+
+def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> Findings:
+    """Return what nobody wants of a pool that was read before this call, so that Airflow's answer is the newer one.
+
+    A run that is cleared after that writes new demand, by which `reap` knows it.
+    """
+    over = _OverRuns(installation, run_is_over)
+    leases = tuple(lease for lease in snapshot.leases if over.has(lease.key))
+    gone = {lease.key.hash for lease in leases}
+    pods = tuple(pod for pod in snapshot.pods if pod.run and not pod.deleting and _is_of(pod, gone, over))
+    without = replace(
+        snapshot,
+        leases=tuple(lease for lease in snapshot.leases if lease not in leases),
+        pods=tuple(pod for pod in snapshot.pods if pod not in pods and pod.run not in gone),
+    )
+    leftovers = (
+        *(_lease(snapshot, lease) for lease in leases),
+        *(_pod(snapshot, pod) for pod in pods),
+        *_of_decision(snapshot, without),
+    )
+    return Findings(leftovers=leftovers, leases=leases, pods=pods)
+
+
+def reap(
+    reconciler: Reconciler, installation: str, run_is_over: RunIsOver, *, timeout: timedelta, say: Say
+) -> tuple[Findings, tuple[Leftover, ...]]:
+    """Remove what nobody wants, and see it go; return what was found at first, and what is left after `timeout`.
+
+    Pods that end hold their machine for their grace period. What has not gone in time is for the next look.
+    """
+    until = time.monotonic() + timeout.total_seconds()
+    first: Findings | None = None
+    said: frozenset[str] = frozenset()
+    while True:
+        snapshot = reconciler.snapshot()
+        found = look(snapshot, installation, run_is_over)
+        first = first or found
+        if not found.leftovers and not any(_is_ending(pod, snapshot.now) for pod in snapshot.pods):
+            return first, ()
+        lines = list(_remove(reconciler, found))
+        for line in lines:
+            if line not in said:
+                say(line)
+        said |= set(lines)
+        if time.monotonic() > until:
+            return first, found.leftovers
+        time.sleep(_POLL_SECONDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reaped:
+    """What became of one pool.
+
+    Attributes:
+        where: The account and the cluster, and as whom they were spoken to.
+        named: It was asked for; else it was found in a cluster of those that were.
+        leftovers: What was found.
+        left: What is still there; all of it in a dry run.
+        error: Why the look or the removal stopped.
+    """
+
+    pool: str
+    where: str = ""
+    named: bool = True
+    leftovers: tuple[Leftover, ...] = ()
+    left: tuple[Leftover, ...] = ()
+    error: GpuError | None = None
+
+    @property
+    def cost(self) -> float | None:
+        """What the machines that were found have cost."""
+        return total(each.cost for each in self.leftovers if each.kind == "machine")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "pool": self.pool,
+            "where": self.where,
+            "named": self.named,
+            "leftovers": [each.to_json() for each in self.leftovers],
+            "left": [each.to_json() for each in self.left],
+            "cost": UNKNOWN if self.cost is None else self.cost,
+            "error": str(self.error or ""),
+        }
+
+
+def reap_pools(
+    pools: Sequence[GpuPool],
+    connect: Callable[[GpuPool], Reconciler],
+    *,
+    installation: str,
+    run_is_over: RunIsOver,
+    dry_run: bool,
+    others: bool,
+    timeout: timedelta,
+    say: Say,
+) -> tuple[Reaped, ...]:
+    """Look at each pool and, but in a dry run, remove what nobody wants; what fails on one does not keep the rest.
+
+    Args:
+        pools: The (rendered) specs.
+        connect: Connects to one, as `open_pool` does.
+        installation: This Airflow's id; empty: it never wanted nodes, and no run is its own.
+        run_is_over: Asks this Airflow about a run.
+        dry_run: Only look.
+        others: Also look at pools that are not in the list, and that this package has used in the same clusters.
+        timeout: How long each pool's machines and pods may take to go.
+        say: Takes lines; the account and the cluster are named before anything is removed.
+    """
+    todo = [(pool, True) for pool in dict.fromkeys(pools)]
+    known = {(pool.cluster_identity, pool.name) for pool in pools}
+    done = []
+    for pool, named in todo:  # grows while it is gone through
+        result = Reaped(pool=pool.name, named=named)
+        try:
+            reconciler = connect(pool)
+            result = replace(result, where=reconciler.platform.account())
+            say(f"pool {pool.name}: {result.where}")
+            if others:
+                for other in _others(reconciler, known, say):
+                    known.add((other.cluster_identity, other.name))
+                    todo.append((other, False))
+            if dry_run:
+                found = look(reconciler.snapshot(), installation, run_is_over)
+                left = found.leftovers
+            else:
+                found, left = reap(reconciler, installation, run_is_over, timeout=timeout, say=say)
+            result = replace(result, leftovers=found.leftovers, left=left)
+        except GpuError as error:
+            say(f"pool {pool.name}: {type(error).__name__}: {error}")
+            result = replace(result, error=error)
+        done.append(result)
+    return tuple(done)
+
+
+def _others(reconciler: Reconciler, known: Collection[tuple[str, str]], say: Say) -> Iterator[GpuPool]:
+    """Yield the pools of the cluster that nobody named, and that are reached by the same connection.
+
+    What lies in a cluster may not choose the credentials by which this process speaks to a cloud.
+    """
+    here = reconciler.pool.cluster_identity
+    for name, spec in list_pool_specs(reconciler.api).items():
+        if (here, name) in known:
+            continue
+        try:
+            pool = deserialize_pool(spec)
+        except (GpuError, TypeError) as error:
+            say(f"pool {name} of the same cluster is left out: its spec cannot be read: {error}")
+            continue
+        if pool.cluster_identity == here:
+            yield pool
+        else:
+            say(f"pool {name} of the same cluster is left out: its runs use another connection")
+
+
+class _OverRuns:
+    """Asks once for each run."""
+
+    def __init__(self, installation: str, run_is_over: RunIsOver) -> None:
+        self._installation = installation
+        self._ask = run_is_over
+        self._known: dict[DemandKey, bool] = {}
+
+    def has(self, key: DemandKey) -> bool:
+        if not self._installation or key.installation != self._installation:
+            return False
+        if key not in self._known:
+            self._known[key] = self._ask(key)
+        return self._known[key]
+
+
+def _is_of(pod: Pod, gone: set[str], over: _OverRuns) -> bool:
+    return pod.run in gone or (pod.owner is not None and over.has(pod.owner))
+
+
+def _is_ending(pod: Pod, now: datetime) -> bool:
+    """Say whether a run's pod was deleted and still holds its node."""
+    return pod.run is not None and pod.deleting and pod.holds_node(now)
+
+
+def _remove(reconciler: Reconciler, found: Findings) -> Iterator[str]:
+    """Yield what was done. A run that has begun to want nodes again, with other demand, keeps that and its pods."""
+    kept = set()
+    for lease in found.leases:
+        if reconciler.drop(lease):
+            yield f"gave up the demand of {lease.key}, which is over"
+        else:
+            kept.add(lease.key.hash)
+            yield f"the demand of {lease.key} is another than it was: it is left"
+    for name in reconciler.delete_pods(pod for pod in found.pods if pod.run not in kept):
+        yield f"deleted leftover pod {name}"
+    yield from reconciler.reconcile().said
+
+
+def _lease(snapshot: PoolSnapshot, lease: DemandLease) -> Leftover:
+    nodes = f"{lease.nodes} node{'s' * (lease.nodes != 1)}"
+    return Leftover(
+        pool=snapshot.pool.name,
+        kind="lease",
+        name=lease.key.lease_name,
+        why=f"{lease.key} is over, and wanted {nodes} until {lease.until:%Y-%m-%d %H:%M}Z",
+        age_seconds=_age(snapshot, lease.created_at),
+    )
+
+
+def _pod(snapshot: PoolSnapshot, pod: Pod) -> Leftover:
+    why = "the run that it was for is over"
+    age = _age(snapshot, pod.created_at)
+    kind: Kind = "placeholder" if pod.placeholder else "pod"
+    return Leftover(pool=snapshot.pool.name, kind=kind, name=str(pod), why=why, age_seconds=age)
+
+
+def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Leftover]:
+    """Yield what scale-down would remove if the demand and the pods of runs that are over were gone."""
+    decision = decide(without)
+    pool = snapshot.pool.name
+    by_id = {each.machine.id: each for each in supply(without)}
+    for machine in decision.release:
+        each = by_id[machine.id]
+        _, cost = cost_of(snapshot, machine.group, each.since)
+        age = _age(snapshot, each.since)
+        yield Leftover(pool=pool, kind="machine", name=str(each), why=why_released(each), age_seconds=age, cost=cost)
+    for group in snapshot.groups:
+        if group.name in decision.shrink:
+            why = f"{group.unfilled} machines are asked for and have not come"
+            yield Leftover(pool=pool, kind="size", name=group.name, why=why)
+    for pod in decision.cool:
+        yield replace(_pod(snapshot, pod), why="nobody wants the node that it makes come")
+
+
+def _age(snapshot: PoolSnapshot, since: datetime | None) -> float | None:
+    return None if since is None else round((snapshot.now - since).total_seconds(), 1)

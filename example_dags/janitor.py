@@ -1,0 +1,45 @@
+"""A janitor for GPU pools: every half hour, what no live run wants is found, reported and removed.
+
+Nights end at zero without it. It is for what nobody is left to end: a run that was deleted, a DAG whose
+`dagrun_timeout` skipped its scale-down, pods of a run that somebody marked failed. Airflow is asked whether a run is
+over; another Airflow's demand in the same cluster, and pods of nobody's, are left alone.
+
+Name one pool for each cluster and connection: the others that this package has used there are found in the cluster.
+In the morning `doctor` says what would stop the coming night.
+
+The Variables are those of `nightly_training_eks.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG
+
+from airflow_gpu_provider import EksGpuPool, GpuPoolDoctorOperator, ReapGpuPoolsOperator
+
+train_gpu = EksGpuPool(
+    name="train-gpu",
+    cluster_name="{{ var.value.get('gpu_cluster', 'k8s-ml') }}",
+    region="{{ var.value.get('gpu_region', 'us-west-2') }}",
+    instance_types=["g6.xlarge"],
+    max_nodes=1,
+    max_runtime=timedelta(hours=6),
+    price_per_hour=0.8048,
+    node_labels={"role": "train-gpu"},
+)
+
+with DAG(
+    "janitor",
+    schedule="*/30 * * * *",
+    start_date=datetime(2026, 1, 1),
+    catchup=False,
+    max_active_runs=1,
+    doc_md=__doc__,
+    tags=["gpu"],
+):
+    # Tried again, it goes on where it stopped.
+    ReapGpuPoolsOperator(task_id="reap", gpu_pools=[train_gpu], retries=2, retry_delay=timedelta(minutes=1))
+
+    # Beside it, and not after it: leftovers do not keep a problem from being told.
+    GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[train_gpu])
