@@ -2,7 +2,8 @@
 
 Sources: Amazon EC2's instance type pages (accelerated computing) and DescribeInstanceTypes for vCPUs, memory
 and GPUs; Google's "GPU platforms" page for the values of the label cloud.google.com/gke-accelerator, "GPU machine
-types" and "N1 machine series" for Compute Engine's machine types and what can be attached to them.
+types" and "N1 machine series" for Compute Engine's machine types and what can be attached to them. What nodes keep
+from pods: the kubelet's reservations in awslabs/amazon-eks-ami, and GKE's page "Plan GKE Standard node sizes".
 A machine type that is not listed here still works: what depends on the catalogue is left to the cloud to check.
 """
 
@@ -39,6 +40,15 @@ class InstanceType:
     vcpus: int
     memory_gib: float
     arch: str = "amd64"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeSize:
+    """What pods can have of one node: `cpus`, `memory` in bytes, and `gpus` (None: not known)."""
+
+    cpus: float
+    memory: float
+    gpus: int | None = None
 
 
 GPUS: dict[str, Gpu] = {
@@ -241,3 +251,44 @@ def gce_accelerators() -> tuple[str, ...]:
     """Return the accelerator types that Compute Engine's machine types in the catalogue have or take."""
     built_in = {GPUS[row[0]].accelerator for row in _GCE.values()}
     return tuple(sorted(built_in | _ATTACHABLE.keys()))
+
+
+# What a node keeps for itself. The shares of CPU, of each core in turn, are the same on both clouds.
+
+_CPUS_KEPT = ((1, 0.06), (1, 0.01), (2, 0.005), (float("inf"), 0.0025))
+_GKE_MEMORY_KEPT = ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (float("inf"), 0.02))
+_EVICTED_BELOW = 100 * 2**20
+_EKS_MEMORY_KEPT = 255 * 2**20  # and 11 MiB for each pod that the node may have: how many is the group's own setting
+
+
+@cache
+def eks_node_size(name: str) -> NodeSize | None:
+    """Return the most that pods can have of an EKS node of EC2 type `name`; None where the catalogue does not know it.
+
+    A node has somewhat less: firmware and kernel take memory too.
+    """
+    machine = instance_type(name)
+    if machine is None:
+        return None
+    memory = machine.memory_gib * 2**30 - _EKS_MEMORY_KEPT - _EVICTED_BELOW
+    return NodeSize(cpus=machine.vcpus - _kept(machine.vcpus, _CPUS_KEPT), memory=memory, gpus=machine.gpus)
+
+
+@cache
+def gke_node_size(name: str, gpus: int) -> NodeSize | None:
+    """Return the most that pods can have of a GKE node of that machine type that offers `gpus`; None: not known."""
+    machine = gce_machine_type(name)
+    if machine is None:
+        return None
+    memory = (machine.memory_gib - _kept(machine.memory_gib, _GKE_MEMORY_KEPT)) * 2**30 - _EVICTED_BELOW
+    return NodeSize(cpus=machine.vcpus - _kept(machine.vcpus, _CPUS_KEPT), memory=memory, gpus=gpus)
+
+
+def _kept(amount: float, steps: tuple[tuple[float, float], ...]) -> float:
+    """Return the sum of the shares that are kept of an amount: of its first part, of the next, and so on."""
+    kept = 0.0
+    for width, share in steps:
+        part = min(amount, width)
+        kept += part * share
+        amount -= part
+    return kept

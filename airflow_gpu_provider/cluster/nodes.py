@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -21,6 +21,18 @@ CORDONED_BY = "airflow-gpu-provider/cordoned-by"
 GPU_RESOURCE = "nvidia.com/gpu"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
+# Taints of those who take nodes away: aws-node-termination-handler, GKE, Karpenter, cloud-controller-managers.
+_LEAVING = {
+    "aws-node-termination-handler/spot-itn": "spot interruption notice",
+    "aws-node-termination-handler/rebalance-recommendation": "spot rebalance recommendation",
+    "aws-node-termination-handler/scheduled-maintenance": "scheduled maintenance",
+    "aws-node-termination-handler/asg-lifecycle-termination": "its Auto Scaling group ends it",
+    "cloud.google.com/impending-node-termination": "Google Cloud preempts or ends it",
+    "karpenter.sh/disrupted": "Karpenter disrupts it",
+    "node.cloudprovider.kubernetes.io/shutdown": "its machine is shut down",
+    AUTOSCALER_TAINT: "cluster-autoscaler removes it",
+}
+
 _NODES = "/api/v1/nodes"
 _TRIES = 5  # a node's status is written every few seconds while it boots, and each write is a conflict
 
@@ -34,9 +46,12 @@ class Node:
             metal, the node's name.
         ready_changed_at: When its Ready condition last changed, or the node was created.
         gpus: Allocatable nvidia.com/gpu.
+        gpu_capacity: Those that are unhealthy included.
+        allocatable: What pods can have of it, as the kubelet says it: resource names with quantities.
         cordoned: spec.unschedulable, whoever set it.
         cordon_mark: It carries our annotation, cordoned or not.
         autoscaler_deleting: cluster-autoscaler is about to remove it.
+        leaving: Why it is about to be taken away, in words; empty where nothing says so.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
         labelled: It carries the labels that the pool's pods select. One of a group that others own gets them.
@@ -49,9 +64,12 @@ class Node:
     ready: bool
     ready_changed_at: datetime | None = None
     gpus: int = 0
+    gpu_capacity: int = 0
+    allocatable: Mapping[str, str] = field(default_factory=dict, hash=False)
     cordoned: bool = False
     cordon_mark: bool = False
     autoscaler_deleting: bool = False
+    leaving: str = ""
     zone: str = ""
     instance_type: str = ""
     created_at: datetime
@@ -89,9 +107,12 @@ class Node:
             ready=is_ready,
             ready_changed_at=parse_time(ready.get("lastTransitionTime")) or created_at,
             gpus=int((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
+            gpu_capacity=int((status.get("capacity") or {}).get(GPU_RESOURCE, 0)),
+            allocatable=status.get("allocatable") or {},
             cordoned=bool(spec.get("unschedulable")),
             cordon_mark=CORDONED_BY in (meta.get("annotations") or {}),
             autoscaler_deleting=any(t["key"] == AUTOSCALER_TAINT for t in spec.get("taints") or ()),
+            leaving=next((_LEAVING[t["key"]] for t in spec.get("taints") or () if t["key"] in _LEAVING), ""),
             zone=labels.get("topology.kubernetes.io/zone", ""),
             instance_type=labels.get("node.kubernetes.io/instance-type", ""),
             created_at=created_at,

@@ -6,15 +6,14 @@ What the user's own spec says stays; where it contradicts the placement, that is
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kubernetes.client import models as k8s
-from kubernetes.utils.quantity import parse_quantity
 
-from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
-from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
+from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of
+from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool, is_template
 from airflow_gpu_provider.workload_placement import tolerations_of
 
@@ -60,7 +59,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
 
     Raises:
         PoolSpecError: The pod's own spec contradicts the placement.
-        PodUnschedulable: No machine of the pool has that much CPU or memory.
+        PodUnschedulable: No machine of the pool is as large as the pod.
     """
     pod = copy.deepcopy(pod)
     base = _base_container(pod, placement)
@@ -73,7 +72,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _tell(base, placement.env)
     _limit_time(pod.spec, placement.active_deadline_seconds)
     pod.spec.restart_policy = "Never"
-    check_fits(pod, placement.pool)
+    check_pod(pod, placement.pool)
     return pod
 
 
@@ -81,8 +80,9 @@ def check_gpus(pool: GpuPool, gpus: int) -> None:
     """Raise PoolSpecError where no machine of the pool has that many GPUs."""
     if gpus < 1:
         raise PoolSpecError(f"gpus={gpus}.", "A GpuPodOperator asks for at least one GPU.")
-    most = max((machine.gpus for machine in _machines(pool)), default=None)
-    if most is not None and gpus > most:
+    sizes = pool.node_sizes.values()
+    most = max((size.gpus or 0 for size in sizes if size), default=0)
+    if sizes and None not in sizes and gpus > most:
         raise PoolSpecError(
             f"gpus={gpus}, but the largest machine of pool {pool.name} has {most}: one pod runs on one machine.",
             "Ask for fewer GPUs, or add a larger instance type to the pool.",
@@ -94,39 +94,14 @@ def check_resources(resources: k8s.V1ResourceRequirements, pool: GpuPool) -> Non
     """Raise PodUnschedulable where no machine of the pool has them; Jinja expressions are left to `place`."""
     amounts = [*(resources.requests or {}).values(), *(resources.limits or {}).values()]
     if not any(is_template(amount) for amount in amounts):
-        container = k8s.V1Container(name="base", resources=resources)
-        check_fits(k8s.V1Pod(spec=k8s.V1PodSpec(containers=[container])), pool)
+        check_fits(requests_of([{"resources": resources.to_dict()}]), pool.node_sizes, pool=pool.name)
 
 
-def check_fits(pod: k8s.V1Pod, pool: GpuPool) -> None:
-    """Raise PodUnschedulable where no machine of the pool has as much CPU or memory as the pod asks for."""
-    machines = _machines(pool)
-    if not machines:
-        return
-    has = {"cpu": max(m.vcpus for m in machines), "memory": max(m.memory_gib for m in machines) * 2**30}
-    for resource, most in has.items():
-        wanted = sum(_request(container, resource) for container in pod.spec.containers)
-        if wanted > most:
-            unit = f"{wanted / 2**30:.1f} GiB of memory" if resource == "memory" else f"{wanted:g} CPUs"
-            limit = f"{most / 2**30:g} GiB" if resource == "memory" else f"{most:g}"
-            raise PodUnschedulable(
-                f"The pod asks for {unit}, but the largest machine of pool {pool.name} has {limit}.",
-                "Lower container_resources, or add a larger instance type to the pool.",
-                pool=pool.name,
-            )
-
-
-def _machines(pool: GpuPool) -> list[accelerators.InstanceType]:
-    """Return the pool's machine types; empty where the catalogue does not know one of them."""
-    names: Iterable[str] = getattr(pool, "instance_types", ())
-    known = [accelerators.instance_type(name) for name in names]
-    return [machine for machine in known if machine] if None not in known else []
-
-
-def _request(container: k8s.V1Container, resource: str) -> float:
-    resources = container.resources
-    asked = _quantity(resources, "requests", resource) or _quantity(resources, "limits", resource)
-    return float(parse_quantity(asked)) if asked else 0.0
+def check_pod(pod: k8s.V1Pod, pool: GpuPool) -> None:
+    """Raise PodUnschedulable where no machine of the pool is as large as the pod."""
+    containers, first = pod.spec.containers, pod.spec.init_containers or ()
+    requests = requests_of([one.to_dict() for one in containers], [one.to_dict() for one in first])
+    check_fits(requests, pool.node_sizes, pool=pool.name)
 
 
 def _quantity(resources: k8s.V1ResourceRequirements | None, part: str, resource: str) -> str:

@@ -17,6 +17,7 @@ from datetime import timedelta
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self, cast
 
+from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 
 POOL_LABEL = "airflow-gpu-provider/pool"
@@ -193,6 +194,19 @@ class GpuPool(ABC):
     @abstractmethod
     def gpus_per_node(self) -> int | None:
         """GPUs that each node is sure to have, or None where the catalogue does not know."""
+
+    @property
+    def node_sizes(self) -> dict[str, NodeSize | None]:
+        """The most that pods can have of a node of each machine type; None where the catalogue does not know the type.
+
+        Empty where the spec does not say which types there are.
+        """
+        return {}
+
+    @property
+    def given_nodes(self) -> int | None:
+        """How many nodes there are, at least, where no others will come; None where they may."""
+        return None
 
     @property
     def nodes_come_with_pods(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, cast
 
 from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, _as_tuple, is_template
 
@@ -110,6 +111,10 @@ class EksGpuPool(GpuPool):
     def gpus_per_node(self) -> int | None:
         known = [accelerators.instance_type(name) for name in self.instance_types]
         return None if None in known else min((cast("Any", machine).gpus for machine in known), default=None)
+
+    @property
+    def node_sizes(self) -> dict[str, NodeSize | None]:
+        return {name: accelerators.eks_node_size(name) for name in self.instance_types}
 
     @property
     def gpu_products(self) -> tuple[str, ...]:

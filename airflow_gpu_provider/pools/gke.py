@@ -11,6 +11,7 @@ from datetime import timedelta
 from typing import Any, ClassVar
 
 from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, Taint, _as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
@@ -134,6 +135,11 @@ class GkeGpuPool(GpuPool):
     def gpus_per_node(self) -> int | None:
         gpus = (self._devices(self.accelerator_of(name)[1]) for name in self.machine_types)
         return min(gpus, default=None)
+
+    @property
+    def node_sizes(self) -> dict[str, NodeSize | None]:
+        devices = {name: self._devices(self.accelerator_of(name)[1]) for name in self.machine_types}
+        return {name: accelerators.gke_node_size(name, gpus) for name, gpus in devices.items()}
 
     @property
     def gpu_products(self) -> tuple[str, ...]:

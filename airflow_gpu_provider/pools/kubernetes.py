@@ -72,6 +72,10 @@ class KubernetesGpuPool(GpuPool):
         return dict(self.node_selector_labels) if self.provisioner else super().node_selector
 
     @property
+    def given_nodes(self) -> int | None:
+        return None if self.provisioner else max(1, len(self.nodes))
+
+    @property
     def nodes_come_with_pods(self) -> bool:
         return self.provisioner is not None
 

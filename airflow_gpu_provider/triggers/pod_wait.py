@@ -43,6 +43,7 @@ class PodSnapshot:
         nodes: The pool's nodes.
         is_full: All nodes that the pool may have are up, with their GPUs.
         full_at: When that was last so while the pod waited; None if never.
+        too_large: Why the pod can never have a node of the pool, while it waits for one.
         notes: What else is true now, in words: a stock-out, an API server that does not answer.
     """
 
@@ -53,6 +54,7 @@ class PodSnapshot:
     nodes: tuple[Node, ...] = ()
     is_full: bool = False
     full_at: datetime | None = None
+    too_large: GpuError | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -96,7 +98,7 @@ class PodWait:
             return self._over(lost_with_node(pod, "left the cluster"), snapshot, lines)
         if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
             return self._over(lost_with_node(pod, "does not answer"), snapshot, lines)
-        error = (None if pod.started else cannot_start(pod)) or self._late(pod, snapshot, now)
+        error = snapshot.too_large or (None if pod.started else cannot_start(pod)) or self._late(pod, snapshot, now)
         if error is None:
             return Progress(lines=lines)
         return self._over(PodEnd(error=error), snapshot, lines)
@@ -164,6 +166,7 @@ class PodWait:
             lines += _pending_lines(pod, snapshot)
         else:
             lines.append(f"container {self.base_container} started on node {pod.node}")
+            lines += [_leaving_line(node) for node in snapshot.nodes if node.name == pod.node and _may_leave(node)]
         if why := why_disrupted(pod):
             lines.append(f"the pod is being taken away: {why}")
         elif pod.gone_by:
@@ -237,6 +240,17 @@ def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:
     """Return what happened, in words; that a pull began is no news once it is over."""
     pulled = {event.pulled_image for event in events}
     return [event.in_words for event in events if event.in_words and event.pulling_image not in pulled - {""}]
+
+
+def _may_leave(node: Node) -> bool:
+    """Say whether somebody is about to take the node away; a managed node group cordons it before it is drained."""
+    return bool(node.leaving) or (node.cordoned and not node.cordoned_by_us)
+
+
+def _leaving_line(node: Node) -> str:
+    if node.leaving:
+        return f"node {node.name} is about to be taken away: {node.leaving}"
+    return f"node {node.name} was cordoned under the pod: it may be drained"
 
 
 def _node_line(node: Node) -> str:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 
+from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.informer import NODES, Change, Feed, Resource, pod_events, pods, pool_nodes, watching
 from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of, size_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodUnschedulable
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -102,6 +105,9 @@ class PodView:
         self._events: dict[str, PodEvent] = {}
         self._nodes: dict[str, Node] = {}
         self._gone_nodes: set[str] = set()
+        self._node_watches = pool_nodes(pool.node_selector).keys()
+        self._nodes_synced: set[Resource] = set()
+        self._requests: NodeSize | None = None
         self._full_at: datetime | None = None
         self._trouble: dict[Resource, GpuError] = {}
         self.pool_notes: tuple[str, ...] = ()
@@ -157,6 +163,7 @@ class PodView:
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
             is_full=is_full,
             full_at=now if is_full else self._full_at,
+            too_large=self._too_large() if self.waits_for_node else None,
             notes=(*self.pool_notes, *_troubles(self._trouble.values())),
         )
 
@@ -169,11 +176,16 @@ class PodView:
 
     def _take_state(self, raw: Json) -> None:
         self._pod = PodState.parse(raw, self._wait.base_container)
+        if self._requests is None:
+            spec = raw.get("spec") or {}
+            self._requests = requests_of(spec.get("containers") or (), spec.get("initContainers") or ())
         if self._on_pod is not None:
             self._on_pod(self._pod, raw)
 
     def _take_node(self, change: Change) -> None:
-        if change.kind == "present":
+        if change.kind == "synced":
+            self._nodes_synced.add(change.resource)
+        elif change.kind == "present":
             self._nodes[change.raw["metadata"]["uid"]] = Node.parse(dict(change.raw))
             self._gone_nodes.discard(change.raw["metadata"]["name"])
         elif change.kind == "gone":
@@ -184,6 +196,31 @@ class PodView:
         event = PodEvent.parse(raw)
         if event.pod_uid == self._wait.uid:
             self._events[event.uid] = event
+
+    def _too_large(self) -> PodUnschedulable | None:
+        """Say whether the pod is larger than any node that the pool has or can have."""
+        if self._requests is None:
+            return None
+        try:
+            check_fits(self._requests, self._sizes(), pool=self._pool.name)
+        except PodUnschedulable as error:
+            return error
+        return None
+
+    def _sizes(self) -> dict[str, NodeSize | None]:
+        """The pool's nodes, or of a cloud's the machine types, with what pods can have of each; empty: nobody knows.
+
+        Of a type of which there is a node, that is what its kubelet says; else the catalogue, which leaves less out.
+        """
+        if self._pool.given_nodes is not None:
+            are_all_here = self._nodes_synced >= self._node_watches and len(self._nodes) >= self._pool.given_nodes
+            return {node.name: size_of(node) for node in self._nodes.values()} if are_all_here else {}
+        sizes = dict(self._pool.node_sizes)
+        for node in self._nodes.values():
+            size, listed = size_of(node), sizes.get(node.instance_type)
+            if size is not None and listed is not None:
+                sizes[node.instance_type] = replace(size, gpus=listed.gpus)
+        return sizes
 
     def _is_pool_full(self) -> bool:
         """Say whether the pool has all nodes that it may have, each with its GPUs ready: then the pod is queued."""

@@ -21,7 +21,7 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     placement,
 )
-from airflow_gpu_provider.errors import CredentialsError, PoolDrift, PoolSpecError
+from airflow_gpu_provider.errors import CredentialsError, PodUnschedulable, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.sandbox.nodes import NodeSpec
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
@@ -121,6 +121,11 @@ def test_from_nothing_to_done(core: client.CoreV1Api) -> None:
         task_id="train", gpu_pool=pool, gpus=2, image="busybox:1.36", cmds=["sh", "-c", COUNT_GPUS], do_xcom_push=True
     )
     assert len(run(train)["gpus"].split(",")) == 2
+
+    for larger in ({"gpus": 5}, {"container_resources": client.V1ResourceRequirements(requests={"memory": "9Ti"})}):
+        task = GpuPodOperator(task_id="larger", gpu_pool=pool, image="busybox:1.36", cmds=["true"], **larger)
+        with pytest.raises(PodUnschedulable, match=f"more than any machine of pool lab has for pods: {NODE} has"):
+            run(task)
 
     eventually(lambda: not pods(core))
     down = run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))

@@ -159,7 +159,7 @@ def test_more_gpus_than_any_machine_has() -> None:
 
 @pytest.mark.parametrize(("resource", "amount"), [("memory", "200Gi"), ("cpu", "64")])
 def test_more_than_any_machine_has(resource: str, amount: str) -> None:
-    with pytest.raises(PodUnschedulable, match="largest machine of pool train-gpu"):
+    with pytest.raises(PodUnschedulable, match="more than any machine of pool train-gpu has"):
         placed(a_pod(resources=limits(**{resource: amount})))
 
 

@@ -249,3 +249,33 @@ def test_record_of_this_release_is_kept_readable() -> None:
 def test_timeline_has_only_what_is_over() -> None:
     assert timeline(PENDING) == []
     assert timeline(STARTING) == [{"phase": "waited for a node", "seconds": 100.0}]
+
+
+# -- a node that is about to go --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "line"),
+    [
+        ({}, None),
+        ({"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}, None),
+        (
+            {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]},
+            "node n1 is about to be taken away: spot interruption notice",
+        ),
+        (
+            {"taints": [{"key": "aws-node-termination-handler/rebalance-recommendation", "effect": "NoSchedule"}]},
+            "node n1 is about to be taken away: spot rebalance recommendation",
+        ),
+        (
+            {"taints": [{"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}]},
+            "node n1 is about to be taken away: Google Cloud preempts or ends it",
+        ),
+        ({"unschedulable": True}, "node n1 was cordoned under the pod: it may be drained"),
+    ],
+)
+def test_a_running_pods_node_that_is_about_to_go_is_told(spec: dict[str, Any], line: str | None) -> None:
+    raw = {"metadata": {"name": "n1", "uid": "n1", "creationTimestamp": stamp(0)}, "spec": spec}
+    other = replace(NODE, name="n2", leaving="spot interruption notice")
+    lines = WAIT.step(PodSnapshot(pod=pod(running()), nodes=(Node.parse(raw), other)), at(700)).lines
+    assert [each for each in lines if each.startswith("node ")] == ([line] if line else [])

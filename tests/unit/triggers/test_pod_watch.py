@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied, PodUnschedulable
+from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.triggers.pod_watch import PodView
 from tests.unit.operators.test_pod_placement import a_pool
 from tests.unit.triggers.test_pod_wait import WAIT
@@ -51,6 +52,19 @@ def raw_node(name: str = "n1", gpus: int = 1) -> dict[str, Any]:
     metadata = {"name": name, "uid": name, "creationTimestamp": "2026-01-01T01:00:00Z", "labels": {}}
     conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T01:00:00Z"}]
     return {"metadata": metadata, "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": conditions}}
+
+
+def sized(raw: dict[str, Any], *, cpu: str, memory: str, gpus: str = "1", kind: str = "") -> dict[str, Any]:
+    """A node with what its kubelet says that pods can have of it."""
+    raw["status"]["allocatable"] = {"cpu": cpu, "memory": memory, "nvidia.com/gpu": gpus}
+    raw["status"]["capacity"] = {"nvidia.com/gpu": gpus}
+    raw["metadata"]["labels"] = {"node.kubernetes.io/instance-type": kind}
+    return raw
+
+
+def asking(raw: dict[str, Any], **requests: str) -> dict[str, Any]:
+    raw["spec"]["containers"] = [{"name": "base", "resources": {"requests": requests}}]
+    return raw
 
 
 def raw_event(pod_uid: str, uid: str = "e1", at: str = "2026-01-01T02:00:00Z") -> dict[str, Any]:
@@ -139,3 +153,48 @@ def test_what_the_pools_keeper_says_is_told_at_once() -> None:
     view.take_notes(("no g6.xlarge in us-west-2a: trying us-west-2b",))
     assert view.snapshot(NOW).notes == ("no g6.xlarge in us-west-2a: trying us-west-2b",)
     assert cast("Woken", view._feed).times == 1
+
+
+# -- larger than any node --------------------------------------------------------------------------------------
+
+
+def test_pod_larger_than_its_kind_of_node_turns_out_to_be_fails_at_once() -> None:
+    view = PodView(WAIT, a_pool(instance_types=["g6.xlarge", "g5.xlarge"], max_nodes=2), cast("Feed", Woken()))
+    view.take([present(PODS, asking(raw_pod(), memory="15500Mi"))], NOW)
+    assert view.snapshot(NOW).too_large is None  # the catalogue: 16 GiB, less what an EKS node keeps at least
+    small = sized(raw_node("n1"), cpu="3920m", memory="15000Mi", kind="g6.xlarge")
+    view.take([present(NODES, small)], NOW)
+    assert view.snapshot(NOW).too_large is None, "the other type may be large enough"
+    view.take([present(NODES, sized(raw_node("n2"), cpu="3920m", memory="15000Mi", kind="g5.xlarge"))], NOW)
+    error = view.snapshot(NOW).too_large
+    assert isinstance(error, PodUnschedulable)
+    assert "g6.xlarge has 3.92 CPUs, 14.6 GiB of memory" in str(error)
+    assert str(WAIT.step(view.snapshot(NOW), NOW).error) == str(error)
+    view.take([present(PODS, asking(raw_pod(scheduled=True), memory="15500Mi"))], NOW)
+    assert view.snapshot(NOW).too_large is None
+
+
+def test_pod_larger_than_all_given_nodes_fails_when_all_are_known() -> None:
+    pool = KubernetesGpuPool(name="bare-metal", nodes=("n1", "n2"))
+    view, (nodes,) = PodView(WAIT, pool, cast("Feed", Woken())), pool_nodes(pool.node_selector)
+    view.take([present(PODS, asking(raw_pod(), **{"nvidia.com/gpu": "2"}))], NOW)
+    view.take([present(nodes, sized(raw_node("n1"), cpu="8", memory="32Gi"))], NOW)
+    view.take([Change(resource=nodes, kind="synced")], NOW)
+    assert view.snapshot(NOW).too_large is None, "the second node is not here yet"
+    view.take([present(nodes, raw_node("n2"))], NOW)
+    assert view.snapshot(NOW).too_large is None, "its kubelet has not said how large it is"
+    view.take([present(nodes, sized(raw_node("n2"), cpu="8", memory="32Gi", gpus="0"))], NOW)
+    assert view.snapshot(NOW).too_large is None, "its device plugin does not run yet"
+    view.take([present(nodes, sized(raw_node("n2"), cpu="8", memory="32Gi"))], NOW)
+    assert "2 GPUs, more than any machine of pool bare-metal has" in str(view.snapshot(NOW).too_large)
+
+
+def test_a_provisioner_may_bring_a_larger_node() -> None:
+    labels = {"karpenter.sh/nodepool": "gpu"}
+    pool = KubernetesGpuPool(name="karpenter", node_selector_labels=labels, provisioner="karpenter")
+    view, (nodes,) = PodView(WAIT, pool, cast("Feed", Woken())), pool_nodes(pool.node_selector)
+    view.take([present(PODS, asking(raw_pod(), memory="99Gi"))], NOW)
+    view.take(
+        [present(nodes, sized(raw_node("n1"), cpu="8", memory="32Gi")), Change(resource=nodes, kind="synced")], NOW
+    )
+    assert view.snapshot(NOW).too_large is None

@@ -1,0 +1,84 @@
+"""Whether a pod is larger than any node of its pool can be: then it would wait in vain. No I/O."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
+from airflow_gpu_provider.errors import PodUnschedulable
+
+_QUANTITY = re.compile(r"([0-9.]+(?:[eE][+-]?[0-9]+)?)([numkKMGTPE]?i?)")
+_FACTORS = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3}
+_FACTORS |= {unit: 1e3**power for power, unit in enumerate("MGTPE", start=2)}
+_FACTORS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", start=1)}
+_NAMED = 5
+
+
+def requests_of(containers: Iterable[Mapping[str, Any]], first: Iterable[Mapping[str, Any]] = ()) -> NodeSize:
+    """Return what a pod asks for: its containers together, or one that comes first (an init container) alone."""
+    together = [_request(container) for container in containers]
+    whole = {name: sum(each[name] for each in together) for name in _RESOURCES}
+    for one in map(_request, first):
+        whole = {name: max(whole[name], one[name]) for name in _RESOURCES}
+    return NodeSize(cpus=whole["cpu"], memory=whole["memory"], gpus=int(whole[GPU_RESOURCE]))
+
+
+def size_of(node: Node) -> NodeSize | None:
+    """Return what pods can have of a node; None before its kubelet has said so. GPUs it may say later."""
+    if not {"cpu", "memory"} <= node.allocatable.keys():
+        return None
+    cpus, memory = amount(node.allocatable["cpu"]), amount(node.allocatable["memory"])
+    return NodeSize(cpus=cpus, memory=memory, gpus=node.gpu_capacity or None)
+
+
+def check_fits(requests: NodeSize, sizes: Mapping[str, NodeSize | None], *, pool: str) -> None:
+    """Raise PodUnschedulable where the pod fits on none of the nodes; a size that is not known may be large enough."""
+    known = {name: size for name, size in sizes.items() if size is not None}
+    if not known or len(known) < len(sizes) or any(_fits(requests, size) for size in known.values()):
+        return
+    named = [f"{name} has {_in_words(size)}" for name, size in known.items()]
+    more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    raise PodUnschedulable(
+        f"The pod asks for {_in_words(requests)}, more than any machine of pool {pool} has for pods: "
+        f"{'; '.join(named[:_NAMED])}{more}.",
+        "Ask for less in container_resources, or add a larger machine type to the pool.",
+        pool=pool,
+    )
+
+
+@lru_cache(maxsize=1024)  # a thousand waiting pods look at the same nodes
+def amount(quantity: Hashable) -> float:
+    """Return a Kubernetes quantity ("500m", "16Gi", 2) as a number.
+
+    By hand, for the client's own parser imports all of the client: a second in which a triggerer does nothing else.
+
+    Raises:
+        ValueError: It is none.
+    """
+    match = _QUANTITY.fullmatch(str(quantity).strip())
+    if match is None or match[2] not in _FACTORS:
+        raise ValueError(f"{quantity!r} is not a Kubernetes quantity")
+    return float(match[1]) * _FACTORS[match[2]]
+
+
+_RESOURCES = ("cpu", "memory", GPU_RESOURCE)
+
+
+def _request(container: Mapping[str, Any]) -> dict[str, float]:
+    resources = container.get("resources") or {}
+    asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+    return {name: amount(asked.get(name) or 0) for name in _RESOURCES}
+
+
+def _fits(requests: NodeSize, size: NodeSize) -> bool:
+    gpus_fit = size.gpus is None or (requests.gpus or 0) <= size.gpus
+    return requests.cpus <= size.cpus and requests.memory <= size.memory and gpus_fit
+
+
+def _in_words(size: NodeSize) -> str:
+    gpus = "" if size.gpus is None else f" and {size.gpus} {'GPU' if size.gpus == 1 else 'GPUs'}"
+    return f"{size.cpus:.4g} CPUs, {size.memory / 2**30:.1f} GiB of memory{gpus}"
