@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import logging
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -110,9 +113,10 @@ class AwsClients:
                 "headers": {"x-k8s-aws-id": cluster_name},
                 "context": {},
             }
-            url: str = signer.generate_presigned_url(
-                request, region_name=self._region, expires_in=_TOKEN_URL_SECONDS, operation_name=""
-            )
+            with _unlogged("botocore.auth"):
+                url: str = signer.generate_presigned_url(
+                    request, region_name=self._region, expires_in=_TOKEN_URL_SECONDS, operation_name=""
+                )
         return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
     def _credentials(self) -> Any:
@@ -158,3 +162,18 @@ class AwsClients:
             config=_CONFIG.merge(self._hook.config),
             verify=self._hook.verify,
         )
+
+
+@contextmanager
+def _unlogged(name: str) -> Iterator[None]:
+    """Drop what this thread logs there: at DEBUG botocore logs what it signs, and the signature; both are the token."""
+    this, logger = threading.get_ident(), logging.getLogger(name)
+
+    def of_other_threads(record: logging.LogRecord) -> bool:
+        return record.thread != this
+
+    logger.addFilter(of_other_threads)
+    try:
+        yield
+    finally:
+        logger.removeFilter(of_other_threads)
