@@ -1,0 +1,88 @@
+"""What the chaos matrix makes of what it has seen: which pod was killed, what a night owes, and the page it writes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.airflow.chaos.cell import Cell, Strike
+from tests.airflow.chaos.checks import lost_trainings, promise_of
+from tests.airflow.chaos.matrix import Row
+from tests.airflow.chaos.pods import PodStory
+from tests.airflow.chaos.report import counts, write_tables
+
+RUNNING = PodStory(uid="1", name="train-1", pool="c1", run_id="c1", phase="Running")
+ROW = Row(
+    number=1,
+    seed=7,
+    when=["train-deferred"],
+    what=["api-server-down"],
+    run="chaos_deferred/c1",
+    state="success",
+    pods=1,
+    seconds=60.0,
+    seconds_to_zero=0.2,
+    zero_by="itself",
+    bound=60.0,
+    left="",
+    broken=[],
+    airflow="",
+    harmed=[],
+)
+
+
+@pytest.mark.parametrize(
+    ("pod", "killed"),
+    [
+        (RUNNING, False),
+        (replace(RUNNING, exit_code=0, phase="Succeeded"), False),
+        (replace(RUNNING, exit_code=0, gone=True), False),
+        (replace(RUNNING, deleted_early=True), True),
+        (replace(RUNNING, exit_code=137), True),
+        (replace(RUNNING, gone=True), True),
+    ],
+)
+def test_a_training_that_was_there_and_did_not_end_by_itself_is_lost(pod: PodStory, killed: bool) -> None:
+    assert pod.killed is killed
+    assert bool(lost_trainings([RUNNING], [pod])) is killed
+
+
+def test_a_night_that_is_struck_twice_owes_what_both_faults_leave_it() -> None:
+    def promise(*strikes: tuple[str, str]) -> tuple[str, bool, str]:
+        owed = promise_of(Cell(number=0, seed=0, strikes=tuple(Strike(when=w, what=f) for w, f in strikes)))
+        return owed.ends, owed.keeps_pod, owed.zero_by
+
+    outage = ("train-deferred", "api-server-down")
+    assert promise(outage) == ("green", True, "itself")
+    assert promise(outage, ("train-ended", "worker-killed")) == ("green", False, "itself")
+    assert promise(outage, ("scale-down-begins", "run-deleted")) == ("any", False, "janitor")
+
+
+def test_a_leak_and_harm_are_never_well_and_a_broken_promise_only_where_airflow_broke_it() -> None:
+    assert ROW.is_well
+    assert not replace(ROW, seconds_to_zero=None).is_well
+    assert not replace(ROW, harmed=["train-2"], airflow="Airflow lost train").is_well
+    assert not replace(ROW, broken=["the run is failed"]).is_well
+    assert replace(ROW, broken=["the run is failed"], airflow="Airflow lost train").is_well
+    rows = [ROW, replace(ROW, seconds_to_zero=None), replace(ROW, broken=["red"], airflow="lost")]
+    assert counts(rows) == {"runs": 3, "leaks": 1, "harmed": 0, "broken": 0, "airflow": 1}
+
+
+def test_a_run_writes_its_own_table_and_leaves_the_rest_of_the_page(tmp_path: Path) -> None:
+    page = tmp_path / "reliability.md"
+    marks = "<!-- matrix: written by the run itself -->\nold\n<!-- end of matrix -->"
+    page.write_text(f"# Before\n{marks}\nafter\n")
+    for _ in range(2):
+        write_tables(
+            [ROW, replace(ROW, what=["two-runs"], seconds_to_zero=None, left="1 nodes")], page, "matrix", seed=7
+        )
+        text = page.read_text()
+        assert "**2 runs, 1 leaks, 0 harmed others**" in text
+        assert "LEAKED: 1 nodes" in text
+        assert "old" not in text
+        assert text.startswith("# Before\n")
+        assert text.endswith("\nafter\n")
+    with pytest.raises(ValueError, match="no marks for drawn"):
+        write_tables([ROW], page, "drawn", seed=7)
