@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError, RunStatus
-from tests.airflow.chaos.faults import FAULTS, Fault
+from tests.airflow.chaos.faults import FAULTS, Fault, Promise
 from tests.airflow.chaos.moments import MOMENTS, Look, Moment
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.world import World, insist
@@ -36,6 +36,12 @@ class Strike:
     @property
     def fault(self) -> Fault:
         return FAULTS[self.what]
+
+    @property
+    def promise(self) -> Promise:
+        """What the night owes that it meets."""
+        late = self.fault.promise_after_training
+        return late if late and self.moment.after_training else self.fault.promise
 
     def __str__(self) -> str:
         return f"{self.what} at {self.when}"

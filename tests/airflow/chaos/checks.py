@@ -18,7 +18,7 @@ _ENDED = {"green": "success", "red": "failed", "deleted": "deleted"}
 
 def promise_of(cell: Cell) -> Promise:
     """What a night owes that meets all of a cell's faults: the least that one of them leaves it to owe."""
-    promises = [strike.fault.promise for strike in cell.strikes]
+    promises = [strike.promise for strike in cell.strikes]
     ends: set[Ends] = {promise.ends for promise in promises}
     return Promise(
         ends=ends.pop() if len(ends) == 1 else "any",

@@ -58,6 +58,7 @@ class Fault:
         hits: "run": one run alone, so that several cells run side by side; "all": everybody.
         strike: The fault, as a context: it is there inside, and over after it.
         lasts: Seconds that it is there; None: until the run has ended.
+        promise: What a night owes; `promise_after_training` where its training has ended already, and that differs.
         meets: Whether it can meet a night at that moment at all; else `why_not` says why.
         conf: What the night's configuration has to say for it.
     """
@@ -68,6 +69,7 @@ class Fault:
     strike: Callable[[World, Night], AbstractContextManager[None]]
     lasts: float | None = 0.0
     promise: Promise
+    promise_after_training: Promise | None = None
     meets: Callable[[Moment], bool] = lambda moment: True
     why_not: str = ""
     conf: Mapping[str, Any] = field(default_factory=dict)
@@ -376,6 +378,8 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=run_failed,
             promise=RED,
+            # Airflow runs the teardowns of a run that is marked failed, and then takes its colour from them.
+            promise_after_training=Promise(ends="any", keeps_pod=False),
         ),
         Fault(
             name="run-cleared",

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider import EksGpuPool, GpuPodOperator, ReapGpuPoolsOperator, gpu_nodes
 
 TRAINING = """
 exec 3<>/dev/tcp/127.0.0.1/{{ dag_run.conf['port'] }} || exit 3
@@ -80,3 +80,7 @@ blocking = night("chaos_blocking", deferrable=False)
 with_plugin = night("chaos_plugin", plugin=True)
 # What goes on beside the matrix, for hours, while the cloud's deadlines come far sooner than the clock says.
 bystander = night("chaos_bystander", max_runtime=timedelta(days=30))
+
+# One pool at a time, so that each cell is cleared up for itself.
+with DAG("chaos_janitor", schedule=None, start_date=datetime(2026, 1, 1), max_active_runs=64):
+    ReapGpuPoolsOperator(task_id="reap", gpu_pools=[pool()], others=False, retries=2, retry_delay=timedelta(seconds=5))
