@@ -66,7 +66,7 @@ test-airflow: .venv
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead.
 chaos: .venv
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
-	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0)
+	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) $(if $(RESUME),--resume)
 
 # Each moment, each fault, and the pairs that a part of the design is there for.
 chaos-cover: .venv

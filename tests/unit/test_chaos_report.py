@@ -11,7 +11,7 @@ from tests.airflow.chaos.cell import Cell, Strike
 from tests.airflow.chaos.checks import lost_trainings, promise_of
 from tests.airflow.chaos.matrix import Row
 from tests.airflow.chaos.pods import PodStory
-from tests.airflow.chaos.report import counts, write_tables
+from tests.airflow.chaos.report import counts, read_json, write_json, write_tables
 
 RUNNING = PodStory(uid="1", name="train-1", pool="c1", run_id="c1", phase="Running")
 ROW = Row(
@@ -86,3 +86,9 @@ def test_a_run_writes_its_own_table_and_leaves_the_rest_of_the_page(tmp_path: Pa
         assert text.endswith("\nafter\n")
     with pytest.raises(ValueError, match="no marks for drawn"):
         write_tables([ROW], page, "drawn", seed=7)
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_rows_that_it_wrote(tmp_path: Path) -> None:
+    rows = [ROW, replace(ROW, number=2, seconds_to_zero=None)]
+    write_json(rows, tmp_path / "build" / "chaos.json")
+    assert read_json(tmp_path / "build" / "chaos.json") == rows

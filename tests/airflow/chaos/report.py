@@ -6,6 +6,7 @@ import json
 import platform
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.airflow.chaos.faults import FAULTS
 from tests.airflow.chaos.matrix import Row
 from tests.airflow.chaos.moments import MOMENTS
 
-Kind = Literal["matrix", "drawn"]
+Kind = Literal["matrix", "cover", "drawn"]
 
 
 def write_json(rows: Sequence[Row], path: Path) -> None:
@@ -24,6 +25,12 @@ def write_json(rows: Sequence[Row], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**counts(rows), "rows": [row.to_json() for row in rows]}
     path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def read_json(path: Path) -> list[Row]:
+    """The rows that `write_json` has written."""
+    names = {field.name for field in fields(Row)}
+    return [Row(**{name: row[name] for name in names}) for row in json.loads(path.read_text())["rows"]]
 
 
 def counts(rows: Iterable[Row]) -> dict[str, int]:
