@@ -18,8 +18,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow.exceptions import DuplicateTaskIdFound
 from airflow.sdk import TaskGroup
+from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.errors import PoolSpecError
 
@@ -121,7 +121,7 @@ def gpu_nodes(
                 )
                 ensure >> plugin
             yield group
-            own = {begin.task_id, ensure.task_id} | ({plugin.task_id} if plugin else set())
+            own = [begin.task_id, ensure.task_id, *([plugin.task_id] if plugin else [])]
             tasks = {task.task_id: task for task in group if task.task_id not in own}
             for task in tasks.values():
                 _give_pool(task, block)
@@ -134,7 +134,7 @@ def gpu_nodes(
             )
             done = BlockVerdictOperator(
                 task_id=f"{name}.done",
-                block_tasks=[*tasks, scale_down.task_id],
+                block_tasks=[*own, *tasks, scale_down.task_id],
                 deciding_tasks=[*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id],
             )
     finally:

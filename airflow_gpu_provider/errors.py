@@ -182,6 +182,12 @@ class DemandLockLost(GpuError):
     """This task was stalled for so long that another one took the pool's lock; it wrote nothing after that."""
 
 
+class ScaleDownIsOver(GpuError):
+    """Nodes were to be brought by a task that was cleared without the ScaleDownSensor that takes them away."""
+
+    retryable = False
+
+
 class PoolNotReleased(GpuError):
     """Machines that nobody wants did not go in time; the message names them and what holds them."""
 

@@ -1,4 +1,4 @@
-"""Who wants the nodes: the DAG run a task belongs to, and the Airflow installation that the run belongs to.
+"""Who wants the nodes, and for how long at most: the DAG run, and the Airflow installation that it belongs to.
 
 Two installations may run the same DAG against one cluster, with equal DAG and run ids. Each therefore has an
 id of its own: the option `[gpu_provider] installation_id`, or else an Airflow Variable that the first task
@@ -11,6 +11,7 @@ import os
 import socket
 import time
 import uuid
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 INSTALLATION_VARIABLE = "gpu_provider_installation_id"
 _SETTLE_SECONDS = 1.0
+_TIMED_OUT_WITHIN = timedelta(minutes=1)
 
 
 def installation_id() -> str:
@@ -66,6 +68,17 @@ def run_key(context: Any, pool_name: str, block_id: str = "") -> DemandKey:
 
     ti = context["ti"]
     return DemandKey(installation=installation_id(), dag_id=ti.dag_id, run_id=ti.run_id, pool=pool_name, block=block_id)
+
+
+def run_ends_by(context: Any) -> datetime | None:
+    """Return when dagrun_timeout has ended the current run, whatever it does then; None where the DAG has none.
+
+    The scheduler counts from the run's start, and then skips what has not ended, teardowns too; it is given a minute.
+    """
+    dag, dag_run = context.get("dag"), context.get("dag_run")
+    timeout = getattr(dag, "dagrun_timeout", None)
+    started = getattr(dag_run, "start_date", None)
+    return started + timeout + _TIMED_OUT_WITHIN if timeout and started else None
 
 
 def lock_holder(context: Any) -> str:

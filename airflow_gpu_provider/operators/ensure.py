@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, TaskKilled
+from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, ScaleDownIsOver, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.retries import default_retry_policy
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.waits import NodesWait
 
 _DEFER_MARGIN = timedelta(minutes=2)
+_OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
 
 
 class EnsureGpuPoolOperator(BaseOperator):
     """Make sure that a DAG run has its GPU nodes: say what it wants, plan, apply, and wait for the nodes.
 
     The run's demand is kept in the cluster until ScaleDownSensor gives it up, at the latest until the pool's
-    `max_runtime` is over. A second run of this task plans no change. When it fails or is killed, it gives the
-    demand up and removes what it has grown.
+    `max_runtime` is over, or the DAG's dagrun_timeout has ended the run. A second run of this task plans no change.
+    When it fails or is killed, it gives the demand up and removes what it has grown.
 
     Where a provisioner brings nodes (`KubernetesGpuPool(provisioner=...)`), they come when pods ask for them: the task
     checks that it can bring them, and does not wait.
@@ -67,6 +68,7 @@ class EnsureGpuPoolOperator(BaseOperator):
 
     Raises:
         PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, where it can be known then.
+        ScaleDownIsOver: It was cleared without its teardown, which had run.
         PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed, NoProvisioner,
             AutoscalerNotRunning: as their names say.
     """
@@ -161,6 +163,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         from airflow_gpu_provider.scaling.autoscaling import check_autoscaler
         from airflow_gpu_provider.scaling.session import open_pool
 
+        self._check_scale_down_is_to_come(context)
         nodes = self._wanted_nodes()
         owner = f"{installation_id()}/{context['ti'].dag_id}"
         reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
@@ -179,13 +182,34 @@ class EnsureGpuPoolOperator(BaseOperator):
             self._stop.check()
             return result
 
+    def _check_scale_down_is_to_come(self, context: Context) -> None:
+        """Refuse to bring nodes that nobody would take away: somebody has cleared this task without its teardown.
+
+        Raises:
+            ScaleDownIsOver: The ScaleDownSensor that is this task's teardown has run, and will not run again.
+        """
+        direct: Any = self.downstream_list if self.downstream_task_ids else ()
+        sensors = [each.task_id for each in direct if each.is_teardown and each.task_type == "ScaleDownSensor"]
+        if not sensors or self.plan_only:
+            return
+        ti: Any = context["ti"]
+        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=sensors, run_ids=[ti.run_id], map_index=ti.map_index)
+        over = [name for name, state in found.get(ti.run_id, {}).items() if state in _OVER]
+        if over:
+            raise ScaleDownIsOver(
+                f"{', '.join(over)} has run already, and would not take the nodes away that this task brings.",
+                'Clear this task together with its downstream tasks, and not "only failed" ones.',
+                pool=self.gpu_pool.name,
+            )
+
     def _wait(self, reconciler: Reconciler, key: DemandKey, nodes: int, owner: str, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import lock_holder
+        from airflow_gpu_provider.run_identity import lock_holder, run_ends_by
         from airflow_gpu_provider.scaling.waits import NodesWait
 
-        now = datetime.now(UTC)
+        now, latest = datetime.now(UTC), run_ends_by(context)
         warm = self._warm_image(reconciler)
-        outcome = reconciler.want(key, nodes, now + self.gpu_pool.max_runtime, warm=warm)
+        until = now + self.gpu_pool.max_runtime
+        outcome = reconciler.want(key, nodes, until if latest is None else min(until, latest), warm=warm)
         wait = NodesWait(
             key=key,
             wait_for="groups" if self.gpu_pool.nodes_come_with_pods and not warm else self.wait_for,
@@ -195,6 +219,7 @@ class EnsureGpuPoolOperator(BaseOperator):
             at_least=self._fewest_nodes(nodes),
             all_or_nothing=self.all_or_nothing,
             patience=self.wait_timeout,
+            latest=latest,
         )
         progress = wait.step(outcome.snapshot)
         for line in (*outcome.said, *progress.lines):

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,12 +21,14 @@ from airflow.sdk.exceptions import (
     AirflowTaskTimeout,
     TaskDeferralError,
     TaskDeferralTimeout,
+    TaskDeferred,
 )
 from kubernetes.client import V1Pod, V1ResourceRequirements
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.cluster.api_errors import from_status
+from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_log import log_line
 from airflow_gpu_provider.cluster.pod_secrets import masked_words
@@ -63,6 +65,8 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
 from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.unattended import release_unattended
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import watch_pod
@@ -178,6 +182,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         """Run the pod; where it is taken away and may resume, run the next one."""
         self._context = context
         self._check_moved(self._rendered_pool())
+        with self._leaving_no_nodes(context):
+            return self._execute_attempts(context)
+
+    def _execute_attempts(self, context: Context) -> Any:
         while True:
             try:
                 with self._typed_errors():
@@ -189,11 +197,13 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         """Go on when the trigger has an event: collect log and result, and resume or raise what the pod ended with."""
         self._context = context
         self._attempt = Attempt.from_record(event.get("attempt") or {})
-        try:
-            return self._collect(context, event)
-        except PodPreempted as error:
-            self._prepare_next_attempt(error, context)
-        return self.execute(context)
+        self._owner(context)
+        with self._leaving_no_nodes(context):
+            try:
+                return self._collect(context, event)
+            except PodPreempted as error:
+                self._prepare_next_attempt(error, context)
+            return self._execute_attempts(context)
 
     def _collect(self, context: Context, event: dict[str, Any]) -> Any:
         self._tell_timeline(event.get("timeline") or [], context)
@@ -220,6 +230,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             namespace = context["ti"].xcom_pull(key="pod_namespace", map_indexes=context["ti"].map_index)
             for pod in self._pods.of_task(namespace or self.namespace or "default", self._owner(context)):
                 self._pods.delete(pod)
+            self._release_unattended(context)
             raise PodDeadline(
                 f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
                 "See the triggerer's log; the next try starts anew.",
@@ -274,6 +285,35 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         finally:
             if not isinstance(sys.exc_info()[1], TaskKilled):
                 self._stop.check()
+
+    @contextmanager
+    def _leaving_no_nodes(self, context: Context) -> Iterator[None]:
+        """Release the pod's node at the end where no demand covers it: no ScaleDownSensor will."""
+        try:
+            yield
+        except (TaskDeferred, TaskKilled):
+            raise
+        except BaseException:
+            self._release_unattended(context)
+            raise
+        self._release_unattended(context)
+
+    def _release_unattended(self, context: Context) -> None:
+        """Do so; an error here is logged, for how the pod ended is what the task is about."""
+        from airflow_gpu_provider.run_identity import lock_holder
+
+        pool, owner = self.gpu_pool, self._ownership
+        if owner is None or not isinstance(pool, GpuPool):
+            return
+        try:
+            if any(lease.key == owner.key for lease in list_demand(self.client.api_client, pool.name)):
+                return
+            self.log.info("No demand covers the pod: the pool's nodes that nobody wants are released.")
+            holder = lock_holder(context)
+            reconciler = open_pool(pool, owner=owner.writer, holder=holder, say=self.log.info)
+            release_unattended(reconciler, owner.key, say=self.log.info)
+        except GpuError as error:
+            self.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)
 
     # -- credentials -----------------------------------------------------------------------------------------
 
@@ -390,6 +430,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def invoke_defer_method(self, last_log_time: Any = None, context: Context | None = None) -> None:
         """Wait for the pod in the triggerer."""
+        from airflow_gpu_provider.run_identity import lock_holder
+
         assert context is not None
         wait = self._wait(context, "ended")
         record = {
@@ -397,6 +439,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             "pool": self._rendered_pool().serialize(),
             "wait": wait.to_record(),
             "owner": self._owner(context).writer,
+            "key": asdict(self._owner(context).key),
+            "holder": lock_holder(context),
             "deferred_at": time.time(),
             "delete_on_kill": self.on_kill_action == OnKillAction.DELETE_POD,
             "grace_seconds": self.termination_grace_period,

@@ -7,7 +7,7 @@ person marks failed has its pending tasks skipped, plain leaves among them, runs
 
 from __future__ import annotations
 
-import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,22 @@ from airflow_gpu_provider.errors import BlockFailed
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+States = Mapping[int, str | None]
+"""The states of a task's instances, by map index; -1 for that of a task which is not mapped."""
+
 _FAILED = ("failed", "upstream_failed")
+_NAMED = 20  # map indexes that are named, of those in one state
 
 
 class BlockVerdictOperator(BaseOperator):
     """Fail when the block's work has failed.
 
     Args:
-        block_tasks: Ids of the block's tasks that the DAG's author wrote, and of its ScaleDownSensor.
+        block_tasks: Ids of all other tasks of the block.
         deciding_tasks: Those of them that nothing of the author's comes after, and the ScaleDownSensor.
 
     Raises:
-        BlockFailed: The message names the tasks.
+        BlockFailed: The message names the tasks, and the map indexes of those that failed.
     """
 
     ui_color = "#e6e6e6"
@@ -41,28 +45,54 @@ class BlockVerdictOperator(BaseOperator):
 
     def execute(self, context: Context) -> None:
         ti: Any = context["ti"]
-        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=self.block_tasks, run_ids=[ti.run_id])
-        states: dict[str, str | None] = found.get(ti.run_id, {})
-        failed = failed_tasks(states, deciding=self.deciding_tasks)
+        # In a mapped task group all of a block's tasks have its map index; elsewhere mapped tasks have any.
+        own_index = {} if ti.map_index is None or ti.map_index < 0 else {"map_index": ti.map_index}
+        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=self.block_tasks, run_ids=[ti.run_id], **own_index)
+        tasks = by_task(found.get(ti.run_id, {}), self.block_tasks)
+        for task_id, states in tasks.items():
+            self.log.info("%s: %s", task_id, summary(states))
+        failed = failed_tasks(tasks, deciding=self.deciding_tasks)
         if failed:
-            raise BlockFailed(
-                f"{', '.join(failed)} failed.", "See their logs; a task that is cleared gets its nodes again."
-            )
-        self.log.info("The block's tasks: %s", ", ".join(f"{name} {state}" for name, state in sorted(states.items())))
+            which = "; ".join(f"{task_id}: {summary(tasks[task_id])}" for task_id in failed)
+            raise BlockFailed(f"Tasks failed: {which}.", "See their logs; a task that is cleared gets its nodes again.")
 
 
-def failed_tasks(states: Mapping[str, str | None], *, deciding: Sequence[str]) -> list[str]:
+def by_task(states: Mapping[str, str | None], task_ids: Sequence[str]) -> dict[str, States]:
+    """Group what Airflow's `get_task_states` returns: a mapped task's instances bear "_<map index>" behind its id."""
+    tasks: dict[str, dict[int, str | None]] = {}
+    for name, state in states.items():
+        task_id, _, index = name.rpartition("_")
+        if name in task_ids:
+            tasks.setdefault(name, {})[-1] = state
+        elif task_id in task_ids:
+            tasks.setdefault(task_id, {})[int(index)] = state
+    return dict(sorted(tasks.items()))
+
+
+def summary(states: States) -> str:
+    """Return the states of a task's instances in a few words: "18 success, 2 failed (map indexes 3, 7)"."""
+    if list(states) == [-1]:
+        return str(states[-1])
+    parts = []
+    for state, count in Counter(states.values()).most_common():
+        indexes = sorted(index for index, each in states.items() if each == state)
+        more = f", and {count - _NAMED} more" if count > _NAMED else ""
+        which = f" (map index{'es' * (count > 1)} {', '.join(map(str, indexes[:_NAMED]))}{more})"
+        parts.append(f"{count} {state}{which if state != 'success' else ''}")
+    return ", ".join(parts)
+
+
+def failed_tasks(tasks: Mapping[str, States], *, deciding: Sequence[str]) -> list[str]:
     """Return the tasks that make the block a failure; none where it is none.
 
     As with a DAG run, leaves decide. A leaf that was skipped though another task has failed was not skipped by the
     DAG's own logic but by a person who marked the run failed.
 
     Args:
-        states: Task ids, those of mapped tasks' instances with "_<map index>" behind, and their states.
+        tasks: Task ids, and the states of each one's instances.
         deciding: Ids of the tasks that decide.
     """
-    failed = sorted(name for name, state in states.items() if state in _FAILED)
-    ends = {name: state for name, state in states.items() if re.sub(r"_\d+$", "", name) in deciding or name in deciding}
-    if any(state in (*_FAILED, "skipped") for state in ends.values()):
-        return failed
-    return []
+    ends = {state for task_id in deciding for state in tasks.get(task_id, {}).values()}
+    if not ends & {*_FAILED, "skipped"}:
+        return []
+    return [task_id for task_id, states in tasks.items() if set(states.values()) & {*_FAILED}]

@@ -140,6 +140,16 @@ class AirflowApi:
         body = {"logical_date": None, "conf": dict(conf or {}), "dag_run_id": run_id}
         return RunStatus.from_json(self._call("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body))
 
+    def backfill(self, dag_id: str, first: datetime, last: datetime, *, max_active_runs: int) -> None:
+        """What the UI's "Backfill" does: a run for each date of the DAG's schedule from `first` to `last`."""
+        dates = {"from_date": first.isoformat(), "to_date": last.isoformat()}
+        self._call("POST", "/backfills", json={"dag_id": dag_id, **dates, "max_active_runs": max_active_runs})
+
+    def runs(self, dag_id: str) -> list[RunStatus]:
+        """All runs of the DAG that Airflow knows, in the order of their ids."""
+        found = self._call("GET", f"/dags/{quote(dag_id)}/dagRuns", params={"limit": 100})["dag_runs"]
+        return sorted(map(RunStatus.from_json, found), key=lambda run: run.run_id)
+
     def run(self, dag_id: str, run_id: str) -> RunStatus:
         return RunStatus.from_json(self._call("GET", _run_path(dag_id, run_id)))
 

@@ -59,12 +59,15 @@ def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> Ask:
     return Ask(before=lease, after=replace(lease, nodes=0, attempts=attempts, resume_at=resume_at), why=why)
 
 
-def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int) -> Ask:
-    """Ask for all nodes anew, behind those who have got theirs meanwhile, and with the whole of max_runtime."""
+def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: datetime | None = None) -> Ask:
+    """Ask for all nodes anew, behind those who have got theirs meanwhile, and with the whole of max_runtime.
+
+    `latest` is when the run ends at the latest.
+    """
     after = replace(
         lease,
         nodes=nodes,
-        until=snapshot.now + snapshot.pool.max_runtime,
+        until=_until(snapshot, latest),
         created_at=snapshot.now,
         attempt_since=snapshot.now,
         resume_at=None,
@@ -72,13 +75,18 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int) -> Ask:
     return Ask(before=lease, after=after, why=f"attempt {lease.attempts + 1} at {nodes} nodes begins")
 
 
-def more_time(snapshot: PoolSnapshot, lease: DemandLease) -> Ask | None:
-    """Ask for the whole of max_runtime where the wait has used too much of it up."""
-    runtime = snapshot.pool.max_runtime
-    if lease.until - snapshot.now >= runtime * _LEAST_RUNTIME:
+def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> Ask | None:
+    """Ask for the whole of max_runtime, or as far as `latest`, where the wait has used too much of it up."""
+    after = replace(lease, until=_until(snapshot, latest))
+    is_enough = lease.until - snapshot.now >= snapshot.pool.max_runtime * _LEAST_RUNTIME
+    if is_enough or after.until <= lease.until:
         return None
-    after = replace(lease, until=snapshot.now + runtime)
     return Ask(before=lease, after=after, why=f"the run's time begins again, to last until {after.until:%H:%M}Z")
+
+
+def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:
+    until = snapshot.now + snapshot.pool.max_runtime
+    return until if latest is None else min(until, latest)
 
 
 def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> datetime:

@@ -66,6 +66,7 @@ class NodesWait:
         at_least: How few will do when the others do not come. None: no fewer.
         all_or_nothing: Let go of what came when not all come together, and try again later.
         patience: How long one attempt takes at most. None: until the deadline.
+        latest: When Airflow ends the run, whatever it does; no demand outlasts that. None: never.
     """
 
     key: DemandKey
@@ -76,6 +77,7 @@ class NodesWait:
     at_least: int | None = None
     all_or_nothing: bool = False
     patience: timedelta | None = None
+    latest: datetime | None = None
 
     def step(self, snapshot: PoolSnapshot) -> Progress:
         if self.wait_for == "groups":
@@ -108,7 +110,9 @@ class NodesWait:
                 return hard_to_get.fewer(lease, got)
             if self.all_or_nothing and snapshot.now < self.deadline:
                 return hard_to_get.let_go(snapshot, lease, got)
-        return hard_to_get.more_time(snapshot, lease) if self._keeps_trying and snapshot.now < self.deadline else None
+        if not self._keeps_trying or snapshot.now >= self.deadline:
+            return None
+        return hard_to_get.more_time(snapshot, lease, self.latest)
 
     def _rest(self, snapshot: PoolSnapshot, lease: DemandLease, resume_at: datetime) -> Progress:
         """Return where the wait stands between two attempts."""
@@ -116,7 +120,7 @@ class NodesWait:
         if snapshot.now >= self.deadline:
             return Progress(error=self._late(snapshot, nodes, 0))
         if snapshot.now >= resume_at:
-            return Progress(ask=hard_to_get.try_again(snapshot, lease, nodes))
+            return Progress(ask=hard_to_get.try_again(snapshot, lease, nodes, self.latest))
         times = f"{lease.attempts} attempt{'s' * (lease.attempts > 1)}"
         return Progress(lines=(f"not all {nodes} nodes came in {times}; the next begins at {resume_at:%H:%M:%S}Z",))
 
@@ -261,12 +265,13 @@ class NodesWait:
             "at_least": self.at_least,
             "all_or_nothing": self.all_or_nothing,
             "patience": self.patience.total_seconds() if self.patience else None,
+            "latest": self.latest.isoformat() if self.latest else None,
         }
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Read a trigger's record; what a row of the first release lacks has its default."""
-        patience = record.get("patience")
+        patience, latest = record.get("patience"), record.get("latest")
         return cls(
             key=DemandKey(**record["key"]),
             wait_for=record["wait_for"],
@@ -276,6 +281,7 @@ class NodesWait:
             at_least=record.get("at_least"),
             all_or_nothing=record.get("all_or_nothing", False),
             patience=timedelta(seconds=patience) if patience else None,
+            latest=datetime.fromisoformat(latest) if latest else None,
         )
 
 

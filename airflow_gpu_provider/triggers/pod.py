@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -10,19 +11,23 @@ from typing import Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.demand import LEASES, DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.unattended import release_unattended
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod_log import PodLogs
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
 from airflow_gpu_provider.triggers.settling import settle
-from airflow_gpu_provider.triggers.task_state import is_still_deferred
+from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
+"""1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor, whatever happens."""
 _LAST_WORDS_WITHIN = 1.0
 
 
@@ -37,8 +42,9 @@ class GpuPodTrigger(BaseTrigger):
 
     Args:
         record: Its whole state, versioned: "pool" (the spec), "wait" (PodWait's record), "owner" (who writes the
-            groups' spec), "deferred_at", "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own),
-            "logs" (which containers' logs are streamed; see PodLogs) and "extra" (more entries for the event).
+            groups' spec), "key" (the demand that covers the pod), "holder" (for the pool's lock), "deferred_at",
+            "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own), "logs" (which containers' logs
+            are streamed; see PodLogs) and "extra" (more entries for the event).
     """
 
     def __init__(self, record: dict[str, Any]) -> None:
@@ -80,7 +86,7 @@ class GpuPodTrigger(BaseTrigger):
         yield TriggerEvent({"name": wait.name, "namespace": wait.namespace, **event, **extra})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Delete the pod of a task that a user ended."""
+        """Delete the pod of a task that a user ended, or dagrun_timeout; release nodes that nobody else will."""
         await to_the_end(self._delete_pod())
 
     async def _delete_pod(self) -> None:
@@ -104,6 +110,27 @@ class GpuPodTrigger(BaseTrigger):
             self.log.error("Pod %s could not be deleted, and runs until its deadline: %s", wait.name, error)
             return
         self.log.info("Pod %s %s.", wait.name, "is deleted" if is_deleted else "was gone already")
+        await self._release()
+
+    async def _release(self) -> None:
+        """Release the pod's node where no ScaleDownSensor will: the run is over, or no demand covers the pod."""
+        if "key" not in self.record:
+            return
+        key = DemandKey(**self.record["key"])
+        try:
+            async with self._connected() as api:
+                is_covered = await api.get(f"{LEASES}/{key.lease_name}".lstrip("/")) is not None
+            if is_covered and not await is_run_over(self):
+                return
+            await asyncio.to_thread(self._release_unattended, key)
+        except GpuError as error:
+            self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
+
+    def _release_unattended(self, key: DemandKey) -> None:
+        pool = deserialize_pool(self.record["pool"])
+        holder = f"{self.record['holder']}+trigger"
+        reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
+        release_unattended(reconciler, key, say=self.log.info)
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
         pool = deserialize_pool(self.record["pool"])

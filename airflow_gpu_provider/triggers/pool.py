@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.triggers.record import RecordTrigger
-from airflow_gpu_provider.triggers.task_state import is_still_deferred
+from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 if TYPE_CHECKING:
@@ -89,10 +89,28 @@ class NodesTrigger(_PoolTrigger):
 class ReleaseTrigger(_PoolTrigger):
     """Waits until nothing is left that only this run wanted, releasing what becomes free.
 
-    It has no on_kill: its task marked failed does not make a machine wanted again.
+    What it waits for goes on by itself where its task is marked failed. Only a pod that is still ending then holds a
+    machine, which is seen to where the whole run has ended and nobody would come back for it.
     """
 
     every = 5.0
+
+    async def on_kill(self) -> None:
+        """Release what is still to be released, unless the task waits elsewhere or its run goes on."""
+        await to_the_end(self._go_on_releasing())
+
+    async def _go_on_releasing(self) -> None:
+        if await is_still_deferred(self) or not await is_run_over(self):
+            return
+        from airflow_gpu_provider.cluster.demand import DemandKey
+        from airflow_gpu_provider.scaling.unattended import release_unattended
+
+        key = DemandKey(**self.record["wait"]["key"])
+        try:
+            reconciler = await asyncio.to_thread(self._reconciler)
+            await asyncio.to_thread(release_unattended, reconciler, key, say=self.log.info)
+        except GpuError as error:
+            self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
 
     def _wait_record(self) -> Wait:
         from airflow_gpu_provider.scaling.waits import ReleaseWait

@@ -1,4 +1,4 @@
-"""What Airflow says of the task that a trigger waits for.
+"""What Airflow says of the task that a trigger waits for, and of its DAG run.
 
 A trigger's on_kill also runs when another triggerer takes over a healthy wait (a triggerer that was stalled and
 comes back), so nothing is removed before the task was asked for.
@@ -25,3 +25,20 @@ async def is_still_deferred(trigger: BaseTrigger) -> bool:
     name = f"{ti.task_id}_{map_index}" if map_index >= 0 else ti.task_id
     state: str | None = states.get(ti.run_id, {}).get(name)
     return state == TaskInstanceState.DEFERRED
+
+
+async def is_run_over(trigger: BaseTrigger) -> bool:
+    """Say whether the trigger's DAG run has ended or is gone: whatever of it has not run by now never will.
+
+    A run that a person marks failed goes on until its teardowns are done; one that dagrun_timeout ends does not.
+    """
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+    from airflow.utils.state import State
+
+    ti = trigger.task_instance
+    if ti is None:
+        return False
+    unfinished = await sync_to_async(RuntimeTaskInstance.get_dr_count)(
+        dag_id=ti.dag_id, run_ids=[ti.run_id], states=[str(state) for state in State.unfinished_dr_states]
+    )
+    return unfinished == 0

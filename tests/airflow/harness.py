@@ -73,6 +73,10 @@ class Airflow:
         self._started.append(run)
         return run
 
+    def remember(self, *runs: RunStatus) -> None:
+        """Have a failing test show runs that were started before it."""
+        self._started += runs
+
     def finish(self, run: RunStatus, *, timeout: float = 180) -> FinishedRun:
         """Wait until the run has ended; `timeout` in seconds."""
         status = self.api.wait_for_run(run.dag_id, run.run_id, timeout=timeout)

@@ -18,6 +18,7 @@ from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes import client, config
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.errors import (
     BadGpu,
     DriverMissing,
@@ -34,7 +35,9 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
@@ -349,13 +352,50 @@ def test_trigger_deletes_the_pod_of_a_task_that_was_killed(
     context = context_of(task)
     with pytest.raises(TaskDeferred) as deferral:
         task.execute(context)
-    states = {context["run_id"]: {"train": state} if state else {}}
-    path = "airflow.sdk.execution_time.task_runner.RuntimeTaskInstance.get_task_states"
-    monkeypatch.setattr(path, lambda **_: states)
+    airflow_says(monkeypatch, states={context["run_id"]: {"train": state} if state else {}}, unfinished_runs=1)
     trigger = copy_of(deferral.value.trigger)
     trigger.task_instance = context["ti"]
     asyncio.run(trigger.on_kill())
     assert bool(pods(api)) is not is_deleted
+    assert list_demand(api.api_client, pool.name)
+
+
+def airflow_says(monkeypatch: pytest.MonkeyPatch, *, states: dict[str, dict[str, str]], unfinished_runs: int) -> None:
+    """Answer what a trigger asks Airflow when its task was ended."""
+    instance = "airflow.sdk.execution_time.task_runner.RuntimeTaskInstance"
+    monkeypatch.setattr(f"{instance}.get_task_states", lambda **_: states)
+    monkeypatch.setattr(f"{instance}.get_dr_count", lambda **_: unfinished_runs)
+
+
+def test_trigger_takes_the_nodes_along_where_the_run_is_over(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """dagrun_timeout skips the scale-down."""
+    over = EksGpuPool(**{**_fields(pool), "name": "over", "instance_types": ["g6.xlarge"]})
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=over, deferrable=False))
+    task = pod(over, *FOREVER, termination_grace_period=1)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context)
+    airflow_says(monkeypatch, states={context["run_id"]: {"train": "skipped"}}, unfinished_runs=0)
+    trigger = copy_of(deferral.value.trigger)
+    trigger.task_instance = context["ti"]
+    asyncio.run(trigger.on_kill())
+    assert not list_demand(api.api_client, over.name)
+    eventually(lambda: not api.list_node(label_selector=f"{POOL_LABEL}={over.name}").items)
+    assert list_demand(api.api_client, pool.name)
+
+
+def test_pod_that_no_demand_covers_brings_its_node_and_takes_it_along(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
+    alone = EksGpuPool(**{**_fields(pool), "name": "alone", "instance_types": ["g6.xlarge"]})
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=alone, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=alone))
+    run(ScaleDownSensor(task_id="zero", gpu_pool=alone))
+    run(pod(alone))
+    eventually(lambda: not api.list_node(label_selector=f"{POOL_LABEL}={alone.name}").items)
 
 
 def test_trigger_that_died_leaves_no_pod(pool: EksGpuPool, api: client.CoreV1Api) -> None:

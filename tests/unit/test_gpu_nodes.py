@@ -60,7 +60,8 @@ def test_the_block_is_setup_tasks_teardown_and_a_leaf(dag: DAG) -> None:
     done = dag.get_task("train-gpu.done")
     assert done.is_teardown
     assert done.on_failure_fail_dagrun
-    assert done.block_tasks == ["train", "evaluate", "train-gpu.scale_down"]
+    before = ["train-gpu.begin", "train-gpu.ensure", "train-gpu.device_plugin"]
+    assert done.block_tasks == [*before, "train", "evaluate", "train-gpu.scale_down"]
     assert (done.deciding_tasks, done.retries) == (["evaluate", "train-gpu.scale_down"], 0)
     assert upstream(dag, "train-gpu.done") == {"train-gpu.scale_down", *SETUPS}
     assert [leaf.task_id for leaf in block.get_leaves()] == ["evaluate"]

@@ -167,6 +167,15 @@ def test_capacity_that_comes_after_hours_is_got_and_the_run_s_time_begins_then()
     assert night.leases["run"].until - night.now >= 0.75 * night.spec.max_runtime
 
 
+@pytest.mark.parametrize("how", [{}, {"all_or_nothing": True}], ids=["keeps what came", "all or nothing"])
+def test_no_demand_outlasts_its_run_however_long_it_tries(how: dict[str, Any]) -> None:
+    night, latest = Night(lambda now, _: 4 if now > NOW + timedelta(hours=9) else 0), NOW + timedelta(hours=10)
+    wait = night.wants("run", 2, latest=latest, **how, **hours(12))
+    night.leases["run"] = replace(night.leases["run"], until=min(night.leases["run"].until, latest))
+    assert night.until_over(wait).done
+    assert night.leases["run"].until == latest
+
+
 def test_fewer_nodes_will_do_when_the_others_are_out_of_stock() -> None:
     night = Night(lambda _, name: 1 if "-a-" in name else 0)
     progress = night.until_over(night.wants("run", 3, at_least=1))
@@ -271,7 +280,7 @@ def test_every_wait_ends_with_what_it_wanted_or_an_error_in_time(
         assert isinstance(progress.error, GpuError)
 
 
-@pytest.mark.parametrize("missing", ["nodes", "at_least", "all_or_nothing", "patience"])
+@pytest.mark.parametrize("missing", ["nodes", "at_least", "all_or_nothing", "patience", "latest"])
 def test_a_row_of_the_first_release_still_loads(missing: str) -> None:
     night = Night(lambda _, __: 4)
     record = night.wants("run", 2).to_record()

@@ -42,6 +42,7 @@ def test_a_row_carries_all_of_a_wait() -> None:
         nodes=3,
         at_least=2,
         patience=timedelta(minutes=30),
+        latest=started + timedelta(hours=9),
     )
     trigger = NodesTrigger({**FIRST_RELEASE, "version": 2, "over_quota": ["train-a"], "wait": wait.to_record()})
     _, row = trigger.serialize()
