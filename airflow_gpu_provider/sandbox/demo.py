@@ -24,7 +24,7 @@ from airflow_gpu_provider.sandbox.airflow_home import AirflowHome, AirflowNotHea
 from airflow_gpu_provider.sandbox.demo_journal import Journal
 from airflow_gpu_provider.sandbox.demo_report import Report, make_report, render
 from airflow_gpu_provider.sandbox.demo_watchers import AirflowWatch, CloudWatch, ClusterWatch
-from airflow_gpu_provider.sandbox.errors import SandboxError
+from airflow_gpu_provider.sandbox.errors import Interrupted, SandboxError
 from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.leftovers import look_for_leftovers
 from airflow_gpu_provider.sandbox.live_view import shown_on
@@ -214,7 +214,7 @@ def _one_interrupt() -> Iterator[None]:
         nonlocal interrupted
         if not interrupted:
             interrupted = True
-            raise KeyboardInterrupt
+            raise Interrupted
 
     before = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM)}
     try:

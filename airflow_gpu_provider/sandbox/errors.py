@@ -7,6 +7,14 @@ class SandboxError(Exception):
     """Base of all errors of the sandbox's own."""
 
 
+class Interrupted(KeyboardInterrupt):
+    """A signal to end, of which only the first is heard.
+
+    Python ends by SIGINT after a plain KeyboardInterrupt that passed an exec() of text, as in the making of a
+    dataclass, even where it was caught.
+    """
+
+
 class GoMissing(SandboxError):
     """There is nothing to compile the control plane with."""
 

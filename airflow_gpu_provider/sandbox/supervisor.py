@@ -29,6 +29,7 @@ from airflow_gpu_provider.sandbox.control_api import ControlApiClient
 from airflow_gpu_provider.sandbox.errors import (
     ComponentFailed,
     ControlApiError,
+    Interrupted,
     SandboxAlreadyRunning,
     SandboxError,
     SandboxNotRunning,
@@ -188,7 +189,7 @@ def state_folder() -> Path:
 def _interrupt_once(number: int, frame: FrameType | None) -> None:
     for every in _END_SIGNALS:
         signal.signal(every, signal.SIG_IGN)
-    raise KeyboardInterrupt
+    raise Interrupted
 
 
 def _interrupt_when_stdin_closes() -> None:

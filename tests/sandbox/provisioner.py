@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
@@ -27,6 +27,7 @@ _KINDS = (
     ("EC2NodeClass", EC2_GROUP, "ec2nodeclasses"),
 )
 _LOOK_EVERY = 0.2
+_PATIENCE = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +65,7 @@ class Provisioner:
         failures: Launches that fail first, for want of capacity.
         boot_seconds: From the event to the node.
         keep_seconds: How long a node stays without pods.
+        boots, goes: What a test has to have seen before a node joins, and before it goes; a minute is waited at most.
     """
 
     sandbox: Sandbox
@@ -71,6 +73,8 @@ class Provisioner:
     failures: int = 0
     boot_seconds: float = 0.5
     keep_seconds: float = 1.0
+    boots: Callable[[], bool] = lambda: True
+    goes: Callable[[], bool] = lambda: True
     brought: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -121,8 +125,11 @@ class Provisioner:
                 node.empty_since = None
             elif node.empty_since is None:
                 node.empty_since = time.monotonic()
-            elif time.monotonic() - node.empty_since > self.keep_seconds:
+            elif self._has_been_kept(time.monotonic() - node.empty_since):
                 self._remove(node.name)
+
+    def _has_been_kept(self, seconds: float) -> bool:
+        return seconds > self.keep_seconds and (self.goes() or seconds > _PATIENCE)
 
     def _is_for_us(self, pod: Any) -> bool:
         selector = pod.spec.node_selector or {}
@@ -151,6 +158,9 @@ class Provisioner:
             self.kind.message.format(name=name),
         )
         time.sleep(self.boot_seconds)
+        until = time.monotonic() + _PATIENCE
+        while not self.boots() and time.monotonic() < until:
+            time.sleep(_LOOK_EVERY)
         self.sandbox.agent.add_node(
             NodeSpec(
                 name=name,

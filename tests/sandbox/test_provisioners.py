@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -108,22 +108,31 @@ def pool_of(provisioner: str, kind: Kind, **changes: Any) -> KubernetesGpuPool:
     return KubernetesGpuPool(**{**spec, "gpus_per_node": 1, "max_runtime": timedelta(hours=1), **changes})
 
 
-def one_night(pool: KubernetesGpuPool) -> tuple[dict[str, Any], list[str]]:
-    """Run the block's tasks in order, as workers and a triggerer would; return their results and their logs' lines."""
+def one_night(pool: KubernetesGpuPool) -> dict[str, Any]:
+    """Run the block's tasks in order, as workers and a triggerer would; return their results."""
     with DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1)) as dag, gpu_nodes(pool, gpus=1):
         GpuPodOperator(task_id="train", gpus=1, image="busybox:1.36", cmds=["nvidia-smi", "-L"])
     tasks = [task for task in dag.topological_sort() if not task.task_id.endswith(".done")]
-    with capture_logs() as logs:
-        results = {task.task_id.removeprefix(f"{pool.name}."): run(task, context_of(task)) for task in tasks}
-    return results, [str(line["event"]) for line in logs]
+    return {task.task_id.removeprefix(f"{pool.name}."): run(task, context_of(task)) for task in tasks}
+
+
+def is_told(logs: Sequence[Mapping[str, Any]], *words: str) -> bool:
+    """Whether one line has all these words."""
+    return any(all(each in str(line["event"]) for each in words) for line in logs)
 
 
 @pytest.mark.usefixtures("karpenter")
 @pytest.mark.parametrize("provisioner", NIGHTS)
 def test_a_night_from_nothing_to_nothing(gpu_sandbox: Sandbox, provisioner: str) -> None:
     kind, words = NIGHTS[provisioner]
-    with Provisioner(gpu_sandbox, kind) as there:
-        results, lines = one_night(pool_of(provisioner, kind))
+    leaving = ("waits for", "to remove it, nobody wants it")
+    with (
+        capture_logs() as logs,
+        Provisioner(
+            gpu_sandbox, kind, boots=lambda: is_told(logs, words), goes=lambda: is_told(logs, *leaving)
+        ) as there,
+    ):
+        results = one_night(pool_of(provisioner, kind))
         assert there.nodes == []
         assert len(there.brought) == 1
     assert results["ensure"]["nodes"] == []
@@ -131,8 +140,8 @@ def test_a_night_from_nothing_to_nothing(gpu_sandbox: Sandbox, provisioner: str)
     if kind.brings_plugin:
         assert results["device_plugin"]["change"] == "unchanged"
     assert results["scale_down"] == {**results["scale_down"], "nodes": 0, "desired": 0, "kept": []}
-    assert any(words in line for line in lines)
-    assert any("waits for" in line and "to remove it, nobody wants it" in line for line in lines)
+    assert is_told(logs, words)
+    assert is_told(logs, *leaving)
 
 
 @pytest.mark.usefixtures("karpenter")
@@ -146,7 +155,7 @@ def test_a_night_with_karpenter_needs_no_more_than_the_documented_roles(
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool_of("karpenter", KARPENTER)))
     grant_roles(gpu_sandbox, "airflow")
     with Provisioner(gpu_sandbox, KARPENTER, failures=1) as there:
-        results, _ = one_night(pool_of("karpenter", KARPENTER))
+        results = one_night(pool_of("karpenter", KARPENTER))
     assert len(there.brought) == 1
     assert results["scale_down"]["nodes"] == 0
 
@@ -190,10 +199,10 @@ def test_bottlerocket_of_karpenters_brings_its_own_plugin(gpu_sandbox: Sandbox, 
 @pytest.mark.usefixtures("karpenter")
 def test_a_stock_out_of_karpenters_is_told(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 0.5)
-    with Provisioner(gpu_sandbox, KARPENTER, failures=10) as there:
-        _, lines = one_night(pool_of("karpenter", KARPENTER, name="train-dry"))
+    with capture_logs() as logs, Provisioner(gpu_sandbox, KARPENTER, failures=10) as there:
+        one_night(pool_of("karpenter", KARPENTER, name="train-dry"))
     assert len(there.brought) == 1
-    assert any("Karpenter got no machine: NodeClaim gpu-" in line and "insufficient capacity" in line for line in lines)
+    assert is_told(logs, "Karpenter got no machine: NodeClaim gpu-", "insufficient capacity")
 
 
 def test_without_karpenter_nothing_is_wanted() -> None:
