@@ -61,7 +61,7 @@ test-autoscaler: .venv
 test-airflow: .venv
 	@echo "== tests/airflow: under a real scheduler and triggerer"
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
-	@$(BIN)/pytest tests/airflow -v || $(ONCE_MORE) tests/airflow; }
+	@$(BIN)/pytest tests/airflow -n $(JOBS) --dist loadfile -v || $(ONCE_MORE) tests/airflow; }
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead.
 chaos: .venv

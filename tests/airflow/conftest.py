@@ -1,4 +1,4 @@
-"""One Airflow, over one sandbox, for all tests of a session: starting both takes longer than most tests."""
+"""One Airflow, over one sandbox, for all tests of a pytest process: starting both takes longer than most tests."""
 
 from __future__ import annotations
 
