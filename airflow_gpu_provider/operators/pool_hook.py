@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import tempfile
 from functools import cached_property
-from typing import Any
+from typing import IO, Any
 
 from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from kubernetes.client import CoreV1Api, V1Pod
@@ -39,17 +39,17 @@ class PoolHook:
         """Return a client of its own, for a thread or a signal handler that must not wait for another's locks."""
         client = self.access.api_client()
         # Exec, by which results are read, goes through a WebSocket client that takes certificates from files only.
-        client.configuration.ssl_ca_cert = self._ca_file.name if self._ca_file else None
+        client.configuration.ssl_ca_cert = _path(self._ca_file) if self._ca_file else None
         if self._client_file:
-            client.configuration.cert_file = client.configuration.key_file = self._client_file.name
+            client.configuration.cert_file = client.configuration.key_file = _path(self._client_file)
         return CoreV1Api(client)
 
     @cached_property
-    def _ca_file(self) -> Any:
+    def _ca_file(self) -> IO[bytes] | None:
         return _pem_file(self.access.ca_data)
 
     @cached_property
-    def _client_file(self) -> Any:
+    def _client_file(self) -> IO[bytes] | None:
         return _pem_file(self.access.client_certificate_data, self.access.client_key_data)
 
     def get_pod(self, name: str, namespace: str) -> V1Pod:
@@ -75,11 +75,19 @@ class PoolHook:
         return self._connection.get_xcom_sidecar_container_security_context() if self._connection else None
 
 
-def _pem_file(*parts: str) -> Any:
-    """Return a file, readable by nobody else, that lives as long as it is held; None where there is nothing for it."""
+def _pem_file(*parts: str) -> IO[bytes] | None:
+    """Return a file that lives as long as it is held; None where there is nothing for it.
+
+    It has no name: Airflow ends a task's process without cleaning up, and a named file would stay, key and all.
+    """
     if not any(parts):
         return None
-    file = tempfile.NamedTemporaryFile(prefix="cluster-", suffix=".pem")  # noqa: SIM115 - lives as long as the hook
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the hook
     file.write(b"\n".join(base64.b64decode(part) for part in parts))
     file.flush()
     return file
+
+
+def _path(file: IO[bytes]) -> str:
+    """Return a path by which this process, and no other user's, can open a file without a name."""
+    return f"/proc/self/fd/{file.fileno()}"
