@@ -96,13 +96,19 @@ class PoolLock:
         Raises:
             DemandLockLost: This process was stalled, and another one may have the lock.
         """
-        if self._record is None or self._clock.monotonic() - self._written_at > self._duration:
+        if self._record is None or self._is_old:
             raise self._lost()
         spec = {**self._record["spec"], "renewTime": format_time(self._clock.now())}
         try:
             self._write(self._record, spec)
         except (ObjectChanged, ObjectNotFound) as error:
             raise self._lost() from error
+        if self._is_old:  # stalled in this request: the pool that was looked at may be hours old, if nobody else came
+            raise self._lost()
+
+    @property
+    def _is_old(self) -> bool:
+        return self._clock.monotonic() - self._written_at > self._duration
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

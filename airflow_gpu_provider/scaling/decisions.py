@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, Pod
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.notes import notes
 from airflow_gpu_provider.scaling.placement import place, scalable
@@ -115,8 +115,10 @@ def switch_time(snapshot: PoolSnapshot) -> datetime | None:
     A whole minute, for clouds keep no finer time.
     """
     until = wanted_until(snapshot)
-    if until is None:
-        return None
+    return None if until is None else _switch_after(until)
+
+
+def _switch_after(until: datetime) -> datetime:
     at = until + SWITCH_MARGIN
     minute = at.replace(second=0, microsecond=0)
     return at if at == minute else minute + timedelta(minutes=1)
@@ -238,7 +240,10 @@ def _switches(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> tuple[dict[str
         stays = snapshot.pool.min_nodes > 0
         others_grow = snapshot.pool.is_autoscaled
         left = [group for group in groups if stays or ((others_grow or not group.owned) and _is_left(group))]
-        return {}, tuple(group.name for group in left if group.switch_at)
+        # Nobody wants nodes, but a pod that ends holds a machine that the last switch was about to take.
+        held = [group.name for group in groups if group.name in grow and not (group.switch_at or stays)]
+        at_last = _switch_after(snapshot.now + COLLECT_WITHIN)
+        return dict.fromkeys(held, at_last), tuple(group.name for group in left if group.switch_at)
     # An autoscaler may grow any of them, whoever looks or does not.
     in_use = [g for g in groups if g.desired or g.live or g.name in grow or snapshot.pool.is_autoscaled]
     return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()

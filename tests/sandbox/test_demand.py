@@ -13,8 +13,10 @@ import pytest
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.apply import server_side_apply
+from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand import (
     DEMAND_NAMESPACE,
+    LEASES,
     DemandKey,
     DemandLease,
     give_up,
@@ -122,6 +124,39 @@ def test_a_lease_that_somebody_broke_is_left_out(api: Any, pool: str, caplog: py
     give_up(api, mine.key)
 
 
+def test_leases_of_others_are_no_demand(api: Any, pool: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A person's own Lease beside ours is nobody's demand; one that carries our labels is left out, and named."""
+    mine = lease(pool)
+    write_demand(api, mine)
+    labels = {"airflow-gpu-provider/kind": "demand", POOL_LABEL: pool}
+    spec = {"holderIdentity": "somebody"}
+    for name, carried in ((f"own-{pool}", {POOL_LABEL: pool}), (f"foreign-{pool}", labels)):
+        body = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name, "labels": carried},
+            "spec": spec,
+        }
+        call(api, "create", LEASES, resource="leases", body=body)
+
+    assert list_demand(api, pool) == (mine,)
+    assert f"foreign-{pool}" in caplog.text
+    assert f"own-{pool}" not in caplog.text
+    for name in (f"own-{pool}", f"foreign-{pool}", mine.key.lease_name):
+        call(api, "delete", f"{LEASES}/{name}", resource="leases")
+
+
+def test_equal_ids_of_two_installations_and_two_blocks_of_a_run_are_demand_of_their_own(api: Any, pool: str) -> None:
+    ids = {"dag_id": "nightly_training", "run_id": "manual__1", "pool": pool}
+    keys = [DemandKey(installation=name, block=block, **ids) for name in ("team-a", "team-b") for block in ("", "late")]
+    for key in keys:
+        write_demand(api, lease(pool, key=key))
+    assert {each.key for each in list_demand(api, pool)} == set(keys)
+    for number, key in enumerate(keys):
+        give_up(api, key)
+        assert {each.key for each in list_demand(api, pool)} == set(keys[number + 1 :])
+
+
 def lock(api: Any, pool: str, holder: str, **seconds: float) -> PoolLock:
     return PoolLock(api, pool, holder, **{name: timedelta(seconds=value) for name, value in seconds.items()})
 
@@ -144,6 +179,38 @@ def test_a_stalled_holder_finds_the_lock_lost(api: Any, pool: str) -> None:
             stalled.check()
         stalled.__exit__(None, None, None)
         later.check()
+
+
+def test_a_holder_that_stalls_in_its_check_has_lost_the_lock_though_nobody_took_it(api: Any, pool: str) -> None:
+    class Stalling(SystemClock):
+        stalled_for = 0.0
+
+        def monotonic(self) -> float:
+            return super().monotonic() + self.stalled_for
+
+    class Suspended:
+        """The process sleeps for a minute while its request is answered, as on a machine that is suspended."""
+
+        def call_api(self, *args: Any, **kwargs: Any) -> Any:
+            answer = api.call_api(*args, **kwargs)
+            clock.stalled_for += stall
+            return answer
+
+    clock, stall = Stalling(), 0.0
+    with PoolLock(Suspended(), pool, "a", clock=clock) as holder:  # type: ignore[arg-type]
+        holder.check()
+        stall = 60.0
+        with pytest.raises(DemandLockLost, match="a was stalled"):
+            holder.check()
+
+
+def test_a_lock_that_somebody_deletes_is_free_and_its_holder_stops(api: Any, pool: str) -> None:
+    with lock(api, pool, "a") as first:
+        call(api, "delete", f"{LEASES}/{first.name}", resource="leases")
+        with lock(api, pool, "b", timeout=5) as second:
+            with pytest.raises(DemandLockLost):
+                first.check()
+            second.check()
 
 
 def test_a_check_notices_that_another_has_it_before_the_time_is_over(api: Any, pool: str) -> None:

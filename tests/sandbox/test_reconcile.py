@@ -13,6 +13,7 @@ import pytest
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
 from airflow_gpu_provider.cluster.nodes import cordon, list_nodes
+from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -57,8 +58,8 @@ class Night:
     def reconciler(self, holder: str) -> Reconciler:
         return open_pool(self.pool, owner="tests", holder=holder, say=print)
 
-    def key(self, run_id: str) -> DemandKey:
-        return DemandKey(installation="tests", dag_id="dag", run_id=run_id, pool=self.pool.name)
+    def key(self, run_id: str, installation: str = "tests") -> DemandKey:
+        return DemandKey(installation=installation, dag_id="dag", run_id=run_id, pool=self.pool.name)
 
     def want(self, run_id: str, nodes: int = 1, seconds: float = 3600) -> Outcome:
         until = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -81,8 +82,8 @@ class Night:
     def until_gone(self) -> None:
         self.until(lambda outcome: not outcome.snapshot.nodes and not machines(outcome))
 
-    def pod(self, name: str, *, on: str | None = None) -> None:
-        """Somebody's own GPU pod, which sleeps until it is deleted."""
+    def pod(self, name: str, *, on: str | None = None, run: DemandKey | None = None) -> None:
+        """A GPU pod, somebody's own or a run's, which sleeps until it is deleted."""
         container = {
             "name": "main",
             "image": "busybox",
@@ -98,7 +99,8 @@ class Night:
         if on:
             spec["nodeName"] = on
         path = "/api/v1/namespaces/default/pods"
-        call(self.api, "create", path, resource="pods", body={"metadata": {"name": name}, "spec": spec})
+        metadata = {"name": name, "labels": {RUN_LABEL: run.hash} if run else {}}
+        call(self.api, "create", path, resource="pods", body={"metadata": metadata, "spec": spec})
         self._pods.append(f"{path}/{name}")
 
     def delete_pods(self) -> None:
@@ -168,6 +170,26 @@ def test_what_two_runs_want_adds_up_and_each_goes_by_itself(nights: Callable[...
     assert len(night.lead.give_up(night.key("one")).decision.release) == 1
     night.until_usable(1)
     night.lead.give_up(night.key("two"))
+    night.until_gone()
+
+
+def test_an_installation_s_run_ends_without_harm_to_another_s_with_the_same_ids(nights: Callable[..., Night]) -> None:
+    night = nights()
+    ours, theirs = night.key("nightly", "team-a"), night.key("nightly", "team-b")
+    other = night.reconciler("team-b's")
+    until = datetime.now(UTC) + timedelta(hours=1)
+    night.lead.want(ours, 1, until)
+    other.want(theirs, 1, until)
+    first, second = usable_nodes(night.until_usable(2).snapshot)
+    night.pod(f"ours-{night.pool.name}", on=first.name, run=ours)
+    night.pod(f"theirs-{night.pool.name}", on=second.name, run=theirs)
+
+    assert night.lead.delete_run_pods(ours) == [f"default/ours-{night.pool.name}"]
+    night.lead.give_up(ours)
+    left = night.until(lambda outcome: len(machines(outcome)) == 1).snapshot
+    assert [(pod.name, pod.node) for pod in left.pods if not pod.daemon] == [(f"theirs-{night.pool.name}", second.name)]
+    night.delete_pods()
+    other.give_up(theirs)
     night.until_gone()
 
 

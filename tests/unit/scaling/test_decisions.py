@@ -129,6 +129,12 @@ def test_a_group_that_the_switch_has_set_to_zero_is_left_to_it() -> None:
     assert decide(snapshot(machine(1), train_a_g6_xlarge={"desired": 0})).is_empty
 
 
+def test_what_is_kept_of_it_for_a_pod_that_ends_has_a_switch_again() -> None:
+    ending = pod("ending", on=1, run="given up", delete_at=NOW)
+    decision = decide(snapshot(machine(1), pods=(ending,), train_a_g6_xlarge={"desired": 0, "switch_at": None}))
+    assert (decision.grow, decision.switch) == ({A: 1}, {A: NOW + timedelta(minutes=25)})
+
+
 def test_groups_that_are_being_created_are_waited_for_in_their_turn() -> None:
     decision = decide(snapshot(leases=(lease(),), train_a_g6_xlarge={"status": "creating"}))
     assert decision.grow == {}

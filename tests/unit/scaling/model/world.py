@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Collection
 from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
-from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.decisions import decide, usable_needed
-from airflow_gpu_provider.scaling.reconcile import FRESH, Outcome, Reconciler
-from airflow_gpu_provider.scaling.supply import READY_WITHIN, usable_nodes
+from airflow_gpu_provider.scaling.reconcile import FRESH, Reconciler
+from airflow_gpu_provider.scaling.supply import READY_WITHIN
 from tests.unit.scaling.model.actors import Actors
 from tests.unit.scaling.model.api_server import ApiServer, Raw
 from tests.unit.scaling.model.cloud import Asg, Cloud, ModelPlatform
+from tests.unit.scaling.model.runs import HardToGet, Run, patiently
 
 LOSS_IS_NEWS = 120.0
 """Seconds for which a decision may not know yet that the cloud has taken a machine."""
+
+TOLD_BY = ("installation", "block")
+"""What tells demand with equal DAG and run ids apart."""
 
 BINDING_LAG = 0.9
 """Seconds from the scheduler's choice of a node, by what it knew then, until the pod is bound; less than SETTLE."""
@@ -36,7 +38,9 @@ class World:
         wrong: What has happened that must not; empty as long as nothing has.
     """
 
-    def __init__(self, *, max_nodes: int, reconciler: type[Reconciler] = Reconciler) -> None:
+    def __init__(
+        self, *, max_nodes: int, reconciler: type[Reconciler] = Reconciler, told_by: Collection[str] = TOLD_BY
+    ) -> None:
         self.pool = EksGpuPool(
             name="train",
             cluster_name="ml",
@@ -48,11 +52,13 @@ class World:
         self.actors = Actors()
         self.api = ApiServer(self.actors)
         self.cloud = Cloud(self.pool, self.actors)
-        self.finished_runs: set[str] = set()
         self.lost_pods: set[str] = set()
         self.lost_at = float("-inf")
         self.ends: dict[str, datetime] = {}  # run -> its until
+        self.undone: set[str] = set()  # leases that people have deleted
+        self.told_by = told_by
         self.bindings: dict[str, tuple[str, float]] = {}  # pod -> the node chosen for it, and when
+        self.runs: dict[str, Run] = {}
         self._reconciler = _watched(reconciler, self.actors)
         self._count = 0
         self.wrong = ""
@@ -91,7 +97,9 @@ class World:
         # The switch is the one thing that may take a machine with a pod; whether it may fire was judged when it did.
         by_switch = asg.switched and self.actors.current is None
         self.require(not (self.actors.current and self._is_cordoned_by_people(machine)), "somebody's cordon is ignored")
-        if not by_switch:
+        if by_switch:
+            self.lost_at = self.actors.time
+        else:
             for pod in self.pods_on(machine):
                 self.require(not self._is_protected(pod), f"machine {machine} goes with pod {pod.name}")
             if self.actors.time - self.lost_at > LOSS_IS_NEWS:
@@ -222,6 +230,12 @@ class World:
             self.api.put(self.api.nodes, node)
         return bool(theirs)
 
+    def undo_by_people(self, lease: str) -> None:
+        """Somebody ends a run's demand, or frees the lock, by hand: kubectl delete lease."""
+        self.actors.note(f"somebody deletes {lease}")
+        self.undone.add(lease)
+        del self.api.leases[lease]
+
     def _is_cordoned_by_people(self, machine: str) -> bool:
         raw = self.api.nodes.get(f"node-{machine}")
         return raw is not None and Node.parse(raw).cordoned and not Node.parse(raw).cordon_mark
@@ -306,14 +320,26 @@ class World:
 
     # -- what DAG runs do ------------------------------------------------------------------------------------
 
-    def start_run(self, name: str, nodes: int) -> None:
-        self.actors.start(name, lambda: _Run(self, name, nodes).work())
+    def start_run(self, nodes: int, hard_to_get: HardToGet = "keep trying") -> None:
+        """Start a run's block: of one of two installations with equal ids, and the run's first or second block."""
+        number = len(self.actors.all)
+        key = DemandKey(
+            installation=f"airflow-{number % 2}" if "installation" in self.told_by else "airflow",
+            dag_id="dag",
+            run_id=f"run-{number // 4}",
+            pool=self.pool.name,
+            block="evaluate" * (number // 2 % 2) if "block" in self.told_by else "",
+        )
+        name = f"run-{number}"
+        run = Run(self, key, self.reconciler(name), nodes, hard_to_get)
+        self.runs[name] = run
+        self.actors.start(name, run.work)
 
     def start_janitor(self, name: str = "janitor") -> None:
         def work() -> None:
             reconciler = self.reconciler(name)
             while True:
-                _patiently(self, reconciler.reconcile)
+                patiently(self, reconciler.reconcile)
                 self.actors.clock.sleep(60)
 
         self.actors.start(name, work)
@@ -333,80 +359,3 @@ def _watched(reconciler: type[Reconciler], actors: Actors) -> type[Reconciler]:
             return super()._lock()
 
     return Watched
-
-
-class _Run:
-    """A DAG run: Ensure, its pods, ScaleDown, as the operators do it."""
-
-    def __init__(self, world: World, name: str, nodes: int) -> None:
-        self._world = world
-        self._nodes = nodes
-        self._key = DemandKey(installation="airflow", dag_id="dag", run_id=name, pool=world.pool.name)
-        self._reconciler = world.reconciler(name)
-        self._clock = world.actors.clock
-
-    def work(self) -> None:
-        until = self._world.ends[self._key.hash] = self._clock.now() + self._world.pool.max_runtime
-        if self._ensure(until):
-            self._train()
-        self._scale_down()
-        self._world.finished_runs.add(self._key.run_id)
-
-    def _ensure(self, until: datetime) -> bool:
-        outcome = _patiently(self._world, lambda: self._reconciler.want(self._key, self._nodes, until))
-        while self._clock.now() < until:
-            if len(usable_nodes(outcome.snapshot)) >= usable_needed(outcome.snapshot, self._key):
-                self._world.actors.note("has its nodes")
-                return True
-            self._clock.sleep(15)
-            if self._clock.now() < until:
-                outcome = _patiently(self._world, self._reconciler.reconcile)
-        return False
-
-    def _train(self) -> None:
-        self._world.actors.pause()
-        pods = [self._world.create_pod(self._key.hash) for _ in range(self._nodes)]
-        while any(name in self._world.api.pods for name in pods):
-            raws = [self._world.api.pods[name] for name in pods if name in self._world.api.pods]
-            if all(Pod.parse(raw).finished for raw in raws):
-                self._collect(raws)
-                return
-            if self._clock.now() >= self._world.ends[self._key.hash]:
-                return  # pods that have not started by now never will
-            self._clock.sleep(15)
-            _patiently(self._world, self._reconciler.reconcile)
-        is_over = self._clock.now() >= self._world.ends[self._key.hash]
-        self._world.require(is_over or bool(self._world.lost_pods & set(pods)), "the run's pods were taken from it")
-
-    def _collect(self, raws: list[Raw]) -> None:
-        for raw in raws:
-            self._world.actors.pause()
-            if raw["metadata"]["name"] in self._world.api.pods:
-                raw["metadata"]["annotations"].pop(UNCOLLECTED)
-                self._world.api.put(self._world.api.pods, raw)
-
-    def _scale_down(self) -> None:
-        while True:
-            outcome = _patiently(self._world, self._give_up)
-            mine = [pod for pod in outcome.snapshot.pods if pod.run == self._key.hash and not pod.finished]
-            if not mine and decide(outcome.snapshot).is_empty:
-                return
-            self._clock.sleep(5)
-
-    def _give_up(self) -> Outcome:
-        self._reconciler.delete_run_pods(self._key)
-        return self._reconciler.give_up(self._key)
-
-
-def _patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
-    """Try again, as whoever waits does."""
-    while True:
-        try:
-            outcome = work()
-        except (CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost) as error:
-            world.actors.note(type(error).__name__)
-            world.actors.clock.sleep(5)
-        else:
-            for line in outcome.said:
-                world.actors.note(line)
-            return outcome
