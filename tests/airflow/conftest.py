@@ -12,6 +12,7 @@ from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
 from airflow_gpu_provider.sandbox.aws import AwsTimings
 from airflow_gpu_provider.sandbox.demo import example_dags, training_image
+from tests.airflow import credentials
 from tests.airflow.harness import Airflow
 
 REPOSITORY = Path(__file__).parents[2]
@@ -32,6 +33,9 @@ def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Itera
     home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, sandbox.env() | {"PYTHONPATH": path})
     with home:
         yield Airflow(home, sandbox)
+        secrets = credentials.patterns(home, sandbox)
+        written = [*credentials.in_database(home, secrets), *credentials.in_logs(home, secrets)]
+        assert not written, "\n".join(written)
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,7 @@ import pytest
 from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
 from airflow_gpu_provider.sandbox.demo import example_dags, training_image
+from tests.airflow import credentials
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 
@@ -24,6 +25,9 @@ def on_gke(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
         env = sandbox.env() | {"PYTHONPATH": path}
         with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env) as home:
             yield Airflow(home, sandbox)
+            secrets = credentials.patterns(home, sandbox)
+            written = [*credentials.in_database(home, secrets), *credentials.in_logs(home, secrets)]
+            assert not written, "\n".join(written)
 
 
 def test_the_night_trains_and_leaves_nothing(on_gke: Airflow) -> None:
