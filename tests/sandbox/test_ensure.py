@@ -1,16 +1,24 @@
-"""EnsureGpuPoolOperator when it fails or is told to stop: nothing is left that costs money, and it is never green."""
+"""EnsureGpuPoolOperator when it fails, is told to stop or is killed: nothing is left that costs money, never green."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import OutOfStock, TaskKilled
+from airflow_gpu_provider import DeleteGpuPoolOperator, ScaleDownSensor
+from airflow_gpu_provider.errors import CloudError, NodesNotReady, OutOfStock, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -30,8 +38,8 @@ def operator(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         name="no-stock",
         cluster_name=gpu_sandbox.cluster_name,
         region=gpu_sandbox.region,
-        instance_types=["g5.xlarge"],
-        zones=[zone],
+        instance_types=("g5.xlarge",),
+        zones=(zone,),
         max_nodes=1,
     )
     gpu_sandbox.faults.add(Stockout(zone=zone))
@@ -39,10 +47,10 @@ def operator(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     gpu_sandbox.faults.clear()
 
 
-def leases(sandbox: Sandbox) -> list[str]:
+def demand_of(sandbox: Sandbox, pool: str) -> list[str]:
     path = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
     _, reply = sandbox.control_plane.request("GET", path)
-    mine = [lease for lease in reply.get("items", []) if lease["metadata"]["labels"].get(POOL_LABEL) == "no-stock"]
+    mine = [lease for lease in reply.get("items", []) if lease["metadata"]["labels"].get(POOL_LABEL) == pool]
     return [lease["metadata"]["name"] for lease in mine if lease["metadata"]["name"].startswith("demand-")]
 
 
@@ -54,7 +62,7 @@ def desired(sandbox: Sandbox) -> int:
 def test_a_stock_out_everywhere_is_told_and_given_up(gpu_sandbox: Sandbox, operator: EnsureGpuPoolOperator) -> None:
     with pytest.raises(OutOfStock, match=r"No capacity for g5.xlarge on-demand in us-west-2c"):
         run(operator)
-    assert leases(gpu_sandbox) == []
+    assert demand_of(gpu_sandbox, "no-stock") == []
     eventually(lambda: desired(gpu_sandbox) == 0)
 
 
@@ -63,7 +71,7 @@ def test_sigterm_gives_the_demand_up_and_is_never_green(gpu_sandbox: Sandbox, op
     before = signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
 
     def kill_when_it_waits() -> None:
-        eventually(lambda: leases(gpu_sandbox))
+        eventually(lambda: demand_of(gpu_sandbox, "no-stock"))
         os.kill(os.getpid(), signal.SIGTERM)
 
     killer = threading.Thread(target=kill_when_it_waits)
@@ -74,5 +82,134 @@ def test_sigterm_gives_the_demand_up_and_is_never_green(gpu_sandbox: Sandbox, op
     finally:
         killer.join()
         signal.signal(signal.SIGTERM, before)
-    assert leases(gpu_sandbox) == []
+    assert demand_of(gpu_sandbox, "no-stock") == []
     eventually(lambda: desired(gpu_sandbox) == 0)
+
+
+# What Ensure leaves at each of its steps
+
+
+@pytest.fixture
+def slow(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[EksGpuPool]:
+    """A pool of two zones whose machines take for ever to join."""
+    for name, value in gpu_sandbox.env().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    gpu_sandbox.faults.boot_seconds = 600.0
+    pool = EksGpuPool(
+        name="slow-boot",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=("g5.xlarge",),
+        zones=gpu_sandbox.zones[:2],
+        max_nodes=1,
+        max_runtime=timedelta(minutes=10),
+    )
+    yield pool
+    gpu_sandbox.faults.clear()
+    run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
+    run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))
+
+
+def left_by(sandbox: Sandbox, pool: EksGpuPool) -> dict[str, int]:
+    groups = [group for group in sandbox.cluster.groups() if str(group["nodegroup"]).startswith(f"{pool.name}-")]
+    return {
+        "desired": sum(group["desired"] for group in groups),
+        "machines": sum(len(group["instances"]) for group in groups),
+        "leases": len(demand_of(sandbox, pool.name)),
+    }
+
+
+ZERO = {"desired": 0, "machines": 0, "leases": 0}
+
+
+def ensure(pool: EksGpuPool, **arguments: Any) -> EnsureGpuPoolOperator:
+    return EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False, **arguments)
+
+
+def test_a_group_that_cannot_be_created_after_another_one(
+    gpu_sandbox: Sandbox, slow: EksGpuPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    created: list[str] = []
+
+    class FailsAfterTheFirst(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.getMessage().startswith("creating slow-boot-"):
+                created.append(record.getMessage())
+                gpu_sandbox.faults.set_error_rate(1.0, service="eks")
+
+    operator = ensure(slow)
+    logger = logging.getLogger("tests.ensure")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(FailsAfterTheFirst())
+    monkeypatch.setattr(type(operator), "log", logger)
+    with pytest.raises(CloudError, match="eks:CreateNodegroup"):
+        run(operator)
+    assert len(created) == 1
+    groups = [group for group in gpu_sandbox.cluster.groups() if str(group["nodegroup"]).startswith("slow-boot-")]
+    assert len(groups) == 1
+    assert left_by(gpu_sandbox, slow) == ZERO
+
+
+def test_machines_that_do_not_join_in_time_are_let_go(gpu_sandbox: Sandbox, slow: EksGpuPool) -> None:
+    with pytest.raises(NodesNotReady):
+        run(ensure(slow, timeout=timedelta(seconds=6)))
+    assert demand_of(gpu_sandbox, slow.name) == []
+    eventually(lambda: left_by(gpu_sandbox, slow) == ZERO)
+
+
+def test_sigterm_while_a_machine_boots_lets_it_go(gpu_sandbox: Sandbox, slow: EksGpuPool) -> None:
+    with in_a_worker(slow) as worker:
+        eventually(lambda: left_by(gpu_sandbox, slow)["machines"], seconds=60)
+        worker.terminate()
+        assert worker.wait(30) != 0
+    assert demand_of(gpu_sandbox, slow.name) == []
+    eventually(lambda: left_by(gpu_sandbox, slow) == ZERO)
+
+
+@pytest.mark.parametrize("step", ["leases", "machines"])
+def test_a_worker_that_is_killed_leaves_it_to_the_run_s_scale_down(
+    gpu_sandbox: Sandbox, slow: EksGpuPool, step: str
+) -> None:
+    """Between its demand and its size, or while the machine boots: the block's scale-down runs after either."""
+    with in_a_worker(slow) as worker:
+        eventually(lambda: left_by(gpu_sandbox, slow)[step], seconds=60)
+        worker.kill()
+    left = left_by(gpu_sandbox, slow)
+    assert left == {"desired": int(step == "machines"), "machines": int(step == "machines"), "leases": 1}
+    run(ScaleDownSensor(task_id="scale_down", gpu_pool=slow))
+    eventually(lambda: left_by(gpu_sandbox, slow) == ZERO)
+
+
+def test_with_nobody_left_the_switch_ends_what_a_killed_worker_had_grown(
+    gpu_sandbox: Sandbox, slow: EksGpuPool
+) -> None:
+    with in_a_worker(slow) as worker:
+        eventually(lambda: left_by(gpu_sandbox, slow)["machines"], seconds=60)
+        worker.kill()
+    gpu_sandbox.faults.deadline_speed = 300  # 25 minutes, max_runtime and the switch's margin, are 5 seconds
+    begun = time.monotonic()
+    eventually(lambda: not left_by(gpu_sandbox, slow)["machines"], seconds=60)
+    assert time.monotonic() - begun > 4
+    assert left_by(gpu_sandbox, slow)["desired"] == 0
+
+
+@contextlib.contextmanager
+def in_a_worker(pool: EksGpuPool) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Ensure in a process of its own, as a worker does: its on_kill is SIGTERM's handler."""
+    program = """
+import json, signal, sys
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.pools import deserialize_pool
+from tests.sandbox.running import run
+operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=deserialize_pool(json.loads(sys.argv[1])), deferrable=False)
+signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
+run(operator)
+"""
+    worker = subprocess.Popen([sys.executable, "-c", program, json.dumps(pool.serialize())])
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.wait()

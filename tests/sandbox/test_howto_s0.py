@@ -5,7 +5,6 @@ Each with sizes set by this package, and with an autoscaler that grows the pool 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
@@ -27,11 +26,11 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import run_tasks
+from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import run, until_it_reports
 
 COMMON: dict[str, Any] = {"name": "train-gpu", "max_nodes": 1, "node_labels": {"role": "train-gpu"}}
-# The pod's last words are the moment of its end.
-TRAIN = """nvidia-smi -L; echo '{"ended": '$(date +%s.%N)'}' > /airflow/xcom/return.json"""
+TRAIN = "nvidia-smi -L"
 # As the how-to's jobs are: it knows the label, and nothing of this package.
 JOB = """
 apiVersion: batch/v1
@@ -89,26 +88,23 @@ def how_to(pool: GpuPool, api: client.ApiClient) -> DAG:
             batch.delete_namespaced_job("train-job", "default", propagation_policy="Background")
             return str(pod.spec.node_name)
 
-        train = GpuPodOperator(
-            task_id="train", gpus=1, image="busybox:1.36", cmds=["sh", "-c", TRAIN], do_xcom_push=True
-        )
+        train = GpuPodOperator(task_id="train", gpus=1, image="busybox:1.36", cmds=["sh", "-c", TRAIN])
         job() >> train
     return dag
 
 
-def from_nothing_to_zero(pool: GpuPool, api: client.ApiClient) -> dict[str, Any]:
+def from_nothing_to_zero(pool: GpuPool, api: client.ApiClient, sandbox: Sandbox) -> dict[str, Any]:
     """Run it, and hold what is so on each platform; return what the tasks returned, and the node while it was there."""
     core = client.CoreV1Api(api)
     if pool.scaling == "autoscaler":
         until_it_reports(core)
     nodes: dict[str, list[client.V1Node]] = {}
-    ended: dict[str, float] = {}
 
     def look(task_id: str) -> None:
-        ended[task_id] = time.time()
         nodes[task_id] = core.list_node(label_selector="airflow-gpu-provider/pool=train-gpu").items
 
-    results = run_tasks(how_to(pool, api), watch=look)
+    with release_delay(sandbox) as delay:
+        results = run_tasks(how_to(pool, api), watch=look)
     # An autoscaler has brought no node until the job asks for one.
     brought = [len(nodes[task_id]) for task_id in ("train-gpu.ensure", "job")]
     assert brought == ([1, 1] if pool.scaling == "direct" else [0, 1])
@@ -119,8 +115,7 @@ def from_nothing_to_zero(pool: GpuPool, api: client.ApiClient) -> dict[str, Any]
     scaled_down = results["train-gpu.scale_down"]
     assert (scaled_down["nodes"], scaled_down["desired"], scaled_down["kept"]) == (0, 0, [])
     assert nodes["train-gpu.scale_down"] == []
-    # From the pod's end to the machine's: its release was somewhere in between.
-    assert ended["train-gpu.scale_down"] - results["train"]["ended"] <= 15
+    assert delay.seconds <= LONGEST
     return {**results, "node": node}
 
 
@@ -167,7 +162,7 @@ def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
         **COMMON,
     )
     api = enter(gpu_sandbox)
-    results = from_nothing_to_zero(pool, api)
+    results = from_nothing_to_zero(pool, api, gpu_sandbox)
 
     assert results["node"].metadata.labels["node.kubernetes.io/instance-type"] == "p3.2xlarge"
     eks = aws_client(gpu_sandbox.aws, "eks")
@@ -205,7 +200,7 @@ def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
         **COMMON,
     )
     api = enter(gke_sandbox)
-    results = from_nothing_to_zero(pool, api)
+    results = from_nothing_to_zero(pool, api, gke_sandbox)
 
     labels = results["node"].metadata.labels
     assert labels["node.kubernetes.io/instance-type"] == "n1-standard-4"

@@ -23,6 +23,7 @@ from kubernetes import client, config
 from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, run_tasks
+from tests.sandbox.release_delay import LONGEST, release_delay
 
 POOL = "airflow-gpu-provider/pool=night-gpu"
 
@@ -84,10 +85,8 @@ def test_a_cluster_for_one_night(
         if hasattr(task, "gpu_pool"):
             task.gpu_pool = replace(task.gpu_pool, scaling=scaling)
     seen: dict[str, Any] = {}
-    ended: dict[str, float] = {}
 
     def look(task_id: str) -> None:
-        ended[task_id] = time.time()
         if task_id == "create_cluster":
             wait_until(lambda: machines(core, "system"))
         seen[task_id] = {
@@ -102,7 +101,8 @@ def test_a_cluster_for_one_night(
             seen[task_id]["driver"] = [each.metadata.name for each in daemon_sets]
             seen[task_id]["limits"] = {(each.min_node_count, each.max_node_count) for each in scaled}
 
-    results = run_tasks(example, watch=look)
+    with release_delay(project) as delay:
+        results = run_tasks(example, watch=look)
     log = capsys.readouterr().out
 
     # One CPU node, which stays as long as the cluster does; and no GPU node before the block.
@@ -129,7 +129,7 @@ def test_a_cluster_for_one_night(
     assert "leaves 3 idle, $0.55 of the node's $0.74 an hour" in log
 
     # Seconds after the pod the GPU node is gone, the CPU node is not; and then the cluster.
-    assert ended["night-gpu.scale_down"] - ended["nvidia_smi"] <= 15
+    assert delay.seconds <= LONGEST
     assert seen["night-gpu.scale_down"] == {"clusters": ["gpu-night"], "gpu nodes": [], "cpu nodes": ["e2-standard-2"]}
     assert seen["delete_cluster"]["clusters"] == []
     assert not project.google.describe_groups()

@@ -12,6 +12,7 @@ from airflow_gpu_provider import DeleteGpuPoolOperator
 from airflow_gpu_provider.errors import QuotaExceeded
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, rendered, run_tasks
+from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import eventually, run
 
 POOL = "airflow-gpu-provider/pool=serving-gpu"
@@ -72,7 +73,8 @@ def test_the_deployment_runs_on_the_type_that_has_quota_and_leaves_zero(
             said.append(eventually(lambda: log_of_the_pod(core)))
             served.append((*core.list_node(label_selector=POOL).items, the_pod(core)))
 
-    results = run_tasks(example, watch=watch)
+    with release_delay(gke_sandbox) as delay:
+        results = run_tasks(example, watch=watch)
 
     (node,) = results["serving-gpu.ensure"]["nodes"]
     assert node["instance_type"] == "n1-standard-4"
@@ -93,6 +95,7 @@ def test_the_deployment_runs_on_the_type_that_has_quota_and_leaves_zero(
     assert ("nvidia.com/gpu", "NoSchedule") in {(taint.key, taint.effect) for taint in machine.spec.taints}
     assert "nvidia.com/gpu" in {toleration.key for toleration in pod.spec.tolerations}
 
+    assert delay.seconds <= LONGEST
     assert (results["serving-gpu.scale_down"]["nodes"], results["serving-gpu.scale_down"]["desired"]) == (0, 0)
     assert not core.list_node(label_selector=POOL).items
     assert not core.list_namespaced_pod("default", label_selector="app=gpu-serving").items

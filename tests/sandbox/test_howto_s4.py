@@ -5,9 +5,7 @@ With sizes set by this package, and with cluster-autoscaler, which knows the thr
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -19,6 +17,7 @@ from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, rendered, run_tasks
+from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import run, until_it_reports
 
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
@@ -54,12 +53,12 @@ def test_ten_pods_over_three_zones_and_back_to_zero(gpu_sandbox: Sandbox, core: 
     example = load("deployment_on_gpus_eks")
     general = general_group(gpu_sandbox)
     on_nodes: dict[str, list[client.V1Node]] = {}
-    ended: dict[str, datetime] = {}
 
     def watch(task_id: str) -> None:
-        ended[task_id], on_nodes[task_id] = datetime.now(UTC), fleet_nodes(core)
+        on_nodes[task_id] = fleet_nodes(core)
 
-    results = run_tasks(example, watch=watch)
+    with release_delay(gpu_sandbox) as delay:
+        results = run_tasks(example, watch=watch)
 
     nodes = results["gpu-fleet.ensure"]["nodes"]
     assert (len(nodes), {node["capacity_type"] for node in nodes}) == (10, {"SPOT"})
@@ -92,21 +91,11 @@ def test_ten_pods_over_three_zones_and_back_to_zero(gpu_sandbox: Sandbox, core: 
     assert fleet_nodes(core) == []
     assert not core.list_namespaced_pod("default", label_selector="app=gpu-fleet").items
 
-    # The last pod's end and the calls that take the machines away are seconds apart.
-    released = releases(gpu_sandbox, groups)
-    assert len(released) == 10
-    assert (max(released) - ended["until_gone"]).total_seconds() <= 15
+    # The last pod's end and the last of the ten calls that take the machines away are seconds apart.
+    assert delay.seconds <= LONGEST
 
     delete(example)
     assert fleet_groups(gpu_sandbox) == {}
-
-
-def releases(gpu_sandbox: Sandbox, groups: dict[str, dict[str, Any]]) -> list[datetime]:
-    """When each machine was told to go, by the Auto Scaling groups' own books."""
-    names = [group["resources"]["autoScalingGroups"][0]["name"] for group in groups.values()]
-    autoscaling = aws_client(gpu_sandbox.aws, "autoscaling")
-    activities = (autoscaling.describe_scaling_activities(AutoScalingGroupName=name)["Activities"] for name in names)
-    return [each["StartTime"] for found in activities for each in found if "Terminating" in each["Description"]]
 
 
 def test_where_spot_runs_out_the_rest_comes_on_demand(gpu_sandbox: Sandbox, core: client.CoreV1Api) -> None:
@@ -115,9 +104,11 @@ def test_where_spot_runs_out_the_rest_comes_on_demand(gpu_sandbox: Sandbox, core
         gpu_sandbox.faults.add(Stockout(zone=zone))
     gpu_sandbox.faults.add(Stockout(market="spot"))
     try:
-        results = run_tasks(example)
+        with release_delay(gpu_sandbox) as delay:
+            results = run_tasks(example)
     finally:
         gpu_sandbox.faults.clear()
+    assert delay.seconds <= LONGEST
     nodes = results["gpu-fleet.ensure"]["nodes"]
     assert {(node["zone"], node["capacity_type"]) for node in nodes} == {(ZONES[2], "ON_DEMAND")}
     assert results["until_ready"] == {ZONES[2]: 10}
@@ -132,12 +123,12 @@ def test_cluster_autoscaler_brings_the_nodes_when_the_pods_ask(gpu_sandbox: Sand
         if hasattr(task, "gpu_pool"):
             task.gpu_pool = replace(task.gpu_pool, scaling="autoscaler", capacity_types=["SPOT"])
     nodes: dict[str, int] = {}
-    ended: dict[str, float] = {}
 
     def watch(task_id: str) -> None:
-        ended[task_id], nodes[task_id] = time.time(), len(fleet_nodes(core))
+        nodes[task_id] = len(fleet_nodes(core))
 
-    results = run_tasks(example, watch=watch)
+    with release_delay(gpu_sandbox) as delay:
+        results = run_tasks(example, watch=watch)
 
     assert (nodes["gpu-fleet.ensure"], nodes["until_ready"]) == (0, 10)
     assert sorted(results["until_ready"]) == list(ZONES)
@@ -156,7 +147,7 @@ def test_cluster_autoscaler_brings_the_nodes_when_the_pods_ask(gpu_sandbox: Sand
         assert tags["k8s.io/cluster-autoscaler/k8s-ml"]
 
     # Nobody waits for the autoscaler's ten minutes.
-    assert ended["gpu-fleet.scale_down"] - ended["until_gone"] <= 15
+    assert delay.seconds <= LONGEST
     assert (results["gpu-fleet.scale_down"]["nodes"], results["gpu-fleet.scale_down"]["desired"]) == (0, 0)
     assert nodes["gpu-fleet.scale_down"] == 0
     delete(example)

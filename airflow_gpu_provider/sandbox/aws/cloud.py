@@ -161,6 +161,12 @@ class AwsCloud:
         with self._lock:
             return self._api.calls.copy()
 
+    @property
+    def called_at(self) -> dict[str, float]:
+        """When each operation was last called, in seconds since the epoch."""
+        with self._lock:
+            return dict(self._api.called_at)
+
     def env(self, access_key: AccessKey | None = None) -> dict[str, str]:
         """What an AWS client needs in its environment, as the admin or as another user."""
         key = access_key or self.access_key

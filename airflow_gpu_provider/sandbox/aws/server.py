@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -98,6 +99,8 @@ class AwsApi:
         """`services` makes a response for one call, by signing name; every other service is plain moto's."""
         self.calls: Counter[str] = Counter()
         """Calls by operation, `eks:DescribeNodegroup`; refused and failed ones too."""
+        self.called_at: dict[str, float] = {}
+        """When each was last called, in seconds since the epoch."""
         self._services = services
         self._region = region
         self._lock = lock
@@ -115,6 +118,7 @@ class AwsApi:
         with self._lock:
             action = f"{call.scope.service}:{_operation(environ, call.service)}"
             self.calls[action] += 1
+            self.called_at[action] = time.time()
             refusal = self._refusal(call, action)
             if refusal is not None:
                 return _send(request_faults.answer(refusal, call.service), start_response)

@@ -197,6 +197,12 @@ class GoogleCloud:
         with self._lock:
             return self._api.calls.copy()
 
+    @property
+    def called_at(self) -> dict[str, float]:
+        """When each operation was last called, in seconds since the epoch."""
+        with self._lock:
+            return dict(self._api.called_at)
+
     def identify(self, token: str) -> Identity | None:
         """Whose access token this is; the cluster takes nothing else, as GKE does."""
         return self._identities.identify_access_token(token)

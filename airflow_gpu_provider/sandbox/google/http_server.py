@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -65,6 +66,8 @@ class Api:
     lock: AbstractContextManager[Any]
     after_call: Callable[[], None]
     calls: Counter[str] = field(default_factory=Counter)
+    called_at: dict[str, float] = field(default_factory=dict)
+    """When each operation was last called, in seconds since the epoch."""
 
     def answer(self, method: str, target: str, content: bytes, authorization: str) -> tuple[HTTPStatus, Any]:
         """HTTP status and body."""
@@ -103,6 +106,7 @@ class Api:
         call = Call(path=parts, query=dict(parse_qsl(query)), body=body)
         with self.lock:
             self.calls[found.operation] += 1
+            self.called_at[found.operation] = time.time()
             answer = found.answer(call)
         if method != "GET":
             self.after_call()
