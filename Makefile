@@ -10,7 +10,7 @@ REPORT := build/demo-report.json
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet chaos chaos-cover compat bench requirements clean
+.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -61,7 +61,7 @@ test-autoscaler: .venv
 test-airflow: .venv
 	@echo "== tests/airflow: under a real scheduler and triggerer"
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
-	@$(BIN)/pytest tests/airflow -n $(JOBS) --dist loadfile -v || $(ONCE_MORE) tests/airflow; }
+	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(JOBS) --dist loadfile -v || $(ONCE_MORE) tests/airflow --ignore tests/airflow/chaos; }
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead.
 chaos: .venv
@@ -72,6 +72,11 @@ chaos: .venv
 chaos-cover: .venv
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
 	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0)
+
+# The same cells as tests, each with its own verdict.
+test-chaos: .venv
+	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/pytest tests/airflow/chaos -v || $(ONCE_MORE) tests/airflow/chaos; }
 
 # No part of `make test`: as root only, with Debian's containerd. CI runs it.
 test-kubelet: .venv
