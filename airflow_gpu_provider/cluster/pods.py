@@ -49,6 +49,7 @@ class Pod:
         placeholder: It gives its place to any other pod, and no node stays for it.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         uncollected: Its log and result are still to be read.
+        started_at: When its first container began to run; None where none has.
         finished_at: When its last container ended, if it has finished.
         reason: status.reason, in Kubernetes' words.
     """
@@ -66,6 +67,7 @@ class Pod:
     placeholder: bool = False
     delete_at: datetime | None = None
     uncollected: bool = False
+    started_at: datetime | None = None
     finished_at: datetime | None = None
     created_at: datetime
     reason: str = ""
@@ -88,6 +90,12 @@ class Pod:
     def awaits_collection(self, now: datetime) -> bool:
         """Whether it has finished and somebody still has to read its result, in time."""
         return self.finished and self.uncollected and now - (self.finished_at or self.created_at) < COLLECT_WITHIN
+
+    def ran(self, now: datetime) -> tuple[datetime, datetime] | None:
+        """Return from when to when its containers ran, until now where they still do; None if none has."""
+        if self.started_at is None:
+            return None
+        return self.started_at, (self.finished_at or now) if self.finished else now
 
     def holds_node(self, now: datetime) -> bool:
         """Whether its node has to stay for it."""
@@ -121,6 +129,7 @@ class Pod:
             placeholder=PLACEHOLDER_LABEL in (meta.get("labels") or {}),
             delete_at=parse_time(meta.get("deletionTimestamp")),
             uncollected=UNCOLLECTED in annotations,
+            started_at=_started_at(status),
             finished_at=_finished_at(status) if phase in _FINISHED else None,
             created_at=created_at,
             reason=status.get("reason", ""),
@@ -149,6 +158,17 @@ def _gpus(spec: dict[str, Any]) -> int:
 
 def _is_daemon(meta: dict[str, Any], annotations: dict[str, str]) -> bool:
     return _MIRROR in annotations or any(o["kind"] == "DaemonSet" for o in meta.get("ownerReferences") or ())
+
+
+def _started_at(status: dict[str, Any]) -> datetime | None:
+    """Return when the first of the pod's containers began to run, as far as their states still tell."""
+    states = (
+        state
+        for container in status.get("containerStatuses") or ()
+        for state in ((container.get("lastState") or {}), (container.get("state") or {}))
+    )
+    starts = ((state.get("running") or state.get("terminated") or {}).get("startedAt") for state in states)
+    return min((datetime.fromisoformat(at) for at in starts if at), default=None)
 
 
 def _finished_at(status: dict[str, Any]) -> datetime | None:
@@ -180,14 +200,10 @@ def list_node_pods(api: ApiClient, node_name: str) -> list[Pod]:
     return _list(api, f"spec.nodeName={node_name}")
 
 
-def delete_run_pods(api: ApiClient, selector: Mapping[str, str], run: str) -> list[str]:
-    """Delete the pods of a run on this pool, and return their names as namespace/name.
-
-    `run` is the hash of the run's DemandKey. A pod that is replaced by another of the same name is left alone.
-    """
+def list_run_pods(api: ApiClient, selector: Mapping[str, str], run: str) -> list[Pod]:
+    """Return the pods of a run on this pool, those that are ending too; `run` is the hash of the run's DemandKey."""
     raw = list_items(api, "/api/v1/pods", resource="pods", labelSelector=f"{RUN_LABEL}={run}")
-    pods = [pod for pod in map(Pod.parse, raw) if pod.selects(selector) and not pod.deleting]
-    return [str(pod) for pod in pods if delete_pod(api, pod)]
+    return [pod for pod in map(Pod.parse, raw) if pod.selects(selector)]
 
 
 def delete_pod(api: ApiClient, pod: Pod) -> bool:

@@ -159,14 +159,12 @@ class EnsureGpuPoolOperator(BaseOperator):
         return few
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_key
+        from airflow_gpu_provider.run_identity import run_key
         from airflow_gpu_provider.scaling.autoscaling import check_autoscaler
-        from airflow_gpu_provider.scaling.session import open_pool
 
         self._check_scale_down_is_to_come(context)
         nodes = self._wanted_nodes()
-        owner = f"{installation_id()}/{context['ti'].dag_id}"
-        reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+        reconciler = self._open(context)
         check_autoscaler(reconciler.api, self.gpu_pool, datetime.now(UTC))
         plan = reconciler.platform.plan(nodes)
         for line in plan.lines():
@@ -178,7 +176,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         reconciler.platform.check_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         with _gives_up_on_failure(self, reconciler, key):
             reconciler.platform.apply(plan, self.log.info)
-            result = self._wait(reconciler, key, nodes, owner, context)
+            result = self._wait(reconciler, key, nodes, context)
             self._stop.check()
             return result
 
@@ -202,7 +200,13 @@ class EnsureGpuPoolOperator(BaseOperator):
                 pool=self.gpu_pool.name,
             )
 
-    def _wait(self, reconciler: Reconciler, key: DemandKey, nodes: int, owner: str, context: Context) -> dict[str, Any]:
+    def _open(self, context: Context) -> Reconciler:
+        from airflow_gpu_provider.run_identity import lock_holder
+        from airflow_gpu_provider.scaling.session import open_pool
+
+        return open_pool(self.gpu_pool, owner=_owner(context), holder=lock_holder(context), say=self.log.info)
+
+    def _wait(self, reconciler: Reconciler, key: DemandKey, nodes: int, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import lock_holder, run_ends_by
         from airflow_gpu_provider.scaling.waits import NodesWait
 
@@ -227,10 +231,10 @@ class EnsureGpuPoolOperator(BaseOperator):
         if progress.error:
             raise progress.error
         if progress.result is not None:
-            return self._finish(dict(progress.result), context)
+            return self._finish(reconciler, dict(progress.result), context)
         if self.deferrable:
-            self._defer(wait, reconciler, owner, lock_holder(context))
-        return self._finish(self._block(wait, reconciler), context)
+            self._defer(wait, reconciler, _owner(context), lock_holder(context))
+        return self._finish(reconciler, self._block(wait, reconciler), context)
 
     def _warm_image(self, reconciler: Reconciler) -> str:
         """Return the placeholders' image, with all in place that they need; empty where none are wanted."""
@@ -276,7 +280,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         if event["status"] != "done":
             self._give_up(context)
             raise GpuError.from_record(event["error"])
-        return self._finish(event["result"], context)
+        return self._finish(self._open(context), event["result"], context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Give the demand up also where the trigger itself died, or Airflow's own deferral timeout came first."""
@@ -293,14 +297,13 @@ class EnsureGpuPoolOperator(BaseOperator):
             ) from error
 
     def _give_up(self, context: Context) -> None:
-        from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_key
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.run_identity import run_key
 
-        owner = f"{installation_id()}/{context['ti'].dag_id}"
-        reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
-        _release_quietly(self, reconciler, run_key(context, self.gpu_pool.name, self.block_id))
+        _release_quietly(self, self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
 
-    def _finish(self, result: dict[str, Any], context: Context) -> dict[str, Any]:
+    def _finish(self, reconciler: Reconciler, result: dict[str, Any], context: Context) -> dict[str, Any]:
+        if result["nodes"]:
+            _note_machines(self, reconciler)
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         names = ", ".join(f"{n['name']}{_kind_of(n)}" for n in result["nodes"])
         self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names or "none yet, they come when pods do")
@@ -329,6 +332,21 @@ def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> in
     now = datetime.now(UTC)
     leases = list_demand(reconciler.api, reconciler.pool.name)
     return nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
+
+
+def _owner(context: Context) -> str:
+    """Return who writes the groups' spec."""
+    from airflow_gpu_provider.run_identity import installation_id
+
+    return f"{installation_id()}/{context['ti'].dag_id}"
+
+
+def _note_machines(operator: EnsureGpuPoolOperator, reconciler: Reconciler) -> None:
+    """Write down which machines there are, for those that are gone before scale-down looks; it fails no task."""
+    try:
+        reconciler.note_machines()
+    except GpuError as error:
+        operator.log.warning("The machines could not be written down for the run's bill: %s", error)
 
 
 def _kind_of(node: dict[str, Any]) -> str:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
-from kubernetes.client import V1DeleteOptions, V1Pod, V1Preconditions
+from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
-from airflow_gpu_provider.cluster.pods import UNCOLLECTED
+from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
+from airflow_gpu_provider.cluster.usage import note_pods
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pool_hook import PoolHook
@@ -79,9 +81,9 @@ class TaskPods:
         """Delete with a client of its own, for the interrupted code may hold locks; failures are logged."""
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
         try:
-            self._hook.new_client().delete_namespaced_pod(
-                pod.metadata.name, pod.metadata.namespace, body=_only(pod, **options)
-            )
+            client = self._hook.new_client()
+            last = client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod, **options))
+            _note_use(client, last)  # after it: the process may be ended any moment, and a pod that runs costs more
         except (ApiException, HTTPError, GpuError) as error:
             if getattr(error, "status", None) != 404:
                 _log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
@@ -89,6 +91,7 @@ class TaskPods:
     def mark_collected(self, pod: V1Pod) -> None:
         """Let the node of a kept pod go: its log and result are read."""
         patch = {"metadata": {"annotations": {UNCOLLECTED: None}}}
+        _note_use(self._hook.core_v1_client, pod)
         try:
             self._hook.core_v1_client.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
         except (ApiException, HTTPError) as error:
@@ -96,14 +99,28 @@ class TaskPods:
 
 
 class CarefulPodManager(PodManager):
-    """Deletes a pod only if it is the one that was read, and not another one of its name."""
+    """Deletes a pod only if it is the one that was read, and not another one of its name.
+
+    When it ran is written down before, for its run's bill.
+    """
 
     def delete_pod(self, pod: V1Pod) -> None:
+        _note_use(self._client, pod)
         try:
             self._client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod))
         except ApiException as error:
             if error.status not in (404, 409):
                 raise
+
+
+def _note_use(client: CoreV1Api, pod: Any) -> None:
+    """Write down when and where the pod ran; a bill that is too low is no reason for a task to fail."""
+    try:
+        raw = client.api_client.sanitize_for_serialization(pod)
+        if "phase" in (raw.get("status") or {}):  # a delete that is done at once answers with a Status
+            note_pods(client.api_client, [Pod.parse(raw)], datetime.now(UTC))
+    except (GpuError, ApiException, HTTPError) as error:
+        _log.warning("When pod %s ran could not be written down for the run's bill: %s", pod.metadata.name, error)
 
 
 def attempt_of(pod: V1Pod) -> int:

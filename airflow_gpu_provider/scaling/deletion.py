@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from airflow_gpu_provider.cluster import usage
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.demand import LEASES, give_up, list_demand
 from airflow_gpu_provider.cluster.lock import PoolLock
@@ -40,9 +41,10 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
 
 
 def forget_pool(reconciler: Reconciler) -> None:
-    """Delete the lock's own object where the pool is gone and nobody has begun to want it again."""
+    """Delete the ledger, and the lock's own object, where the pool is gone and nobody has begun to want it again."""
     if list_demand(reconciler.api, reconciler.pool.name):
         return
+    usage.forget(reconciler.api, reconciler.pool.name)
     lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
     path = f"{LEASES}/{lock.name}"
     try:

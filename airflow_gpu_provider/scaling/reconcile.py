@@ -15,12 +15,13 @@ from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_node, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
-from airflow_gpu_provider.cluster.pods import Pod, delete_pod, delete_run_pods, list_node_pods, list_pool_pods
+from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_node_pods, list_pool_pods, list_run_pods
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.claims import check_claims, claimed
 from airflow_gpu_provider.scaling.decisions import Decision, decide
 from airflow_gpu_provider.scaling.hard_to_get import Ask
+from airflow_gpu_provider.scaling.ledger import Ledger
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue, live_leases
 from airflow_gpu_provider.workload_placement import tolerations_of
@@ -82,6 +83,7 @@ class Reconciler:
         self.holder = holder
         self._say = say
         self._clock = clock or SystemClock()
+        self.ledger = Ledger(api, pool, say)
 
     def snapshot(self) -> PoolSnapshot:
         """Read everything that a decision looks at."""
@@ -134,6 +136,7 @@ class Reconciler:
             writes.set_switch()
             lock.check()
             write_demand(self.api, lease)
+            self.ledger.begin(key, before.now, until)
             return writes.outcome()
 
     def reconcile(self) -> Outcome:
@@ -172,6 +175,7 @@ class Reconciler:
         if all(lease.key != key for lease in list_demand(self.api, self.pool.name)):
             return self.reconcile()
         with self._lock() as lock:
+            self.ledger.end(key, self._clock.now())
             lock.check()
             give_up(self.api, key)
             snapshot = self.snapshot()
@@ -184,16 +188,23 @@ class Reconciler:
         with self._lock() as lock:
             if lease not in list_demand(self.api, self.pool.name):
                 return False
+            self.ledger.end(lease.key, self._clock.now())
             lock.check()
             return give_up(self.api, lease.key)
 
     def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
         """Delete exactly these pods, and return the names of those that were there, as namespace/name."""
-        return [str(pod) for pod in pods if delete_pod(self.api, pod)]
+        leaving = tuple(pods)
+        self.ledger.pods(leaving, self._clock.now())
+        return [str(pod) for pod in leaving if not pod.deleting and delete_pod(self.api, pod)]
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
-        return delete_run_pods(self.api, self.pool.node_selector, key.hash)
+        return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
+
+    def note_machines(self) -> None:
+        """Write down which machines the pool has now, for the bills of its runs."""
+        self.ledger.machines(self.snapshot())
 
     # -- one write each, the caller has checked the lock -----------------------------------------------------
 
@@ -268,8 +279,10 @@ class _Writes:
             self._uncordon(self._nodes[name])
         self._warm()
         self._grow(self._shrink())
+        self._on.ledger.machines(self._snapshot)
         self._release()
         for key in self._decision.forget:
+            self._on.ledger.end(key, self._snapshot.now)
             self._lock.check()
             give_up(self._on.api, key)
         return Outcome(snapshot=self._snapshot, decision=self._decision, said=tuple(self._said))

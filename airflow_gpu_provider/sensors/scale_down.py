@@ -43,7 +43,9 @@ class ScaleDownSensor(BaseSensorOperator):
         retries: Default 3, half a minute apart.
 
     Returns:
-        `{"pool", "nodes", "desired", "kept": [...], "seconds"}`.
+        `{"pool", "nodes", "desired", "kept": [...], "seconds", "usage"}`; `usage` is what the run's nodes did and cost:
+        `{"machines", "node_seconds": {"booting", "working", "idle"}, "cost": {the same, and "total"}}`, with "unknown"
+        where the pool has no `price_per_hour` for a machine. It is not there if the cluster did not say.
 
     Raises:
         PoolNotReleased: Something did not go in time; the message names it.
@@ -87,13 +89,13 @@ class ScaleDownSensor(BaseSensorOperator):
         progress = self._first_leg(context)
         if progress.result is None:
             self._defer(context)
-        return self._finish(dict(progress.result or {}))
+        return self._finish(context, dict(progress.result or {}))
 
     def poke(self, context: Context) -> PokeReturnValue:
         progress = self._release(context)
         if progress.error:
             raise progress.error
-        return PokeReturnValue(progress.done, self._finish(dict(progress.result)) if progress.result else None)
+        return PokeReturnValue(progress.done, self._finish(context, dict(progress.result)) if progress.result else None)
 
     def _first_leg(self, context: Context) -> Progress:
         """Release, and look for a few seconds whether that was all: a deferral costs several seconds by itself."""
@@ -161,13 +163,29 @@ class ScaleDownSensor(BaseSensorOperator):
         """Go on when the trigger has an event: return what it found, or raise its error."""
         if event["status"] != "done":
             raise GpuError.from_record(event["error"])
-        return self._finish(event["result"])
+        return self._finish(context, event["result"])
 
-    def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
+    def _finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         self._say(
             "Pool {pool} is released after {seconds} s: {nodes} nodes left, desired size {desired}.".format(**result)
         )
-        return result
+        try:
+            usage = self._usage(context)
+        except GpuError as error:
+            self.log.warning("The machines are gone, and what they cost is not known: %s", error)
+            return result
+        return {**result, "usage": usage}
+
+    def _usage(self, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.run_identity import run_key
+        from airflow_gpu_provider.sensors import run_bill
+
+        key = run_key(context, self.gpu_pool.name, self.block_id)
+        reconciler = self._reconciler if self._wait else self._open(context)
+        bill = reconciler.ledger.bill(key)
+        run_bill.tell(self.log, key, bill)
+        run_bill.measure(key, bill)
+        return bill.to_json()
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Turn the death of the trigger into an error that is tried again; Airflow's own sensor timeout is final."""

@@ -6,6 +6,7 @@ import asyncio
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -13,6 +14,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.demand import LEASES, DemandKey
 from airflow_gpu_provider.cluster.informer import connected
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.usage import note_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -105,11 +108,14 @@ class GpuPodTrigger(BaseTrigger):
         path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
         try:
             async with self._connected() as api:
+                last = await api.get(path)
                 is_deleted = await api.delete(path, uid=wait.uid, grace_period_seconds=self.record.get("grace_seconds"))
         except GpuError as error:
             self.log.error("Pod %s could not be deleted, and runs until its deadline: %s", wait.name, error)
             return
         self.log.info("Pod %s %s.", wait.name, "is deleted" if is_deleted else "was gone already")
+        if is_deleted and last:
+            await asyncio.to_thread(self._note_use, last)
         await self._release()
 
     async def _release(self) -> None:
@@ -131,6 +137,15 @@ class GpuPodTrigger(BaseTrigger):
         holder = f"{self.record['holder']}+trigger"
         reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
         release_unattended(reconciler, key, say=self.log.info)
+
+    def _note_use(self, pod: dict[str, Any]) -> None:
+        """Write down when the pod ran, for its run's bill."""
+        name = pod["metadata"]["name"]
+        try:
+            api = cluster_access(deserialize_pool(self.record["pool"])).api_client()
+            note_pods(api, [Pod.parse(pod)], datetime.now(UTC))
+        except GpuError as error:
+            self.log.warning("When pod %s ran could not be written down for the run's bill: %s", name, error)
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
         pool = deserialize_pool(self.record["pool"])

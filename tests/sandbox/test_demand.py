@@ -25,7 +25,7 @@ from airflow_gpu_provider.cluster.demand import (
 )
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node, cordon, list_nodes, uncordon
-from airflow_gpu_provider.cluster.pods import RUN_LABEL, delete_run_pods, list_pool_pods
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
@@ -282,14 +282,13 @@ def test_the_pool_s_pods_are_those_on_its_nodes_and_those_that_wait_for_it(
     assert found[f"waiting-{pool}"].node is None
 
 
-def test_only_the_run_s_pods_on_this_pool_are_deleted(api: Any, pool: str, pods: list[str]) -> None:
+def test_only_the_run_s_pods_on_this_pool_are_its_own(api: Any, pool: str, pods: list[str]) -> None:
     run, other = lease(pool).key.hash, lease(pool, "manual__2").key.hash
     pods.append(a_pod(api, f"mine-{pool}", labels={RUN_LABEL: run}, nodeSelector={POOL_LABEL: pool}))
     pods.append(a_pod(api, f"theirs-{pool}", labels={RUN_LABEL: other}, nodeSelector={POOL_LABEL: pool}))
     pods.append(a_pod(api, f"no-pool-{pool}", labels={RUN_LABEL: run}))
 
-    assert delete_run_pods(api, {POOL_LABEL: pool}, run) == [f"default/mine-{pool}"]
-    assert {pod.name for pod in list_pool_pods(api, {POOL_LABEL: pool}, [])} == {f"theirs-{pool}"}
+    assert [pod.name for pod in list_run_pods(api, {POOL_LABEL: pool}, run)] == [f"mine-{pool}"]
 
 
 def test_apply_says_what_it_did(api: Any, pool: str) -> None:

@@ -1,0 +1,292 @@
+"""The ledger of a pool: when runs wanted nodes, when their pods worked, when machines came and were last seen.
+
+Facts for a run's bill that its objects take with them: a pod is written down before it is deleted, a machine before it
+is released. They are kept in Leases beside the demand, one for each run and one for each pool's machines, so that
+tries, crashes and other processes find them; writing them again changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.cluster.demand import LEASES, DemandKey, create_lease
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
+from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+KEEP_FOR = timedelta(days=2)
+"""How long the facts of a run that is over are kept, for a scale-down that is tried again and for runs beside it."""
+
+_PREFIX = "airflow-gpu-provider/"
+_KIND = f"{_PREFIX}kind"
+_PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+_TRIES = 8
+
+Span = tuple[datetime, datetime]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineUse:
+    """What is known of one machine of a pool.
+
+    Attributes:
+        launched_at: When the cloud launched it, else when its node was created.
+        usable_at: When its node became Ready first; None while nobody has seen it so.
+        seen_until: When it was last seen, which is just before it was released; afterwards it is not paid for.
+        group: Its group; empty where only a pod's node told of it.
+        market: As the group's candidate has it; empty where the group is not known.
+    """
+
+    id: str
+    node: str = ""
+    group: str = ""
+    market: str = ""
+    launched_at: datetime
+    usable_at: datetime | None = None
+    seen_until: datetime
+
+    @classmethod
+    def of_node(cls, node: Node, now: datetime) -> Self:
+        """Return what a node tells of its machine."""
+        ready_at = node.ready_changed_at if node.ready else None
+        return cls(id=node.machine, node=node.name, launched_at=node.created_at, usable_at=ready_at, seen_until=now)
+
+    def merged(self, other: MachineUse) -> MachineUse:
+        """Return what both know of the machine."""
+        ready = [at for at in (self.usable_at, other.usable_at) if at]
+        return replace(
+            self,
+            node=self.node or other.node,
+            group=self.group or other.group,
+            market=self.market or other.market,
+            launched_at=min(self.launched_at, other.launched_at),
+            usable_at=min(ready, default=None),
+            seen_until=max(self.seen_until, other.seen_until),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunUsage:
+    """What is known of one run's use of a pool.
+
+    Attributes:
+        wanted: When it wanted nodes. The last span ends at the demand's `until` while it still wants them.
+        open: Whether it still wants them.
+        worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
+    """
+
+    key: DemandKey
+    wanted: tuple[Span, ...] = ()
+    open: bool = False
+    worked: Mapping[str, tuple[Span, ...]]
+
+    @classmethod
+    def new(cls, key: DemandKey) -> Self:
+        return cls(key=key, worked={})
+
+    def begun(self, at: datetime, until: datetime) -> RunUsage:
+        """Return it with nodes wanted from `at` to `until`, or longer where it wants some already."""
+        if self.open:
+            return replace(self, wanted=(*self.wanted[:-1], (self.wanted[-1][0], until)))
+        return replace(self, wanted=(*self.wanted, (at, until)), open=True)
+
+    def ended(self, at: datetime) -> RunUsage:
+        """Return it with nothing wanted from `at` on."""
+        if not self.open:
+            return self
+        since, until = self.wanted[-1]
+        return replace(self, wanted=(*self.wanted[:-1], (since, max(since, min(at, until)))), open=False)
+
+    def with_work(self, node: str, span: Span) -> RunUsage:
+        """Return it with a pod's time on a node added."""
+        return replace(self, worked={**self.worked, node: union((*self.worked.get(node, ()), span))})
+
+
+def union(spans: Iterable[Span]) -> tuple[Span, ...]:
+    """Return the times that any of the spans covers, sorted and not overlapping; empty spans are left out."""
+    found: list[Span] = []
+    for start, end in sorted(span for span in spans if span[0] < span[1]):
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((start, end))
+    return tuple(found)
+
+
+# -- writing it down -----------------------------------------------------------------------------------------
+
+
+def note_begin(api: ApiClient, key: DemandKey, at: datetime, until: datetime) -> None:
+    """Write down that a run wants nodes from now on; facts of runs that are long over go."""
+    _amend_run(api, key, lambda usage: usage.begun(at, until))
+    _forget_old(api, key.pool, at - KEEP_FOR)
+
+
+def note_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
+    """Write down that a run wants nothing any more; where nothing is known of it, nothing is written."""
+    if any(usage.key == key and usage.open for usage in read_runs(api, key.pool)):
+        _amend_run(api, key, lambda usage: usage.ended(at))
+
+
+def note_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
+    """Write down when these pods ran; those that do not say whose they are, and those without GPUs, are left out."""
+    for pod in pods:
+        span = pod.ran(now)
+        if pod.owner is None or pod.node is None or not pod.gpus or pod.placeholder or span is None:
+            continue
+        node = pod.node
+        _amend_run(api, pod.owner, lambda usage, node=node, span=span: usage.with_work(node, span))  # type: ignore[misc]
+
+
+def note_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]) -> None:
+    """Write down what is known of machines."""
+    seen = {machine.id: machine for machine in machines}
+    if not seen:
+        return
+
+    def amend(notes: dict[str, str]) -> dict[str, str]:
+        known = _machines(notes)
+        oldest = max(each.seen_until for each in seen.values()) - KEEP_FOR
+        merged = {each.id: known[each.id].merged(each) if each.id in known else each for each in seen.values()}
+        kept = {id_: each for id_, each in {**known, **merged}.items() if each.seen_until > oldest}
+        return {f"{_PREFIX}machines": json.dumps([_machine_to_json(each) for each in kept.values()])}
+
+    labels = {_KIND: "machines", POOL_LABEL: pool_name}
+    _amend(api, f"machines-{pool_name}", labels, amend)
+
+
+def _amend_run(api: ApiClient, key: DemandKey, change: Callable[[RunUsage], RunUsage]) -> None:
+    def amend(notes: dict[str, str]) -> dict[str, str]:
+        return _run_to_notes(change(_run(key, notes)))
+
+    labels = {_KIND: "usage", POOL_LABEL: key.pool, RUN_LABEL: key.hash}
+    _amend(api, f"usage-{key.hash}", labels, amend)
+
+
+def _amend(
+    api: ApiClient, name: str, labels: Mapping[str, str], change: Callable[[dict[str, str]], dict[str, str]]
+) -> None:
+    """Read a Lease's annotations and write what `change` makes of them, anew where somebody wrote meanwhile."""
+    path = f"{LEASES}/{name}"
+    for _ in range(_TRIES):
+        manifest: dict[str, Any] = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "metadata": {"name": name},
+            "spec": {},
+        }
+        try:
+            before: dict[str, Any] | None = call(api, "get", path, resource="leases")
+        except ObjectNotFound:
+            before = None
+        notes = dict((before or {}).get("metadata", {}).get("annotations") or {})
+        after = change(notes)
+        if after == notes:
+            return
+        manifest["metadata"] |= {"labels": {**_PART_OF, **labels}, "annotations": after}
+        try:
+            if before is None:
+                create_lease(api, manifest)
+            else:
+                manifest["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
+                call(api, "update", path, resource="leases", body=manifest)
+        except (ObjectChanged, ObjectNotFound):
+            time.sleep(random.uniform(0.05, 0.4))
+            continue
+        return
+    raise ObjectChanged(f"Lease {name} changed each time that it was to be written.")
+
+
+def forget(api: ApiClient, pool_name: str) -> None:
+    """Delete all that is written down of a pool; it is gone."""
+    names = [f"usage-{usage.key.hash}" for usage in read_runs(api, pool_name)]
+    for name in (*names, f"machines-{pool_name}"):
+        _delete(api, name)
+
+
+def _forget_old(api: ApiClient, pool_name: str, before: datetime) -> None:
+    for usage in read_runs(api, pool_name):
+        if not usage.wanted or usage.wanted[-1][1] < before:
+            _delete(api, f"usage-{usage.key.hash}")
+
+
+def _delete(api: ApiClient, name: str) -> None:
+    with suppress(ObjectNotFound):
+        call(api, "delete", f"{LEASES}/{name}", resource="leases")
+
+
+# -- reading it ----------------------------------------------------------------------------------------------
+
+
+def read_runs(api: ApiClient, pool_name: str) -> tuple[RunUsage, ...]:
+    """Return what is known of the runs that used a pool lately."""
+    found = []
+    for raw in list_items(api, LEASES, resource="leases", labelSelector=f"{_KIND}=usage,{POOL_LABEL}={pool_name}"):
+        found.append(_run(DemandKey.parse(raw), raw["metadata"]["annotations"]))
+    return tuple(found)
+
+
+def read_machines(api: ApiClient, pool_name: str) -> tuple[MachineUse, ...]:
+    """Return what is known of the machines that a pool had lately."""
+    try:
+        raw = call(api, "get", f"{LEASES}/machines-{pool_name}", resource="leases")
+    except ObjectNotFound:
+        return ()
+    return tuple(_machines(raw["metadata"].get("annotations") or {}).values())
+
+
+def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
+    said = json.loads(notes.get(f"{_PREFIX}usage", "{}"))
+    return RunUsage(
+        key=key,
+        wanted=_spans(said.get("wanted", ())),
+        open=bool(said.get("open")),
+        worked={node: _spans(spans) for node, spans in said.get("worked", {}).items()},
+    )
+
+
+def _run_to_notes(usage: RunUsage) -> dict[str, str]:
+    said = {
+        "wanted": [[format_time(at) for at in span] for span in usage.wanted],
+        "open": usage.open,
+        "worked": {node: [[format_time(at) for at in span] for span in spans] for node, spans in usage.worked.items()},
+    }
+    return {**usage.key.annotations, f"{_PREFIX}usage": json.dumps(said)}
+
+
+def _spans(raw: Iterable[Any]) -> tuple[Span, ...]:
+    return tuple((datetime.fromisoformat(start), datetime.fromisoformat(end)) for start, end in raw)
+
+
+def _machines(notes: Mapping[str, str]) -> dict[str, MachineUse]:
+    found = {}
+    for said in json.loads(notes.get(f"{_PREFIX}machines", "[]")):
+        names = [name for name in ("launched_at", "usable_at", "seen_until") if said[name]]
+        times = {name: datetime.fromisoformat(said[name]) for name in names}
+        found[said["id"]] = MachineUse(**{**said, **times})
+    return found
+
+
+def _machine_to_json(machine: MachineUse) -> dict[str, Any]:
+    return {
+        "id": machine.id,
+        "node": machine.node,
+        "group": machine.group,
+        "market": machine.market,
+        "launched_at": format_time(machine.launched_at),
+        "usable_at": format_time(machine.usable_at) if machine.usable_at else None,
+        "seen_until": format_time(machine.seen_until),
+    }

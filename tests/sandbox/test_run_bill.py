@@ -1,0 +1,110 @@
+"""What a night cost: told by scale-down from what the cluster kept, however often it is asked and whoever has gone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from airflow.providers.common.compat.sdk import Stats
+
+from airflow_gpu_provider.cluster.usage import read_machines, read_runs
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import run
+
+NIGHT = "scheduled__2026-01-01T02:00:00+00:00"
+PHASES = ("booting", "working", "idle")
+
+
+@pytest.fixture
+def pool(
+    gpu_sandbox: Sandbox, gpu_sandbox_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EksGpuPool]:
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    pool = EksGpuPool(
+        name="billed",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=["g6.xlarge"],
+        capacity_types=["SPOT", "ON_DEMAND"],
+        zones=[gpu_sandbox.zones[0]],
+        max_nodes=2,
+        price_per_hour={"spot": 360.0, "on-demand": 3600.0},
+    )
+    yield pool
+    gpu_sandbox.faults.clear()
+    scale_down(pool)
+
+
+def ensure(pool: EksGpuPool, nodes: int) -> dict[str, Any]:
+    result: dict[str, Any] = run(
+        EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=nodes, deferrable=False), run_id=NIGHT
+    )
+    return result
+
+
+def train(pool: EksGpuPool, task_id: str, seconds: int, **arguments: Any) -> None:
+    cmds = ["python", "-c", f"import time; time.sleep({seconds})"]
+    run(
+        GpuPodOperator(task_id=task_id, gpu_pool=pool, gpus=1, image="python:3.12", cmds=cmds, **arguments),
+        run_id=NIGHT,
+    )
+
+
+def scale_down(pool: EksGpuPool) -> dict[str, Any]:
+    usage: dict[str, Any] = run(ScaleDownSensor(task_id="zero", gpu_pool=pool), run_id=NIGHT)["usage"]
+    return usage
+
+
+def test_a_night_on_spot_and_on_demand(
+    pool: EksGpuPool,
+    gpu_sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """The prices make a second on spot cost 0.1, and one on demand 1."""
+    gauges: dict[str, float] = {}
+    monkeypatch.setattr(Stats, "gauge", lambda stat, value, **_: gauges.update({stat: value}))
+    assert [node["capacity_type"] for node in ensure(pool, 1)["nodes"]] == ["SPOT"]
+    gpu_sandbox.faults.add(Stockout(market="spot"))
+    assert sorted(node["capacity_type"] for node in ensure(pool, 2)["nodes"]) == ["ON_DEMAND", "SPOT"]
+    run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=pool, deferrable=False), run_id=NIGHT)
+    train(pool, "deleted_at_its_end", 4)
+    train(pool, "kept_until_scale_down", 3, on_finish_action="keep_pod")
+
+    usage = scale_down(pool)
+
+    reconciler = open_pool(pool, owner="", holder="a test", say=print)
+    (facts,) = read_runs(reconciler.api, pool.name)
+    worked = {node: sum((end - start).total_seconds() for start, end in spans) for node, spans in facts.worked.items()}
+    assert 7 <= usage["node_seconds"]["working"] == pytest.approx(sum(worked.values()), abs=0.1)
+    assert usage["machines"] == 2
+    assert usage["node_seconds"]["booting"] > 2, "two machines boot"
+    machines = read_machines(reconciler.api, pool.name)
+    assert {machine.market for machine in machines} == {"SPOT", "ON_DEMAND"}
+    rate = {"SPOT": 0.1, "ON_DEMAND": 1.0}
+    lives = [(rate[one.market], (one.seen_until - one.launched_at).total_seconds()) for one in machines]
+    assert sum(usage["node_seconds"].values()) == pytest.approx(sum(life for _, life in lives), abs=1)
+    assert usage["cost"]["total"] == pytest.approx(sum(price * life for price, life in lives), abs=1)
+    assert gauges["gpu_provider.node_seconds.working"] == pytest.approx(usage["node_seconds"]["working"], abs=0.1)
+    assert gauges["gpu_provider.cost.idle"] == pytest.approx(usage["cost"]["idle"], abs=0.01)
+    assert "of the run's node time on pool billed was idle" in capfd.readouterr().out
+
+    assert scale_down(pool) == usage, "another try says the same"
+    unpriced = scale_down(replace(pool, price_per_hour=None))
+    assert unpriced["node_seconds"] == usage["node_seconds"]
+    assert unpriced["cost"] == dict.fromkeys((*PHASES, "total"), "unknown")
+
+
+def test_a_run_that_had_no_machine_used_nothing(pool: EksGpuPool) -> None:
+    nothing = run(ScaleDownSensor(task_id="zero", gpu_pool=pool), run_id="another")["usage"]
+    assert nothing["node_seconds"] == dict.fromkeys(PHASES, 0.0)
+    assert nothing["cost"]["total"] == 0
