@@ -15,7 +15,7 @@ from benchmarks.figure import Figure, table
 
 DOCUMENT = Path("docs/performance.md")
 REPORT = Path("build/bench.json")
-BEGIN, END = "<!-- begin of the table -->", "<!-- end of the table -->"
+SIDE_BY_SIDE, WHAT_GROWS = "side by side", "what grows"
 
 
 def main() -> None:
@@ -27,14 +27,22 @@ def main() -> None:
         print("== how soon allocatable GPUs are heard of", flush=True)
         figures += ready_nodes.measure(api)
         print("== what waiting for pods costs", flush=True)
-        figures += waiting_pods.measure(api)
+        waiting, grown = waiting_pods.measure(api)
+        figures += waiting
     print("\n".join(table(figures)))
     REPORT.parent.mkdir(exist_ok=True)
     REPORT.write_text(json.dumps([asdict(figure) | {"ratio": figure.ratio} for figure in figures], indent=2) + "\n")
-    text = DOCUMENT.read_text()
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    DOCUMENT.write_text("\n".join([before + BEGIN, *table(figures), END + after]))
+    text = _with_table(DOCUMENT.read_text(), SIDE_BY_SIDE, table(figures))
+    DOCUMENT.write_text(_with_table(text, WHAT_GROWS, grown))
+
+
+def _with_table(text: str, name: str, lines: list[str]) -> str:
+    """Put a table between its marks in a document."""
+    begin, end = f"<!-- begin: {name} -->", f"<!-- end: {name} -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{DOCUMENT} should have {begin} and {end} once")
+    before, _, rest = text.partition(begin)
+    return "\n".join([before + begin, *lines, end + rest.partition(end)[2]])
 
 
 if __name__ == "__main__":

@@ -30,12 +30,12 @@ class PlayedPods:
         self._api = api
         self._leases = client.CoordinationV1Api(api.api_client)
         self._names: list[str] = []
+        self._nodes: list[str] = []
         self._over = threading.Event()
         self._renewal = threading.Thread(target=self._renew, name="played-kubelet", daemon=True)
 
     def __enter__(self) -> PlayedPods:
-        spec = {"metadata": {"name": NODE}, "spec": {"taints": [{"key": "played", "effect": "NoSchedule"}]}}
-        self._api.create_node(spec)
+        self.add_node(NODE, {})
         self._renewal.start()
         return self
 
@@ -45,7 +45,18 @@ class PlayedPods:
         self._over.set()
         self._renewal.join()
         self.delete()
-        self._api.delete_node(NODE)
+        for name in self._nodes:
+            self._api.delete_node(name)
+
+    def add_node(self, name: str, labels: dict[str, str]) -> None:
+        """Let there be a Ready Node on which nothing is scheduled."""
+        taints = [{"key": "played", "effect": "NoSchedule"}]
+        self._api.create_node({"metadata": {"name": name, "labels": labels}, "spec": {"taints": taints}})
+        conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played"}]
+        self._api.patch_node_status(name, {"status": {"conditions": conditions, "capacity": {"pods": "5000"}}})
+        spec = {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": _now(micro=True)}
+        self._leases.create_namespaced_lease("kube-node-lease", {"metadata": {"name": name}, "spec": spec})
+        self._nodes.append(name)
 
     def create(self, count: int, state: State, *, prefix: str, labels: dict[str, str]) -> list[dict[str, str]]:
         """Create pods, and return name and uid of each. What is pending selects a node that there is not."""
@@ -100,15 +111,11 @@ class PlayedPods:
         self._api.patch_namespaced_pod_status(name, "default", {"status": status})
 
     def _renew(self) -> None:
-        """Do what a kubelet does for its Node to stay Ready."""
-        conditions = [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "played"}]
-        self._api.patch_node_status(NODE, {"status": {"conditions": conditions, "capacity": {"pods": "5000"}}})
-        spec = {"holderIdentity": NODE, "leaseDurationSeconds": 40}
-        body = {"metadata": {"name": NODE}, "spec": {**spec, "renewTime": _now(micro=True)}}
-        self._leases.create_namespaced_lease("kube-node-lease", body)
+        """Do what kubelets do for their Nodes to stay Ready."""
         while not self._over.wait(_RENEW_SECONDS):
             renewed = {"spec": {"renewTime": _now(micro=True)}}
-            self._leases.patch_namespaced_lease(NODE, "kube-node-lease", renewed)
+            for name in list(self._nodes):
+                self._leases.patch_namespaced_lease(name, "kube-node-lease", renewed)
 
 
 def _now(*, micro: bool = False) -> str:

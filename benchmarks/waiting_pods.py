@@ -42,19 +42,44 @@ class Cost:
     heard_after: list[float]
 
 
-def measure(api: client.CoreV1Api) -> list[Figure]:
-    """Return the figures for pending and running pods, at each count, and for one pod in each of ten pools."""
-    figures = []
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is waited for: pods, spread over pools, of which the first has nodes."""
+
+    state: State
+    pods: int
+    pools: int = 1
+    nodes: int = 0
+
+    @property
+    def words(self) -> str:
+        pods = f"{self.pods} {self.state} pod{'s' * (self.pods > 1)}"
+        pools = ", each for a pool of its own" if self.pools > 1 else ""
+        return pods + pools + (f", {self.nodes} nodes in the pool" if self.nodes else "")
+
+
+CASES = [
+    *(Case(state="pending", pods=count) for count in COUNTS),
+    *(Case(state="running", pods=count) for count in COUNTS),
+    Case(state="pending", pods=10, pools=10),
+    Case(state="pending", pods=10, nodes=100),
+]
+
+
+def measure(api: client.CoreV1Api) -> tuple[list[Figure], list[str]]:
+    """Return the figures of every case, and the lines of a table of what grows with pods, pools and nodes."""
+    figures: list[Figure] = []
+    grown = ["| waiting for | requests/min | CPU s/min | MiB |", "|---|---|---|---|"]
     with PlayedPods(api) as played:
-        for state in ("pending", "running"):
-            for count in COUNTS:
-                print(f"   {count} {state} pods", flush=True)
-                costs = {side: _cost(api, played, side, count, state) for side in ("ours", "peer")}
-                figures += _figures(f"{count} {state} pod{'s' * (count > 1)}", costs["ours"], costs["peer"])
-        ours = _cost(api, played, "ours", 10, "pending", pools=10)
-        peer = _cost(api, played, "peer", 10, "pending", pools=10)
-        figures += _figures("10 pending pods, each for a pool of its own", ours, peer)
-    return figures
+        for case in CASES:
+            print(f"   {case.words}", flush=True)
+            for number in range(case.nodes):
+                played.add_node(f"played-{number}", {POOL_LABEL: _pool(0)})
+            costs = {side: _cost(api, played, side, case) for side in ("ours", "peer")}
+            figures += _figures(case.words, costs["ours"], costs["peer"])
+            ours = costs["ours"]
+            grown.append(f"| {case.words} | {ours.requests:.4g} | {ours.cpu:.3g} | {ours.memory:.4g} |")
+    return figures, grown
 
 
 def _figures(what: str, ours: Cost, peer: Cost) -> list[Figure]:
@@ -79,24 +104,28 @@ def _percentile(values: Sequence[float], percent: int) -> float:
     return values[0] if len(values) == 1 else statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
-def _cost(api: client.CoreV1Api, played: PlayedPods, side: Side, count: int, state: State, *, pools: int = 1) -> Cost:
+def _pool(number: int) -> str:
+    return f"bench-{number}"
+
+
+def _cost(api: client.CoreV1Api, played: PlayedPods, side: Side, case: Case) -> Cost:
     pods: list[dict[str, str]] = []
-    for number in range(pools):
-        pool = f"bench-{number}"
-        made = played.create(count // pools, state, prefix=f"{side}-{state}-{number}", labels={POOL_LABEL: pool})
-        pods += [{**pod, "pool": pool} for pod in made]
+    for number in range(case.pools):
+        labels, prefix = {POOL_LABEL: _pool(number)}, f"{side}-{case.state}-{number}"
+        made = played.create(case.pods // case.pools, case.state, prefix=prefix, labels=labels)
+        pods += [{**pod, "pool": _pool(number)} for pod in made]
     try:
         idle = _requests_in(api, MEASURE_SECONDS)
         with _Waiter(side, pods) as waiter:
             waiter.wait_settled()
             before, requests = waiter.sample(), _requests_in(api, MEASURE_SECONDS)
             after = waiter.sample()
-            ended = played.end(pods) if state == "running" else {}
+            ended = played.end(pods) if case.state == "running" else {}
             heard = waiter.wait_heard(ended)
     finally:
         played.delete()
     if after["ended"]:
-        raise RuntimeError(f"{after['ended']} of {count} waits ended before their pods did: {waiter.told[:3]}")
+        raise RuntimeError(f"{after['ended']} of {case.pods} waits ended before their pods did: {waiter.told[:3]}")
     minutes = MEASURE_SECONDS / 60
     return Cost(
         requests=max(0.0, requests - idle) / minutes,
