@@ -159,9 +159,13 @@ class AutoScaling:
 
     # -- tags ------------------------------------------------------------------------------------------------
 
-    def put_tags(self, name: str, tags: Mapping[str, str]) -> None:
-        """Put tags on a group, for itself and not for its instances."""
-        entries = [{**_tag(name, key), "Value": value, "PropagateAtLaunch": False} for key, value in tags.items()]
+    def put_tags(self, name: str, tags: Mapping[str, str], *, for_instances: Mapping[str, str]) -> None:
+        """Put tags on a group: for itself, and for the instances that it launches from now on too."""
+        entries = [
+            {**_tag(name, key), "Value": value, "PropagateAtLaunch": is_for_instances}
+            for each, is_for_instances in ((tags, False), (for_instances, True))
+            for key, value in each.items()
+        ]
         if entries:
             self._service.call("create_or_update_tags", Tags=entries)
 

@@ -93,7 +93,7 @@ class Group:
         issues: The cloud's health issues, in its words.
         keeps: Machines that the cloud keeps, whoever wants them: the group's minimum size.
         autoscaler_name: What an autoscaler calls the group in its reports and events.
-        untold: The tags that an autoscaler has to find on the group and does not, or not so, for people.
+        untold: What is not as it should be of the tags by which autoscalers and the bill know the group, for people.
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
         provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
         owned: This package created it. Another is left as it was found, but for its size.
@@ -225,7 +225,7 @@ class Platform(ABC):
         """Take the switch off; fine where there is none."""
 
     def tell_autoscaler(self, groups: Collection[str]) -> None:  # noqa: B027
-        """Put right on these groups what an autoscaler reads there (`Group.untold`). Default: there is nothing."""
+        """Put the tags of these groups right (`Group.untold`). Default: there is nothing."""
 
     @abstractmethod
     def grow(self, sizes: Mapping[str, int]) -> None:

@@ -12,7 +12,7 @@ from airflow_gpu_provider.errors import GroupFailed, PoolSpecError
 from airflow_gpu_provider.platforms import eks_plan
 from airflow_gpu_provider.platforms.aws_clients import in_parallel
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.platforms.eks_autoscaler import ENABLED, tag_change
+from airflow_gpu_provider.platforms.eks_autoscaler import news, tag_change
 from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
 from airflow_gpu_provider.platforms.eks_groups import asg_name, is_owned, why_failed
 from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
@@ -69,8 +69,7 @@ class EksPlatform(EksBase):
         groups = self._groups.read()
         candidates = self.candidates()
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)}, mend=False)
-        # That EKS offers each new group to autoscalers is put right in passing, and is no news.
-        untold = {group.name: [words for words in group.untold if words != f"-{ENABLED}"] for group in observed}
+        untold = {group.name: news(group.untold) for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
@@ -226,7 +225,7 @@ class EksPlatform(EksBase):
         found = self._scaling.groups([asg]).get(asg)
         if found:
             change = tag_change(self._pool, instance_type, found)
-            self._scaling.put_tags(asg, change.put)
+            self._scaling.put_tags(asg, change.put, for_instances=change.put_for_bill)
             self._scaling.remove_tags(asg, change.remove)
 
     # -- the switch, and the end -----------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The tags from which cluster-autoscaler knows an Auto Scaling group, and the nodes that it would have. Pure.
+"""The tags of an Auto Scaling group: by them cluster-autoscaler knows its nodes, and the bill its pool. Pure.
 
 The contract is cluster-autoscaler's own, in cloudprovider/aws/README.md: two tags by which it finds the group, and a
 template of its nodes, for an empty group has none to look at. The tags serve without eks:DescribeNodegroup too.
@@ -7,13 +7,14 @@ template of its nodes, for an empty group has none to look at. The tags serve wi
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.pools.eks import ACCELERATOR_LABEL
 
 DISCOVERY = "k8s.io/cluster-autoscaler"
@@ -23,18 +24,25 @@ TEMPLATE = f"{DISCOVERY}/node-template"
 
 @dataclass(frozen=True, kw_only=True)
 class TagChange:
-    """What has to change in a group's tags: new values by key, and keys that go."""
+    """What has to change in a group's tags: new values by key, and keys that go. Instances get those for the bill."""
 
     put: Mapping[str, str] = field(default_factory=dict)
+    put_for_bill: Mapping[str, str] = field(default_factory=dict)
     remove: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.put or self.remove)
 
     @property
     def words(self) -> tuple[str, ...]:
         """Each change for people, like `+key=value` or `-key`."""
-        return (*(f"+{key}={value}" for key, value in self.put.items()), *(f"-{key}" for key in self.remove))
+        put = {**self.put, **self.put_for_bill}
+        return (*(f"+{key}={value}" for key, value in put.items()), *(f"-{key}" for key in self.remove))
+
+
+def news(words: Iterable[str]) -> list[str]:
+    """Return those of a TagChange's words that a plan tells of.
+
+    What the bill needs, and that EKS offers each new group to autoscalers, is put right in passing.
+    """
+    return [each for each in words if each[1:].startswith(DISCOVERY) and each != f"-{ENABLED}"]
 
 
 def wanted_tags(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
@@ -63,17 +71,24 @@ def node_labels(pool: EksGpuPool, instance_type: str) -> dict[str, str]:
 def tag_change(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -> TagChange:
     """Compare DescribeAutoScalingGroups' answer with what it should be.
 
+    For the bill, EC2 instances get the pool's name and its `tags`: EKS does not hand on those of a node group.
+
     A template that is not wanted goes. So does the tag by which EKS lets a cluster-autoscaler find each group that it
     makes, where this package sets the sizes: two that size one group undo each other's work.
     """
     found = {tag["Key"]: tag.get("Value", "") for tag in asg.get("Tags", ())}
     wanted = wanted_tags(pool, instance_type)
     return TagChange(
-        put={key: value for key, value in wanted.items() if found.get(key) != value},
+        put=_lacking(found, wanted),
+        put_for_bill=_lacking(found, {**pool.tags, POOL_LABEL: pool.name}),
         remove=tuple(
             sorted(key for key in found if key not in wanted and (key == ENABLED or key.startswith(f"{TEMPLATE}/")))
         ),
     )
+
+
+def _lacking(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, str]:
+    return {key: value for key, value in wanted.items() if found.get(key) != value}
 
 
 def missing_tags(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -> dict[str, str]:

@@ -269,7 +269,7 @@ class _Writes:
         if decision.tell:
             self._lock.check()
             platform.tell_autoscaler(decision.tell)
-            self._said.append(f"the tags for cluster-autoscaler are put right on {', '.join(decision.tell)}")
+            self._said.append(f"the tags are put right on {', '.join(decision.tell)}")
 
     def outcome(self) -> Outcome:
         """Do all that comes after the switch."""

@@ -211,11 +211,20 @@ class TestForAutoscaler:
         direct = pools.platform()
         (change,) = pools.applied(direct).changes
         assert "-k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu" in change.detail
-        before.pop(
-            "k8s.io/cluster-autoscaler/enabled"
-        )  # of EKS: an invitation that a pool which sizes itself withdraws
-        assert tags_of(account, GROUP_A) == before
+        # EKS's invitation to autoscalers is withdrawn where the pool sizes its groups itself.
+        del before["k8s.io/cluster-autoscaler/enabled"]
+        assert tags_of(account, GROUP_A) == {**before, "airflow-gpu-provider/pool": "train"}
         eventually(lambda: not direct.plan(1).changes)
+
+    def test_the_bill_of_an_instance_names_its_pool(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready(tags={"team": "ml"})
+        platform.tell_autoscaler([GROUP_A])
+        platform.grow({GROUP_A: 1})
+        (instance_id,) = [machine.id for machine in running(platform, 1).machines]
+        (reservation,) = account.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
+        tags = {tag["Key"]: tag["Value"] for tag in reservation["Instances"][0]["Tags"]}
+        assert (tags["airflow-gpu-provider/pool"], tags["team"]) == (platform._pool.name, "ml")
+        assert not platform.observe()[0].untold
 
     def test_a_tag_that_somebody_changed_is_put_right(self, account: Account, pools: Pools) -> None:
         platform = pools.ready(scaling="autoscaler")

@@ -9,7 +9,14 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.platforms.eks_autoscaler import TagChange, node_labels, tag_change, tag_command, wanted_tags
+from airflow_gpu_provider.platforms.eks_autoscaler import (
+    TagChange,
+    news,
+    node_labels,
+    tag_change,
+    tag_command,
+    wanted_tags,
+)
 from airflow_gpu_provider.platforms.eks_plan import changes
 from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import EksGpuPool
@@ -61,11 +68,23 @@ def test_the_nodes_carry_the_labels_that_the_tags_promise() -> None:
 
 def test_a_group_that_this_package_sizes_is_not_for_autoscalers_to_find() -> None:
     assert wanted_tags(pool(scaling="direct"), TYPE) == {}
-    assert tag_change(pool(scaling="direct"), TYPE, asg(BY_EKS)).words == ("-k8s.io/cluster-autoscaler/enabled",)
+    assert tag_change(pool(scaling="direct"), TYPE, asg(BY_EKS)).remove == ("k8s.io/cluster-autoscaler/enabled",)
     told = {**BY_EKS, **wanted_tags(pool(), TYPE), "team": "ml"}
     change = tag_change(pool(scaling="direct"), TYPE, asg(told))
     assert not change.put
     assert set(change.remove) == {key for key in told if "node-template" in key or key.endswith("/enabled")}
+
+
+def test_the_bill_knows_the_pool_and_what_the_user_says_by_tags_of_the_instances() -> None:
+    change = tag_change(pool(scaling="direct", tags={"team": "ml"}), TYPE, asg({**BY_EKS, "team": "web"}))
+    assert change.put_for_bill == {"airflow-gpu-provider/pool": "train", "team": "ml"}
+    assert change.put == {}
+    assert news(change.words) == []
+
+
+def test_a_plan_tells_of_what_autoscalers_read() -> None:
+    change = tag_change(pool(), TYPE, asg(BY_EKS))
+    assert news(change.words) == [f"+{key}={value}" for key, value in change.put.items()]
 
 
 keys = st.sampled_from([*wanted_tags(pool(), TYPE), "team", "k8s.io/cluster-autoscaler/node-template/label/old"])
@@ -74,7 +93,8 @@ keys = st.sampled_from([*wanted_tags(pool(), TYPE), "team", "k8s.io/cluster-auto
 @given(found=st.dictionaries(keys, st.sampled_from(["true", "owned", "train", "4", "x"])))
 def test_after_the_change_nothing_differs(found: dict[str, str]) -> None:
     change = tag_change(pool(), TYPE, asg(found))
-    after = {key: value for key, value in {**found, **change.put}.items() if key not in change.remove}
+    put = {**change.put, **change.put_for_bill}
+    after = {key: value for key, value in {**found, **put}.items() if key not in change.remove}
     assert tag_change(pool(), TYPE, asg(after)) == TagChange()
     assert after.items() >= wanted_tags(pool(), TYPE).items()
     assert after.get("team") == found.get("team")
