@@ -21,7 +21,7 @@ SIDE_BY_SIDE, WHAT_GROWS = "side by side", "what grows"
 def main() -> None:
     print("== what a DAG file's imports cost", flush=True)
     figures: list[Figure] = imports.measure()
-    with Sandbox(progress=print) as sandbox:
+    with Sandbox(progress=print, autoscaler="none") as sandbox:
         os.environ.update(sandbox.env())
         api = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
         print("== how soon allocatable GPUs are heard of", flush=True)

@@ -139,9 +139,10 @@ class PodView:
             self._full_at = now
 
     def take_notes(self, notes: tuple[str, ...]) -> None:
-        """Take what the pool's keeper says."""
-        self.pool_notes = notes
-        self._feed.wake()
+        """Take what the pool's keeper says. It looks every 15 seconds, and mostly there is nothing new for anybody."""
+        if notes != self.pool_notes:
+            self.pool_notes = notes
+            self._feed.wake()
 
     async def confirm(self) -> None:
         """Ask for the pod itself where the watch has not shown it: the watch may lag behind what was just created."""
