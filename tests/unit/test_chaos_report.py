@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.airflow.chaos.cell import Cell, Strike
+from tests.airflow.chaos.cell import Cell, MomentMissed, Strike
 from tests.airflow.chaos.checks import lost_trainings, promise_of
-from tests.airflow.chaos.matrix import Row
+from tests.airflow.chaos.faults import FAULTS
+from tests.airflow.chaos.matrix import CellFailed, Row
+from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.pods import PodStory
-from tests.airflow.chaos.report import counts, read_json, write_json, write_tables
+from tests.airflow.chaos.report import by_moment, counts, read_json, write_json, write_tables
 
 RUNNING = PodStory(uid="1", name="train-1", pool="c1", run_id="c1", phase="Running")
 ROW = Row(
@@ -30,6 +33,9 @@ ROW = Row(
     broken=[],
     airflow="",
     harmed=[],
+)
+FAILED = CellFailed(
+    Cell(number=0, seed=7, strikes=(Strike(when="train-deferred", what="two-runs"),)), MomentMissed("c0"), seconds=720.0
 )
 
 
@@ -67,7 +73,7 @@ def test_a_leak_and_harm_are_never_well_and_a_broken_promise_only_where_airflow_
     assert not replace(ROW, broken=["the run is failed"]).is_well
     assert replace(ROW, broken=["the run is failed"], airflow="Airflow lost train").is_well
     rows = [ROW, replace(ROW, seconds_to_zero=None), replace(ROW, broken=["red"], airflow="lost")]
-    assert counts(rows) == {"runs": 3, "leaks": 1, "harmed": 0, "broken": 0, "airflow": 1}
+    assert counts(rows) == {"runs": 3, "leaks": 1, "harmed": 0, "broken": 0, "airflow": 1, "failed_to_run": 0}
 
 
 def test_a_run_writes_its_own_table_and_leaves_the_rest_of_the_page(tmp_path: Path) -> None:
@@ -92,3 +98,32 @@ def test_a_run_that_was_cut_off_goes_on_with_the_rows_that_it_wrote(tmp_path: Pa
     rows = [ROW, replace(ROW, number=2, seconds_to_zero=None)]
     write_json(rows, tmp_path / "build" / "chaos.json")
     assert read_json(tmp_path / "build" / "chaos.json") == rows
+
+
+def test_what_failed_to_run_is_told_and_is_run_again(tmp_path: Path) -> None:
+    page, told = tmp_path / "reliability.md", tmp_path / "chaos.json"
+    page.write_text("<!-- cover: written by the run itself -->\n<!-- end of cover -->\n")
+    write_tables([ROW, FAILED], page, "cover", seed=7)
+    assert "**1 runs, 0 leaks, 0 harmed others**, 0 broke another promise, 0 were lost by Airflow itself, 1 failed" in (
+        page.read_text()
+    )
+    assert "| train-deferred | two-runs | - | failed to run | 720 s |" in page.read_text()
+    assert "MomentMissed('c0') (cell 0, seed 7)" in page.read_text()
+    write_json([ROW, FAILED], told)
+    content = json.loads(told.read_text())
+    assert content["failed_to_run"] == 1
+    assert content["failed"][0]["error"] == "MomentMissed('c0')"
+    assert read_json(told) == [ROW]
+
+
+def test_the_matrix_tells_failed_to_run_from_not_run() -> None:
+    (line,) = (
+        line
+        for line in by_moment([ROW, FAILED]).splitlines()
+        if line.startswith(f"| {MOMENTS['train-deferred'].says} |")
+    )
+    cells = dict(zip(FAULTS, line.split(" | ")[1:], strict=True))
+    assert cells["api-server-down"] == "0"
+    assert cells["two-runs"].startswith("failed to run")
+    assert cells["worker-killed"] == "-"
+    assert cells["run-deleted"] == "not run"

@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.aws import AwsTimings
 from tests.airflow.chaos import report, schedule
 from tests.airflow.chaos.cell import Cell
-from tests.airflow.chaos.matrix import CellFailed, Row, run_cells
+from tests.airflow.chaos.matrix import Outcome, Row, run_cells
 from tests.airflow.chaos.world import World, open_world
 
 REPOSITORY = Path(__file__).parents[3]
@@ -25,20 +25,18 @@ JSON = REPOSITORY / "build" / "chaos.json"
 def main() -> int:
     arguments = _parse()
     cells = _cells(arguments)
-    rows: list[Row] = []
+    told: list[Outcome] = []
     if arguments.resume:
-        rows = report.read_json(JSON)
-        done = {row.number for row in rows}
+        told += report.read_json(JSON)
+        done = {outcome.number for outcome in told}
         cells = [cell for cell in cells if cell.number not in done]
-    failed: list[CellFailed] = []
     began = time.monotonic()
     with opened() as world:
         for number, outcome in enumerate(run_cells(world, cells), start=1):
             sys.stderr.write(f"{number}/{len(cells)} {time.monotonic() - began:.0f} s: {outcome}\n")
-            rows += [outcome] if isinstance(outcome, Row) else []
-            failed += [outcome] if isinstance(outcome, CellFailed) else []
-            _write(arguments, sorted(rows, key=lambda row: row.number))
-    return int(bool(failed) or not all(row.is_well for row in rows))
+            told.append(outcome)
+            _write(arguments, told)
+    return int(not all(isinstance(outcome, Row) and outcome.is_well for outcome in told))
 
 
 def _cells(arguments: argparse.Namespace) -> list[Cell]:
@@ -49,12 +47,12 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
     return [cell for cell in cells if not arguments.only or any(word in str(cell) for word in arguments.only)]
 
 
-def _write(arguments: argparse.Namespace, rows: list[Row]) -> None:
-    """After each row: whatever ends a run of hours, what it has found is there."""
-    report.write_json(rows, JSON)
+def _write(arguments: argparse.Namespace, told: Sequence[Outcome]) -> None:
+    """After each cell: whatever ends a run of hours, what it has found is there."""
+    report.write_json(told, JSON)
     if not arguments.only:
         kind: report.Kind = "drawn" if arguments.count else "cover" if arguments.cover else "matrix"
-        report.write_tables(rows, REPOSITORY / "docs" / "reliability.md", kind, seed=arguments.seed)
+        report.write_tables(told, REPOSITORY / "docs" / "reliability.md", kind, seed=arguments.seed)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
 from airflow_gpu_provider.sandbox.airflow_home import AirflowNotHealthy
@@ -75,7 +75,24 @@ class Row:
         return f"{self.cell}: {self.state}, {zero} by {self.zero_by}" + "".join(f"; {note}" for note in notes)
 
 
-def run_cells(world: World, cells: Sequence[Cell]) -> Iterator[Row | CellFailed]:
+class CellFailed(Exception):
+    """The matrix itself could not run a cell: its moment passed unseen each time, or a fault could not be begun."""
+
+    def __init__(self, cell: Cell, error: Exception, *, seconds: float) -> None:
+        super().__init__(f"{cell}: failed to run: {error!r}")
+        self.number, self.seed, self.cell, self.seconds = cell.number, cell.seed, str(cell), seconds
+        self.when = [strike.when for strike in cell.strikes]
+        self.what = [strike.what for strike in cell.strikes]
+        self.error = repr(error)
+
+    def to_json(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in ("number", "seed", "when", "what", "seconds", "error")}
+
+
+Outcome: TypeAlias = Row | CellFailed
+
+
+def run_cells(world: World, cells: Sequence[Cell]) -> Iterator[Outcome]:
     """Run all cells, and give what became of each as it comes. Raises BystanderHarmed at the end."""
     bystander = Bystander.begin(world)
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cell") as side_by_side:
@@ -88,19 +105,11 @@ def run_cells(world: World, cells: Sequence[Cell]) -> Iterator[Row | CellFailed]
     bystander.finish()
 
 
-def _outcome(done: Future[Row]) -> Row | CellFailed:
+def _outcome(done: Future[Row]) -> Outcome:
     try:
         return done.result()
     except CellFailed as failed:
         return failed
-
-
-class CellFailed(Exception):
-    """The matrix itself could not run a cell: its moment passed unseen each time, or a fault could not be begun."""
-
-    def __init__(self, cell: Cell, error: Exception) -> None:
-        super().__init__(f"cell {cell.number}, {cell}: {error!r}")
-        self.cell = str(cell)
 
 
 def run_cell(world: World, cell: Cell, bystander: Bystander) -> Row:
@@ -129,7 +138,7 @@ def run_cell(world: World, cell: Cell, bystander: Bystander) -> Row:
             harmed=[*harmed_by(night), *bystander.harm()],
         )
     except (MomentMissed, AirflowApiError, AirflowNotHealthy, SandboxError, OSError, ValueError) as error:
-        raise CellFailed(cell, error) from error
+        raise CellFailed(cell, error, seconds=round(time.monotonic() - began, 1)) from error
 
 
 def _play(world: World, cell: Cell) -> tuple[Night, bool]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -14,44 +14,59 @@ from statistics import median
 from typing import Literal
 
 from tests.airflow.chaos.faults import FAULTS
-from tests.airflow.chaos.matrix import Row
+from tests.airflow.chaos.matrix import CellFailed, Outcome, Row
 from tests.airflow.chaos.moments import MOMENTS
 
 Kind = Literal["matrix", "cover", "drawn"]
 
 
-def write_json(rows: Sequence[Row], path: Path) -> None:
-    """`runs`, `leaks`, `harmed`, and a row for each run."""
+def write_json(outcomes: Iterable[Outcome], path: Path) -> None:
+    """`runs`, `leaks`, `harmed`, and a row for each run; `failed` has the cells that failed to run."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {**counts(rows), "rows": [row.to_json() for row in rows]}
+    rows, failed = _parted(outcomes)
+    content = {
+        **counts([*rows, *failed]),
+        "rows": [row.to_json() for row in rows],
+        "failed": [each.to_json() for each in failed],
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def read_json(path: Path) -> list[Row]:
-    """The rows that `write_json` has written."""
+    """The rows that `write_json` has written; what failed to run is to be run again."""
     names = {field.name for field in fields(Row)}
     return [Row(**{name: row[name] for name in names}) for row in json.loads(path.read_text())["rows"]]
 
 
-def counts(rows: Iterable[Row]) -> dict[str, int]:
-    rows = list(rows)
+def _parted(outcomes: Iterable[Outcome]) -> tuple[list[Row], list[CellFailed]]:
+    """By their numbers: cells that run side by side end in any order."""
+    told = sorted(outcomes, key=lambda outcome: outcome.number)
+    return [each for each in told if isinstance(each, Row)], [each for each in told if isinstance(each, CellFailed)]
+
+
+def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
+    """`broken` leaves out what Airflow itself has broken; `runs` what `failed_to_run`."""
+    rows, failed = _parted(outcomes)
     return {
         "runs": len(rows),
         "leaks": sum(row.leaked for row in rows),
         "harmed": sum(bool(row.harmed) for row in rows),
         "broken": sum(bool(row.broken) and not row.airflow for row in rows),
         "airflow": sum(bool(row.airflow) for row in rows),
+        "failed_to_run": len(failed),
     }
 
 
-def write_tables(rows: Sequence[Row], path: Path, kind: Kind, *, seed: int) -> None:
+def write_tables(outcomes: Sequence[Outcome], path: Path, kind: Kind, *, seed: int) -> None:
     """Replace what stands between the page's marks of that kind."""
     page = path.read_text()
     marks = f"<!-- {kind}: written by the run itself -->", f"<!-- end of {kind} -->"
-    parts = [_summary(rows, seed), by_fault(rows)]
+    parts = [_summary(outcomes, seed), by_fault(outcomes)]
     if kind == "matrix":
-        parts.append(by_moment(rows))
-    parts += [notes(rows)]
+        parts.append(by_moment(outcomes))
+    if kind == "cover":
+        parts.append(by_cell(outcomes))
+    parts += [notes(outcomes)]
     text = "\n\n".join([marks[0], *filter(None, parts), marks[1]])
     pattern = f"{re.escape(marks[0])}.*{re.escape(marks[1])}"
     if not re.search(pattern, page, flags=re.DOTALL):
@@ -59,33 +74,45 @@ def write_tables(rows: Sequence[Row], path: Path, kind: Kind, *, seed: int) -> N
     path.write_text(re.sub(pattern, lambda _: text, page, flags=re.DOTALL))
 
 
-def _summary(rows: Sequence[Row], seed: int) -> str:
-    found = counts(rows)
+def _summary(outcomes: Sequence[Outcome], seed: int) -> str:
+    found = counts(outcomes)
     at = datetime.now(UTC).date()
     airflow, python = version("apache-airflow-core"), platform.python_version()
     return (
         f"{at}, Airflow {airflow}, Python {python}, seed {seed}: **{found['runs']} runs, {found['leaks']} leaks, "
         f"{found['harmed']} harmed others**, {found['broken']} broke another promise, "
-        f"{found['airflow']} were lost by Airflow itself."
+        f"{found['airflow']} were lost by Airflow itself, {found['failed_to_run']} failed to run."
     )
 
 
-def by_fault(rows: Sequence[Row]) -> str:
+def by_fault(outcomes: Sequence[Outcome]) -> str:
     """One line for each fault; a night with two counts in both."""
     lines = [
-        "| what | runs | leaks | harmed | broken | Airflow's own | zero after (median, most) | zero by |",
-        "|---|---|---|---|---|---|---|---|",
+        "| what | runs | leaks | harmed | broken | Airflow's own | failed to run "
+        "| zero after (median, most) | zero by |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, fault in FAULTS.items():
-        met = [row for row in rows if name in row.what]
+        met = [outcome for outcome in outcomes if name in outcome.what]
         if not met:
             continue
-        found, times = counts(met), [row.seconds_to_zero for row in met if row.seconds_to_zero is not None]
+        found = counts(met)
+        times = [row.seconds_to_zero for row in _parted(met)[0] if row.seconds_to_zero is not None]
         took = f"{median(times):.0f} s, {max(times):.0f} s" if times else "-"
         lines.append(
             f"| {fault.says} (`{name}`) | {found['runs']} | {found['leaks']} | {found['harmed']} | {found['broken']} "
-            f"| {found['airflow']} | {took} | {_BY[fault.promise.zero_by]} |"
+            f"| {found['airflow']} | {found['failed_to_run']} | {took} | {_BY[fault.promise.zero_by]} |"
         )
+    return "\n".join(lines)
+
+
+def by_cell(outcomes: Iterable[Outcome]) -> str:
+    """One line for each cell, with the seconds it took."""
+    lines = ["| when | what | run | zero after | took |", "|---|---|---|---|---|"]
+    for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
+        ends = outcome.state if isinstance(outcome, Row) else "-"
+        when, what = ", ".join(outcome.when), ", ".join(outcome.what)
+        lines.append(f"| {when} | {what} | {ends} | {_cell(outcome, meets=True)} | {outcome.seconds:.0f} s |")
     return "\n".join(lines)
 
 
@@ -96,9 +123,9 @@ _BY = {
 }
 
 
-def by_moment(rows: Sequence[Row]) -> str:
+def by_moment(outcomes: Sequence[Outcome]) -> str:
     """Seconds to zero for each fault at each moment; what cannot meet is a dash."""
-    found = {(row.when[0], row.what[0]): row for row in rows}
+    found = {(outcome.when[0], outcome.what[0]): outcome for outcome in outcomes}
     lines = ["Seconds to zero from when the run had ended:", ""]
     lines += ["| | " + " | ".join(FAULTS) + " |", "|---" * (len(FAULTS) + 1) + "|"]
     for when, moment in MOMENTS.items():
@@ -107,24 +134,25 @@ def by_moment(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _cell(row: Row | None, *, meets: bool) -> str:
-    if row is None:
+def _cell(outcome: Outcome | None, *, meets: bool) -> str:
+    """Seconds to zero, and marks for what was not as promised."""
+    if outcome is None:
         return "not run" if meets else "-"
-    marks: list[tuple[Callable[[Row], bool], str]] = [
-        (lambda row: row.leaked, "LEAK"),
-        (lambda row: bool(row.harmed), "HARMED"),
-        (lambda row: bool(row.airflow), "A"),
-        (lambda row: bool(row.broken) and not row.airflow, "BROKEN"),
-    ]
-    told = [mark for has, mark in marks if has(row)]
-    return " ".join([*([f"{row.seconds_to_zero:.0f}"] if row.seconds_to_zero is not None else []), *told])
+    if isinstance(outcome, CellFailed):
+        return "failed to run"
+    marks = {
+        "LEAK": outcome.leaked,
+        "HARMED": bool(outcome.harmed),
+        "A": bool(outcome.airflow),
+        "BROKEN": bool(outcome.broken) and not outcome.airflow,
+    }
+    seconds = [] if outcome.seconds_to_zero is None else [f"{outcome.seconds_to_zero:.0f}"]
+    return " ".join([*seconds, *(mark for mark, has in marks.items() if has)])
 
 
-def notes(rows: Sequence[Row]) -> str:
+def notes(outcomes: Sequence[Outcome]) -> str:
     """Every run that was not as promised, with what happened and the seed that brings it back."""
-    odd = [row for row in rows if not row.is_well or row.airflow]
-    return (
-        "\n".join(["Not as promised:", "", *(f"- {row} (cell {row.number}, seed {row.seed})" for row in odd)])
-        if odd
-        else ""
-    )
+    odd = [each for each in outcomes if isinstance(each, CellFailed) or not each.is_well or each.airflow]
+    if not odd:
+        return ""
+    return "\n".join(["Not as promised:", "", *(f"- {each} (cell {each.number}, seed {each.seed})" for each in odd)])

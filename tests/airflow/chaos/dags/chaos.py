@@ -69,7 +69,7 @@ def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, **field
             cmds=["bash", "-c", TRAINING],
             deferrable=deferrable,
             on_preemption="resume",
-            schedule_timeout_seconds=120,
+            schedule_timeout_seconds=60,
             termination_grace_period=1,
         )
     return dag
