@@ -108,7 +108,7 @@ def by_fault(outcomes: Sequence[Outcome]) -> str:
 
 def by_cell(outcomes: Iterable[Outcome]) -> str:
     """One line for each cell, with the seconds it took."""
-    lines = ["| when | what | run | zero after | took |", "|---|---|---|---|---|"]
+    lines = ["| when | what | run | zero after, s | took |", "|---|---|---|---|---|"]
     for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
         ends = outcome.state if isinstance(outcome, Row) else "-"
         when, what = ", ".join(outcome.when), ", ".join(outcome.what)
