@@ -96,7 +96,7 @@ class AirflowApi:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._http = httpx.Client(base_url=url, timeout=30.0, trust_env=False)
+        self._http = httpx.Client(base_url=url, timeout=60.0, trust_env=False)
 
     def close(self) -> None:
         self._http.close()

@@ -1,11 +1,9 @@
-"""GpuPodOperator under a real scheduler and triggerer: killed means gone, by the pod's own task alone; and a sweep."""
+"""GpuPodOperator under a real scheduler and triggerer: preemption, live logs, a sweep, a function."""
 
 from __future__ import annotations
 
 import re
 from typing import Any
-
-import pytest
 
 from airflow_gpu_provider.sandbox.airflow_api import wait_until
 from airflow_gpu_provider.triggers.pod_log import REPEATED
@@ -19,23 +17,6 @@ def pods(airflow: Airflow) -> list[dict[str, Any]]:
 
 def is_running(airflow: Airflow) -> bool:
     return any(pod["status"].get("phase") == "Running" for pod in pods(airflow))
-
-
-@pytest.mark.parametrize("dag_id", ["pod_killed", "pod_killed_blocking"])
-def test_pod_of_a_task_that_is_marked_failed_goes_at_once(airflow: Airflow, dag_id: str) -> None:
-    run = airflow.trigger(dag_id)
-    wait_until(lambda: is_running(airflow), timeout=120, what="the training's pod to run")
-    if dag_id == "pod_killed":
-        # What is marked in the second before the triggerer knows of the trigger is left to scale-down.
-        wait_until(
-            lambda: "started on node" in airflow.log(run, "train"), timeout=30, what="the trigger to watch the pod"
-        )
-    airflow.api.mark_task(run.dag_id, run.run_id, "train", "failed")
-    wait_until(lambda: not pods(airflow), timeout=20, what="the pod to go")
-    assert airflow.api.task(run.dag_id, run.run_id, "scale_down").state in (None, "scheduled")
-    finished = airflow.finish(run)
-    assert finished.states["train"] == "failed"
-    assert finished.states["scale_down"] == "success"
 
 
 def test_spot_loss_while_deferred_uses_no_retry(airflow: Airflow) -> None:
@@ -59,6 +40,7 @@ def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(airflow: Air
     def numbers(log: str) -> list[int]:
         return [int(number) for number in re.findall(r"^\[base\] line (\d+)$", log, flags=re.MULTILINE)]
 
+    airflow.api.set_variable("tracking_api_key", "known-to-workers-only")
     run = airflow.trigger("pod_logs")
     airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=120)
     wait_until(lambda: len(numbers(airflow.log(run, "train"))) > 80, timeout=60, what="the log of a deferred pod")
@@ -71,6 +53,8 @@ def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(airflow: Air
     finished = airflow.finish(run, timeout=240)
     before, repeated, after = airflow.log(finished, "train").partition(REPEATED)
     assert repeated
+    assert "the key is ***" in before
+    assert "known-to-workers-only" not in before + after
     assert numbers(before) == [*range(len(numbers(before)))]
     assert numbers(after) == [*range(numbers(after)[0], 900)]
     assert 0 <= len(numbers(before)) - numbers(after)[0] <= 50, "at most 5 s are repeated, at ten lines a second"

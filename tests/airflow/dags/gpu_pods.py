@@ -6,13 +6,9 @@ import os
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, task
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
 
 def pool(name: str, **fields: Any) -> EksGpuPool:
@@ -26,28 +22,6 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
     }
     return EksGpuPool(name=name, **{**defaults, **fields})
 
-
-def killed(dag_id: str, *, deferrable: bool) -> DAG:
-    """A training that is killed, with time between that and scale-down: the pod has to go without its help."""
-    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1)) as dag:
-        gpus = pool(dag_id.replace("_", "-"))
-        ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=gpus)
-        plugin = InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=gpus)
-        train = GpuPodOperator(
-            task_id="train",
-            gpu_pool=gpus,
-            image="busybox:1.36",
-            cmds=["sh", "-c", "echo started; exec sleep 600"],
-            deferrable=deferrable,
-        )
-        pause = BashOperator(task_id="pause", bash_command="sleep 20", trigger_rule="all_done")
-        scale_down = ScaleDownSensor(task_id="scale_down", gpu_pool=gpus, trigger_rule="all_done")
-        ensure >> plugin >> train >> pause >> scale_down
-    return dag
-
-
-pod_killed = killed("pod_killed", deferrable=True)
-pod_killed_blocking = killed("pod_killed_blocking", deferrable=False)
 
 with (
     DAG("pod_resumed", schedule=None, start_date=datetime(2026, 1, 1)) as resumed,
@@ -76,7 +50,9 @@ with (
     GpuPodOperator(
         task_id="train",
         image="busybox:1.36",
-        cmds=["sh", "-c", "i=0; while [ $i -lt 900 ]; do echo line $i; i=$((i+1)); sleep 0.1; done"],
+        env_vars={"KEY": "{{ var.value.get('tracking_api_key', '') }}"},
+        cmds=["sh", "-c"],
+        arguments=["echo the key is $KEY; i=0; while [ $i -lt 900 ]; do echo line $i; i=$((i+1)); sleep 0.1; done"],
     )
 
 with (
@@ -103,24 +79,32 @@ with (
     visible_gpus([1, 2, 3], label="sum")
 
 
-def in_block(dag_id: str, command: str, **arguments: Any) -> DAG:
-    """A training in a block with a pool of its own."""
-    with (
-        DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1)) as dag,
-        gpu_nodes(pool(dag_id.replace("_", "-")), gpus=1),
-    ):
-        GpuPodOperator(task_id="train", image="busybox:1.36", cmds=["sh", "-c", command], **arguments)
+def kills_pool() -> EksGpuPool:
+    """Room for all pods of the DAGs below at once; its nodes are there before, so the pod's task is all of a run."""
+    return pool("kills", instance_types=["g6.12xlarge"], max_nodes=3)
+
+
+def endless(**arguments: Any) -> GpuPodOperator:
+    """A training whose first try goes on until its test lets it end, or until it is told to stop."""
+    command = (
+        "trap 'exit 143' TERM; "
+        "test {{ ti.try_number }} -gt 1 || until [ -e /dev/shm/end ]; do sleep 0.2; done; "
+        "echo trained"
+    )
+    return GpuPodOperator(task_id="train", image="busybox:1.36", cmds=["sh", "-c"], arguments=[command], **arguments)
+
+
+def train_alone(dag_id: str, **arguments: Any) -> DAG:
+    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1)) as dag:
+        endless(gpu_pool=kills_pool(), **arguments)
     return dag
 
 
-# Long enough for whatever is killed to be back before the pod ends, and no longer.
-outlives = in_block("pod_outlives", "echo started; sleep 40; echo trained")
-evicted = in_block("pod_worker_evicted", "echo started; exec sleep 600", deferrable=False, retries=0)
-worker_killed = in_block(
-    "pod_worker_killed",
-    "echo started; test {{ ti.try_number }} -gt 1 || exec sleep 600; echo trained again",
-    deferrable=False,
-    retries=1,
-    retry_delay=timedelta(seconds=1),
-)
-dag_deleted = in_block("pod_dag_deleted", "echo started; sleep {{ dag_run.conf.get('seconds', 600) }}")
+kill_deferred = train_alone("kill_deferred", retries=0)
+kill_blocking = train_alone("kill_blocking", deferrable=False, retries=0)
+kill_blocking_retried = train_alone("kill_blocking_retried", deferrable=False, retries=1, retry_delay=timedelta(0))
+with (
+    DAG("kill_dag_deleted", schedule=None, start_date=datetime(2026, 1, 1)),
+    gpu_nodes(pool("kill-dag-deleted"), gpus=1),
+):
+    endless()
