@@ -415,12 +415,17 @@ class TestQuota:
 
 class TestAccess:
     def test_gives_the_clusters_address_and_a_token_that_is_taken(self, cloud: GoogleCloud) -> None:
-        access = GkePlatform(spec(), OWNER).cluster_access()
+        platform = GkePlatform(spec(), OWNER)
+        access = platform.cluster_access()
         assert (access.server, access.ca_data) == ("https://127.0.0.1:6443", "Q0E=")
         assert access.token
         first_token = access.token()
         assert cloud.identify(first_token)
-        assert access.token() == first_token, "a token is kept while it is good for long"
+        assert platform._clients.access_token() == first_token, "a token is kept while it is good for long"
+        # The cluster's client asks again when a token is old, or was refused.
+        second_token = access.token()
+        assert second_token != first_token
+        assert cloud.identify(second_token)
 
     def test_no_such_cluster(self, cloud: GoogleCloud) -> None:
         for ask in (lambda p: p.cluster_access(), lambda p: p.plan(1), lambda p: p.observe()):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,10 @@ import pytest
 import yaml
 from kubernetes import client, config
 
-from airflow_gpu_provider.cluster.apply import server_side_apply
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.apply import object_path, server_side_apply
+from airflow_gpu_provider.cluster.placeholders import PRIORITY_CLASS
+from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -59,6 +63,14 @@ def give(administrator: client.ApiClient, roles: str) -> None:
         server_side_apply(administrator, manifest)
 
 
+def take(administrator: client.ApiClient, roles: str) -> None:
+    """Undo `give`: an earlier test of this cluster may have given them, and its night have used them."""
+    manifests = yaml.safe_load_all((DOCS / "rbac" / roles).read_text())
+    for manifest in (*manifests, PRIORITY_CLASS):
+        with suppress(ObjectNotFound):
+            call(administrator, "delete", object_path(manifest), resource=manifest["kind"])
+
+
 @pytest.fixture
 def pool(gpu_sandbox: Sandbox, airflow_identity: str) -> EksGpuPool:
     return EksGpuPool(
@@ -92,6 +104,7 @@ def test_a_night_needs_no_more_than_the_documented_roles(pool: EksGpuPool, admin
 
 def test_a_night_of_an_autoscaler_needs_its_roles_too(pool: EksGpuPool, administrator: client.ApiClient) -> None:
     give(administrator, "full.yaml")
+    take(administrator, "autoscaler.yaml")
     until_it_reports(client.CoreV1Api(administrator))
     scaled = replace(pool, name="rbac-scaled", scaling="autoscaler")
     with pytest.raises(PermissionDenied, match="priorityclasses"):
