@@ -147,8 +147,13 @@ def test_a_group_that_cannot_be_created_after_another_one(
     with pytest.raises(CloudError, match="eks:CreateNodegroup"):
         run(operator)
     assert len(created) == 1
-    groups = [group for group in gpu_sandbox.cluster.groups() if str(group["nodegroup"]).startswith("slow-boot-")]
-    assert len(groups) == 1
+
+    def groups() -> list[dict[str, Any]]:
+        return [group for group in gpu_sandbox.cluster.groups() if str(group["nodegroup"]).startswith("slow-boot-")]
+
+    # EKS makes the Auto Scaling group some time after the node group.
+    eventually(groups)
+    assert len(groups()) == 1
     assert left_by(gpu_sandbox, slow) == ZERO
 
 
