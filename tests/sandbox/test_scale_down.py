@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowRescheduleException
+from kubernetes.client import CoreV1Api
+from kubernetes.config import new_client_from_config
 
 from airflow_gpu_provider.errors import PoolNotReleased
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -47,6 +50,15 @@ def ensure(pool: EksGpuPool, run_id: str = "one", **arguments: Any) -> Any:
     return run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False, **arguments), run_id=run_id)
 
 
+@contextmanager
+def held_in_the_cluster(sandbox: Sandbox, node: str) -> Iterator[None]:
+    """The node stays in the cluster meanwhile, however fast its machine goes."""
+    core = CoreV1Api(new_client_from_config(sandbox.env()["KUBECONFIG"]))
+    core.patch_node(node, {"metadata": {"finalizers": ["tests/held"]}})
+    yield
+    core.patch_node(node, {"metadata": {"finalizers": None}})
+
+
 def test_poke_mode(gpu_sandbox: Sandbox, env: None) -> None:
     pool = a_pool(gpu_sandbox, "poke")
     ensure(pool)
@@ -57,7 +69,7 @@ def test_poke_mode(gpu_sandbox: Sandbox, env: None) -> None:
 
 def test_reschedule_mode_counts_its_time_from_the_first_look(gpu_sandbox: Sandbox, env: None) -> None:
     pool = a_pool(gpu_sandbox, "reschedule")
-    ensure(pool)
+    (node,) = (each["name"] for each in ensure(pool)["nodes"])
     first = datetime.now(UTC)
 
     def look(since: datetime) -> Any:
@@ -66,10 +78,11 @@ def test_reschedule_mode_counts_its_time_from_the_first_look(gpu_sandbox: Sandbo
         context["ti"].get_first_reschedule_date = lambda _: since
         return sensor.execute(context)
 
-    with pytest.raises(AirflowRescheduleException):
-        look(first)
-    with pytest.raises(PoolNotReleased, match="is not back to its size after 1 min"):
-        look(first - timedelta(seconds=61))
+    with held_in_the_cluster(gpu_sandbox, node):
+        with pytest.raises(AirflowRescheduleException):
+            look(first)
+        with pytest.raises(PoolNotReleased, match="is not back to its size after 1 min"):
+            look(first - timedelta(seconds=61))
     deadline = datetime.now(UTC) + timedelta(seconds=30)
     while True:
         try:
