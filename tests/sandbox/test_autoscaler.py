@@ -200,14 +200,17 @@ def test_a_low_priority_placeholder_brings_a_node_and_an_expendable_one_does_not
             },
         )
     asg = eks.node_group("warm")
-    eks.create(gpu_pod("expendable", priorityClassName="expendable", **for_group("warm")))
+    # Of its own: on the placeholder's node, back-off in the scheduler can let the expendable pod be first.
+    own = eks.node_group("own")
+    eks.create(gpu_pod("expendable", priorityClassName="expendable", **for_group("own")))
     eks.create(gpu_pod("placeholder", priorityClassName="placeholder", **for_group("warm")))
     eks.until_running("placeholder")
-    assert eks.desired(asg) == 1
-    assert not eks.events("TriggeredScaleUp", about="expendable")
+    assert (eks.desired(asg), eks.desired(own)) == (1, 0)
     eks.create(gpu_pod("train", priority=None, **for_group("warm")))
     eks.until_running("train")
-    assert eks.desired(asg) == 1
+    assert (eks.desired(asg), eks.desired(own)) == (1, 0)
+    assert not eks.events("TriggeredScaleUp", about="expendable")
+    assert eks.phase("expendable") == "Pending"
 
 
 def test_a_dead_autoscaler_grows_nothing_and_its_status_grows_old(eks: Eks, sandbox: SandboxProcess) -> None:
