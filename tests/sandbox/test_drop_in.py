@@ -2,7 +2,7 @@
 
 Each case is one task in both classes - deferred and not - and what is compared is what a user sees of it: the task's
 result, its log, the calls of its callbacks, and the pods that are left. The log of a deferred GpuPodOperator is the
-trigger's and the operator's together, and has to be that of a KubernetesPodOperator which does not defer, line for line.
+trigger's and the operator's together; it has to be that of a KubernetesPodOperator which does not defer, line for line.
 """
 
 from __future__ import annotations
