@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.airflow.chaos.cell import Cell, MomentMissed, Strike
+from tests.airflow.chaos.cell import Cell, Strike
 from tests.airflow.chaos.checks import lost_trainings, promise_of
 from tests.airflow.chaos.faults import FAULTS
-from tests.airflow.chaos.matrix import CellFailed, Row
+from tests.airflow.chaos.matrix import NotRun, Row
 from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.report import by_moment, counts, read_json, write_json, write_tables
@@ -20,6 +20,7 @@ RUNNING = PodStory(uid="1", name="train-1", pool="c1", run_id="c1", phase="Runni
 ROW = Row(
     number=1,
     seed=7,
+    platform="eks",
     when=["train-deferred"],
     what=["api-server-down"],
     run="chaos_deferred/c1",
@@ -34,8 +35,8 @@ ROW = Row(
     airflow="",
     harmed=[],
 )
-FAILED = CellFailed(
-    Cell(number=0, seed=7, strikes=(Strike(when="train-deferred", what="two-runs"),)), MomentMissed("c0"), seconds=720.0
+FAILED = NotRun.of(
+    Cell(number=0, seed=7, strikes=(Strike(when="train-deferred", what="two-runs"),)), "MomentMissed('c0')", seconds=720
 )
 
 
@@ -107,7 +108,7 @@ def test_what_failed_to_run_is_told_and_is_run_again(tmp_path: Path) -> None:
     assert "**1 runs, 0 leaks, 0 harmed others**, 0 broke another promise, 0 were lost by Airflow itself, 1 failed" in (
         page.read_text()
     )
-    assert "| train-deferred | two-runs | - | failed to run | 720 s |" in page.read_text()
+    assert "| EKS | train-deferred | two-runs | - | failed to run | 720 s |" in page.read_text()
     assert "MomentMissed('c0') (cell 0, seed 7)" in page.read_text()
     write_json([ROW, FAILED], told)
     content = json.loads(told.read_text())
@@ -119,7 +120,7 @@ def test_what_failed_to_run_is_told_and_is_run_again(tmp_path: Path) -> None:
 def test_the_matrix_tells_failed_to_run_from_not_run() -> None:
     (line,) = (
         line
-        for line in by_moment([ROW, FAILED]).splitlines()
+        for line in by_moment([ROW, FAILED], "eks").splitlines()
         if line.startswith(f"| {MOMENTS['train-deferred'].says} |")
     )
     cells = dict(zip(FAULTS, line.split(" | ")[1:], strict=True))

@@ -2,21 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.airflow.chaos.cell import Cell
 from tests.airflow.chaos.faults import FAULTS
 from tests.airflow.chaos.moments import MOMENTS
-from tests.airflow.chaos.schedule import MOST_CELLS, NAMED_PAIRS, cover, drawn, full_matrix
+from tests.airflow.chaos.schedule import (
+    MOST_CELLS,
+    NAMED_ON_GKE,
+    NAMED_PAIRS,
+    ON_GKE,
+    cover,
+    drawn,
+    full_matrix,
+)
 
 SEEDS = st.integers(min_value=0, max_value=2**31)
 
 
 def test_the_matrix_has_each_fault_at_each_moment_that_it_can_meet() -> None:
-    pairs = [(strike.when, strike.what) for cell in full_matrix() for strike in cell.strikes]
+    pairs = pairs_on("eks", full_matrix())
     can_meet = {(when, what) for when in MOMENTS for what in FAULTS if FAULTS[what].meets(MOMENTS[when])}
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == can_meet
+
+
+def test_the_matrix_has_a_choice_of_them_on_gke_too() -> None:
+    pairs = pairs_on("gke", full_matrix())
+    assert pairs == list(ON_GKE)
+    assert len(pairs) == len(set(pairs))
+    assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
+    assert set(NAMED_ON_GKE) < set(ON_GKE)
+    assert [cell.number for cell in full_matrix()] == list(range(len(full_matrix())))
+
+
+def pairs_on(platform: str, cells: Sequence[Cell]) -> list[tuple[str, str]]:
+    return [(strike.when, strike.what) for cell in cells if cell.platform == platform for strike in cell.strikes]
 
 
 def test_every_fault_says_why_it_cannot_meet_a_moment() -> None:
@@ -29,8 +53,9 @@ def test_every_fault_says_why_it_cannot_meet_a_moment() -> None:
 @given(seed=SEEDS)
 def test_the_cover_has_each_moment_each_fault_and_each_named_pair(seed: int) -> None:
     cells = cover(seed=seed)
-    pairs = {(strike.when, strike.what) for cell in cells for strike in cell.strikes}
-    assert len(pairs) == len(cells) <= MOST_CELLS
+    pairs = set(pairs_on("eks", cells))
+    assert pairs_on("gke", cells) == list(NAMED_ON_GKE)
+    assert len(pairs) + len(NAMED_ON_GKE) == len(cells) <= MOST_CELLS
     assert {when for when, _ in pairs} == MOMENTS.keys()
     assert {what for _, what in pairs} == FAULTS.keys()
     assert pairs >= set(NAMED_PAIRS)

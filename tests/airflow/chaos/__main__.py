@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
+import signal
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Sequence
+from contextlib import closing
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.aws import AwsTimings
 from tests.airflow.chaos import report, schedule
 from tests.airflow.chaos.cell import Cell
-from tests.airflow.chaos.matrix import Outcome, Row, run_cells
-from tests.airflow.chaos.world import World, open_world
+from tests.airflow.chaos.matrix import Outcome, Row
+from tests.airflow.chaos.worlds import REPOSITORY, run_cells
 
-REPOSITORY = Path(__file__).parents[3]
 JSON = REPOSITORY / "build" / "chaos.json"
 
 
@@ -28,11 +23,12 @@ def main() -> int:
     told: list[Outcome] = []
     if arguments.resume:
         told += report.read_json(JSON)
-        done = {outcome.number for outcome in told}
-        cells = [cell for cell in cells if cell.number not in done]
+        done = {(outcome.seed, outcome.cell) for outcome in told}
+        cells = [cell for cell in cells if (cell.seed, str(cell)) not in done]
     began = time.monotonic()
-    with opened() as world:
-        for number, outcome in enumerate(run_cells(world, cells), start=1):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
+    with closing(run_cells(cells, worlds=arguments.worlds)) as outcomes:
+        for number, outcome in enumerate(outcomes, start=1):
             sys.stderr.write(f"{number}/{len(cells)} {time.monotonic() - began:.0f} s: {outcome}\n")
             told.append(outcome)
             _write(arguments, told)
@@ -55,23 +51,14 @@ def _write(arguments: argparse.Namespace, told: Sequence[Outcome]) -> None:
         report.write_tables(told, REPOSITORY / "docs" / "reliability.md", kind, seed=arguments.seed)
 
 
-@contextmanager
-def opened() -> Iterator[World]:
-    """A sandbox and an Airflow for the whole run."""
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    with (
-        tempfile.TemporaryDirectory(prefix="chaos-") as folder,
-        Sandbox(boot_seconds=1.0, timings=AwsTimings(spot_notice=2.0), autoscaler="none") as sandbox,
-        open_world(sandbox, Path(folder), {"PYTHONPATH": path}) as world,
-    ):
-        yield world
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.airflow.chaos", description=__doc__)
     parser.add_argument("--cover", action="store_true")
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--worlds", type=int, default=1, help="how many run side by side: a sandbox and an Airflow each"
+    )
     parser.add_argument("--resume", action="store_true", help="go on after the rows in build/chaos.json")
     parser.add_argument("--only", nargs="*", help="words, one of which a cell has in its name")
     return parser.parse_args()

@@ -30,7 +30,7 @@ class Bystander:
             "pool": POOL,
             "port": world.trainings.port,
             "zone": world.sandbox.zones[0],
-            "instance_type": "g4dn.xlarge",
+            "instance_type": world.cloud.machine_types["bystander"],
             "market": "ON_DEMAND",
         }
         run = api.trigger("chaos_bystander", conf=conf, run_id=POOL)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError, RunStatus
+from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import FAULTS, Fault, Promise
 from tests.airflow.chaos.moments import MOMENTS, Look, Moment
 from tests.airflow.chaos.pods import PodStory
@@ -40,20 +42,17 @@ class Strike:
     @property
     def promise(self) -> Promise:
         """What the night owes that it meets."""
-        late = self.fault.promise_after_training
-        return late if late and self.moment.after_training else self.fault.promise
-
-    def __str__(self) -> str:
-        return f"{self.what} at {self.when}"
+        return self.fault.promise_at.get(self.when, self.fault.promise)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A night to be run: its number, the seed it was drawn by, and its strikes in order."""
+    """A night to be run: its number, the seed it was drawn by, its strikes in order, and where."""
 
     number: int
     seed: int
     strikes: tuple[Strike, ...]
+    platform: Platform = "eks"
 
     @property
     def is_local(self) -> bool:
@@ -61,12 +60,31 @@ class Cell:
         return all(strike.fault.hits == "run" for strike in self.strikes)
 
     @property
+    def needs_scarce(self) -> bool:
+        """Whether its machine is of the type that is out of stock now and then."""
+        return any(strike.fault.scarce for strike in self.strikes)
+
+    @property
     def dag_id(self) -> str:
         special = [s.moment.dag_id for s in self.strikes if s.moment.dag_id != "chaos_deferred"]
         return special[0] if special else "chaos_deferred"
 
+    @property
+    def when(self) -> list[str]:
+        return [strike.when for strike in self.strikes]
+
+    @property
+    def what(self) -> list[str]:
+        return [strike.what for strike in self.strikes]
+
     def __str__(self) -> str:
-        return ", then ".join(map(str, self.strikes))
+        return in_words(self.platform, self.when, self.what)
+
+
+def in_words(platform: Platform, when: Sequence[str], what: Sequence[str]) -> str:
+    """A cell's name."""
+    strikes = ", then ".join(f"{each} at {moment}" for moment, each in zip(when, what, strict=True))
+    return strikes if platform == "eks" else f"{strikes}, on {platform.upper()}"
 
 
 @dataclass(kw_only=True)
@@ -97,7 +115,7 @@ class Night:
             "pool": pool,
             "port": world.trainings.port,
             "zone": zones[cell.number % len(zones)],
-            "instance_type": "g6.xlarge",
+            "instance_type": world.cloud.machine_types["scarce" if cell.needs_scarce else "usual"],
             "market": "ON_DEMAND",
         }
         for strike in cell.strikes:

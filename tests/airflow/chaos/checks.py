@@ -10,7 +10,7 @@ from tests.airflow.chaos.faults import Ends, Promise, ZeroBy
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.world import World
 
-BOUNDS: dict[ZeroBy, float] = {"itself": 60.0, "janitor": 120.0, "max_runtime": 60.0}
+BOUNDS: dict[ZeroBy, float] = {"itself": 60.0, "triggers": 60.0, "janitor": 120.0, "max_runtime": 60.0}
 """Seconds from the run's end, or from when the janitor was started, to zero."""
 
 _ENDED = {"green": "success", "red": "failed", "deleted": "deleted"}
@@ -23,7 +23,7 @@ def promise_of(cell: Cell) -> Promise:
     return Promise(
         ends=ends.pop() if len(ends) == 1 else "any",
         keeps_pod=all(promise.keeps_pod for promise in promises),
-        zero_by=max((promise.zero_by for promise in promises), key=["itself", "janitor", "max_runtime"].index),
+        zero_by=max((promise.zero_by for promise in promises), key=list(BOUNDS).index),
     )
 
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Ends = Literal["green", "red", "any", "deleted"]
 """How the run ends: "any" where its tries may not be enough; never green without a training that ended well."""
 
-ZeroBy = Literal["itself", "janitor", "max_runtime"]
+ZeroBy = Literal["itself", "triggers", "janitor", "max_runtime"]
 
 _DEADLINE_SPEED = 900.0  # two hours and a quarter are nine seconds
 
@@ -42,7 +42,8 @@ class Promise:
     Attributes:
         ends: The run's end.
         keeps_pod: A training that runs when the fault begins is the one that ends: no other pod, none killed.
-        zero_by: What brings zero: the run's own tasks; the janitor's next look; or, Airflow dead for good, the cloud.
+        zero_by: What brings zero: the run's own tasks; the triggers of tasks that were deferred when their run ended
+            without teardowns; the janitor's next look; or, Airflow dead for good, the cloud.
     """
 
     ends: Ends = "green"
@@ -58,9 +59,10 @@ class Fault:
         hits: "run": one run alone, so that several cells run side by side; "all": everybody.
         strike: The fault, as a context: it is there inside, and over after it.
         lasts: Seconds that it is there; None: until the run has ended.
-        promise: What a night owes; `promise_after_training` where its training has ended already, and that differs.
+        promise: What a night owes; `promise_at` has the moments at which that differs, by their names.
         meets: Whether it can meet a night at that moment at all; else `why_not` says why.
         conf: What the night's configuration has to say for it.
+        scarce: Whether it strikes the machine type of its own that nights have for that.
     """
 
     name: str
@@ -69,10 +71,11 @@ class Fault:
     strike: Callable[[World, Night], AbstractContextManager[None]]
     lasts: float | None = 0.0
     promise: Promise
-    promise_after_training: Promise | None = None
+    promise_at: Mapping[str, Promise] = field(default_factory=dict)
     meets: Callable[[Moment], bool] = lambda moment: True
     why_not: str = ""
     conf: Mapping[str, Any] = field(default_factory=dict)
+    scarce: bool = False
 
 
 # -- Airflow's processes -----------------------------------------------------------------------------------------
@@ -123,14 +126,14 @@ def airflow_dead(world: World, night: Night) -> Iterator[None]:
 
     Hours would pass: the cloud's deadlines come so much sooner, from when Airflow has died.
     """
-    switch = world.switch_time(night.pool)
+    deadline = world.cloud.deadline(night.pool)
     world.home.kill_all()
     died_at = datetime.now(UTC)
     world.sandbox.faults.deadline_speed = _DEADLINE_SPEED
     try:
         yield
-        if switch is not None:
-            due = died_at + (switch - died_at) / _DEADLINE_SPEED
+        if deadline is not None:
+            due = died_at + (deadline - died_at) / _DEADLINE_SPEED
             night.broken += _see_the_cloud_end_it(world, night, due)
     finally:
         world.sandbox.faults.deadline_speed = None
@@ -263,29 +266,25 @@ def cloud_throttles(world: World, night: Night) -> Iterator[None]:
 
 @contextmanager
 def stockout(world: World, night: Night) -> Iterator[None]:
-    nothing_there = Stockout(zone=night.conf["zone"], instance_type=night.conf["instance_type"])
-    world.sandbox.faults.add(nothing_there)
-    try:
+    with world.out_of_stock(Stockout(zone=night.conf["zone"], instance_type=night.conf["instance_type"])):
         yield
-    finally:
-        world.sandbox.faults.remove(nothing_there)
 
 
 @contextmanager
 def spot_lost(world: World, night: Night) -> Iterator[None]:
-    for instance in world.instances(night.pool):
+    for instance in world.cloud.instances(night.pool):
         with suppress(ValueError):  # it went by itself in this very moment
-            world.sandbox.interrupt_spot(instance=instance["InstanceId"])
+            world.sandbox.interrupt_spot(instance=instance)
     yield
 
 
 @contextmanager
 def driver_never_ready(world: World, night: Night) -> Iterator[None]:
-    world.sandbox.faults.device_plugin_never_ready = True
+    world.cloud.hold_back_gpus(True)
     try:
         yield
     finally:
-        world.sandbox.faults.device_plugin_never_ready = False
+        world.cloud.hold_back_gpus(False)
 
 
 @contextmanager
@@ -315,6 +314,8 @@ def _write_leases(world: World, pool: str, over: threading.Event) -> None:
 
 _BEFORE_NODES = frozenset({"ensure-before-create", "ensure-after-create"})
 _BEFORE_GPUS = _BEFORE_NODES | {"ensure-deferred"}
+_DEFERRED = frozenset({"ensure-deferred", "train-deferred"})
+_AFTER_TRAINING = frozenset({"train-ended", "scale-down-begins", "scale-down-goes"})
 
 
 RED = Promise(ends="red", keeps_pod=False)
@@ -379,7 +380,7 @@ FAULTS: Mapping[str, Fault] = {
             strike=run_failed,
             promise=RED,
             # Airflow runs the teardowns of a run that is marked failed, and then takes its colour from them.
-            promise_after_training=Promise(ends="any", keeps_pod=False),
+            promise_at=dict.fromkeys(_AFTER_TRAINING, Promise(ends="any", keeps_pod=False)),
         ),
         Fault(
             name="run-cleared",
@@ -394,6 +395,7 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=run_deleted,
             promise=Promise(ends="deleted", keeps_pod=False, zero_by="janitor"),
+            promise_at=dict.fromkeys(_DEFERRED, Promise(ends="deleted", keeps_pod=False, zero_by="triggers")),
         ),
         Fault(
             name="dagrun-timeout",
@@ -401,6 +403,7 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=dagrun_timeout,
             promise=Promise(ends="red", keeps_pod=False, zero_by="janitor"),
+            promise_at=dict.fromkeys(_DEFERRED, Promise(ends="red", keeps_pod=False, zero_by="triggers")),
         ),
         Fault(
             name="api-server-down",
@@ -433,7 +436,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             name="cloud-errors",
-            says="a fifth of all AWS calls fails with a 5xx",
+            says="a fifth of all calls to the cloud fails with a 5xx",
             hits="all",
             strike=cloud_errors,
             lasts=None,
@@ -441,7 +444,7 @@ FAULTS: Mapping[str, Fault] = {
         ),
         Fault(
             name="cloud-throttles",
-            says="a fifth of all AWS calls is throttled",
+            says="a fifth of all calls to the cloud is throttled",
             hits="all",
             strike=cloud_throttles,
             lasts=None,
@@ -456,7 +459,7 @@ FAULTS: Mapping[str, Fault] = {
             promise=RED,
             meets=lambda moment: moment.name in _BEFORE_NODES,
             why_not="the machine is there",
-            conf={"instance_type": "g5.xlarge"},
+            scarce=True,
         ),
         Fault(
             name="spot-lost",

@@ -1,27 +1,24 @@
-"""Runs cells: those that nobody else notices side by side, the others one after another; each gives a row."""
+"""Runs one cell, and says what became of it."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
-from airflow_gpu_provider.sandbox.airflow_home import AirflowNotHealthy
-from airflow_gpu_provider.sandbox.errors import SandboxError
 from tests.airflow.chaos.bystander import Bystander
-from tests.airflow.chaos.cell import Cell, MomentMissed, Night, play
+from tests.airflow.chaos.cell import Cell, MomentMissed, Night, in_words, play
 from tests.airflow.chaos.checks import BOUNDS, Zero, broken_promises, harmed_by, promise_of, wait_for_zero
+from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import Promise
 from tests.airflow.chaos.world import World, insist
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = 3
 TRIES = 3  # a moment of a second may pass unseen on a machine under load
 
 
@@ -38,6 +35,7 @@ class Row:
 
     number: int
     seed: int
+    platform: Platform
     when: list[str]
     what: list[str]
     run: str
@@ -64,7 +62,7 @@ class Row:
     @property
     def cell(self) -> str:
         """The strikes, in words."""
-        return ", then ".join(f"{what} at {when}" for when, what in zip(self.when, self.what, strict=True))
+        return in_words(self.platform, self.when, self.what)
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "leaked": self.leaked, "well": self.is_well}
@@ -75,45 +73,47 @@ class Row:
         return f"{self.cell}: {self.state}, {zero} by {self.zero_by}" + "".join(f"; {note}" for note in notes)
 
 
-class CellFailed(Exception):
-    """The matrix itself could not run a cell: its moment passed unseen each time, or a fault could not be begun."""
+@dataclass(frozen=True, kw_only=True)
+class NotRun:
+    """A cell that failed to run: its moment passed unseen each time, a fault could not be begun, or its world died."""
 
-    def __init__(self, cell: Cell, error: Exception, *, seconds: float) -> None:
-        super().__init__(f"{cell}: failed to run: {error!r}")
-        self.number, self.seed, self.cell, self.seconds = cell.number, cell.seed, str(cell), seconds
-        self.when = [strike.when for strike in cell.strikes]
-        self.what = [strike.what for strike in cell.strikes]
-        self.error = repr(error)
+    number: int
+    seed: int
+    platform: Platform
+    when: list[str]
+    what: list[str]
+    seconds: float
+    error: str
+
+    @classmethod
+    def of(cls, cell: Cell, error: str, *, seconds: float) -> NotRun:
+        return cls(
+            number=cell.number,
+            seed=cell.seed,
+            platform=cell.platform,
+            when=cell.when,
+            what=cell.what,
+            seconds=round(seconds, 1),
+            error=error,
+        )
+
+    @property
+    def cell(self) -> str:
+        """The strikes, in words."""
+        return in_words(self.platform, self.when, self.what)
 
     def to_json(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in ("number", "seed", "when", "what", "seconds", "error")}
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return f"{self.cell}: failed to run: {self.error}"
 
 
-Outcome: TypeAlias = Row | CellFailed
+Outcome: TypeAlias = Row | NotRun
 
 
-def run_cells(world: World, cells: Sequence[Cell]) -> Iterator[Outcome]:
-    """Run all cells, and give what became of each as it comes. Raises BystanderHarmed at the end."""
-    bystander = Bystander.begin(world)
-    with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="cell") as side_by_side:
-        local = [side_by_side.submit(run_cell, world, cell, bystander) for cell in cells if cell.is_local]
-        yield from map(_outcome, as_completed(local))
-        # One after another: what hits everybody would hit the others' nights at some other moment.
-        for cell in cells:
-            if not cell.is_local:
-                yield _outcome(side_by_side.submit(run_cell, world, cell, bystander))
-    bystander.finish()
-
-
-def _outcome(done: Future[Row]) -> Outcome:
-    try:
-        return done.result()
-    except CellFailed as failed:
-        return failed
-
-
-def run_cell(world: World, cell: Cell, bystander: Bystander) -> Row:
-    """Run one cell, more than once where its moment passes unseen. Raises CellFailed."""
+def run_cell(world: World, cell: Cell, bystander: Bystander) -> Outcome:
+    """Run one cell, more than once where its moment passes unseen."""
     began, ended_before = time.monotonic(), len(world.revived)
     try:
         night, ended = _play(world, cell)
@@ -123,8 +123,9 @@ def run_cell(world: World, cell: Cell, bystander: Bystander) -> Row:
         return Row(
             number=cell.number,
             seed=cell.seed,
-            when=[strike.when for strike in cell.strikes],
-            what=[strike.what for strike in cell.strikes],
+            platform=cell.platform,
+            when=cell.when,
+            what=cell.what,
             run=f"{night.run.dag_id}/{night.run.run_id}",
             state=night.state(),
             pods=len(night.pods),
@@ -137,8 +138,9 @@ def run_cell(world: World, cell: Cell, bystander: Bystander) -> Row:
             airflow=_blame(world, night, world.revived[ended_before:]) if broken else "",
             harmed=[*harmed_by(night), *bystander.harm()],
         )
-    except (MomentMissed, AirflowApiError, AirflowNotHealthy, SandboxError, OSError, ValueError) as error:
-        raise CellFailed(cell, error, seconds=round(time.monotonic() - began, 1)) from error
+    except Exception as error:
+        log.exception("%s failed to run", cell)  # and the others go on, whatever it was
+        return NotRun.of(cell, repr(error), seconds=time.monotonic() - began)
 
 
 def _play(world: World, cell: Cell) -> tuple[Night, bool]:

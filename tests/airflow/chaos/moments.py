@@ -31,7 +31,7 @@ class Look:
 
     @property
     def has_groups(self) -> bool:
-        return self._world.has_groups(self.pool)
+        return self._world.cloud.has_groups(self.pool)
 
     @property
     def desired(self) -> int:
@@ -43,7 +43,7 @@ class Look:
 
     @property
     def has_instances(self) -> bool:
-        return bool(self._world.instances(self.pool))
+        return bool(self._world.cloud.instances(self.pool))
 
     @property
     def phases(self) -> list[str]:
@@ -66,7 +66,6 @@ class Moment:
         dag_id: The DAG whose nights have it.
         holds: Whether the training goes on until the fault is over.
         task: Whose step it is.
-        after_training: Whether the training has ended well.
         in_worker: Whether a worker has a process for it.
     """
 
@@ -77,7 +76,6 @@ class Moment:
     dag_id: str = "chaos_deferred"
     holds: bool = False
     in_worker: bool = False
-    after_training: bool = False
 
 
 MOMENTS: Mapping[str, Moment] = {
@@ -145,14 +143,12 @@ MOMENTS: Mapping[str, Moment] = {
             name="train-ended",
             says="the pod has ended, its result not collected",
             task=TRAIN,
-            after_training=True,
             has_come=lambda look: "Succeeded" in look.phases and look.state(TRAIN) not in TASK_ENDED,
         ),
         Moment(
             name="scale-down-begins",
             says="scale-down runs, and has released nothing",
             task=SCALE_DOWN,
-            after_training=True,
             has_come=lambda look: look.desired > 0 and look.is_running(SCALE_DOWN),
             in_worker=True,
         ),
@@ -160,7 +156,6 @@ MOMENTS: Mapping[str, Moment] = {
             name="scale-down-goes",
             says="the machine is being removed",
             task=SCALE_DOWN,
-            after_training=True,
             has_come=lambda look: (
                 look.has_groups
                 and not look.desired

@@ -13,9 +13,11 @@ from pathlib import Path
 from statistics import median
 from typing import Literal
 
+from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import FAULTS
-from tests.airflow.chaos.matrix import CellFailed, Outcome, Row
+from tests.airflow.chaos.matrix import NotRun, Outcome, Row
 from tests.airflow.chaos.moments import MOMENTS
+from tests.airflow.chaos.schedule import full_matrix
 
 Kind = Literal["matrix", "cover", "drawn"]
 
@@ -38,10 +40,10 @@ def read_json(path: Path) -> list[Row]:
     return [Row(**{name: row[name] for name in names}) for row in json.loads(path.read_text())["rows"]]
 
 
-def _parted(outcomes: Iterable[Outcome]) -> tuple[list[Row], list[CellFailed]]:
+def _parted(outcomes: Iterable[Outcome]) -> tuple[list[Row], list[NotRun]]:
     """By their numbers: cells that run side by side end in any order."""
     told = sorted(outcomes, key=lambda outcome: outcome.number)
-    return [each for each in told if isinstance(each, Row)], [each for each in told if isinstance(each, CellFailed)]
+    return [each for each in told if isinstance(each, Row)], [each for each in told if isinstance(each, NotRun)]
 
 
 def counts(outcomes: Iterable[Outcome]) -> dict[str, int]:
@@ -63,7 +65,7 @@ def write_tables(outcomes: Sequence[Outcome], path: Path, kind: Kind, *, seed: i
     marks = f"<!-- {kind}: written by the run itself -->", f"<!-- end of {kind} -->"
     parts = [_summary(outcomes, seed), by_fault(outcomes)]
     if kind == "matrix":
-        parts.append(by_moment(outcomes))
+        parts += [by_moment([each for each in outcomes if each.platform == where], where) for where in _CLUSTERS]
     if kind == "cover":
         parts.append(by_cell(outcomes))
     parts += [notes(outcomes)]
@@ -101,36 +103,51 @@ def by_fault(outcomes: Sequence[Outcome]) -> str:
         took = f"{median(times):.0f} s, {max(times):.0f} s" if times else "-"
         lines.append(
             f"| {fault.says} (`{name}`) | {found['runs']} | {found['leaks']} | {found['harmed']} | {found['broken']} "
-            f"| {found['airflow']} | {found['failed_to_run']} | {took} | {_BY[fault.promise.zero_by]} |"
+            f"| {found['airflow']} | {found['failed_to_run']} | {took} | {_zero_by(met)} |"
         )
     return "\n".join(lines)
 
 
+def _zero_by(outcomes: Sequence[Outcome]) -> str:
+    """What was to bring zero in these runs: in each of them, in the order of `_BY`."""
+    found = {row.zero_by for row in _parted(outcomes)[0]}
+    return "; ".join(says for by, says in _BY.items() if by in found) or "-"
+
+
 def by_cell(outcomes: Iterable[Outcome]) -> str:
     """One line for each cell, with the seconds it took."""
-    lines = ["| when | what | run | zero after, s | took |", "|---|---|---|---|---|"]
+    lines = ["| on | when | what | run | zero after, s | took |", "|---|---|---|---|---|---|"]
     for outcome in sorted(outcomes, key=lambda outcome: outcome.number):
         ends = outcome.state if isinstance(outcome, Row) else "-"
-        when, what = ", ".join(outcome.when), ", ".join(outcome.what)
-        lines.append(f"| {when} | {what} | {ends} | {_cell(outcome, meets=True)} | {outcome.seconds:.0f} s |")
+        on, when, what = _CLUSTERS[outcome.platform], ", ".join(outcome.when), ", ".join(outcome.what)
+        lines.append(f"| {on} | {when} | {what} | {ends} | {_cell(outcome, meets=True)} | {outcome.seconds:.0f} s |")
     return "\n".join(lines)
 
 
 _BY = {
     "itself": "the run's own tasks",
+    "triggers": "the triggers of its deferred tasks",
     "janitor": "the janitor's next look",
     "max_runtime": "the cloud, at max_runtime",
 }
 
 
-def by_moment(outcomes: Sequence[Outcome]) -> str:
-    """Seconds to zero for each fault at each moment; what cannot meet is a dash."""
+_CLUSTERS: dict[Platform, str] = {"eks": "EKS", "gke": "GKE"}
+
+
+def by_moment(outcomes: Sequence[Outcome], platform: Platform) -> str:
+    """Seconds to zero for each fault at each moment of one platform's cells; what is none of its cells is a dash."""
     found = {(outcome.when[0], outcome.what[0]): outcome for outcome in outcomes}
-    lines = ["Seconds to zero from when the run had ended:", ""]
-    lines += ["| | " + " | ".join(FAULTS) + " |", "|---" * (len(FAULTS) + 1) + "|"]
+    cells = [cell.strikes[0] for cell in full_matrix() if cell.platform == platform]
+    pairs = {(strike.when, strike.what) for strike in cells}
+    faults = [what for what in FAULTS if any(strike.what == what for strike in cells)]
+    lines = [f"On {_CLUSTERS[platform]}, seconds to zero from when the run had ended:", ""]
+    lines += ["| | " + " | ".join(faults) + " |", "|---" * (len(faults) + 1) + "|"]
     for when, moment in MOMENTS.items():
-        cells = [_cell(found.get((when, what)), meets=fault.meets(moment)) for what, fault in FAULTS.items()]
-        lines.append(f"| {moment.says} | " + " | ".join(cells) + " |")
+        if not any(strike.when == when for strike in cells):
+            continue
+        row = [_cell(found.get((when, what)), meets=(when, what) in pairs) for what in faults]
+        lines.append(f"| {moment.says} | " + " | ".join(row) + " |")
     return "\n".join(lines)
 
 
@@ -138,7 +155,7 @@ def _cell(outcome: Outcome | None, *, meets: bool) -> str:
     """Seconds to zero, and marks for what was not as promised."""
     if outcome is None:
         return "not run" if meets else "-"
-    if isinstance(outcome, CellFailed):
+    if isinstance(outcome, NotRun):
         return "failed to run"
     marks = {
         "LEAK": outcome.leaked,
@@ -152,7 +169,7 @@ def _cell(outcome: Outcome | None, *, meets: bool) -> str:
 
 def notes(outcomes: Sequence[Outcome]) -> str:
     """Every run that was not as promised, with what happened and the seed that brings it back."""
-    odd = [each for each in outcomes if isinstance(each, CellFailed) or not each.is_well or each.airflow]
+    odd = [each for each in outcomes if isinstance(each, NotRun) or not each.is_well or each.airflow]
     if not odd:
         return ""
     return "\n".join(["Not as promised:", "", *(f"- {each} (cell {each.number}, seed {each.seed})" for each in odd)])

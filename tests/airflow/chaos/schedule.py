@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 
 from tests.airflow.chaos.cell import Cell, Strike
+from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import FAULTS
 from tests.airflow.chaos.moments import MOMENTS
 
@@ -28,6 +29,43 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
 )
 """Pairs that are in every cover."""
 
+ON_GKE: tuple[tuple[str, str], ...] = (
+    # What meets the other cloud's side of the package: its calls, its errors, its machines, its tokens, its clock.
+    ("ensure-before-create", "worker-killed"),
+    ("ensure-before-create", "cloud-errors"),
+    ("ensure-before-create", "cloud-throttles"),
+    ("ensure-before-create", "stockout"),
+    ("ensure-after-create", "worker-killed"),
+    ("ensure-after-create", "cloud-errors"),
+    ("ensure-after-create", "stockout"),
+    ("ensure-deferred", "cloud-errors"),
+    ("ensure-deferred", "cloud-throttles"),
+    ("ensure-deferred", "airflow-killed"),
+    ("ensure-deferred", "airflow-dead"),
+    ("ensure-deferred", "spot-lost"),
+    ("ensure-deferred", "token-expired"),
+    ("ensure-deferred", "driver-never-ready"),
+    ("ensure-deferred", "run-deleted"),
+    ("train-deferred", "airflow-killed"),
+    ("train-deferred", "airflow-dead"),
+    ("train-deferred", "spot-lost"),
+    ("train-deferred", "token-expired"),
+    ("train-deferred", "dagrun-timeout"),
+    ("scale-down-begins", "worker-killed"),
+    ("scale-down-begins", "cloud-errors"),
+    ("scale-down-begins", "cloud-throttles"),
+    ("scale-down-begins", "two-runs"),
+    ("scale-down-goes", "airflow-dead"),
+)
+"""The matrix's cells on Google Cloud; the cluster's side and Airflow's are the same as on AWS."""
+
+NAMED_ON_GKE: tuple[tuple[str, str], ...] = (
+    ("ensure-after-create", "stockout"),
+    ("train-deferred", "airflow-dead"),
+    ("scale-down-begins", "cloud-errors"),
+)
+"""Those that are in every cover."""
+
 MOST_CELLS = 40
 """The cover's bound."""
 
@@ -44,20 +82,20 @@ def meetings() -> Iterator[Strike]:
 
 
 def full_matrix(*, seed: int = 0) -> list[Cell]:
-    """One cell for each fault at each moment."""
-    return _numbered([(strike,) for strike in meetings()], seed)
+    """One cell for each fault at each moment on EKS, and those of GKE."""
+    return _numbered(list(meetings()), _strikes(ON_GKE), seed)
 
 
 def cover(*, seed: int = 0) -> list[Cell]:
     """Few cells with each moment, each fault and each named pair in them."""
-    chosen = [Strike(when=when, what=what) for when, what in NAMED_PAIRS]
+    chosen = _strikes(NAMED_PAIRS)
     left = list(meetings())
     random.Random(seed).shuffle(left)
     while missing := _missing(chosen):
         best = max(left, key=lambda strike: ((strike.when in missing) + (strike.what in missing), _is_quick(strike)))
         chosen.append(best)
         left.remove(best)
-    return _numbered([(strike,) for strike in chosen], seed)
+    return _numbered(chosen, _strikes(NAMED_ON_GKE), seed)
 
 
 def drawn(count: int, *, seed: int = 0) -> list[Cell]:
@@ -99,5 +137,13 @@ def _is_quick(strike: Strike) -> bool:
     return strike.fault.hits == "run"
 
 
-def _numbered(strikes: Sequence[tuple[Strike, ...]], seed: int) -> list[Cell]:
-    return [Cell(number=number, seed=seed, strikes=each) for number, each in enumerate(strikes)]
+def _strikes(pairs: Sequence[tuple[str, str]]) -> list[Strike]:
+    return [Strike(when=when, what=what) for when, what in pairs]
+
+
+def _numbered(on_eks: Sequence[Strike], on_gke: Sequence[Strike], seed: int) -> list[Cell]:
+    where: list[tuple[Platform, Strike]] = [*(("eks", each) for each in on_eks), *(("gke", each) for each in on_gke)]
+    return [
+        Cell(number=number, seed=seed, strikes=(strike,), platform=platform)
+        for number, (platform, strike) in enumerate(where)
+    ]

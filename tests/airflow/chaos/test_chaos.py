@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
-from airflow_gpu_provider.sandbox import Sandbox
 from tests.airflow.chaos.cell import Cell
-from tests.airflow.chaos.matrix import Outcome, Row, run_cells
+from tests.airflow.chaos.matrix import Outcome, Row
 from tests.airflow.chaos.schedule import cover
-from tests.airflow.chaos.world import open_world
-from tests.airflow.conftest import REPOSITORY
+from tests.airflow.chaos.worlds import run_cells
 
 pytestmark = pytest.mark.timeout(1200)  # a cell that stays for its bounds: its moment, its end, and then zero
+WORLDS = 2
 # As they are run; what waits in vain first, as that takes longest.
 CELLS = sorted(cover(), key=lambda cell: (not cell.is_local, cell.strikes[0].promise.ends != "red"))
 
 
 @pytest.fixture(scope="module")
-def outcome_of(
-    request: pytest.FixtureRequest,
-    sandbox: Sandbox,
-    tmp_path_factory: pytest.TempPathFactory,
-    tell: Callable[[Outcome], None],
-) -> Iterator[Callable[[Cell], Outcome]]:
+def outcome_of(request: pytest.FixtureRequest, tell: Callable[[Outcome], None]) -> Iterator[Callable[[Cell], Outcome]]:
     """Runs the cells that are asked for, until that one has ended."""
     asked = {item.name for item in request.session.items}
     cells = [cell for cell in CELLS if f"{test_a_night_ends_as_promised.__name__}[{cell}]" in asked]
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     found: dict[str, Outcome] = {}
-    with open_world(sandbox, tmp_path_factory.mktemp("chaos"), {"PYTHONPATH": path}) as world:
-        coming = run_cells(world, cells)
+    with closing(run_cells(cells, worlds=WORLDS)) as coming:
 
         def outcome_of(cell: Cell) -> Outcome:
             while str(cell) not in found:
@@ -43,8 +35,7 @@ def outcome_of(
 
         yield outcome_of
         if len(found) == len(cells):  # else somebody has stopped the tests
-            assert next(coming, None) is None  # the run beside them, which had to notice nothing, ends too
-    sandbox.faults.clear()
+            assert next(coming, None) is None  # the runs beside them, which had to notice nothing, end too
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)

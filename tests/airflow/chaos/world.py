@@ -8,6 +8,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -15,12 +16,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from moto.eks.models import eks_backends
-
 from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.leftovers import aws_client, instances
+from airflow_gpu_provider.sandbox.aws import AwsTimings
+from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.google import GoogleTimings
+from tests.airflow.chaos.clouds import Cloud, Platform, cloud_of
 from tests.airflow.chaos.pods import POOL_LABEL, PodStories
 from tests.airflow.chaos.trainings import Trainings
 from tests.airflow.harness import Airflow
@@ -88,12 +90,15 @@ class World:
     """One sandbox, one Airflow, and what watches them."""
 
     sandbox: Sandbox
+    cloud: Cloud
     home: AirflowHome
     airflow: Airflow
     pods: PodStories
     trainings: Trainings
     revived: list[str] = field(default_factory=list)
     _reviving: threading.Lock = field(default_factory=threading.Lock)
+    _shortages: Counter[Stockout] = field(default_factory=Counter)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     def revive(self) -> None:
         """Start again what of Airflow has ended by itself, as whatever runs an installation does."""
@@ -101,6 +106,20 @@ class World:
             for component in self.home.ended():
                 self.revived.append(component)
                 self.home.restart(component, timeout=120)
+
+    @contextmanager
+    def out_of_stock(self, shortage: Stockout) -> Iterator[None]:
+        """Meanwhile there is none of it, for several nights at once too."""
+        with self._counting:
+            self._shortages[shortage] += 1
+            self.sandbox.faults.add(shortage)
+        try:
+            yield
+        finally:
+            with self._counting:
+                self._shortages[shortage] -= 1
+                if not self._shortages[shortage]:
+                    self.sandbox.faults.remove(shortage)
 
     def items(self, path: str) -> list[dict[str, Any]]:
         """What the API server lists; OSError while it is away."""
@@ -115,30 +134,8 @@ class World:
     def nodes(self, pool: str) -> list[dict[str, Any]]:
         return self.items(f"/api/v1/nodes?labelSelector={POOL_LABEL.replace('/', '%2F')}%3D{pool}")
 
-    def groups(self, pool: str) -> list[dict[str, Any]]:
-        return [g for g in self.sandbox.cluster.groups() if (g["nodegroup"] or "").startswith(f"{pool}-")]
-
-    def has_groups(self, pool: str) -> bool:
-        """Whether EKS knows a node group of the pool, one that is still being created too: it has no Auto Scaling
-        group yet. From moto itself: a call could be failed by a fault."""
-        backend = eks_backends[self.sandbox.aws.account_id][self.sandbox.region]
-        return any(name.startswith(f"{pool}-") for name in list(backend.clusters[self.sandbox.cluster_name].nodegroups))
-
     def desired(self, pool: str) -> int:
-        return sum(group["desired"] for group in self.groups(pool))
-
-    def instances(self, pool: str) -> list[dict[str, Any]]:
-        """Those of the pool's groups that have not ended, whether or not their group still knows them."""
-        names = {group["name"] for group in self.groups(pool)}
-
-        def group_of(instance: dict[str, Any]) -> str:
-            return next((t["Value"] for t in instance.get("Tags", ()) if t["Key"] == "aws:autoscaling:groupName"), "")
-
-        return [
-            each
-            for each in instances(self.sandbox.aws)
-            if each["State"]["Name"] != "terminated" and group_of(each) in names
-        ]
+        return sum(group["desired"] for group in self.cloud.groups(pool))
 
     def leases(self, pool: str) -> list[dict[str, Any]]:
         """Demand for the pool."""
@@ -158,7 +155,7 @@ class World:
         """Ask the cluster and the cloud what there is of the pool, now."""
         return PoolLeft(
             nodes=len(self.nodes(pool)),
-            instances=len(self.instances(pool)),
+            instances=len(self.cloud.instances(pool)),
             desired=self.desired(pool),
             pods=len(self.living_pods(pool)),
             leases=len(self.leases(pool)),
@@ -166,17 +163,7 @@ class World:
 
     def machines_left(self, pool: str) -> bool:
         """Whether anything of the pool still costs money."""
-        return bool(self.instances(pool) or self.desired(pool) or self.nodes(pool))
-
-    def switch_time(self, pool: str) -> datetime | None:
-        """When AWS is to set the pool's groups to zero; None where none has machines."""
-        client = aws_client(self.sandbox.aws, "autoscaling")
-        times: list[datetime] = []
-        for group in self.groups(pool):
-            if group["desired"]:
-                found = client.describe_scheduled_actions(AutoScalingGroupName=group["name"])
-                times += [action["StartTime"] for action in found["ScheduledUpdateGroupActions"]]
-        return max(times, default=None)
+        return bool(self.cloud.instances(pool) or self.desired(pool) or self.nodes(pool))
 
     def set_run_start(self, dag_id: str, run_id: str, ago: timedelta) -> None:
         """Have a run be so old: in Airflow's own database, as no test can wait for a night's dagrun_timeout."""
@@ -197,6 +184,12 @@ def insist(call: Callable[[], T], *, times: int = 5) -> T:
     return call()
 
 
+def open_sandbox(platform: Platform, folder: Path) -> Sandbox:
+    """A cluster with nothing in it, and its cloud; to be entered."""
+    timings = AwsTimings(spot_notice=2.0) if platform == "eks" else GoogleTimings(preemption_notice=2.0)
+    return Sandbox(platform=platform, boot_seconds=1.0, timings=timings, autoscaler="none", data_dir=folder)
+
+
 @contextmanager
 def open_world(sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[World]:
     """Start an Airflow of the matrix's own over a sandbox, and everything that watches."""
@@ -211,7 +204,14 @@ def open_world(sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[
     pods.start()
     try:
         with home:
-            yield World(sandbox=sandbox, home=home, airflow=Airflow(home, sandbox), pods=pods, trainings=trainings)
+            yield World(
+                sandbox=sandbox,
+                cloud=cloud_of(sandbox),
+                home=home,
+                airflow=Airflow(home, sandbox),
+                pods=pods,
+                trainings=trainings,
+            )
     finally:
         pods.stop()
         trainings.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_gpu_provider import EksGpuPool, GpuPodOperator, ReapGpuPoolsOperator, gpu_nodes
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, GpuPool, ReapGpuPoolsOperator, gpu_nodes
 
 TRAINING = """
 exec 3<>/dev/tcp/127.0.0.1/{{ dag_run.conf['port'] }} || exit 3
@@ -24,24 +24,45 @@ echo trained
 ARGUMENTS = {"retries": 1, "retry_delay": timedelta(seconds=1)}
 PATIENCE = timedelta(seconds=45)
 
+PLATFORM = os.environ.get("GPU_SANDBOX_PLATFORM", "eks")
+OF_BOTH = {
+    "name": "{{ dag_run.conf['pool'] }}",
+    "cluster_name": os.environ.get("GPU_SANDBOX_CLUSTER", "k8s-ml"),
+    "capacity_types": ["{{ dag_run.conf['market'] }}"],
+    "max_nodes": 2,
+    "max_runtime": timedelta(hours=2),
+}
 
-def pool(**fields: Any) -> EksGpuPool:
+
+def pool(**fields: Any) -> GpuPool:
+    """On the sandbox's cloud."""
+    return (gke_pool if PLATFORM == "gke" else eks_pool)(**fields)
+
+
+def eks_pool(**fields: Any) -> EksGpuPool:
     defaults: dict[str, Any] = {
-        "name": "{{ dag_run.conf['pool'] }}",
-        "cluster_name": os.environ.get("GPU_SANDBOX_CLUSTER", "k8s-ml"),
+        **OF_BOTH,
         "region": os.environ.get("GPU_SANDBOX_REGION", "us-west-2"),
         "instance_types": ["{{ dag_run.conf['instance_type'] }}"],
-        "capacity_types": ["{{ dag_run.conf['market'] }}"],
         "zones": ["{{ dag_run.conf['zone'] }}"],
-        "max_nodes": 2,
-        "max_runtime": timedelta(hours=2),
     }
     return EksGpuPool(**{**defaults, **fields})
 
 
+def gke_pool(**fields: Any) -> GkeGpuPool:
+    defaults: dict[str, Any] = {
+        **OF_BOTH,
+        "project_id": os.environ["GPU_SANDBOX_PROJECT"],
+        "location": os.environ["GPU_SANDBOX_LOCATION"],
+        "machine_types": ["{{ dag_run.conf['instance_type'] }}"],
+        "node_locations": ["{{ dag_run.conf['zone'] }}"],
+    }
+    return GkeGpuPool(**{**defaults, **fields})
+
+
 def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, **fields: Any) -> DAG:
-    """A night; without `plugin`, the cluster brings the device plugin (see ../world.py)."""
-    if not plugin:
+    """A night; without `plugin`, the cluster brings the device plugin (see ../world.py), as GKE always does."""
+    if not plugin and PLATFORM == "eks":
         fields["node_labels"] = {"example.com/device-plugin": "there"}
     with (
         DAG(

@@ -1,0 +1,125 @@
+"""The cloud beside a world's cluster: what a pool has there, and when its own deadline comes. Seen from outside."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, Protocol
+
+from moto.eks.models import eks_backends
+
+from airflow_gpu_provider.sandbox import Sandbox
+from airflow_gpu_provider.sandbox.leftovers import aws_client, instances
+
+Platform = Literal["eks", "gke"]
+
+Use = Literal["usual", "scarce", "bystander"]
+"""What a night runs on; what is out of stock where a fault says so; and what the run beside all others has."""
+
+
+class Cloud(Protocol):
+    """One of the two clouds."""
+
+    machine_types: Mapping[Use, str]
+
+    def has_groups(self, pool: str) -> bool:
+        """Whether the pool has a node group, one that is still being created too."""
+
+    def groups(self, pool: str) -> list[dict[str, Any]]:
+        """The pool's groups of machines."""
+
+    def instances(self, pool: str) -> list[str]:
+        """The ids of the pool's machines that have not ended, whether or not their group still knows them."""
+
+    def deadline(self, pool: str) -> datetime | None:
+        """When the cloud itself is to have ended all of the pool's machines; None where it has none."""
+
+    def hold_back_gpus(self, hold: bool) -> None:
+        """Have the GPUs of new nodes never become allocatable, or do so again."""
+
+
+class Eks:
+    """AWS: instances in Auto Scaling groups, which a scheduled action sets to zero."""
+
+    machine_types: Mapping[Use, str] = {"usual": "g6.xlarge", "scarce": "g5.xlarge", "bystander": "g4dn.xlarge"}
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def has_groups(self, pool: str) -> bool:
+        """From moto itself: a call could be failed by a fault, and a new group has no Auto Scaling group yet."""
+        backend = eks_backends[self._sandbox.aws.account_id][self._sandbox.region]
+        names = list(backend.clusters[self._sandbox.cluster_name].nodegroups)
+        return any(name.startswith(f"{pool}-") for name in names)
+
+    def groups(self, pool: str) -> list[dict[str, Any]]:
+        return _of_pool(self._sandbox, pool)
+
+    def instances(self, pool: str) -> list[str]:
+        names = {group["name"] for group in self.groups(pool)}
+
+        def group_of(instance: dict[str, Any]) -> str:
+            return next((t["Value"] for t in instance.get("Tags", ()) if t["Key"] == "aws:autoscaling:groupName"), "")
+
+        return [
+            each["InstanceId"]
+            for each in instances(self._sandbox.aws)
+            if each["State"]["Name"] != "terminated" and group_of(each) in names
+        ]
+
+    def deadline(self, pool: str) -> datetime | None:
+        client = aws_client(self._sandbox.aws, "autoscaling")
+        times: list[datetime] = []
+        for group in self.groups(pool):
+            if group["desired"]:
+                found = client.describe_scheduled_actions(AutoScalingGroupName=group["name"])
+                times += [action["StartTime"] for action in found["ScheduledUpdateGroupActions"]]
+        return max(times, default=None)
+
+    def hold_back_gpus(self, hold: bool) -> None:
+        """There is no device plugin."""
+        self._sandbox.faults.device_plugin_never_ready = hold
+
+
+class Gke:
+    """Google Cloud: machines in managed instance groups, each with a max_run_duration."""
+
+    machine_types: Mapping[Use, str] = {
+        "usual": "g2-standard-4",
+        "scarce": "a2-highgpu-1g",
+        "bystander": "g2-standard-8",
+    }
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+
+    def has_groups(self, pool: str) -> bool:
+        return bool(self.groups(pool))
+
+    def groups(self, pool: str) -> list[dict[str, Any]]:
+        return _of_pool(self._sandbox, pool)
+
+    def instances(self, pool: str) -> list[str]:
+        return [each["instance_id"] for group in self.groups(pool) for each in group["instances"]]
+
+    def deadline(self, pool: str) -> datetime | None:
+        """As for machines that begin their time now: those that are there have lived for a minute of it at most."""
+        lifetimes = [
+            group.template.max_run_seconds
+            for group in self._sandbox.google.node_pools.groups()
+            if group.template.node_pool.startswith(f"{pool}-") and group.target_size
+        ]
+        limited = [seconds for seconds in lifetimes if seconds is not None]
+        return datetime.now(UTC) + timedelta(seconds=max(limited)) if limited else None
+
+    def hold_back_gpus(self, hold: bool) -> None:
+        """NVIDIA's driver never becomes ready."""
+        self._sandbox.faults.driver_never_ready = hold
+
+
+def cloud_of(sandbox: Sandbox) -> Cloud:
+    return Eks(sandbox) if sandbox.platform == "eks" else Gke(sandbox)
+
+
+def _of_pool(sandbox: Sandbox, pool: str) -> list[dict[str, Any]]:
+    return [group for group in sandbox.cluster.groups() if (group["nodegroup"] or "").startswith(f"{pool}-")]

@@ -1,0 +1,238 @@
+"""Worlds side by side: each is a process of its own with a sandbox and an Airflow, which runs the cells it is given.
+
+Most of a night is waiting, and a fault that hits everybody needs a world for itself. A world can be killed at any
+time: all that it started ends with it (see the sandbox's ComponentProcess, and the guard of airflow_processes).
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TypeAlias
+
+from airflow_gpu_provider.sandbox.airflow_processes import end_all
+from tests.airflow.chaos.bystander import Bystander
+from tests.airflow.chaos.cell import Cell
+from tests.airflow.chaos.clouds import Platform
+from tests.airflow.chaos.matrix import NotRun, Outcome, run_cell
+from tests.airflow.chaos.world import open_sandbox, open_world
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 3
+"""Cells in one world that nobody else notices."""
+
+REPOSITORY = Path(__file__).parents[3]
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class WorldFailed(Exception):
+    """A world has not ended well though its cells had: the run beside them was harmed, or something could not end."""
+
+
+def run_cells(cells: Sequence[Cell], *, worlds: int) -> Generator[Outcome]:
+    """Run all cells in so many worlds, and give what became of each as it comes.
+
+    The cells of a world that dies have failed to run. Another world follows, unless it had told nothing yet. Where
+    this generator is closed before its end, no process is left.
+
+    Raises:
+        WorldFailed: At the end.
+    """
+    yield from run_cells_in(be_world, cells, worlds=worlds)
+
+
+BeWorld: TypeAlias = Callable[[Connection, Path, Platform], None]
+
+
+def run_cells_in(world: BeWorld, cells: Sequence[Cell], *, worlds: int) -> Generator[Outcome]:
+    """`run_cells`, with what a world's process does: it gets cells until there is None, and sends their outcomes."""
+    seats = _Seats(Agenda(cells), worlds, world)
+    try:
+        while seats.fill():
+            yield from seats.hear()
+    finally:
+        seats.clear()
+    yield from (NotRun.of(cell, "no world could be opened", seconds=0) for cell in seats.agenda.left)
+    if seats.failed:
+        raise WorldFailed("; ".join(seats.failed))
+
+
+class Agenda:
+    """The cells that no world has yet. Those that nobody else notices come first, and side by side."""
+
+    def __init__(self, cells: Sequence[Cell]) -> None:
+        self.left = sorted(cells, key=lambda cell: not cell.is_local)
+
+    def take(self, platform: Platform, busy: Collection[Cell]) -> Cell | None:
+        """The next cell for a world of that platform which runs these; None where there is none, or not now.
+
+        What hits everybody runs alone: it would hit the others' nights at some other moment.
+        """
+        cell = next((cell for cell in self.left if cell.platform == platform), None)
+        if cell is None:
+            return None
+        is_local = cell.is_local and all(other.is_local for other in busy)
+        if len(busy) >= (AT_ONCE if is_local else 1):
+            return None
+        self.left.remove(cell)
+        return cell
+
+    def next_platform(self) -> Platform | None:
+        """Where most is to be done: what another world is for."""
+        platforms = [cell.platform for cell in self.left]
+        return max(platforms, key=platforms.count, default=None)
+
+
+class _Seats:
+    """So many places for worlds. `failed` says which ended badly though they ran no cell."""
+
+    def __init__(self, agenda: Agenda, seats: int, world: BeWorld) -> None:
+        self.agenda = agenda
+        self.failed: list[str] = []
+        self._seats = seats
+        self._world = world
+        self._open: list[_World] = []
+
+    def fill(self) -> bool:
+        """Give the worlds something to do, and open those that there is more to do for; False if none is open."""
+        for world in self._open:
+            world.give(self.agenda)
+        while len(self._open) < self._seats and (platform := self.agenda.next_platform()):
+            self._open.append(_World(self._world, platform))
+            self._open[-1].give(self.agenda)
+        return bool(self._open)
+
+    def hear(self) -> Iterator[Outcome]:
+        """Wait until a world tells something; a world's end is seen too."""
+        for link in wait([world.link for world in self._open]):
+            world = next(each for each in self._open if each.link is link)
+            outcome = world.hear()
+            if outcome is None:
+                yield from self._see_the_end_of(world)
+            else:
+                yield outcome
+
+    def _see_the_end_of(self, world: _World) -> Iterator[Outcome]:
+        self._open.remove(world)
+        trouble = world.end()
+        if trouble:
+            log.error("%s", trouble)
+        if trouble and not world.busy:
+            self.failed.append(trouble)
+        if world.busy and not world.told:
+            self._seats -= 1  # another one would fare no better
+        for cell in world.busy.values():
+            yield NotRun.of(cell, trouble, seconds=world.seconds)
+
+    def clear(self) -> None:
+        """Kill what is open."""
+        for world in self._open:
+            world.kill()
+        for world in self._open:
+            world.end()
+
+
+class _World:
+    """A world's process, as the one who opened it sees it.
+
+    Attributes:
+        busy: The cells that it runs, by their numbers.
+        told: How many it has run.
+    """
+
+    def __init__(self, world: BeWorld, platform: Platform) -> None:
+        self.platform = platform
+        self._folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+        self.link, its_link = _spawn.Pipe()
+        self._process = _spawn.Process(target=world, args=(its_link, self._folder, platform), daemon=True)
+        self._process.start()
+        its_link.close()
+        self._began = time.monotonic()
+        self._was_dismissed = False
+        self.busy: dict[int, Cell] = {}
+        self.told = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def give(self, agenda: Agenda) -> None:
+        """Hand it what it may run now; let it go where there is nothing to do any more."""
+        while not self._was_dismissed and (cell := agenda.take(self.platform, self.busy.values())):
+            self.busy[cell.number] = cell
+            self._send(cell)
+        if not self.busy and not self._was_dismissed:
+            self._was_dismissed = True
+            self._send(None)
+
+    def _send(self, cell: Cell | None) -> None:
+        with suppress(OSError):  # it has just died, as `hear` will tell
+            self.link.send(cell)
+
+    def hear(self) -> Outcome | None:
+        """What it tells; None where it has ended."""
+        try:
+            outcome: Outcome = self.link.recv()
+        except (EOFError, OSError):
+            return None
+        del self.busy[outcome.number]
+        self.told += 1
+        return outcome
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> str:
+        """See that nothing is left of a world that ends; say how it ended, unless all was well."""
+        self._process.join()
+        self.link.close()
+        end_all(_airflow_home(self._folder))
+        shutil.rmtree(self._folder, ignore_errors=True)
+        code = self._process.exitcode
+        well = self._was_dismissed and code == 0
+        return "" if well else f"the {self.platform} world {self._process.pid} ended with status {code}"
+
+
+def be_world(link: Connection, folder: Path, platform: Platform) -> None:
+    """A world's process: runs the cells that come, until it is told that there is none."""
+    signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches all of a terminal's processes: one ends the others
+    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
+    with (
+        open_sandbox(platform, folder / "sandbox") as sandbox,
+        open_world(sandbox, _airflow_home(folder), {"PYTHONPATH": path}) as world,
+    ):
+        bystander = Bystander.begin(world)
+        telling = threading.Lock()
+
+        def run(cell: Cell) -> None:
+            outcome = run_cell(world, cell, bystander)
+            with telling:
+                link.send(outcome)
+
+        while (cell := _next(link)) is not None:
+            threading.Thread(target=run, args=(cell,), name=f"cell-{cell.number}", daemon=True).start()
+        bystander.finish()
+
+
+def _next(link: Connection) -> Cell | None:
+    try:
+        cell: Cell | None = link.recv()
+    except EOFError:
+        os._exit(1)  # whoever opened this world is gone; a cell's thread could start again what an orderly end stops
+    return cell
+
+
+def _airflow_home(folder: Path) -> Path:
+    return folder.resolve() / "airflow"
