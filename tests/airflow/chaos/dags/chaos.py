@@ -11,7 +11,8 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, GpuPool, ReapGpuPoolsOperator, gpu_nodes
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, ReapGpuPoolsOperator, gpu_nodes
+from airflow_gpu_provider.pools import GpuPool
 
 TRAINING = """
 exec 3<>/dev/tcp/127.0.0.1/{{ dag_run.conf['port'] }} || exit 3
