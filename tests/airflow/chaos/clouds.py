@@ -29,10 +29,13 @@ class Cloud(Protocol):
         """The pool's groups of machines."""
 
     def instances(self, pool: str) -> list[str]:
-        """The ids of the pool's machines that have not ended, whether or not their group still knows them."""
+        """The names of the pool's machines that have not ended, whether or not their group still knows them."""
 
     def deadline(self, pool: str) -> datetime | None:
         """When the cloud itself is to have ended all of the pool's machines; None where it has none."""
+
+    def interrupt_spot(self, pool: str) -> bool:
+        """Give the pool's spot machines that run their notice; False where none does."""
 
     def hold_back_gpus(self, hold: bool) -> None:
         """Have the GPUs of new nodes never become allocatable, or do so again."""
@@ -76,6 +79,9 @@ class Eks:
                 times += [action["StartTime"] for action in found["ScheduledUpdateGroupActions"]]
         return max(times, default=None)
 
+    def interrupt_spot(self, pool: str) -> bool:
+        return any([_is_interrupted(self._sandbox, instance=each) for each in self.instances(pool)])
+
     def hold_back_gpus(self, hold: bool) -> None:
         """There is no device plugin."""
         self._sandbox.faults.device_plugin_never_ready = hold
@@ -112,6 +118,10 @@ class Gke:
         limited = [seconds for seconds in lifetimes if seconds is not None]
         return datetime.now(UTC) + timedelta(seconds=max(limited)) if limited else None
 
+    def interrupt_spot(self, pool: str) -> bool:
+        """By their nodes, which are called as they are."""
+        return any([_is_interrupted(self._sandbox, node=each) for each in self.instances(pool)])
+
     def hold_back_gpus(self, hold: bool) -> None:
         """NVIDIA's driver never becomes ready."""
         self._sandbox.faults.driver_never_ready = hold
@@ -119,6 +129,14 @@ class Gke:
 
 def cloud_of(sandbox: Sandbox) -> Cloud:
     return Eks(sandbox) if sandbox.platform == "eks" else Gke(sandbox)
+
+
+def _is_interrupted(sandbox: Sandbox, **named: str) -> bool:
+    try:
+        sandbox.interrupt_spot(**named)
+    except ValueError:  # it does not run yet, or has just gone by itself
+        return False
+    return True
 
 
 def _of_pool(sandbox: Sandbox, pool: str) -> list[dict[str, Any]]:

@@ -272,9 +272,9 @@ def stockout(world: World, night: Night) -> Iterator[None]:
 
 @contextmanager
 def spot_lost(world: World, night: Night) -> Iterator[None]:
-    for instance in world.cloud.instances(night.pool):
-        with suppress(ValueError):  # it went by itself in this very moment
-            world.sandbox.interrupt_spot(instance=instance)
+    give_up_at = time.monotonic() + 10  # it has gone by itself in this very moment, and no other one comes
+    while not world.cloud.interrupt_spot(night.pool) and time.monotonic() < give_up_at:
+        time.sleep(0.2)
     yield
 
 

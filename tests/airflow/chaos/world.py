@@ -186,7 +186,9 @@ def insist(call: Callable[[], T], *, times: int = 5) -> T:
 
 def open_sandbox(platform: Platform, folder: Path) -> Sandbox:
     """A cluster with nothing in it, and its cloud; to be entered."""
-    timings = AwsTimings(spot_notice=2.0) if platform == "eks" else GoogleTimings(preemption_notice=2.0)
+    # A machine's end takes as long as others need to see it.
+    aws, google = AwsTimings(spot_notice=2.0, terminate=1.5), GoogleTimings(preemption_notice=2.0, instance_delete=1.5)
+    timings = aws if platform == "eks" else google
     return Sandbox(platform=platform, boot_seconds=1.0, timings=timings, autoscaler="none", data_dir=folder)
 
 

@@ -20,12 +20,16 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeAlias
 
+from airflow_gpu_provider.sandbox import Sandbox
+from airflow_gpu_provider.sandbox.airflow_home import AirflowNotHealthy
 from airflow_gpu_provider.sandbox.airflow_processes import end_all
+from airflow_gpu_provider.sandbox.leftovers import look_for_leftovers
 from tests.airflow.chaos.bystander import Bystander
 from tests.airflow.chaos.cell import Cell
+from tests.airflow.chaos.checks import BOUNDS
 from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.matrix import NotRun, Outcome, run_cell
-from tests.airflow.chaos.world import open_sandbox, open_world
+from tests.airflow.chaos.world import World, open_sandbox, open_world
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +42,7 @@ _spawn = multiprocessing.get_context("spawn")
 
 
 class WorldFailed(Exception):
-    """A world has not ended well though its cells had: the run beside them was harmed, or something could not end."""
+    """A world has not ended well though its cells had: the run beside them was harmed, or something is left."""
 
 
 def run_cells(cells: Sequence[Cell], *, worlds: int) -> Generator[Outcome]:
@@ -129,7 +133,7 @@ class _Seats:
         trouble = world.end()
         if trouble:
             log.error("%s", trouble)
-        if trouble and not world.busy:
+        if trouble and world.was_dismissed:
             self.failed.append(trouble)
         if world.busy and not world.told:
             self._seats -= 1  # another one would fare no better
@@ -150,6 +154,7 @@ class _World:
     Attributes:
         busy: The cells that it runs, by their numbers.
         told: How many it has run.
+        was_dismissed: Whether it was told that there is nothing more to do.
     """
 
     def __init__(self, world: BeWorld, platform: Platform) -> None:
@@ -160,7 +165,7 @@ class _World:
         self._process.start()
         its_link.close()
         self._began = time.monotonic()
-        self._was_dismissed = False
+        self.was_dismissed = False
         self.busy: dict[int, Cell] = {}
         self.told = 0
 
@@ -170,11 +175,11 @@ class _World:
 
     def give(self, agenda: Agenda) -> None:
         """Hand it what it may run now; let it go where there is nothing to do any more."""
-        while not self._was_dismissed and (cell := agenda.take(self.platform, self.busy.values())):
+        while not self.was_dismissed and (cell := agenda.take(self.platform, self.busy.values())):
             self.busy[cell.number] = cell
             self._send(cell)
-        if not self.busy and not self._was_dismissed:
-            self._was_dismissed = True
+        if not self.busy and not self.was_dismissed:
+            self.was_dismissed = True
             self._send(None)
 
     def _send(self, cell: Cell | None) -> None:
@@ -201,7 +206,7 @@ class _World:
         end_all(_airflow_home(self._folder))
         shutil.rmtree(self._folder, ignore_errors=True)
         code = self._process.exitcode
-        well = self._was_dismissed and code == 0
+        well = self.was_dismissed and code == 0
         return "" if well else f"the {self.platform} world {self._process.pid} ended with status {code}"
 
 
@@ -218,12 +223,35 @@ def be_world(link: Connection, folder: Path, platform: Platform) -> None:
 
         def run(cell: Cell) -> None:
             outcome = run_cell(world, cell, bystander)
+            if isinstance(outcome, NotRun):
+                _die_unless_sound(world)
             with telling:
                 link.send(outcome)
 
         while (cell := _next(link)) is not None:
             threading.Thread(target=run, args=(cell,), name=f"cell-{cell.number}", daemon=True).start()
         bystander.finish()
+        _see_nothing_left(sandbox)
+
+
+def _die_unless_sound(world: World) -> None:
+    """End this process where its Airflow or its cluster does not come back: every cell to come would fail to run."""
+    try:
+        world.revive()
+        world.home.wait_until_healthy(timeout=120)
+        world.items("/api/v1/nodes")
+    except (AirflowNotHealthy, OSError):
+        log.exception("a world is beyond use")
+        os._exit(1)
+
+
+def _see_nothing_left(sandbox: Sandbox) -> None:
+    """Wait for zero in the whole account: there may be nights whose moment was missed, and that nobody looked at."""
+    give_up_at = time.monotonic() + BOUNDS["itself"]
+    while not (left := look_for_leftovers(sandbox)).nothing:
+        if time.monotonic() > give_up_at:
+            raise WorldFailed(f"after all nights there is {left}")
+        time.sleep(0.5)
 
 
 def _next(link: Connection) -> Cell | None:
