@@ -97,8 +97,11 @@ def test_a_run_writes_its_own_table_and_leaves_the_rest_of_the_page(tmp_path: Pa
 
 def test_a_run_that_was_cut_off_goes_on_with_the_rows_that_it_wrote(tmp_path: Path) -> None:
     rows = [ROW, replace(ROW, number=2, seconds_to_zero=None)]
-    write_json(rows, tmp_path / "build" / "chaos.json")
-    assert read_json(tmp_path / "build" / "chaos.json") == rows
+    told = tmp_path / "build" / "chaos.json"
+    write_json(rows, told, "matrix")
+    assert read_json(told, "matrix") == rows
+    with pytest.raises(ValueError, match="has the rows of a matrix, which a cover cannot go on with"):
+        read_json(told, "cover")
 
 
 def test_what_failed_to_run_is_told_and_is_run_again(tmp_path: Path) -> None:
@@ -110,11 +113,11 @@ def test_what_failed_to_run_is_told_and_is_run_again(tmp_path: Path) -> None:
     )
     assert "| EKS | train-deferred | two-runs | - | failed to run | 720 s |" in page.read_text()
     assert "MomentMissed('c0') (cell 0, seed 7)" in page.read_text()
-    write_json([ROW, FAILED], told)
+    write_json([ROW, FAILED], told, "cover")
     content = json.loads(told.read_text())
     assert content["failed_to_run"] == 1
     assert content["failed"][0]["error"] == "MomentMissed('c0')"
-    assert read_json(told) == [ROW]
+    assert read_json(told, "cover") == [ROW]
 
 
 def test_the_matrix_tells_failed_to_run_from_not_run() -> None:

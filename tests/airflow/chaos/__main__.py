@@ -22,7 +22,9 @@ def main() -> int:
     cells = _cells(arguments)
     told: list[Outcome] = []
     if arguments.resume:
-        told += report.read_json(JSON)
+        told += report.read_json(JSON, _kind(arguments))
+        if arguments.only:  # they are run again
+            told = [outcome for outcome in told if outcome.cell not in set(map(str, cells))]
         done = {(outcome.seed, outcome.cell) for outcome in told}
         cells = [cell for cell in cells if (cell.seed, str(cell)) not in done]
     began = time.monotonic()
@@ -45,10 +47,13 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
 
 def _write(arguments: argparse.Namespace, told: Sequence[Outcome]) -> None:
     """After each cell: whatever ends a run of hours, what it has found is there."""
-    report.write_json(told, JSON)
-    if not arguments.only:
-        kind: report.Kind = "drawn" if arguments.count else "cover" if arguments.cover else "matrix"
-        report.write_tables(told, REPOSITORY / "docs" / "reliability.md", kind, seed=arguments.seed)
+    report.write_json(told, JSON, _kind(arguments))
+    if arguments.resume or not arguments.only:
+        report.write_tables(told, REPOSITORY / "docs" / "reliability.md", _kind(arguments), seed=arguments.seed)
+
+
+def _kind(arguments: argparse.Namespace) -> report.Kind:
+    return "drawn" if arguments.count else "cover" if arguments.cover else "matrix"
 
 
 def _parse() -> argparse.Namespace:
@@ -60,7 +65,9 @@ def _parse() -> argparse.Namespace:
         "--worlds", type=int, default=1, help="how many run side by side: a sandbox and an Airflow each"
     )
     parser.add_argument("--resume", action="store_true", help="go on after the rows in build/chaos.json")
-    parser.add_argument("--only", nargs="*", help="words, one of which a cell has in its name")
+    parser.add_argument(
+        "--only", nargs="*", help="words, one of which a cell has in its name; with --resume, run again"
+    )
     return parser.parse_args()
 
 

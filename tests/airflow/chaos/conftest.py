@@ -26,7 +26,7 @@ def tell(request: pytest.FixtureRequest) -> Callable[[Outcome], None]:
 
     def tell(outcome: Outcome) -> None:
         told[outcome.cell] = outcome
-        write_json(told.values(), REPOSITORY / "build" / "chaos.json")
+        write_json(told.values(), REPOSITORY / "build" / "chaos.json", "cover")
         with capture.global_and_fixture_disabled():
             reporter.ensure_newline()
             reporter.write_line(

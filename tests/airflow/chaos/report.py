@@ -22,11 +22,12 @@ from tests.airflow.chaos.schedule import full_matrix
 Kind = Literal["matrix", "cover", "drawn"]
 
 
-def write_json(outcomes: Iterable[Outcome], path: Path) -> None:
+def write_json(outcomes: Iterable[Outcome], path: Path, kind: Kind) -> None:
     """`runs`, `leaks`, `harmed`, and a row for each run; `failed` has the cells that failed to run."""
     path.parent.mkdir(parents=True, exist_ok=True)
     rows, failed = _parted(outcomes)
     content = {
+        "kind": kind,
         **counts([*rows, *failed]),
         "rows": [row.to_json() for row in rows],
         "failed": [each.to_json() for each in failed],
@@ -34,10 +35,13 @@ def write_json(outcomes: Iterable[Outcome], path: Path) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def read_json(path: Path) -> list[Row]:
-    """The rows that `write_json` has written; what failed to run is to be run again."""
+def read_json(path: Path, kind: Kind) -> list[Row]:
+    """The rows that `write_json` has written; what failed to run is to be run again. ValueError for another kind."""
+    content = json.loads(path.read_text())
+    if content["kind"] != kind:
+        raise ValueError(f"{path} has the rows of a {content['kind']}, which a {kind} cannot go on with")
     names = {field.name for field in fields(Row)}
-    return [Row(**{name: row[name] for name in names}) for row in json.loads(path.read_text())["rows"]]
+    return [Row(**{name: row[name] for name in names}) for row in content["rows"]]
 
 
 def _parted(outcomes: Iterable[Outcome]) -> tuple[list[Row], list[NotRun]]:
