@@ -94,6 +94,10 @@ class AwsClients:
         return AwsService(client, service="servicequotas", connection=self.connection)
 
     @cached_property
+    def iam(self) -> AwsService:
+        return self._service("iam")
+
+    @cached_property
     def sts(self) -> AwsService:
         return self._service("sts")
 

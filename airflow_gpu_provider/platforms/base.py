@@ -165,6 +165,21 @@ class Plan:
         return [f"Plan for {self.pool}:", *rows, *(f"  ^ {line}" for line in self.grow), *notes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Refusals:
+    """What a run changes in the cloud and the cloud would refuse, as far as it answers such a question.
+
+    Attributes:
+        refused: Permissions, in the cloud's words.
+        unasked: Why it did not answer, for people; empty where it did.
+        fix: Where it is written what to allow.
+    """
+
+    refused: tuple[str, ...] = ()
+    unasked: str = ""
+    fix: str = ""
+
+
 class Platform(ABC):
     """One pool on one cloud.
 
@@ -189,6 +204,13 @@ class Platform(ABC):
             CredentialsError: The pool's Airflow connection is missing or holds no credentials.
         """
         return self.cluster_access().server
+
+    def refusals(self) -> Refusals | None:
+        """Ask the cloud whether it would let a run change what it changes; nothing is tried.
+
+        Default None: the pool changes nothing in a cloud.
+        """
+        return None
 
     @abstractmethod
     def plan(self, nodes: int) -> Plan:

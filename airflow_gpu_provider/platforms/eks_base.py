@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import CloudError, GpuError, GroupNotFound, PermissionDenied
+from airflow_gpu_provider.platforms import eks_permissions
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
-from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Say
+from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Refusals, Say
 from airflow_gpu_provider.platforms.eks_groups import NodeGroups, asg_name
 from airflow_gpu_provider.platforms.eks_quota import judge, read_quotas
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
@@ -53,6 +54,17 @@ class EksBase(Platform):
         caller = self._clients.sts.call("get_caller_identity")
         cluster = f"EKS cluster {self._pool.cluster_name} in {self._pool.region}"
         return f"AWS account {caller['Account']}, {cluster}, as {caller['Arn']}"
+
+    def refusals(self) -> Refusals:
+        behind = [name for group in self.observe() if (name := group.autoscaler_name)]
+        asked = eks_permissions.questions(
+            self._pool,
+            cluster_arn=self._cluster["arn"],
+            node_role="" if self._pool.manage == "scale" else self._groups.node_role(),
+            group_arns=[asg["AutoScalingGroupARN"] for asg in self._scaling.groups(behind).values()],
+        )
+        caller = self._clients.sts.call("get_caller_identity")
+        return eks_permissions.ask(self._clients.iam, caller["Arn"], asked)
 
     def cluster_access(self) -> ClusterAccess:
         from airflow_gpu_provider.cluster.access import ClusterAccess

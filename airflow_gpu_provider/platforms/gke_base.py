@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
-from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Say
+from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Refusals, Say
 from airflow_gpu_provider.platforms.gke_instances import name_of
 from airflow_gpu_provider.platforms.gke_node_pools import NodePools
 from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
@@ -31,6 +31,9 @@ STATUS: dict[str, GroupStatus] = {
     "ERROR": "failed",
 }
 """What GKE's word for a node pool's state means for the pool."""
+
+_CHANGES = ("compute.instanceGroupManagers.update", "compute.instances.delete")
+"""What a run needs to set sizes and to release machines."""
 
 
 class GkeBase(Platform):
@@ -62,6 +65,17 @@ class GkeBase(Platform):
         pool = self._pool
         where = f"Google Cloud project {pool.project_id}, GKE cluster {pool.cluster_name} in {pool.location}"
         return f"{where}, as {self._clients.identity}"
+
+    def refusals(self) -> Refusals:
+        of_groups = _CHANGES if self._pool.manage == "scale" else (*_CHANGES, "container.clusters.update")
+        fix = "docs/iam-gke.md has the whole role."
+        try:
+            refused = self._clients.resource_manager.refused(self._pool.project_id, of_groups)
+        except (CloudError, PermissionDenied) as error:
+            return Refusals(
+                unasked=f"whether it may also change things Google Cloud does not say: {error.what}", fix=fix
+            )
+        return Refusals(refused=tuple(refused), fix=fix)
 
     def cluster_access(self) -> ClusterAccess:
         from airflow_gpu_provider.cluster.access import ClusterAccess

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -60,12 +60,12 @@ class Gke:
         return found
 
 
-class Compute:
-    """Compute Engine's API. `path` begins with "projects/"; answers are as the API gives them."""
+class Rest:
+    """One of Google's APIs by plain REST. `path` begins with "projects/"; answers are as the API gives them."""
 
-    def __init__(self, session: Any, *, endpoint: str, connection: str) -> None:
+    def __init__(self, session: Any, *, base: str, connection: str) -> None:
         self._session = session
-        self._base = f"{endpoint.rstrip('/')}/compute/v1"
+        self._base = base
         self._connection = connection
 
     def get(self, path: str, *, permission: str, **query: Any) -> dict[str, Any]:
@@ -102,10 +102,35 @@ class Compute:
         return answer
 
 
+class Compute(Rest):
+    """Compute Engine's API."""
+
+    def __init__(self, session: Any, *, endpoint: str, connection: str) -> None:
+        super().__init__(session, base=f"{endpoint.rstrip('/')}/compute/v1", connection=connection)
+
+
+class ResourceManager(Rest):
+    """Cloud Resource Manager's API."""
+
+    def __init__(self, session: Any, *, endpoint: str, connection: str) -> None:
+        super().__init__(session, base=f"{endpoint.rstrip('/')}/v1", connection=connection)
+
+    def refused(self, project_id: str, permissions: Collection[str]) -> list[str]:
+        """Return which of these permissions the caller has not in the project; every caller may ask.
+
+        Raises:
+            GpuError: There is no answer: the API is not enabled in the project, say.
+        """
+        path, body = f"projects/{project_id}:testIamPermissions", {"permissions": list(permissions)}
+        answer = self.post(path, body, permission="resourcemanager.projects.testIamPermissions")
+        return [each for each in permissions if each not in answer.get("permissions", ())]
+
+
 class GoogleClients:
     """The services of Google Cloud that a pool takes, all through one look-up of the Airflow connection.
 
-    The connection's extra may name other endpoints, for private access: `gke_endpoint` and `compute_endpoint`.
+    The connection's extra may name other endpoints, for private access: `gke_endpoint`, `compute_endpoint` and
+    `resource_manager_endpoint`.
     """
 
     def __init__(self, *, conn_id: str, impersonation_chain: str | Sequence[str] | None) -> None:
@@ -132,13 +157,26 @@ class GoogleClients:
 
     @cached_property
     def compute(self) -> Compute:
+        return Compute(
+            self._session, endpoint=self._endpoint("compute_endpoint", "compute"), connection=self.connection
+        )
+
+    @cached_property
+    def resource_manager(self) -> ResourceManager:
+        endpoint = self._endpoint("resource_manager_endpoint", "cloudresourcemanager")
+        return ResourceManager(self._session, endpoint=endpoint, connection=self.connection)
+
+    def _endpoint(self, field: str, service: str) -> str:
         universe = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"
-        endpoint = get_field(self._hook.extras, "compute_endpoint") or f"https://compute.{universe}"
+        return get_field(self._hook.extras, field) or f"https://{service}.{universe}"
+
+    @cached_property
+    def _session(self) -> Any:
         session = AuthorizedSession(self._credentials)  # type: ignore[no-untyped-call]
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
-        return Compute(session, endpoint=endpoint, connection=self.connection)
+        return session
 
     @property
     def identity(self) -> str:

@@ -23,6 +23,7 @@ from airflow_gpu_provider.sandbox.aws.clusters import ControlPlaneAddress
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
 from airflow_gpu_provider.sandbox.aws.eks import Eks, EksApi
 from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Surroundings
+from airflow_gpu_provider.sandbox.aws.iam_api import IamApi
 from airflow_gpu_provider.sandbox.aws.identities import Identities, StsApi, identify
 from airflow_gpu_provider.sandbox.aws.instance_types import InstanceTypeCatalogue
 from airflow_gpu_provider.sandbox.aws.interface import (
@@ -136,6 +137,7 @@ class AwsCloud:
             "eks": EksApi,
             "autoscaling": AutoScalingApi,
             "ec2": Ec2Response,
+            "iam": lambda: IamApi(self._identities),
             "service-quotas": lambda: ServiceQuotasResponse(self.quotas),
             "sts": lambda: StsApi(self._identities),
         }

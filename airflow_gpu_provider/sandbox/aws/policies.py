@@ -31,9 +31,9 @@ def refusal(iam: IAMBackend, *, arn: str, action: str) -> AwsError | None:
 
 
 def _documents(iam: IAMBackend, arn: str) -> Iterator[Mapping[str, Any]]:
-    """The policies of an IAM user, or of the role of a session, its own and those attached to it."""
+    """The policies of an IAM user, a role or the role of a session, its own and those attached to it."""
     kind, _, name = arn.rpartition(":")[2].partition("/")
-    holders = iam.users.values() if kind == "user" else iam.roles.values() if kind == "assumed-role" else ()
+    holders = iam.users.values() if kind == "user" else iam.roles.values() if kind in ("role", "assumed-role") else ()
     for holder in holders:
         if holder.name == name.partition("/")[0]:
             own = holder.policies.values()

@@ -38,6 +38,8 @@ Environ = dict[str, Any]
 StartResponse = Callable[[str, list[tuple[str, str]]], Any]
 # Signing names that are not the names of botocore's models
 _SERVICES = {"servicequotas": "service-quotas"}
+# Has one endpoint for all regions, and calls are signed for us-east-1.
+_GLOBAL = {"iam"}
 _AUTHORIZATION = re.compile(
     rf"{ALGORITHM} Credential=(?P<scope>[^,]+), *SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>\w+)"
 )
@@ -122,7 +124,8 @@ class AwsApi:
             refusal = self._refusal(call, action)
             if refusal is not None:
                 return _send(request_faults.answer(refusal, call.service), start_response)
-            make = self._services.get(call.service) if call.scope.region == self._region else None
+            here = call.scope.region == self._region or call.service in _GLOBAL
+            make = self._services.get(call.service) if here else None
             if make is None:
                 return cast(Iterable[bytes], self._rest_of_aws(environ, start_response))
             answer = self._call(make(), _Request(environ))

@@ -2,13 +2,13 @@
 
 How a client gets here, which is how it would get to a private or regional endpoint of Google's own:
 
-- Endpoints. The extra of the Airflow connection (`google_cloud_default`) may name `gke_endpoint` and
-  `compute_endpoint`; a client takes them as `client_options.api_endpoint` and the clients' REST transport:
+- Endpoints. The extra of the Airflow connection (`google_cloud_default`) may name `gke_endpoint`, `compute_endpoint`
+  and `resource_manager_endpoint`; a client takes them as `client_options.api_endpoint` and the clients' REST transport:
 
       ClusterManagerClient(credentials=..., transport="rest", client_options={"api_endpoint": gke_endpoint})
       InstanceGroupManagersClient(credentials=..., client_options={"api_endpoint": compute_endpoint})
 
-  Without them the clients go to Google's own. Here both are the same plain `http://127.0.0.1:PORT`; the scheme is
+  Without them the clients go to Google's own. Here all are the same plain `http://127.0.0.1:PORT`; the scheme is
   part of the value, which the REST transports honour. (gRPC would need TLS, an own root certificate in every
   process' environment, and threads that do not survive Airflow's forks.)
 - Credentials. `keyfile_dict` of a service account with a throw-away key, whose `token_uri` is here too. The API takes

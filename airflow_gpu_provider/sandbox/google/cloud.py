@@ -26,6 +26,7 @@ from airflow_gpu_provider.sandbox.google.node_pools import NodePools
 from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress
 from airflow_gpu_provider.sandbox.google.permissions import Permissions
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
+from airflow_gpu_provider.sandbox.google.resource_manager_api import ResourceManagerApi
 
 
 class GoogleCloud:
@@ -129,7 +130,7 @@ class GoogleCloud:
             clock=self._now,
         )
         self._api = Api(
-            routes=[*container.routes(), *compute.routes()],
+            routes=[*container.routes(), *compute.routes(), *ResourceManagerApi(self._permissions).routes()],
             identities=self._identities,
             permissions=self._permissions,
             faults=self._faults,
@@ -230,6 +231,7 @@ class GoogleCloud:
                 "keyfile_dict": json.dumps(self.keyfile(identity)),
                 "gke_endpoint": self.endpoint_url,
                 "compute_endpoint": self.endpoint_url,
+                "resource_manager_endpoint": self.endpoint_url,
             },
         }
 

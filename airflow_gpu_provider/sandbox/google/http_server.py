@@ -19,6 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.errors import GoogleApiError
 from airflow_gpu_provider.sandbox.google.identities import Identities, InvalidGrant
+from airflow_gpu_provider.sandbox.google.interface import Identity
 from airflow_gpu_provider.sandbox.google.permissions import Permissions
 
 TOKEN_PATH = "/token"
@@ -28,8 +29,9 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One API call: what stands in the path, in the query and in the body."""
+    """One API call: who makes it, and what stands in the path, in the query and in the body."""
 
+    caller: Identity
     path: Mapping[str, str]
     query: Mapping[str, str]
     body: Mapping[str, Any]
@@ -103,7 +105,7 @@ class Api:
             body = json.loads(content) if content else {}
         except ValueError as error:
             raise GoogleApiError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}") from error
-        call = Call(path=parts, query=dict(parse_qsl(query)), body=body)
+        call = Call(caller=caller, path=parts, query=dict(parse_qsl(query)), body=body)
         with self.lock:
             self.calls[found.operation] += 1
             self.called_at[found.operation] = time.time()

@@ -1,4 +1,4 @@
-"""Which IAM permission each call takes, as the reference of each method says."""
+"""Which IAM permission each call takes, as the reference of each method says; empty: none."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ PERMISSIONS: dict[str, str] = {
     "compute:GetAcceleratorType": "compute.acceleratorTypes.get",
     "compute:GetZoneOperation": "compute.zoneOperations.get",
     "compute:WaitZoneOperation": "compute.zoneOperations.get",
+    "resourcemanager:TestIamPermissions": "",
 }
 
 
@@ -61,11 +62,15 @@ class Permissions:
             raise ValueError(f"no call takes {sorted(unknown)}; known are {sorted(set(PERMISSIONS.values()))}")
         self._granted[identity.email] = permissions
 
+    def allow(self, identity: Identity, permission: str) -> bool:
+        """Whether the account has this permission."""
+        granted = self._granted.get(identity.email)
+        return granted is None or permission in granted
+
     def check(self, identity: Identity, operation: str, resource: str) -> None:
         """PERMISSION_DENIED, in the service's own words, unless the account may make this call."""
-        granted = self._granted.get(identity.email)
         needed = PERMISSIONS[operation]
-        if granted is None or needed in granted:
+        if not needed or self.allow(identity, needed):
             return
         if operation.startswith("container:"):
             raise GoogleApiError("PERMISSION_DENIED", f'Required "{needed}" permission(s) for "{resource}".')

@@ -250,3 +250,27 @@ def test_a_role_has_its_own_policies_and_a_refusal_wins(account: Account) -> Non
     iam.put_role_policy(RoleName="scaler", PolicyName="not-that", PolicyDocument=document)
     with pytest.raises(ClientError, match="eks:DescribeCluster"):
         eks.describe_cluster(name=CLUSTER)
+
+
+def test_the_policy_simulator_says_what_would_be_refused(account: Account) -> None:
+    """Of a user and of a role, and only to whoever may ask."""
+    key = account.cloud.add_identity("reader", policy=DESCRIBE_ONLY)
+    iam = account.client("iam")
+    role = iam.create_role(RoleName="scaler", AssumeRolePolicyDocument="{}")["Role"]["Arn"]
+    iam.put_role_policy(RoleName="scaler", PolicyName="reads", PolicyDocument=json.dumps(DESCRIBE_ONLY))
+    actions, cluster = ["eks:DescribeCluster", "eks:CreateNodegroup"], "arn:aws:eks:us-west-2:1:cluster/k8s-ml"
+    for arn in (key.arn, role):
+        pages = iam.get_paginator("simulate_principal_policy").paginate(
+            PolicySourceArn=arn,
+            ActionNames=actions,
+            ResourceArns=[cluster],
+            ContextEntries=[{"ContextKeyName": "aws:x", "ContextKeyValues": ["y"], "ContextKeyType": "string"}],
+        )
+        results = [(r["EvalActionName"], r["EvalDecision"]) for page in pages for r in page["EvaluationResults"]]
+        assert results == [("eks:DescribeCluster", "allowed"), ("eks:CreateNodegroup", "implicitDeny")]
+    with pytest.raises(ClientError, match="NoSuchEntity"):
+        iam.simulate_principal_policy(PolicySourceArn=f"{role}-not", ActionNames=actions)
+
+    as_reader = session(account, key).client("iam", endpoint_url=account.cloud.endpoint_url)
+    with pytest.raises(ClientError, match="not authorized to perform: iam:SimulatePrincipalPolicy"):
+        as_reader.simulate_principal_policy(PolicySourceArn=key.arn, ActionNames=actions)

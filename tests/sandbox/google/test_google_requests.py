@@ -50,6 +50,10 @@ def test_an_account_may_do_what_it_was_given_and_nothing_else(project: Project) 
     reply = session.get(f"{project.cloud.endpoint_url}/compute/v1/projects/sandbox-project/regions/us-central1")
     assert reply.status_code == 403
     assert "compute.regions.get" in reply.json()["error"]["message"]
+    asked = {"permissions": ["container.clusters.get", "container.clusters.update"]}
+    test = f"{project.cloud.endpoint_url}/v1/projects/sandbox-project:testIamPermissions"
+    assert session.post(test, json=asked).json() == {"permissions": ["container.clusters.get"]}
+    assert session.post(test, json={"permissions": ["container.clusters.update"]}).json() == {}
 
 
 def test_throttling_and_server_errors_by_service(project: Project) -> None:
