@@ -1,8 +1,8 @@
 """A janitor for GPU pools: every half hour, what no live run wants is found, reported and removed.
 
-Nights end at zero without it. It is for what nobody is left to end: a run that was deleted, a DAG whose
-`dagrun_timeout` skipped its scale-down, pods of a run that somebody marked failed. Airflow is asked whether a run is
-over; another Airflow's demand in the same cluster, and pods of nobody's, are left alone.
+Nights end at zero without it, also where Airflow skips their scale-down (`dagrun_timeout`, a run that was deleted): the
+triggers of tasks that wait see to that. It is for what nobody was left to end. Airflow is asked whether a run is over;
+another Airflow's demand in the same cluster, and pods of nobody's, are left alone.
 
 Name one pool for each cluster and connection: the others that this package has used there are found in the cluster.
 In the morning `doctor` says what would stop the coming night.

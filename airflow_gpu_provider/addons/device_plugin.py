@@ -32,6 +32,11 @@ _PART_OF = {**_NAME, "app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 _OPTIONS = {"FAIL_ON_INIT_ERROR": "true"}
 
 
+def plugin_labels(pool: GpuPool) -> dict[str, str]:
+    """Return the labels of all that this package installs of the plugin for a pool, its pods too."""
+    return {**_PART_OF, POOL_LABEL: pool.name}
+
+
 @dataclass(frozen=True, kw_only=True)
 class DevicePlugin:
     """What is installed for a pool.
@@ -82,7 +87,7 @@ class DevicePlugin:
             "metadata": {
                 "name": self.config_name,
                 "namespace": self.namespace,
-                "labels": {**_PART_OF, POOL_LABEL: self.pool.name},
+                "labels": plugin_labels(self.pool),
             },
             "data": {CONFIG_FILE: self._config_text()},  # JSON is YAML
         }
@@ -114,7 +119,7 @@ class DevicePlugin:
         Raises:
             PoolSpecError: An option's value is not a text.
         """
-        labels = {**_PART_OF, POOL_LABEL: self.pool.name}
+        labels = plugin_labels(self.pool)
         metadata: dict[str, Any] = {"labels": labels}
         if self.config:
             # The plugin reads its file when it starts: another file has to mean another pod.
@@ -183,6 +188,10 @@ class DevicePlugin:
         ]
 
 
+# What a kubelet calls a container that it starts again and again, or has no image for.
+_STUCK = frozenset({"CrashLoopBackOff", "ErrImagePull", "ImagePullBackOff"})
+
+
 @dataclass(frozen=True, kw_only=True)
 class PluginSnapshot:
     """The pool's nodes, and the plugin's pods by the node they run on."""
@@ -223,7 +232,7 @@ class GpusWait:
         if node.gpus:
             return f"node {node.name} has nvidia.com/gpu allocatable: {node.gpus}"
         pod = snapshot.pods.get(node.name)
-        state = _plugin_state(pod) if pod else f"served by {self.server}"
+        state = plugin_state(pod) if pod else f"served by {self.server}"
         ready = "" if node.ready else f", not Ready ({node.not_ready_reason})"
         return f"node {node.name}{ready} has no allocatable GPUs yet: {state}"
 
@@ -245,7 +254,14 @@ class GpusWait:
         )
 
 
-def _plugin_state(pod: PodState) -> str:
+def has_failed(pod: PodState) -> bool:
+    """Say whether the plugin ended with an error, or its image cannot be had: waiting alone will not help."""
+    base = pod.base
+    return base is not None and (base.reason in _STUCK or bool(base.exit_code))
+
+
+def plugin_state(pod: PodState) -> str:
+    """Say in words what a pod of the plugin does."""
     base = pod.base
     if base is None:
         return f"plugin pod {pod.name} is {pod.phase}"

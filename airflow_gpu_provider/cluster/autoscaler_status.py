@@ -37,11 +37,13 @@ class AutoscalerStatus:
     Attributes:
         updated_at: When it was written; None where that cannot be read.
         state: "Running", or "Initializing" until its first look at the cluster is done; empty where it does not say.
+        groups: The groups that it scales, by their names in the cloud; None where it does not say.
         backoff: The groups that it does not try for a while, by their names in the cloud, and why in its words.
     """
 
     updated_at: datetime | None
     state: str = ""
+    groups: tuple[str, ...] | None = None
     backoff: Mapping[str, str] = field(default_factory=dict)
 
     def is_fresh(self, now: datetime) -> bool:
@@ -53,9 +55,11 @@ class AutoscalerStatus:
         """Read the ConfigMap. What is not readable in it is left out: only the time decides on anything."""
         report = _report((raw.get("data") or {}).get("status") or "")
         groups = report.get("nodeGroups") or []
+        state = str(report.get("autoscalerStatus") or "")
         return cls(
             updated_at=_time((raw["metadata"].get("annotations") or {}).get(LAST_UPDATED) or ""),
-            state=str(report.get("autoscalerStatus") or ""),
+            state=state,
+            groups=tuple(str(group.get("name")) for group in groups) if state == "Running" else None,
             backoff={str(group.get("name")): why for group in groups if (why := _backoff(group))},
         )
 

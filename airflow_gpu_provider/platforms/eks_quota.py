@@ -90,6 +90,8 @@ def judge(
     Raises:
         QuotaExceeded: All quotas together have too little room.
     """
+    if not candidates:
+        return Verdict()  # groups of others that do not exist: a plan names them
     room = {c.group: _nodes(c, quotas, vcpus) for c in candidates}
     if _together(candidates, room) < missing:
         raise _exceeded(pool, missing, candidates, quotas, vcpus)

@@ -68,6 +68,8 @@ def judge(pool: GkeGpuPool, missing: int, candidates: Sequence[Candidate], quota
     Raises:
         QuotaExceeded: All quotas together have too little room.
     """
+    if not candidates:
+        return Verdict()  # groups of others that do not exist: a plan names them
     room = {c.group: _nodes(pool, c, quotas) for c in candidates}
     has_room_for_all = max(room.values()) >= missing
     if not has_room_for_all and _together(pool, candidates, quotas) < missing:

@@ -14,6 +14,8 @@ from airflow_gpu_provider.errors import CredentialsError
 def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
     """Read the connection as the Kubernetes provider's hook does, but leave the client's global settings alone.
 
+    One that is missing is an error, kubernetes_default too.
+
     Raises:
         CredentialsError: There is no such connection, or nothing in it to reach a cluster with.
     """
@@ -46,10 +48,11 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
 
 
 def _extras(conn_id: str) -> dict[str, Any]:
-    from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
+    # Not by KubernetesHook: for want of a kubernetes_default it takes whatever way to a cluster the worker has.
+    from airflow.sdk import BaseHook
 
     prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3
-    extras = KubernetesHook(conn_id=conn_id).conn_extras
+    extras = BaseHook.get_connection(conn_id).extra_dejson
     return {name.removeprefix(prefix): value for name, value in extras.items()}
 
 

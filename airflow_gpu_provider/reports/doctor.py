@@ -1,26 +1,33 @@
 """What would stop tonight's run of a pool: each thing is looked at, and nothing is changed.
 
-A call to the cloud that only writes (to create a node group, say) is not tried: to ask whether it is allowed takes
-permissions that a night does not need. Inside the cluster every verb is asked for.
+No call that writes is tried. Whether they are allowed is asked: of the API server for each verb, of the cloud where it
+answers such a question.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, Literal
 
 from airflow_gpu_provider.addons.detection import look, served_by
+from airflow_gpu_provider.addons.device_plugin import has_failed, plugin_state
+from airflow_gpu_provider.addons.plugin_pods import list_plugin_pods
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
-from airflow_gpu_provider.errors import CredentialsError, GpuError
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, QuotaExceeded
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.reports.permissions import PLUGIN, Rule, missing, rules
+from airflow_gpu_provider.reports.permissions import Rule, missing, rules, to_install_a_plugin
+from airflow_gpu_provider.scaling.autoscaling import WITHOUT_AUTOSCALER
+from airflow_gpu_provider.scaling.claims import check_claims
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN
+from airflow_gpu_provider.scaling.waits import format_seconds
 
 LATELY = timedelta(days=1)
 """How far back failed launches are told."""
@@ -43,7 +50,7 @@ class Finding:
 
 
 def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: str = "default") -> tuple[Finding, ...]:
-    """Return what each check found, the credentials first; where those fail, there is nothing more to ask.
+    """Return what each check found, the credentials first; where those or the cluster fail, no more is asked.
 
     Args:
         pool: The (rendered) spec.
@@ -55,18 +62,26 @@ def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: 
         where = reconciler.platform.account()
     except GpuError as error:
         return (_problem(pool, "credentials" if isinstance(error, CredentialsError) else "cluster", error),)
-    doctor = _Doctor(reconciler, pod_namespace)
     findings = [Finding(pool=pool.name, check="credentials", result="ok", said=where)]
-    for name, check in doctor.checks().items():
+    for name, check in _Doctor(reconciler, pod_namespace).checks().items():
         try:
-            findings += [Finding(pool=pool.name, check=name, result=r, said=s, fix=f) for r, s, f in check()]
+            for result, said, fix in check():
+                findings.append(Finding(pool=pool.name, check=name, result=result, said=said, fix=fix))
+        except (CredentialsError, ClusterUnreachable) as error:
+            return (*findings, _problem(pool, name, error))
         except GpuError as error:
-            findings.append(_problem(pool, name, error))
+            findings.append(_unless_said(_problem(pool, name, error), findings))
     return tuple(findings)
 
 
 def _problem(pool: GpuPool, check: str, error: GpuError) -> Finding:
     return Finding(pool=pool.name, check=check, result="problem", said=error.what, fix=error.fix)
+
+
+def _unless_said(problem: Finding, before: Iterable[Finding]) -> Finding:
+    """Return a problem in short where an earlier check met the same."""
+    first = next((each.check for each in before if each.said == problem.said), None)
+    return replace(problem, said=f"could not be looked at: see {first}", fix="") if first else problem
 
 
 Said = Iterator[tuple[Result, str, str]]
@@ -85,37 +100,60 @@ class _Doctor:
         found: dict[str, Callable[[], Said]] = {
             "cluster": self._cluster,
             "permissions": self._permissions,
+            "cloud permissions": self._cloud_permissions,
             "groups": self._groups,
             "quota": self._quota,
             "stock": self._stock,
             "device plugin": self._plugin,
             "driver": self._driver,
         }
-        if self._pool.is_autoscaled:
+        if self._pool.needs_cluster_autoscaler:
             found["autoscaler"] = self._autoscaler
         return found
 
-    @cached_property
+    @property
     def _seen(self) -> PoolSnapshot:
-        return self._on.snapshot()
+        if isinstance(self._look, GpuError):
+            raise self._look
+        return self._look
+
+    @cached_property
+    def _look(self) -> PoolSnapshot | GpuError:
+        try:
+            return self._on.snapshot()
+        except GpuError as error:
+            return error
 
     def _cluster(self) -> Said:
         live = sum(lease.live(self._seen.now) for lease in self._seen.leases)
-        nodes = len(self._seen.nodes)
-        yield "ok", f"reached; {nodes} nodes of the pool are there, and {live} runs want some", ""
+        yield "ok", f"reached; nodes of the pool: {len(self._seen.nodes)}, runs that want some: {live}", ""
 
     def _permissions(self) -> Said:
-        refused = missing(self._on.api, rules(self._namespace))
+        refused = missing(self._on.api, rules(self._pool, self._namespace))
         yield from map(_refusal, refused)
         if not refused:
             yield "ok", f"all that a run does in the cluster, with pods in namespace {self._namespace}", ""
 
+    def _cloud_permissions(self) -> Said:
+        answer = self._on.platform.refusals()
+        if answer is None:
+            return
+        for action in answer.refused:
+            yield "problem", f"may not {action}", f"Allow it: {answer.fix}"
+        if answer.unasked:
+            yield "ok", f"what only reads is tried by the other checks; {answer.unasked}", ""
+        elif not answer.refused:
+            yield "ok", "all that a run changes in the cloud", ""
+
     def _groups(self) -> Said:
-        plan = self._on.platform.plan(self._pool.max_nodes)
+        plan = self._on.platform.plan(1)
         for change in plan.changes:
             yield "ok", f"the next run will {change.action} {change.group}: {change.detail}", ""
         for note in plan.notes:
-            yield "ok", note, ""
+            # What a provisioner brings is told as a note, too.
+            result: Result = "ok" if getattr(self._pool, "provisioner", None) else "warning"
+            yield result, note, "Change the spec, or the group where it is defined."
+        check_claims(self._seen)
         for group in self._seen.groups:
             for issue in group.issues:
                 yield "warning", f"{group.name}: {issue}", "See the group in the cloud's console."
@@ -123,12 +161,22 @@ class _Doctor:
             yield "ok", f"{len(self._seen.groups)} groups, as the spec has them", ""
 
     def _quota(self) -> Said:
-        notes: list[str] = []
-        self._on.platform.check_quota(self._pool.max_nodes, notes.append)
+        most, notes = self._pool.max_nodes, list[str]()
+        try:
+            self._on.platform.check_quota(most, notes.append)
+        except QuotaExceeded as error:
+            there = sum(len(group.live) for group in self._seen.groups)
+            self._on.platform.check_quota(there + 1, notes.append)
+            yield "warning", f"one more node fits, and not max_nodes={most}: {error.what}", error.fix
+            return
         for note in notes:
-            yield "warning", note, "Ask for a higher quota, or name other machines too."
+            yield (
+                "warning",
+                note,
+                "Ask for a higher quota, or name other machines too; docs/iam.md says how it is read.",
+            )
         if not notes:
-            yield "ok", f"enough for max_nodes={self._pool.max_nodes}", ""
+            yield "ok", f"enough for max_nodes={most}", ""
 
     def _stock(self) -> Said:
         now = self._seen.now
@@ -151,39 +199,53 @@ class _Doctor:
         if server:
             yield "ok", f"GPUs are handed out by {server}", ""
             return
-        yield from map(_refusal, missing(self._on.api, (PLUGIN,)))
+        yield from map(_refusal, missing(self._on.api, to_install_a_plugin()))
         if is_installed:
             yield "ok", "this package's device plugin is installed", ""
         else:
             yield "ok", "none yet: InstallDevicePluginOperator, which gpu_nodes brings, installs it", ""
 
     def _driver(self) -> Said:
-        now = self._seen.now
-        blind = [
-            node
-            for node in self._seen.nodes
-            if node.ready and not node.gpus and now - (node.ready_changed_at or node.created_at) > READY_WITHIN
-        ]
-        for node in blind:
-            yield (
-                "problem",
-                f"node {node.name} is Ready and has no allocatable GPU",
-                "Look at its device plugin's and driver's pods.",
-            )
+        blind = [node for node in self._seen.nodes if node.ready and not node.gpus]
         if not blind:
             yield "ok", _driver_words(self._pool), ""
+            return
+        plugins = list_plugin_pods(self._on.api, self._pool)
+        for node in blind:
+            plugin = plugins.get(node.name)
+            since = self._seen.now - (node.ready_changed_at or node.created_at)
+            is_late = since > READY_WITHIN or (plugin is not None and has_failed(plugin))
+            state = f"; {plugin_state(plugin)}" if plugin else ""
+            said = f"node {node.name} has been Ready for {format_seconds(since)}, without an allocatable GPU{state}"
+            yield "problem" if is_late else "warning", said, _driver_fix(node, plugin)
 
     def _autoscaler(self) -> Said:
-        status = check_running(self._on.api, self._pool.name, self._seen.now)
-        names = {group.autoscaler_name or group.name for group in self._seen.groups}
-        for name, why in status.backoff.items():
-            if name in names:
+        status = check_running(self._on.api, self._pool.name, self._seen.now, or_else=WITHOUT_AUTOSCALER)
+        names = [group.autoscaler_name for group in self._seen.groups if group.autoscaler_name]
+        for name in names:
+            if name in status.backoff:
+                why = status.backoff[name]
                 yield "warning", f"cluster-autoscaler backs off from {name}: {why}", "Name more zones or types."
+            elif status.groups is not None and name not in status.groups:
+                yield (
+                    "warning",
+                    f"cluster-autoscaler does not report {name} among its groups",
+                    "A new group takes it a minute. After that see how it is told to find groups:"
+                    " --node-group-auto-discovery has to name tags that the group has.",
+                )
         yield "ok", "cluster-autoscaler is alive", ""
 
 
 def _refusal(rule: Rule) -> tuple[Result, str, str]:
-    return "problem", f"may not {rule}", "Grant it: docs/rbac/full.yaml has the roles."
+    fix = f"Grant it: docs/rbac/{rule.roles} has the roles."
+    if rule.only_for:
+        return "warning", f"may not {rule}: needed for {rule.only_for}", fix
+    return "problem", f"may not {rule}", fix
+
+
+def _driver_fix(node: Node, plugin: PodState | None) -> str:
+    logs = f"kubectl -n {plugin.namespace} logs {plugin.name}" if plugin else f"kubectl describe node {node.name}"
+    return f"Check that the node's image brings NVIDIA's driver; {logs} says more."
 
 
 def _driver_words(pool: GpuPool) -> str:

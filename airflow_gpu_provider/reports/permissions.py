@@ -2,56 +2,106 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.rest import call
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+    from airflow_gpu_provider.pools import GpuPool
+
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+_PLUGIN_NAMESPACE = "kube-system"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """Verbs on one resource; `namespace` is empty where it has to be allowed in all of them."""
+    """Verbs on one resource.
+
+    Attributes:
+        namespace: Empty where it has to be allowed in all of them.
+        name: The one object that is meant; empty: any.
+        roles: The file in docs/rbac that grants it.
+        only_for: What needs it; empty where every run does.
+    """
 
     group: str
     resource: str
     verbs: tuple[str, ...]
     namespace: str = ""
+    name: str = ""
+    roles: str = "full.yaml"
+    only_for: str = ""
 
     def __str__(self) -> str:
         where = f" in namespace {self.namespace}" if self.namespace else ""
-        return f"{'/'.join(self.verbs)} {self.resource}{where}"
+        return f"{'/'.join(self.verbs)} {self.resource}{f' {self.name}' if self.name else ''}{where}"
 
 
-PLUGIN = Rule(group="apps", resource="daemonsets", verbs=("get", "create", "patch"), namespace="kube-system")
-"""What InstallDevicePluginOperator needs where nothing serves the pool's nodes yet."""
+def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
+    """Return what a run of the pool does in its cluster, from Ensure to scale-down; docs/rbac grants it."""
+    roles = "scale-only.yaml" if pool.manage == "scale" else "full.yaml"
+    wanted = (*_of_every_run(pod_namespace), *_of_autoscaling(pool), *_of_provisioners(pool))
+    return tuple(replace(rule, roles=roles) if rule.roles == "full.yaml" else rule for rule in wanted)
 
 
-def rules(pod_namespace: str) -> tuple[Rule, ...]:
-    """Return what every run needs, from Ensure to scale-down; docs/rbac grants it."""
-    leases = ("get", "list", "create", "update", "delete")
-    return (
-        Rule(group="coordination.k8s.io", resource="leases", verbs=leases, namespace=DEMAND_NAMESPACE),
-        Rule(group="", resource="nodes", verbs=("get", "list", "watch", "patch")),
-        Rule(group="", resource="pods", verbs=("get", "list")),
-        Rule(group="apps", resource="daemonsets", verbs=("list",)),
-        Rule(
-            group="",
-            resource="pods",
-            verbs=("get", "list", "watch", "create", "patch", "delete"),
-            namespace=pod_namespace,
-        ),
-        Rule(group="", resource="pods/log", verbs=("get",), namespace=pod_namespace),
-        Rule(group="", resource="events", verbs=("list", "watch"), namespace=pod_namespace),
+def to_install_a_plugin() -> tuple[Rule, ...]:
+    """Return what InstallDevicePluginOperator needs where nothing serves the pool's nodes yet."""
+    return (Rule(group="apps", resource="daemonsets", verbs=("get", "create", "patch"), namespace=_PLUGIN_NAMESPACE),)
+
+
+def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
+    lease_verbs = ("get", "list", "create", "update", "delete")
+    yield Rule(group="coordination.k8s.io", resource="leases", verbs=lease_verbs, namespace=DEMAND_NAMESPACE)
+    yield Rule(group="", resource="nodes", verbs=("get", "list", "watch", "patch"))
+    yield Rule(group="", resource="pods", verbs=("get", "list"))
+    yield Rule(group="apps", resource="daemonsets", verbs=("list",))
+    yield Rule(group="", resource="pods", verbs=("list", "watch"), namespace=_PLUGIN_NAMESPACE)
+    pod_verbs = ("get", "list", "watch", "create", "patch", "delete")
+    yield Rule(group="", resource="pods", verbs=pod_verbs, namespace=pod_namespace)
+    yield Rule(group="", resource="pods/log", verbs=("get",), namespace=pod_namespace)
+    yield Rule(group="", resource="events", verbs=("list", "watch"), namespace=pod_namespace)
+    yield Rule(
+        group="",
+        resource="pods/exec",
+        verbs=("get", "create"),
+        namespace=pod_namespace,
+        only_for="do_xcom_push=True, by which a pod's result is read",
     )
 
 
-def missing(api: ApiClient, wanted: tuple[Rule, ...]) -> tuple[Rule, ...]:
+def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:
+    roles, warm = "autoscaler.yaml", "warm=True"
+    if pool.needs_cluster_autoscaler or getattr(pool, "provisioner", None) == "cluster-autoscaler":
+        report = {"namespace": STATUS_NAMESPACE, "name": STATUS_NAME}
+        yield Rule(group="", resource="configmaps", verbs=("get",), roles=roles, **report)
+    if pool.is_autoscaled:
+        own = {"namespace": DEMAND_NAMESPACE, "roles": roles, "only_for": warm}
+        yield Rule(group="", resource="pods", verbs=("list", "create", "delete"), **own)
+        yield Rule(group="", resource="events", verbs=("list",), **own)
+        of_cluster = {"roles": roles, "only_for": warm}
+        yield Rule(
+            group="scheduling.k8s.io", resource="priorityclasses", verbs=("get", "create", "patch"), **of_cluster
+        )
+
+
+def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
+    provisioner = getattr(pool, "provisioner", None)
+    if provisioner in ("karpenter", "auto-mode"):
+        for resource in ("nodepools", "nodeclaims"):
+            yield Rule(group="karpenter.sh", resource=resource, verbs=("list",))
+        # Events of objects without a namespace are kept there.
+        yield Rule(group="", resource="events", verbs=("list",), namespace="default")
+    if provisioner == "karpenter":
+        yield Rule(group="karpenter.k8s.aws", resource="ec2nodeclasses", verbs=("get",))
+
+
+def missing(api: ApiClient, wanted: Iterable[Rule]) -> tuple[Rule, ...]:
     """Ask the API server about each verb; return the rules with what is not allowed of them.
 
     Every identity may ask about itself.
@@ -60,21 +110,24 @@ def missing(api: ApiClient, wanted: tuple[Rule, ...]) -> tuple[Rule, ...]:
     for rule in wanted:
         refused = tuple(verb for verb in rule.verbs if not _is_allowed(api, rule, verb))
         if refused:
-            found.append(Rule(group=rule.group, resource=rule.resource, verbs=refused, namespace=rule.namespace))
+            found.append(replace(rule, verbs=refused))
     return tuple(found)
 
 
 def _is_allowed(api: ApiClient, rule: Rule, verb: str) -> bool:
     resource, _, subresource = rule.resource.partition("/")
-    attributes = {"group": rule.group, "resource": resource, "verb": verb}
-    if subresource:
-        attributes["subresource"] = subresource
-    if rule.namespace:
-        attributes["namespace"] = rule.namespace
+    asked = {
+        "group": rule.group,
+        "resource": resource,
+        "subresource": subresource,
+        "verb": verb,
+        "namespace": rule.namespace,
+        "name": rule.name,
+    }
     body = {
         "apiVersion": "authorization.k8s.io/v1",
         "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": attributes},
+        "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
     }
     answer = call(api, "create", _REVIEWS, resource="selfsubjectaccessreviews", body=body)
     return bool(answer["status"]["allowed"])

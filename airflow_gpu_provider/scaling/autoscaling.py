@@ -14,6 +14,9 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
+WITHOUT_AUTOSCALER = 'or let this package scale: scaling="direct"'
+"""What can be done where there is none."""
+
 
 def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
     """Check that cluster-autoscaler is alive, where the pool's nodes come by it.
@@ -23,7 +26,7 @@ def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
     """
     if not pool.needs_cluster_autoscaler:
         return
-    check_running(api, pool.name, now, or_else='or let this package scale: scaling="direct"')
+    check_running(api, pool.name, now, or_else=WITHOUT_AUTOSCALER)
 
 
 def told(snapshot: PoolSnapshot) -> bool:

@@ -31,6 +31,7 @@ def config_map(status: str = REPORT, written: str | None = WRITTEN) -> dict[str,
 def test_says_when_it_was_written_and_which_groups_are_avoided() -> None:
     status = AutoscalerStatus.parse(config_map())
     assert (status.updated_at, status.state) == (AT, "Running")
+    assert status.groups == ("eks-train-a", "eks-train-b", "eks-train-c")
     assert status.backoff == {
         "eks-train-b": "placeholder-cannot-be-fulfilled: AWS cannot provision any more instances",
         "eks-train-c": "no reason given",
@@ -62,3 +63,4 @@ def test_is_fresh_for_a_few_minutes_and_never_without_a_time() -> None:
 def test_a_report_that_cannot_be_read_still_has_its_time(text: str) -> None:
     status = AutoscalerStatus.parse(config_map(text))
     assert (status.updated_at, status.state, status.backoff) == (AT, "", {})
+    assert status.groups is None, "nobody knows which groups it scales"
