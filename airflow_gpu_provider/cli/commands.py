@@ -14,16 +14,23 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from airflow.utils.cli import suppress_logs_and_warning
+from sqlalchemy.exc import DatabaseError
 
 from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.reports.doctor import examine
+from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import PoolStatus, pool_status
 from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
 from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.waits import format_seconds
+
+_NO_POOLS = (
+    "A DAG is in the database once the DAG processor has read its file: see `airflow dags list` and `airflow dags"
+    " list-import-errors`. --spec takes pools from a file."
+)
 
 Row = Mapping[str, Any]
 Found = TypeVar("Found")
@@ -40,6 +47,11 @@ def _command(run: Callable[[Namespace], None]) -> Callable[[Namespace], None]:
             suppress_logs_and_warning(run)(args)
         except GpuError as error:
             raise SystemExit(f"{type(error).__name__}: {error}") from error
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+        except DatabaseError as error:
+            said = str(error.orig or error)
+            raise SystemExit(f"Airflow's metadata database cannot be read: {said}. See `airflow db check`.") from error
 
     return command
 
@@ -58,16 +70,16 @@ def pools(args: Namespace) -> None:
         }
         for each in _named(args)
     ]
-    _print(rows, args.output)
+    _print(rows, args.output, nothing=f"There is no pool in {_where(args)}. {_NO_POOLS}")
 
 
 @_command
 def plan(args: Namespace) -> None:
-    """Show what the next run would change, for as many nodes as the pool may have."""
+    """Show what the next run would change, for --nodes or as many as the pool may have."""
 
     def rows_of(reconciler: Reconciler) -> list[Row]:
         pool = reconciler.pool
-        found = reconciler.platform.plan(pool.max_nodes)
+        found = reconciler.platform.plan(args.nodes or pool.max_nodes)
         return [
             *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
             *({"pool": pool.name, "action": "grow", "what": line, "detail": ""} for line in found.grow),
@@ -104,7 +116,8 @@ def doctor(args: Namespace) -> None:
         for pool in _pools(args)
         for finding in examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
     ]
-    _print([finding.to_json() for finding in findings], args.output)
+    for_people = args.output not in ("json", "yaml")
+    _print([_finding_row(each) if for_people else each.to_json() for each in findings], args.output)
     problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]
     warnings = [f"{each.pool}: {each.check}" for each in findings if each.result == "warning"]
     if warnings:
@@ -152,27 +165,36 @@ def _named(args: Namespace) -> list[NamedPool]:
     """
     found = pools_of_file(args.spec) if args.spec else pools_of_dags(args.dag_id)
     unknown = [name for name in args.pools if name not in {each.name for each in found}]
-    if unknown or (args.dag_id and not found):
-        what = f"pool {', '.join(unknown)}" if unknown else "a pool"
-        where = args.spec or (f"DAG {args.dag_id}" if args.dag_id else "any DAG")
-        raise PoolSpecError(f"There is no {what} in {where}.", "`airflow gpu pools` lists them; --spec takes a file.")
+    if unknown:
+        known = ", ".join(dict.fromkeys(each.name for each in found))
+        fix = f"There {'is' if len(found) == 1 else 'are'} {known}." if found else _NO_POOLS
+        raise PoolSpecError(f"There is no pool {', '.join(unknown)} in {_where(args)}.", fix)
     return [each for each in found if not args.pools or each.name in args.pools]
+
+
+def _where(args: Namespace) -> str:
+    return args.spec or (f"DAG {args.dag_id}" if args.dag_id else "any DAG that Airflow has in its database")
 
 
 def _pools(args: Namespace) -> list[GpuPool]:
     """Return the pools that the arguments choose, rendered; those that cannot be are told and left out.
 
     Raises:
-        PoolSpecError: A pool that the arguments name cannot be rendered.
+        PoolSpecError: A pool that the arguments name cannot be rendered, or there is none to look at.
     """
+    named = _named(args)
+    if not named:
+        raise PoolSpecError(f"There is no pool in {_where(args)}.", _NO_POOLS)
     chosen = []
-    for each in _named(args):
+    for each in named:
         if each.pool is not None:
             chosen.append(each.pool)
         elif args.pools:
             raise PoolSpecError(f"Pool {each.name} cannot be read: {each.problem}", "Give its values with --spec.")
         else:
-            _tell(f"{each.name} of {', '.join(each.dags)} is left out: {each.problem}")
+            _tell(f"{each.name} of {', '.join(each.dags) or args.spec} is left out: {each.problem}")
+    if not chosen:
+        raise PoolSpecError("None of the pools can be read without a DAG run.", "Give their values with --spec.")
     return list(dict.fromkeys(chosen))
 
 
@@ -227,7 +249,7 @@ def _machine_rows(found: list[PoolStatus]) -> list[Row]:
             "group": row.group,
             "state": row.state,
             "gpus": f"{row.gpus_used}/{row.gpus}",
-            "minutes": UNKNOWN if row.age_seconds is None else round(row.age_seconds / 60, 1),
+            "age": _age(row.age_seconds),
             "cost_so_far": in_words(row.cost_so_far),
             "pods": ", ".join(row.pods),
         }
@@ -244,15 +266,25 @@ def _lease_rows(found: list[PoolStatus]) -> list[Row]:
     ]
 
 
+def _finding_row(each: Finding) -> Row:
+    """Return what to do beneath what was found: side by side, both would be too narrow to read."""
+    found = f"{each.said}\n-> {each.fix}" if each.fix else each.said
+    return {"pool": each.pool, "check": each.check, "result": each.result, "found": found}
+
+
 def _leftover_row(each: Leftover) -> Row:
     return {
         "pool": each.pool,
         "kind": each.kind,
         "name": each.name,
         "why": each.why,
-        "minutes": UNKNOWN if each.age_seconds is None else round(each.age_seconds / 60, 1),
+        "age": _age(each.age_seconds),
         "cost_so_far": in_words(each.cost) if each.kind == "machine" else "",
     }
+
+
+def _age(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_seconds(timedelta(seconds=seconds))
 
 
 def _print(rows: list[Any], output: str, *, nothing: str = "Nothing found.") -> None:

@@ -32,6 +32,7 @@ def get_commands() -> list[CLICommand]:
         ARG_VERBOSE,
     )
     more = {
+        "plan": (_argument("--nodes", type=int, help="For so many nodes (default: the pool's max_nodes)"),),
         "doctor": (_argument("--pod-namespace", default="default", help="Where pods run (default: default)"),),
         "reap": (
             _argument("--yes", action="store_true", help="Remove what is found; without it nothing is changed"),
