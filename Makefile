@@ -10,7 +10,7 @@ REPORT := build/demo-report.json
 JOBS ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint test-unit test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench requirements clean
+.PHONY: help .venv demo test lint test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -32,7 +32,7 @@ demo: .venv
 	@mkdir -p build
 	@$(BIN)/gpu-sandbox demo --report $(REPORT) $(if $(FAULT),--fault $(FAULT))
 
-test: lint test-unit test-sandbox test-airflow
+test: lint test-unit protocol test-sandbox test-airflow
 
 lint: .venv
 	@echo "== ruff, mypy, import-linter"
@@ -48,6 +48,10 @@ test-unit: .venv
 # Dozens of processes share two cores in these two tiers, and each wait has a deadline. What fails is run once more,
 # alone: what fails twice is broken, and what passes then is told as the flake that it is by both runs' output.
 ONCE_MORE = { echo "== once more, those that failed"; $(BIN)/pytest --last-failed --last-failed-no-failures none -v
+
+# make protocol N=20000    leases, lock and machines under so many courses of things, for each kind of pool
+protocol: .venv
+	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n $(JOBS) -v
 
 test-sandbox: .venv
 	@echo "== tests/sandbox: against a real Kubernetes control plane"

@@ -12,11 +12,13 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
+from airflow_gpu_provider.cluster.clock import SystemClock, ahead
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
@@ -42,6 +44,8 @@ class AsyncApi:
         self._token = ""
         self._token_made_at = float("-inf")
         self._token_lock = asyncio.Lock()
+        self._clock = SystemClock()
+        self._ahead: timedelta | None = None
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=access.ssl_context(), limit=0),
             timeout=aiohttp.ClientTimeout(sock_connect=5, sock_read=READ_TIMEOUT),
@@ -51,6 +55,16 @@ class AsyncApi:
 
     async def close(self) -> None:
         await self._session.close()
+
+    async def now(self) -> datetime:
+        """Return the server's time, as its last answer told it (see `clock.ServerClock`).
+
+        Where it has never answered, and does not now, this machine's clock has to do: a wait goes on without it.
+        """
+        if self._ahead is None:
+            with suppress(GpuError):
+                await self.get("version")
+        return self._clock.now() + (self._ahead or timedelta(0))
 
     async def get(self, path: str, **params: str) -> Any | None:
         """Return the JSON at `path`, or None where there is nothing (404).
@@ -163,7 +177,10 @@ class AsyncApi:
         self, method: str, path: str, headers: dict[str, str], options: dict[str, Any]
     ) -> aiohttp.ClientResponse:
         url = f"{self._access.server.rstrip('/')}/{path}"
+        sent = self._clock.monotonic()
         response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
+        took = self._clock.monotonic() - sent
+        self._ahead = ahead(response.headers.get("Date"), self._clock.now(), took) or self._ahead
         if response.status == 401 and self._access.token is not None:
             response.release()
             self._token_made_at = float("-inf")

@@ -1,16 +1,40 @@
-"""Clock: the time as decisions see it, so that tests can run hours in milliseconds."""
+"""Clock: the time as decisions see it; ServerClock: the API server's, which all who share a cluster go by.
+
+Airflow's machines, and several installations of it, may be minutes apart. What one of them writes into a cluster
+(until when nodes are wanted, say) is judged by all the others: each of them therefore asks the API server for the time.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
-from datetime import UTC, datetime
-from typing import Protocol
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Protocol
+
+from airflow_gpu_provider.cluster.api_errors import mapped
+from airflow_gpu_provider.cluster.rest import TIMEOUT
+from airflow_gpu_provider.errors import ClusterUnreachable
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+log = logging.getLogger(__name__)
+
+_ASK_AGAIN_AFTER = 600.0  # seconds: by then a bad quartz is off by some tens of milliseconds
+_SLOW = 5.0  # seconds: an answer that took longer tells too little
+_TRIES = 3
+_SET = 1.0  # seconds by which this machine's two clocks disagree when one was set, or the machine was asleep
 
 
 class Clock(Protocol):
     """Wall time for what others read, monotonic seconds for how long something took, and waiting."""
 
     def now(self) -> datetime: ...
+
+    def of_local(self, at: datetime) -> datetime:
+        """Return what this clock shows when this machine's own shows `at`, as Airflow's times are."""
 
     def monotonic(self) -> float: ...
 
@@ -23,11 +47,126 @@ class SystemClock:
     def now(self) -> datetime:
         return datetime.now(UTC)
 
+    def of_local(self, at: datetime) -> datetime:
+        return at
+
     def monotonic(self) -> float:
         return time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
+
+
+class ServerClock:
+    """The API server's time, right to a second, or to half of what the server takes to answer: 2.5 s at most.
+
+    Seconds are counted, and waited for, by this machine.
+
+    The server is asked when the time is first wanted, again after ten minutes, and whenever this machine's own clock
+    has been set. An answer of any kind tells the time, a refusal too.
+
+    Args:
+        api: The cluster's client.
+        local: This machine's clock.
+    """
+
+    def __init__(self, api: ApiClient, local: Clock | None = None) -> None:
+        self._api = api
+        self._local = local or SystemClock()
+        self._asked: _Asked | None = None
+
+    def now(self) -> datetime:
+        """Return the server's time.
+
+        Raises:
+            GpuError: It had to be asked, and did not answer.
+        """
+        ahead = self._ahead()
+        return self._local.now() + ahead
+
+    def of_local(self, at: datetime) -> datetime:
+        """Return what the server's clock shows when this machine's shows `at`.
+
+        Raises:
+            GpuError: As `now`.
+        """
+        return at + self._ahead()
+
+    def monotonic(self) -> float:
+        return self._local.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        self._local.sleep(seconds)
+
+    def _ahead(self) -> timedelta:
+        if self._asked is None or not self._asked.holds(self._local):
+            self._asked = self._ask()
+        return self._asked.ahead
+
+    def _ask(self) -> _Asked:
+        for _ in range(_TRIES):
+            sent = self._local.monotonic()
+            date = _date_of_answer(self._api)
+            received, at_monotonic = self._local.now(), self._local.monotonic()
+            if (found := ahead(date, received, at_monotonic - sent)) is not None:
+                return _Asked(ahead=found, at=received, at_monotonic=at_monotonic)
+        raise ClusterUnreachable(
+            f"The Kubernetes API server needs more than {_SLOW:.0f} s to tell its time.",
+            "Nothing was decided without it; try again.",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """What the server said, and when by this machine's two clocks."""
+
+    ahead: timedelta
+    at: datetime
+    at_monotonic: float
+
+    def holds(self, local: Clock) -> bool:
+        by_monotonic = local.monotonic() - self.at_monotonic
+        by_wall = (local.now() - self.at).total_seconds()
+        return by_monotonic < _ASK_AGAIN_AFTER and abs(by_wall - by_monotonic) < _SET
+
+
+def ahead(date: str | None, received: datetime, seconds: float) -> timedelta | None:
+    """Return how far a server's clock is ahead, by its answer's Date, when that was there, and how long it took.
+
+    The Date is without its fraction of a second, and as old as the answer's way back: halves are taken of both. None
+    where that was too long, or somebody slept meanwhile. HTTP asks for a Date in every answer; where something on the
+    way takes it off, the clocks have to be taken for equal.
+    """
+    if not date:
+        return timedelta(0)
+    if seconds > _SLOW:
+        return None
+    return parsedate_to_datetime(date) + timedelta(seconds=0.5 + seconds / 2) - received
+
+
+def _date_of_answer(api: ApiClient) -> str | None:
+    """Return the Date with which the server answers a question that costs it nothing."""
+    from kubernetes.client.exceptions import ApiException
+
+    with mapped("get", "version"):
+        try:
+            _, _, headers = api.call_api(
+                "/version",
+                "GET",
+                header_params={"Accept": "application/json"},
+                response_types_map={200: "object"},
+                auth_settings=["BearerToken"],
+                _return_http_data_only=False,
+                _request_timeout=TIMEOUT,
+            )
+        except ApiException as refused:
+            if refused.status not in (403, 404):
+                raise
+            headers = refused.headers
+    date: str | None = headers.get("Date")
+    if not date:
+        log.warning("The Kubernetes API server's answers have no Date: this machine's clock is taken for right.")
+    return date
 
 
 def parse_time(text: str | None) -> datetime | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
@@ -173,17 +174,21 @@ def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLea
     return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.key.hash)))
 
 
-def write_demand(api: ApiClient, lease: DemandLease) -> None:
-    """Create the run's Lease, or replace what it says. The caller holds the pool's lock."""
+def write_demand(api: ApiClient, lease: DemandLease, *, check: Callable[[], None]) -> None:
+    """Create the run's Lease, or replace what it says. `check` is that of the pool's lock, which the caller holds."""
     manifest = lease.manifest()
     path = f"{LEASES}/{lease.key.lease_name}"
     try:
-        now = call(api, "get", path, resource="leases")
+        version = call(api, "get", path, resource="leases")["metadata"]["resourceVersion"]
     except ObjectNotFound:
+        version = None
+    check()
+    if version is None:
         create_lease(api, manifest)
-        return
-    manifest["metadata"]["resourceVersion"] = now["metadata"]["resourceVersion"]
-    call(api, "update", path, resource="leases", body=manifest)
+    else:
+        manifest["metadata"]["resourceVersion"] = version
+        call(api, "update", path, resource="leases", body=manifest)
+    check()  # whoever was stopped in between has written late, by what was so before: it has to decide anew
 
 
 def give_up(api: ApiClient, key: DemandKey) -> bool:

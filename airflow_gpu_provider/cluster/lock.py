@@ -68,6 +68,7 @@ class PoolLock:
         self._say = say
         self._notes = {_SPEC: json.dumps(spec)} if spec else {}
         self._path = f"{LEASES}/{self.name}"
+        self._taken: dict[str, Any] = {}  # what we took it with, by which it is known as ours
         self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
         self._written_at = 0.0
 
@@ -77,13 +78,21 @@ class PoolLock:
         return f"lock-{self._pool_name}"
 
     def __enter__(self) -> Self:
+        try:
+            self._wait_for_it()
+        except BaseException:
+            self._give_back()  # it may be ours, where only the answer to our taking it got lost
+            raise
+        return self
+
+    def _wait_for_it(self) -> None:
         deadline = self._clock.monotonic() + self._timeout
         seen = _Sighting()
         while True:
             found = self._read()
             if found is None or seen.is_free(found, self._clock.monotonic()):
                 if self._take(found):
-                    return self
+                    return
                 continue
             if self._clock.monotonic() > deadline:
                 raise self._busy(found)
@@ -113,18 +122,38 @@ class PoolLock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        record, self._record = self._record, None
-        if record is None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Free the lock if it is ours, also after a check that failed: others would wait for its time to run out."""
+        taken, record = self._taken, self._record
+        self._taken, self._record = {}, None
+        if not taken or (record is not None and self._free(record)):
             return
+        # Another has it now; or a write of ours came through and its answer did not.
+        try:
+            found = self._read()
+            if found is None or any((found.get("spec") or {}).get(key) != value for key, value in taken.items()):
+                log.info("The lock %s/%s is not ours any more, and is left alone.", DEMAND_NAMESPACE, self.name)
+                return
+            is_free = self._free(found)
+        except GpuError:
+            is_free = False
+        if not is_free:
+            # What was to be done under the lock is done, or has an error of its own; the record runs out by itself.
+            log.warning("The lock %s/%s could not be given back.", DEMAND_NAMESPACE, self.name)
+
+    def _free(self, record: dict[str, Any]) -> bool:
+        """Return whether it is free now, by what is known: whoever has it meanwhile is not disturbed."""
         spec = {key: value for key, value in record["spec"].items() if key != "holderIdentity"}
         try:
             self._write(record, spec)
-        except (ObjectChanged, ObjectNotFound):
-            log.info("The lock %s/%s was taken by another before it was given back.", DEMAND_NAMESPACE, self.name)
         except GpuError as failed:
-            # What was to be done under the lock is done, or has an error of its own; the record runs out by itself.
-            log.warning("The lock %s/%s could not be given back: %s", DEMAND_NAMESPACE, self.name, failed)
-        self._record = None
+            log.debug("The lock %s/%s was not given back: %s", DEMAND_NAMESPACE, self.name, failed)
+            return False
+        finally:
+            self._record = None
+        return True
 
     def _read(self) -> dict[str, Any] | None:
         try:
@@ -141,9 +170,11 @@ class PoolLock:
             "renewTime": now,
             "leaseTransitions": found["spec"].get("leaseTransitions", 0) + 1 if found else 1,
         }
+        self._taken = {key: spec[key] for key in ("holderIdentity", "acquireTime", "leaseTransitions")}
         try:
             self._write(found, spec)
         except (ObjectChanged, ObjectNotFound):
+            self._taken = {}
             return False  # another one was faster
         return True
 
@@ -176,7 +207,6 @@ class PoolLock:
         )
 
     def _lost(self) -> DemandLockLost:
-        self._record = None
         return DemandLockLost(
             f"{self._holder} was stalled and lost the lock of pool {self._pool_name}; nothing was written after that.",
             "The next try decides anew.",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
-from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
 
 Json = Mapping[str, Any]
 
@@ -104,7 +104,7 @@ class PodState:
             reason=status.get("reason") or "",
             message=status.get("message") or "",
             node=spec.get("nodeName"),
-            created_at=parse_time(metadata.get("creationTimestamp")) or datetime.now(UTC),
+            created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
             scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
             deadline_at=_deadline(spec, status),
             grace=timedelta(seconds=spec.get("terminationGracePeriodSeconds") or 30),

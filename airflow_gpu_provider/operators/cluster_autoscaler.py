@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -81,6 +82,7 @@ class InstallClusterAutoscalerOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any] | str:
         from airflow_gpu_provider.addons.autoscaler_installation import check_no_other
         from airflow_gpu_provider.cluster.apply import server_side_apply
+        from airflow_gpu_provider.cluster.clock import ServerClock
         from airflow_gpu_provider.platforms.base import platform_for
 
         manifests = self._autoscaler().manifests()
@@ -89,7 +91,7 @@ class InstallClusterAutoscalerOperator(BaseOperator):
 
             return yaml.safe_dump_all(manifests, sort_keys=False)
         api = platform_for(self.gpu_pool).cluster_access().api_client()
-        check_no_other(api, datetime.now(UTC))
+        check_no_other(api, ServerClock(api).now())
         changes = {}
         for manifest in manifests:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
@@ -115,11 +117,13 @@ class InstallClusterAutoscalerOperator(BaseOperator):
     async def _running(self, api: ApiClient) -> str:
         """Wait until the Deployment is available and the autoscaler reports; return the Deployment's name."""
         from airflow_gpu_provider.addons.autoscaler_installation import FULL_NAME, what_is_missing
+        from airflow_gpu_provider.cluster.clock import ServerClock
 
-        deadline = datetime.now(UTC) + self.wait_timeout
+        deadline = monotonic() + self.wait_timeout.total_seconds()
+        clock = ServerClock(api)
         said = ""
-        while missing := await asyncio.to_thread(what_is_missing, api, datetime.now(UTC)):
-            if datetime.now(UTC) >= deadline:
+        while missing := await asyncio.to_thread(lambda: what_is_missing(api, clock.now())):
+            if monotonic() >= deadline:
                 raise AutoscalerNotRunning(
                     f"cluster-autoscaler does not run after {self.wait_timeout}: {missing}.",
                     "See kubectl -n kube-system logs deployment/cluster-autoscaler; its IAM role has to allow what"

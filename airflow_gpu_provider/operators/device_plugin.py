@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -116,7 +116,7 @@ class InstallDevicePluginOperator(BaseOperator):
         result = {"pool": self.gpu_pool.name, "served_by": name, "change": change}
         if self.plan_only:
             return self._finish({**result, "nodes": {}})
-        return self._wait(result, name)
+        return self._wait(api, result, name)
 
     def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
         """Apply what the plugin is made of, and say what that came to for all of it."""
@@ -147,10 +147,11 @@ class InstallDevicePluginOperator(BaseOperator):
             namespace=self.namespace,
         )
 
-    def _wait(self, result: dict[str, Any], server: str) -> dict[str, Any]:
+    def _wait(self, api: ApiClient, result: dict[str, Any], server: str) -> dict[str, Any]:
         from airflow_gpu_provider.addons.device_plugin import GpusWait
+        from airflow_gpu_provider.cluster.clock import ServerClock
 
-        now = datetime.now(UTC)
+        now = ServerClock(api).now()
         wait = GpusWait(pool=self.gpu_pool.name, server=server, started=now, deadline=now + self.wait_timeout)
         progress = self._block(wait, until=now + _BLOCK_FIRST if self.deferrable else None)
         if progress.error:

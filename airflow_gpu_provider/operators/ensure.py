@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.sdk import BaseOperator
@@ -165,7 +165,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         self._check_scale_down_is_to_come(context)
         nodes = self._wanted_nodes()
         reconciler = self._open(context)
-        check_autoscaler(reconciler.api, self.gpu_pool, datetime.now(UTC))
+        check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now())
         plan = reconciler.platform.plan(nodes)
         for line in plan.lines():
             self.log.info("%s", line)
@@ -210,8 +210,9 @@ class EnsureGpuPoolOperator(BaseOperator):
         from airflow_gpu_provider.run_identity import lock_holder, run_ends_by
         from airflow_gpu_provider.scaling.waits import NodesWait
 
-        now, latest = datetime.now(UTC), run_ends_by(context)
         warm = self._warm_image(reconciler)
+        now, ends_by = reconciler.clock.now(), run_ends_by(context)
+        latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
         until = now + self.gpu_pool.max_runtime
         outcome = reconciler.want(key, nodes, until if latest is None else min(until, latest), warm=warm)
         wait = NodesWait(
@@ -259,7 +260,7 @@ class EnsureGpuPoolOperator(BaseOperator):
         }
         what = "node groups" if wait.wait_for == "groups" else "nodes"
         self.log.info("Waiting in the triggerer for the pool's %s, until %s at the latest", what, wait.deadline)
-        left = wait.deadline - datetime.now(UTC)
+        left = wait.deadline - reconciler.clock.now()
         self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler) -> dict[str, Any]:
@@ -329,7 +330,7 @@ def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> in
     """Return how many nodes the pool has to have for this run and for those that want nodes already."""
     from airflow_gpu_provider.cluster.demand import list_demand
 
-    now = datetime.now(UTC)
+    now = reconciler.clock.now()
     leases = list_demand(reconciler.api, reconciler.pool.name)
     return nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
 

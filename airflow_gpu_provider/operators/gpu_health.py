@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from datetime import UTC, datetime
 
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.gpu_health import BAD_GPU, mark_bad, why_bad
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import PermissionDenied
@@ -53,7 +53,7 @@ class GpuHealth:
     def mark(self, name: str, why: str) -> None:
         """Have the node avoided from now on, by every task."""
         try:
-            mark_bad(self._api, name, why, datetime.now(UTC))
+            mark_bad(self._api, name, why, ServerClock(self._api).now())
         except ObjectNotFound:
             _log.info("Node %s with the broken GPU is gone already.", name)
         except PermissionDenied as error:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,7 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.cluster.api_errors import from_status
+from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_log import log_line
@@ -243,7 +244,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _prepare_next_attempt(self, error: PodPreempted, context: Context) -> None:
         """Forget the pod that was taken away, so that `execute` makes a new one; raise `error` where it may not."""
-        now = datetime.now(UTC)
+        now = self._clock.now()
         deadline = self._attempt.deadline or self._deadlines(context).of_pod(now)
         if why_not := self._preemptions().why_not(self._attempt, deadline=deadline, now=now):
             self.log.info("The pod is not started again: %s.", why_not)
@@ -330,6 +331,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         return TaskPods(self.hook, self.pod_manager)
 
     @cached_property
+    def _clock(self) -> ServerClock:
+        return ServerClock(self.client.api_client)
+
+    @cached_property
     def _gpu_health(self) -> GpuHealth:
         return GpuHealth(self.client.api_client, self._rendered_pool())
 
@@ -357,7 +362,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             check_location(self.checkpoint)
             check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool)
         check_claims_reach(pod, pool, self.client)
-        owner, now = self._owner(context), datetime.now(UTC)
+        owner, now = self._owner(context), self._clock.now()
         seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
         return place(
             pod,
@@ -418,6 +423,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         if self._pod_deadlines is None:
             self._pod_deadlines = PodDeadlines(
                 api=self.client.api_client,
+                clock=self._clock,
                 key=self._owner(context).key,
                 max_runtime=self._rendered_pool().max_runtime,
                 execution_timeout=self.execution_timeout,
@@ -447,7 +453,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             "logs": self._logs_to_stream(),
             "extra": {**(self.trigger_kwargs or {}), "attempt": self._attempt.to_record()},
         }
-        timeout = wait.deadline - datetime.now(UTC) + _DEFER_MARGIN
+        timeout = wait.deadline - self._clock.now() + _DEFER_MARGIN
         self.log.info("Waiting in the triggerer for pod %s, until %s at the latest", wait.name, wait.deadline)
         self.defer(trigger=GpuPodTrigger(record), method_name="trigger_reentry", timeout=timeout)
 
@@ -499,7 +505,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _wait(self, context: Context, until: Literal["started", "ended"]) -> PodWait:
         assert self.pod is not None
-        created_at = self.pod.metadata.creation_timestamp or datetime.now(UTC)
+        created_at = self.pod.metadata.creation_timestamp or self._clock.now()
         deadline = self._deadlines(context).of_pod(created_at)
         self._attempt = replace(self._attempt, deadline=self._attempt.deadline or deadline)
         return PodWait(

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from kubernetes.client import ApiClient
 
+from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
 from airflow_gpu_provider.errors import PermissionDenied
 
@@ -20,13 +21,15 @@ class PodDeadlines:
 
     Attributes:
         api: Reads the run's demand.
+        clock: The cluster's, by which all of these are told.
         key: The run's demand, whose `until` counts where there is one.
         max_runtime: Counts from the pod's creation where the run has no demand.
-        execution_timeout: The task's, None for none; counts from `started_at`, the start of the try.
+        execution_timeout: The task's, None for none; counts from `started_at`, the start of the try by Airflow's clock.
         at_latest: The deadline of the try's first pod, for those that follow it.
     """
 
     api: ApiClient
+    clock: Clock
     key: DemandKey
     max_runtime: timedelta
     execution_timeout: timedelta | None
@@ -38,7 +41,7 @@ class PodDeadlines:
         """Return when a pod created then has to have ended."""
         deadline = self._demand_until() or created_at + self.max_runtime
         if self.execution_timeout is not None and self.started_at is not None:
-            deadline = min(deadline, self.started_at + self.execution_timeout)
+            deadline = min(deadline, self.clock.of_local(self.started_at + self.execution_timeout))
         return deadline if self.at_latest is None else min(deadline, self.at_latest)
 
     def _demand_until(self) -> datetime | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from datetime import UTC, datetime
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
@@ -12,6 +11,7 @@ from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
+from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
 from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
 from airflow_gpu_provider.cluster.usage import note_pods
@@ -118,7 +118,7 @@ def _note_use(client: CoreV1Api, pod: Any) -> None:
     try:
         raw = client.api_client.sanitize_for_serialization(pod)
         if "phase" in (raw.get("status") or {}):  # a delete that is done at once answers with a Status
-            note_pods(client.api_client, [Pod.parse(raw)], datetime.now(UTC))
+            note_pods(client.api_client, [Pod.parse(raw)], ServerClock(client.api_client).now())
     except (GpuError, ApiException, HTTPError) as error:
         _log.warning("When pod %s ran could not be written down for the run's bill: %s", pod.metadata.name, error)
 

@@ -117,7 +117,7 @@ class AutoScaling:
     def resume_stale(self, asgs: Collection[Mapping[str, Any]]) -> None:
         """Resume launches that a process suspended and then died over."""
         for name, since in self._marks.read(asgs).items():
-            if datetime.now(UTC) - since > _STALE_SUSPENSION:
+            if self._service.now() - since > _STALE_SUSPENSION:
                 self._resume(name)
 
     @contextmanager
@@ -127,7 +127,7 @@ class AutoScaling:
             yield  # somebody else's suspension serves as well, and is not ours to end
             return
         # The mark comes first: whoever dies after it leaves something that is found.
-        self._marks.set(name, datetime.now(UTC))
+        self._marks.set(name, self._service.now())
         try:
             self._service.call("suspend_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])
             yield

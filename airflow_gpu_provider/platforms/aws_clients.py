@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -18,6 +19,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
+from airflow_gpu_provider.cluster.clock import ahead
 from airflow_gpu_provider.errors import CredentialsError
 from airflow_gpu_provider.platforms.aws_errors import mapped_errors
 from airflow_gpu_provider.platforms.parallel import PARALLEL_CALLS
@@ -38,22 +40,33 @@ _LOADER = Loader()
 
 
 class AwsService:
-    """One AWS service. `call` takes boto3's method name, `pages` yields the items of a paginated one."""
+    """One AWS service. `call` takes boto3's method name, `items` yields the items of a paginated one."""
 
     def __init__(self, client: Any, *, service: str, connection: str) -> None:
         self._client = client
         self._service = service
         self._connection = connection
+        self._ahead = timedelta(0)
+
+    def now(self) -> datetime:
+        """Return the service's time, by its last answer: machines that leave each other marks there may be apart."""
+        return datetime.now(UTC) + self._ahead
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         with self._mapped():
             answer: dict[str, Any] = getattr(self._client, method)(**params)
+        self._note_time(answer)
         return answer
 
     def items(self, method: str, key: str, **params: Any) -> Iterator[Any]:
         with self._mapped():
             for page in self._client.get_paginator(method).paginate(**params):
+                self._note_time(page)
                 yield from page[key]
+
+    def _note_time(self, answer: Mapping[str, Any]) -> None:
+        headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+        self._ahead = ahead(headers.get("date"), datetime.now(UTC), 0.0) or timedelta(0)
 
     def _mapped(self) -> Any:
         return mapped_errors(service=self._service, connection=self._connection)

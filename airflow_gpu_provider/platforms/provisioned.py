@@ -6,10 +6,9 @@ pool's nodes are those with the labels that its pods select.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
+from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.karpenter import (
     FailedLaunch,
     NodeClaim,
@@ -53,7 +52,7 @@ class ProvisionedPlatform(MachinesOfOthers):
         """
         by = self._who
         if self._provisioner == "cluster-autoscaler":
-            check_running(self._api, self._pool.name, datetime.now(UTC))
+            check_running(self._api, self._pool.name, ServerClock(self._api).now())
         if self._provisioner in _WITH_NODE_POOLS:
             by += f" (NodePool {', '.join(pool.name for pool in self._usable_node_pools())})"
         labels = ", ".join(f"{key}={value}" for key, value in self._pool.node_selector.items())

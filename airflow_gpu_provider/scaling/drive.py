@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Protocol
 
+from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.scaling.hard_to_get import Ask
@@ -47,11 +48,28 @@ class Narrator:
         self._started = started
         self._true_now: frozenset[str] = frozenset()
 
-    def tell(self, *lines: str) -> None:
+    def tell(self, now: datetime, *lines: str) -> None:
         for line in dict.fromkeys(lines):
             if line not in self._true_now:
-                self._say(f"[{format_seconds(datetime.now(UTC) - self._started)}] {line}")
+                self._say(f"[{format_seconds(now - self._started)}] {line}")
         self._true_now = frozenset(lines)
+
+
+class _ClusterTime:
+    """The time in the cluster: as the last look told it, and this machine has counted on since.
+
+    Before the first look, this machine's clock has to do; it only says for how long no answer is borne.
+    """
+
+    def __init__(self) -> None:
+        self._clock = SystemClock()
+        self.is_now(self._clock.now())
+
+    def is_now(self, at: datetime) -> None:
+        self._at, self._counted_from = at, self._clock.monotonic()
+
+    def now(self) -> datetime:
+        return self._at + timedelta(seconds=self._clock.monotonic() - self._counted_from)
 
 
 async def drive(
@@ -78,13 +96,15 @@ async def drive(
         GpuError: The wait's own error, or the last error of `reconcile` when the deadline passes.
     """
     narrator = Narrator(say, started=wait.started)
+    clock = _ClusterTime()
     look = reconcile
     while True:
         try:
             outcome = await asyncio.to_thread(look)
+            clock.is_now(outcome.snapshot.now)
             look = reconcile
             progress = wait.step(outcome.snapshot)
-            narrator.tell(*outcome.said, *progress.lines)
+            narrator.tell(clock.now(), *outcome.said, *progress.lines)
             if progress.done:
                 return progress
             if progress.error:
@@ -93,9 +113,9 @@ async def drive(
                 look = partial(amend, progress.ask)
                 continue
         except TRANSIENT as error:
-            if datetime.now(UTC) >= wait.deadline:
+            if clock.now() >= wait.deadline:
                 raise
             look = reconcile
-            narrator.tell(f"{type(error).__name__}: {error} Trying again.")
-        waited = (datetime.now(UTC) - wait.started).total_seconds()
+            narrator.tell(clock.now(), f"{type(error).__name__}: {error} Trying again.")
+        waited = (clock.now() - wait.started).total_seconds()
         await change(min(every, max(SOONEST, waited / _PATIENCE)))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
-from airflow_gpu_provider.cluster.clock import Clock, SystemClock
+from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
 from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
 from airflow_gpu_provider.cluster.lock import PoolLock
@@ -64,7 +64,7 @@ class Reconciler:
         api: The client of the pool's cluster.
         holder: Who this is, for people who look at the lock: dag/run/task/try, host and pid.
         say: Takes a line at once: that the lock is waited for. All others are in the outcome.
-        clock: The time; tests bring their own.
+        clock: The time that all who change the pool go by. Default: the API server's.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Reconciler:
         self.api = api
         self.holder = holder
         self._say = say
-        self._clock = clock or SystemClock()
+        self.clock: Clock = clock or ServerClock(api)
         self.ledger = Ledger(api, pool, say)
 
     def snapshot(self) -> PoolSnapshot:
@@ -91,7 +91,7 @@ class Reconciler:
         nodes = list_nodes(self.api, self.pool.node_selector)
         pods = list_pool_pods(self.api, self.pool.node_selector, nodes)
         groups = self.platform.observe()
-        now = self._clock.now()
+        now = self.clock.now()
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._of_others(seen) if self.pool.manage == "scale" else seen
         return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
@@ -134,8 +134,7 @@ class Reconciler:
             decision = decide(snapshot)
             writes = _Writes(self, lock, snapshot, decision)
             writes.set_switch()
-            lock.check()
-            write_demand(self.api, lease)
+            write_demand(self.api, lease, check=lock.check)
             self.ledger.begin(key, before.now, until)
             return writes.outcome()
 
@@ -166,8 +165,7 @@ class Reconciler:
             snapshot = replace(before, leases=leases)
             writes = _Writes(self, lock, snapshot, decide(snapshot), said=[ask.why])
             writes.set_switch()
-            lock.check()
-            write_demand(self.api, ask.after)
+            write_demand(self.api, ask.after, check=lock.check)
             return writes.outcome()
 
     def give_up(self, key: DemandKey) -> Outcome:
@@ -175,7 +173,7 @@ class Reconciler:
         if all(lease.key != key for lease in list_demand(self.api, self.pool.name)):
             return self.reconcile()
         with self._lock() as lock:
-            self.ledger.end(key, self._clock.now())
+            self.ledger.end(key, self.clock.now())
             lock.check()
             give_up(self.api, key)
             snapshot = self.snapshot()
@@ -188,14 +186,14 @@ class Reconciler:
         with self._lock() as lock:
             if lease not in list_demand(self.api, self.pool.name):
                 return False
-            self.ledger.end(lease.key, self._clock.now())
+            self.ledger.end(lease.key, self.clock.now())
             lock.check()
             return give_up(self.api, lease.key)
 
     def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
         """Delete exactly these pods, and return the names of those that were there, as namespace/name."""
         leaving = tuple(pods)
-        self.ledger.pods(leaving, self._clock.now())
+        self.ledger.pods(leaving, self.clock.now())
         return [str(pod) for pod in leaving if not pod.deleting and delete_pod(self.api, pod)]
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
@@ -210,10 +208,10 @@ class Reconciler:
 
     def _lock(self) -> PoolLock:
         spec = self.pool.serialize()
-        return PoolLock(self.api, self.pool.name, self.holder, clock=self._clock, say=self._say, spec=spec)
+        return PoolLock(self.api, self.pool.name, self.holder, clock=self.clock, say=self._say, spec=spec)
 
     def _mark(self) -> str:
-        return f"{self.holder} at {self._clock.now():%Y-%m-%dT%H:%M:%SZ}"
+        return f"{self.holder} at {self.clock.now():%Y-%m-%dT%H:%M:%SZ}"
 
     def _remove(self, machine: Machine) -> None:
         self.platform.release([machine])
@@ -319,7 +317,7 @@ class _Writes:
     def _release(self) -> None:
         signed = {name for name in self._decision.cordon if self._cordon(self._nodes[name])}
         if signed:
-            self._on._clock.sleep(SETTLE.total_seconds())
+            self._on.clock.sleep(SETTLE.total_seconds())
         by_machine = {node.machine: node for node in self._snapshot.nodes}
         for machine in self._decision.release:
             node = by_machine.get(machine.id)
@@ -351,8 +349,8 @@ class _Writes:
         self._said.append(f"node {node.name} is uncordoned: it stays")
 
     def _release_node(self, machine: Machine, node: Node) -> None:
-        looked_at = self._on._clock.monotonic()
-        now = replace(self._snapshot, now=self._on._clock.now())
+        looked_at = self._on.clock.monotonic()
+        now = replace(self._snapshot, now=self._on.clock.now())
         holders = [p for p in self._on._pods_now(node) if p.holds_node(now.now) and not is_overdue(now, p)]
         if holders:
             self._said.append(f"pod {holders[0]} has come to node {node.name}")
@@ -372,7 +370,7 @@ class _Writes:
             return False
 
     def _release_without_node(self, machine: Machine) -> None:
-        looked_at = self._on._clock.monotonic()
+        looked_at = self._on.clock.monotonic()
         if self._on.has_joined(machine):
             self._said.append(f"machine {machine.id} has joined the cluster meanwhile")
             return
@@ -381,7 +379,7 @@ class _Writes:
 
     def _remove_if_fresh(self, machine: Machine, looked_at: float) -> None:
         """A process that was stalled after its look leaves the machine to the next one."""
-        if self._on._clock.monotonic() - looked_at < FRESH.total_seconds():
+        if self._on.clock.monotonic() - looked_at < FRESH.total_seconds():
             self._on._remove(machine)
 
 

@@ -7,7 +7,7 @@ of a run that Airflow ended together with its teardowns, as dagrun_timeout does.
 from __future__ import annotations
 
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.platforms.base import Say
@@ -28,7 +28,7 @@ def release_unattended(
     Raises:
         GpuError: What the cluster or the cloud said; what was not released then goes at the next look at the pool.
     """
-    narrator = Narrator(say, started=datetime.now(UTC))
+    narrator = Narrator(say, started=reconciler.clock.now())
     give_up_at = time.monotonic() + within.total_seconds()
     while True:
         outcome = reconciler.give_up(key)
@@ -37,7 +37,7 @@ def release_unattended(
             for pod in outcome.snapshot.pods
             if pod.run == key.hash and pod.deleting and pod.holds_node(outcome.snapshot.now)
         ]
-        narrator.tell(*outcome.said, *ending)
+        narrator.tell(outcome.snapshot.now, *outcome.said, *ending)
         if not ending and not outcome.decision.release:
             return
         if time.monotonic() > give_up_at:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
@@ -16,6 +16,7 @@ from airflow_gpu_provider.retries import default_retry_policy
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_gpu_provider.cluster.clock import Clock
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.reconcile import Reconciler
     from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
@@ -113,22 +114,23 @@ class ScaleDownSensor(BaseSensorOperator):
 
         key = run_key(context, self.gpu_pool.name, self.block_id)
         if self._wait is None:
-            self._wait = self._new_wait(context)
             self._reconciler = self._open(context)
+            self._wait = self._new_wait(context, self._reconciler.clock)
             self._narrator = Narrator(self._say, started=self._wait.started)
         deleted = self._reconciler.delete_run_pods(key)
         outcome = self._reconciler.give_up(key)
         progress = self._wait.step(outcome.snapshot)
-        self._narrator.tell(*(f"deleted leftover pod {name}" for name in deleted), *outcome.said, *progress.lines)
+        said = (*(f"deleted leftover pod {name}" for name in deleted), *outcome.said)
+        self._narrator.tell(outcome.snapshot.now, *said, *progress.lines)
         return progress
 
-    def _new_wait(self, context: Context) -> ReleaseWait:
+    def _new_wait(self, context: Context, clock: Clock) -> ReleaseWait:
         from airflow_gpu_provider.run_identity import run_key
         from airflow_gpu_provider.scaling.waits import ReleaseWait
 
-        started = datetime.now(UTC)
-        if self.reschedule:
-            started = context["ti"].get_first_reschedule_date(context) or started
+        started = clock.now()
+        if self.reschedule and (first := context["ti"].get_first_reschedule_date(context)):
+            started = clock.of_local(first)
         key = run_key(context, self.gpu_pool.name, self.block_id)
         return ReleaseWait(key=key, started=started, deadline=started + self.release_timeout)
 
@@ -147,7 +149,8 @@ class ScaleDownSensor(BaseSensorOperator):
         from airflow_gpu_provider.run_identity import lock_holder
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, ReleaseTrigger
 
-        wait = self._wait or self._new_wait(context)
+        wait = self._wait
+        assert wait is not None
         record = {
             "version": RECORD_VERSION,
             "pool": self.gpu_pool.serialize(),

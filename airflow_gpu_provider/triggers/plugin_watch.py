@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, GpusWait, PluginSnapshot
 from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, watching
@@ -47,10 +47,10 @@ async def watch_plugin(
     async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         view = _View(pods)
         while True:
-            now = datetime.now(UTC)
+            now = await feed.api.now()
             if view.is_synced or now >= end:
                 progress = wait.step(view.snapshot(), now)
-                narrator.tell(*progress.lines)
+                narrator.tell(now, *progress.lines)
                 if progress.error:
                     return await _with_last_words(feed, view, namespace, progress)
                 if progress.done or now >= end:

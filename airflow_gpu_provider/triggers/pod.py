@@ -6,12 +6,12 @@ import asyncio
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from datetime import UTC, datetime
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import LEASES, DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pods import Pod
@@ -143,7 +143,7 @@ class GpuPodTrigger(BaseTrigger):
         name = pod["metadata"]["name"]
         try:
             api = cluster_access(deserialize_pool(self.record["pool"])).api_client()
-            note_pods(api, [Pod.parse(pod)], datetime.now(UTC))
+            note_pods(api, [Pod.parse(pod)], ServerClock(api).now())
         except GpuError as error:
             self.log.warning("When pod %s ran could not be written down for the run's bill: %s", name, error)
 

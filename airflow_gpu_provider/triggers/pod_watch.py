@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 
 from airflow_gpu_provider.accelerators import NodeSize
@@ -61,18 +61,19 @@ async def watch_pod(
         try:
             while True:
                 await view.confirm()
-                now = datetime.now(UTC)
+                now = await feed.api.now()
                 snapshot = view.snapshot(now)
                 progress = wait.step(snapshot, now)
                 if progress.lines:
-                    narrator.tell(*progress.lines)
+                    narrator.tell(now, *progress.lines)
                 if progress.done or progress.error:
                     return progress
                 if view.refusal:
                     return Progress(error=view.refusal)
                 await _keep_pool(view, pool, owner)
                 seconds = (wait.next_deadline(snapshot) - now).total_seconds()
-                view.take(await feed.changes(timeout=min(max(seconds, 0.0), _LONGEST)), datetime.now(UTC))
+                changes = await feed.changes(timeout=min(max(seconds, 0.0), _LONGEST))
+                view.take(changes, await feed.api.now())
         finally:
             await pool_keeper.leave(pool, owner, view.take_notes)
 

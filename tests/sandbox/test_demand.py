@@ -89,11 +89,15 @@ def lease(pool: str, run_id: str = "scheduled__2026-03-01T02:00:00+00:00", **fie
     return DemandLease(**{"key": key, "nodes": 1, "until": NOW + timedelta(hours=6), "created_at": NOW, **fields})
 
 
+def unlocked() -> None:
+    """Stand for the check of a lock that nobody else wants."""
+
+
 def test_demand_is_written_replaced_listed_and_given_up(api: Any, pool: str) -> None:
     first, second = lease(pool), lease(pool, "manual__2", created_at=NOW - timedelta(minutes=1))
-    write_demand(api, first)
-    write_demand(api, second)
-    write_demand(api, lease(pool, nodes=3))
+    write_demand(api, first, check=unlocked)
+    write_demand(api, second, check=unlocked)
+    write_demand(api, lease(pool, nodes=3), check=unlocked)
 
     assert list_demand(api, pool) == (second, lease(pool, nodes=3))
     assert list_demand(api, f"{pool}-other") == ()
@@ -105,7 +109,7 @@ def test_demand_is_written_replaced_listed_and_given_up(api: Any, pool: str) -> 
 
 def test_a_lease_says_in_kubectl_whose_it_is(api: Any, pool: str) -> None:
     mine = lease(pool)
-    write_demand(api, mine)
+    write_demand(api, mine, check=unlocked)
     path = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases/{mine.key.lease_name}"
     raw = call(api, "get", path, resource="leases")
     assert raw["spec"]["holderIdentity"] == f"nightly_training/{mine.key.run_id}"
@@ -114,7 +118,7 @@ def test_a_lease_says_in_kubectl_whose_it_is(api: Any, pool: str) -> None:
 
 def test_a_lease_that_somebody_broke_is_left_out(api: Any, pool: str, caplog: pytest.LogCaptureFixture) -> None:
     mine = lease(pool)
-    write_demand(api, mine)
+    write_demand(api, mine, check=unlocked)
     path = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases/{mine.key.lease_name}"
     broken = {"metadata": {"annotations": {"airflow-gpu-provider/nodes": "many"}}}
     call(api, "patch", path, resource="leases", body=broken, content_type=MERGE_PATCH)
@@ -127,7 +131,7 @@ def test_a_lease_that_somebody_broke_is_left_out(api: Any, pool: str, caplog: py
 def test_leases_of_others_are_no_demand(api: Any, pool: str, caplog: pytest.LogCaptureFixture) -> None:
     """A person's own Lease beside ours is nobody's demand; one that carries our labels is left out, and named."""
     mine = lease(pool)
-    write_demand(api, mine)
+    write_demand(api, mine, check=unlocked)
     labels = {"airflow-gpu-provider/kind": "demand", POOL_LABEL: pool}
     spec = {"holderIdentity": "somebody"}
     for name, carried in ((f"own-{pool}", {POOL_LABEL: pool}), (f"foreign-{pool}", labels)):
@@ -150,7 +154,7 @@ def test_equal_ids_of_two_installations_and_two_blocks_of_a_run_are_demand_of_th
     ids = {"dag_id": "nightly_training", "run_id": "manual__1", "pool": pool}
     keys = [DemandKey(installation=name, block=block, **ids) for name in ("team-a", "team-b") for block in ("", "late")]
     for key in keys:
-        write_demand(api, lease(pool, key=key))
+        write_demand(api, lease(pool, key=key), check=unlocked)
     assert {each.key for each in list_demand(api, pool)} == set(keys)
     for number, key in enumerate(keys):
         give_up(api, key)
@@ -202,6 +206,9 @@ def test_a_holder_that_stalls_in_its_check_has_lost_the_lock_though_nobody_took_
         stall = 60.0
         with pytest.raises(DemandLockLost, match="a was stalled"):
             holder.check()
+        stall = 0.0
+    with lock(api, pool, "b", timeout=0.3) as second:  # it was given back all the same
+        second.check()
 
 
 def test_a_lock_that_somebody_deletes_is_free_and_its_holder_stops(api: Any, pool: str) -> None:
@@ -309,7 +316,7 @@ def test_long_lists_are_read_to_the_end(api: Any, pool: str, monkeypatch: pytest
     monkeypatch.setattr("airflow_gpu_provider.cluster.rest._PAGE", 2)
     leases = [lease(pool, f"run-{n}") for n in range(5)]
     for each in leases:
-        write_demand(api, each)
+        write_demand(api, each, check=unlocked)
     assert len(list_demand(api, pool)) == 5
     for each in leases:
         give_up(api, each.key)

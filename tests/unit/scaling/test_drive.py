@@ -19,10 +19,13 @@ from airflow_gpu_provider.scaling.waits import Progress
 class Script:
     """A wait, a reconcile and a clock's worth of pauses, played from a list."""
 
-    def __init__(self, *steps: Progress | Exception, deadline_in: float = 60, waited: float = 0) -> None:
+    def __init__(
+        self, *steps: Progress | Exception, deadline_in: float = 60, waited: float = 0, ahead: float = 0
+    ) -> None:
         self._steps: Iterator[Progress | Exception] = iter(steps)
-        self.started = datetime.now(UTC) - timedelta(seconds=waited)
-        self.deadline = datetime.now(UTC) + timedelta(seconds=deadline_in)
+        self.ahead = timedelta(seconds=ahead)
+        self.started = self.now() - timedelta(seconds=waited)
+        self.deadline = self.now() + timedelta(seconds=deadline_in)
         self.pauses: list[float] = []
         self.said: list[str] = []
 
@@ -30,10 +33,14 @@ class Script:
         step = next(self._steps)
         if isinstance(step, Exception):
             raise step
-        return SimpleNamespace(snapshot=step, said=())
+        return SimpleNamespace(snapshot=SimpleNamespace(now=self.now(), progress=step), said=())
+
+    def now(self) -> datetime:
+        """Return the time in the cluster."""
+        return datetime.now(UTC) + self.ahead
 
     def step(self, snapshot: Any) -> Progress:
-        return snapshot
+        return snapshot.progress
 
     async def pause(self, seconds: float) -> None:
         self.pauses.append(seconds)
@@ -55,6 +62,16 @@ def test_what_passes_is_sat_out_until_the_deadline() -> None:
     assert "CloudError: Throttled. Trying again." in script.said[0]
     with pytest.raises(CloudError):
         Script(CloudError("Throttled."), deadline_in=-1).run()
+
+
+@pytest.mark.parametrize("ahead", [-600, 600])
+def test_the_deadline_is_the_cluster_s_and_not_this_machine_s(ahead: float) -> None:
+    away = CloudError("Throttled.")
+    script = Script(Progress(), away, away, Progress(done=True, lines=("there",)), ahead=ahead)
+    assert script.run().done
+    assert script.said[-1] == "[0 s] there"
+    with pytest.raises(CloudError):
+        Script(Progress(), away, deadline_in=-1, ahead=ahead).run()
 
 
 @pytest.mark.parametrize("error", [PermissionDenied("No."), RuntimeError("A bug.")])
@@ -79,5 +96,6 @@ def test_looks_soon_at_first_and_seldom_later(waited: float, pause: float) -> No
 
 def test_the_narrator_stamps_the_time_since_the_start() -> None:
     said: list[str] = []
-    Narrator(said.append, started=datetime.now(UTC) - timedelta(seconds=200)).tell("node joined", "node joined")
+    now = datetime.now(UTC)
+    Narrator(said.append, started=now - timedelta(seconds=200)).tell(now, "node joined", "node joined")
     assert said == ["[3 min 20 s] node joined"]

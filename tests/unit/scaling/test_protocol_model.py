@@ -1,9 +1,10 @@
 """The protocol of demand, lock, cordon and sizes, under every interleaving that Hypothesis can think of.
 
-Two or three DAG runs, a janitor and people with pods of their own share a pool. All that the runs do is production
-code: Reconciler, decide, PoolLock, cordons, down to the requests that the Kubernetes client sends. It is paused
-before each request, and goes on at once, after hours, or never. The cloud launches late, launches what is not
-asked for any more, and takes any machine it likes when its size drops below what exists.
+Two or three DAG runs, a janitor and people with pods of their own share a pool, whose groups are its own, others', or
+an autoscaler's to size. All that the runs do is production code: Reconciler, decide, PoolLock, cordons, down to the
+requests that the Kubernetes client sends. It is paused before each request, and goes on at once, after hours, or never.
+The cloud launches late, launches what is not asked for any more, and takes any machine it likes when its size drops
+below what exists. No machine's clock need be right.
 
 The same machine has to fail on lighter protocols, or it would prove nothing.
 """
@@ -37,10 +38,16 @@ from airflow_gpu_provider.scaling.reconcile import Reconciler
 from tests.unit.scaling.model.actors import Actor
 from tests.unit.scaling.model.course import all_are_killed, all_get_done, go_round
 from tests.unit.scaling.model.runs import HardToGet
-from tests.unit.scaling.model.world import TOLD_BY, World
+from tests.unit.scaling.model.world import SPECS, TOLD_BY, Kind, World
+
+DEEP = os.environ.get("PROTOCOL_EXAMPLES", "")
+"""How many courses `make protocol` looks at, each time others."""
+
+EXAMPLES: dict[Kind, int] = {"own groups": 120, "groups of others": 40, "autoscaler": 40}
 
 indexes = st.integers(0, 7)
 requests = st.integers(1, 40)
+wrong_by = st.sampled_from([0.0, 0.0, 40.0, -40.0, 1500.0, -1500.0])
 
 
 def _launch_begins(world: World, index: int) -> None:
@@ -59,7 +66,8 @@ def _group_takes_any_machine(world: World, index: int) -> None:
 
 def _stock_changes(world: World, index: int) -> None:
     asg = _pick(list(world.cloud.asgs.values()), index)
-    asg.out_of_stock = not asg.out_of_stock
+    # What an owner keeps comes sooner or later, on top of what has taken its place meanwhile: that is the owner's wish.
+    asg.out_of_stock = not asg.out_of_stock and not asg.keeps
 
 
 def _machine_joins(world: World, index: int) -> None:
@@ -116,6 +124,31 @@ def _somebody_deletes_a_lease(world: World, index: int) -> None:
         world.undo_by_people(_pick(list(world.api.leases), index))
 
 
+def _somebody_deletes_a_pod(world: World, index: int) -> None:
+    if world.api.pods:
+        world.delete_pod_by_people(_pick(list(world.api.pods.values()), index))
+
+
+def _somebody_deletes_a_node(world: World, index: int) -> None:
+    if world.api.nodes:
+        world.delete_node_by_people(_pick(list(world.api.nodes.values()), index))
+
+
+def _autoscaler_grows(world: World, index: int) -> None:
+    if world.pool.is_autoscaled:
+        world.autoscaler_grows(index)
+
+
+def _autoscaler_begins_to_remove(world: World, index: int) -> None:
+    if world.pool.is_autoscaled and (idle := world.idle()):
+        world.autoscaler_begins_to_remove(_pick(idle, index))
+
+
+def _autoscaler_removes(world: World, index: int) -> None:
+    if tainted := world.tainted():
+        world.autoscaler_removes(_pick(tainted, index))
+
+
 HAPPENINGS = [
     _everything,
     _launch_begins,
@@ -132,6 +165,11 @@ HAPPENINGS = [
     _somebody_cordons_or_uncordons,
     _somebody_creates_a_pod_without_a_lease,
     _somebody_deletes_a_lease,
+    _somebody_deletes_a_pod,
+    _somebody_deletes_a_node,
+    _autoscaler_grows,
+    _autoscaler_begins_to_remove,
+    _autoscaler_removes,
 ]
 HARD_TO_GET: list[HardToGet] = ["keep trying", "keep trying", "at least one", "all or nothing"]
 
@@ -176,6 +214,8 @@ class Protocol(RuleBasedStateMachine):
 
     reconciler: ClassVar[type[Reconciler]] = Reconciler
     told_by: ClassVar[Collection[str]] = TOLD_BY
+    clocks_are_right: ClassVar[bool] = False
+    kind: ClassVar[Kind] = "own groups"
     to_the_end: ClassVar[bool] = True  # whether it is also seen that all get done, and that nothing is left
 
     @initialize(
@@ -183,9 +223,20 @@ class Protocol(RuleBasedStateMachine):
         runs=st.lists(st.integers(1, 2), min_size=1, max_size=2),
         crowd=st.integers(2, 3),
         end=st.sampled_from([all_get_done, all_are_killed]),
+        clocks=st.tuples(wrong_by, wrong_by),
     )
-    def begin(self, max_nodes: int, runs: list[int], crowd: int, end: Callable[[World], None]) -> None:
-        self.world = World(max_nodes=max_nodes, reconciler=self.reconciler, told_by=self.told_by)
+    def begin(
+        self,
+        max_nodes: int,
+        runs: list[int],
+        crowd: int,
+        end: Callable[[World], None],
+        clocks: tuple[float, float],
+    ) -> None:
+        clocks = (0.0, 0.0) if self.clocks_are_right else clocks
+        self.world = World(
+            max_nodes=max_nodes, reconciler=self.reconciler, told_by=self.told_by, clocks=clocks, kind=self.kind
+        )
         self.crowd = crowd
         self.end = end
         for nodes in runs:
@@ -300,7 +351,7 @@ def run(machine: type[Protocol], examples: int, steps: int = 40) -> None:
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,
-            derandomize="PROTOCOL_EXAMPLES" not in os.environ,
+            derandomize=not DEEP,
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
             print_blob=False,
@@ -308,8 +359,11 @@ def run(machine: type[Protocol], examples: int, steps: int = 40) -> None:
     )
 
 
-def test_no_run_starves_no_pod_is_killed_and_nothing_is_left() -> None:
-    run(Protocol, examples=int(os.environ.get("PROTOCOL_EXAMPLES", "200")))
+@pytest.mark.timeout(0 if DEEP else 300)
+@pytest.mark.parametrize("kind", SPECS)
+def test_no_run_starves_no_pod_is_killed_and_nothing_is_left(kind: Kind) -> None:
+    machine = type("Protocol", (Protocol,), {"kind": kind})
+    run(machine, examples=int(DEEP or EXAMPLES[kind]))
 
 
 class _NoLock:
@@ -331,7 +385,7 @@ class _WithoutChecks(Reconciler):
     """Takes the lock, but does not check before its writes whether it still has it."""
 
     def _lock(self) -> PoolLock:
-        return _NeverChecking(self.api, self.pool.name, self.holder, clock=self._clock)
+        return _NeverChecking(self.api, self.pool.name, self.holder, clock=self.clock)
 
 
 class _AbsoluteSizes(Reconciler):
@@ -349,6 +403,13 @@ class _WithoutAnotherLook(Reconciler):
         return []
 
 
+class _ByItsOwnClock(Reconciler):
+    """Takes the clock of the machine that it runs on for the cluster's."""
+
+    def __init__(self, *args: Any, clock: Any, **kwargs: Any) -> None:
+        super().__init__(*args, clock=clock._local, **kwargs)
+
+
 class _LeaseFirst(Reconciler):
     """Writes demand before the switch is moved for it."""
 
@@ -356,8 +417,7 @@ class _LeaseFirst(Reconciler):
         from airflow_gpu_provider.scaling.reconcile import _lease
 
         with self._lock() as lock:
-            lock.check()
-            write_demand(self.api, _lease(self.snapshot(), key, nodes, until))
+            write_demand(self.api, _lease(self.snapshot(), key, nodes, until), check=lock.check)
         return super().want(key, nodes, until)
 
 
@@ -374,6 +434,7 @@ LIGHTER: dict[str, dict[str, Any]] = {
     "no check before a write": {"reconciler": _WithoutChecks},
     "absolute sizes": {"reconciler": _AbsoluteSizes},
     "no second look after the cordon": {"reconciler": _WithoutAnotherLook},
+    "each by its own clock": {"reconciler": _ByItsOwnClock, "clocks_are_right": False},
     "the lease before the switch": {"reconciler": _LeaseFirst},
     "no switch": {"reconciler": _WithoutSwitch},
     "installations are not told apart": {"told_by": ("block",)},
@@ -383,7 +444,7 @@ LIGHTER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("lighter", LIGHTER.values(), ids=LIGHTER)
 def test_a_lighter_protocol_fails(lighter: dict[str, Any]) -> None:
-    machine = type("Lighter", (Protocol,), {"to_the_end": False, **lighter})
+    machine = type("Lighter", (Protocol,), {"to_the_end": False, "clocks_are_right": True, **lighter})
     with pytest.raises(AssertionError, match=r"goes|taken|more than max_nodes|fires|switch"):
         run(machine, examples=2000)
 

@@ -22,13 +22,21 @@ class Killed(BaseException):
 
 
 class ModelClock:
-    """Time that moves when the model says so, or when the only thing that an actor does is to sleep."""
+    """Time that moves when the model says so, or when the only thing that an actor does is to sleep.
 
-    def __init__(self, actors: Actors) -> None:
+    Attributes:
+        ahead: Seconds by which it is wrong. None of these clocks is the cluster's but the one that is right.
+    """
+
+    def __init__(self, actors: Actors, ahead: float = 0.0) -> None:
         self._actors = actors
+        self.ahead = ahead
 
     def now(self) -> datetime:
-        return EPOCH + timedelta(seconds=self._actors.time)
+        return EPOCH + timedelta(seconds=self._actors.time + self.ahead)
+
+    def of_local(self, at: datetime) -> datetime:
+        return at
 
     def monotonic(self) -> float:
         return self._actors.time

@@ -17,9 +17,15 @@ T = TypeVar("T")
 
 @dataclass
 class Asg:
-    """One group: its size, its machines (id -> when launched), and those on their way out."""
+    """One group: its size, its machines (id -> when launched), and those on their way out.
+
+    Attributes:
+        keeps: The smallest size, which its owner gave it.
+    """
 
     candidate: Candidate
+    keeps: int = 0
+    owned: bool = True
     desired: int = 0
     machines: dict[str, datetime] = field(default_factory=dict)
     terminating: set[str] = field(default_factory=set)
@@ -37,10 +43,10 @@ class Asg:
 class Cloud:
     """All groups of one pool. `when_told` is called when an actor has set a size or a switch."""
 
-    def __init__(self, pool: EksGpuPool, actors: Actors) -> None:
+    def __init__(self, pool: EksGpuPool, asgs: Sequence[Asg], actors: Actors) -> None:
         self._actors = actors
         self._pool = pool
-        self.asgs = {c.group: Asg(candidate=c) for c in pool.candidates(("us-west-2a", "us-west-2b"))}
+        self.asgs = {asg.candidate.group: asg for asg in asgs}
         self.when_told: Callable[[], None] = lambda: None
         self._count = 0
 
@@ -111,6 +117,8 @@ class ModelPlatform(Platform):
             max_size=self.cloud._pool.max_nodes,
             machines=machines,
             switch_at=asg.switch_at,
+            keeps=asg.keeps,
+            owned=asg.owned,
             launch_failure=asg.failure,
             launching=bool(asg.launching),
         )
@@ -124,7 +132,12 @@ class ModelPlatform(Platform):
         self._write(write)
 
     def clear_switch(self, groups: Collection[str]) -> None:
-        raise NotImplementedError
+        def write() -> None:
+            for name in groups:
+                self.cloud.asgs[name].switch_at = None
+            self.cloud.when_told()
+
+        self._write(write)
 
     def grow(self, sizes: Mapping[str, int]) -> None:
         def write() -> None:
@@ -141,7 +154,9 @@ class ModelPlatform(Platform):
             for machine in machines:
                 asg = self.cloud.asgs[machine.group]
                 if machine.id in asg.live:
-                    asg.desired = max(0, asg.desired - 1)
+                    if asg.desired <= asg.keeps:
+                        raise CloudError(f"{machine.group} would have less than its minimum size.")
+                    asg.desired -= 1
                     self._terminate(machine.id)
 
         self._write(write)
@@ -151,8 +166,8 @@ class ModelPlatform(Platform):
             sizes = {}
             for name in groups:
                 asg = self.cloud.asgs[name]
-                if not asg.launching and asg.desired > len(asg.live):
-                    asg.desired = sizes[name] = len(asg.live)
+                if not asg.launching and asg.desired > max(asg.keeps, len(asg.live)):
+                    asg.desired = sizes[name] = max(asg.keeps, len(asg.live))
                     self._actors.note(f"{name} is shrunk to {asg.desired}")
             return sizes
 

@@ -48,6 +48,8 @@ def all_are_killed(world: World) -> None:
     world.actors.advance_to(world.actors.time + latest.total_seconds() + _SWITCH_LATE)
     for _ in range(world.pool.max_nodes + 1):  # a group takes one machine at a time
         world.everything_happens(pods_start=False)
+    if world.pool.is_autoscaled:
+        _autoscaler_ends_what_it_added(world)
     _require_nothing(world)
 
 
@@ -61,7 +63,22 @@ def _janitor_ends_what_the_dead_left(world: World) -> None:
     _require_nothing(world)
 
 
+def _autoscaler_ends_what_it_added(world: World) -> None:
+    """Pods still start, and end by activeDeadlineSeconds; and idle nodes go."""
+    for _ in range(8 * world.pool.max_nodes):
+        world.actors.advance_to(world.actors.time + 15)
+        world.pods_end()
+        world.everything_happens()
+        world.autoscaler_takes_size_back()
+        if not world.pending():
+            for node in world.idle():
+                world.autoscaler_begins_to_remove(node)
+
+
 def _require_nothing(world: World) -> None:
-    left = [machine for asg in world.cloud.asgs.values() for machine in asg.machines]
-    desired = [asg.desired for asg in world.cloud.asgs.values()]
-    world.require(not left and not any(desired), f"machines {left} and sizes {desired} are left")
+    """Nothing is left but what owners of groups keep, which is as they had it."""
+    asgs = world.cloud.asgs.values()
+    sizes = {asg.candidate.group: (len(asg.machines), asg.desired) for asg in asgs if asg.switch_at is None}
+    switches = [asg.candidate.group for asg in asgs if asg.switch_at and not asg.owned]
+    right = all((len(asg.machines), asg.desired) == (asg.keeps, asg.keeps) for asg in asgs)
+    world.require(right and not switches, f"machines and sizes {sizes} and switches of {switches} are left")

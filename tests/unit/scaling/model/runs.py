@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Literal
 
 from airflow_gpu_provider.cluster.demand import DemandKey
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 HardToGet = Literal["keep trying", "at least one", "all or nothing"]
 """What a run does when not all of its nodes come."""
+
+RIGHT_TO = timedelta(seconds=3)
+"""How right an actor's idea of the cluster's time is: an answer takes 5 seconds at most, and has no fractions."""
 
 _PATIENCE = timedelta(minutes=10)
 
@@ -52,19 +55,17 @@ class Run:
 
     def _ensure(self) -> int:
         """Return how many nodes the run goes on with; 0: none."""
-        now = self._clock.now()
-        until = now + self._world.pool.max_runtime
+        outcome = self._want()
         wait = NodesWait(
             key=self._key,
-            wait_for="ready",
-            started=now,
-            deadline=until,
+            wait_for="groups" if self._world.pool.nodes_come_with_pods else "ready",
+            started=outcome.snapshot.now,
+            deadline=outcome.snapshot.now + self._world.pool.max_runtime,
             nodes=self._nodes,
             at_least=1 if self._hard_to_get == "at least one" else None,
             all_or_nothing=self._hard_to_get == "all or nothing",
             patience=None if self._hard_to_get == "keep trying" else _PATIENCE,
         )
-        outcome = self._want()
         while True:
             progress = self._step(wait, outcome)
             if progress.done:
@@ -78,9 +79,12 @@ class Run:
 
     def _want(self) -> Outcome:
         """Write demand. Until it is written, the end of what was written before holds."""
-        until = self._clock.now() + self._world.pool.max_runtime
+        return patiently(self._world, self._write_demand)
+
+    def _write_demand(self) -> Outcome:
+        until = self._reconciler.clock.now() + self._world.pool.max_runtime
         self._world.ends.setdefault(self._key.hash, until)
-        outcome = patiently(self._world, lambda: self._reconciler.want(self._key, self._nodes, until))
+        outcome = self._reconciler.want(self._key, self._nodes, until)
         self._world.ends[self._key.hash] = until
         return outcome
 
@@ -114,7 +118,7 @@ class Run:
             if again:
                 old_end = self._world.ends[self._key.hash]
                 self._want()
-                if self._clock.now() >= old_end:
+                if self._is_over(old_end):
                     self._world.lost_pods.update(pods)  # they may have gone before the new end was written
             else:
                 patiently(self._world, self._reconciler.reconcile)
@@ -129,9 +133,13 @@ class Run:
                 self._world.api.put(self._world.api.pods, raw)
 
     def _require_mine(self, what: str) -> None:
-        is_over = self._clock.now() >= self._world.ends[self._key.hash]
+        is_over = self._is_over(self._world.ends[self._key.hash])
         is_undone = self._key.lease_name in self._world.undone
         self._world.require(is_over or is_undone, f"the run's {what} were taken from it")
+
+    def _is_over(self, end: datetime) -> bool:
+        """Say whether some actor may take it for over."""
+        return self._world.now + RIGHT_TO >= end
 
     # -- ScaleDown -------------------------------------------------------------------------------------------
 

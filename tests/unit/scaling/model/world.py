@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
+from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.nodes import AUTOSCALER_TAINT, Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.reconcile import FRESH, Reconciler
 from airflow_gpu_provider.scaling.supply import READY_WITHIN
-from tests.unit.scaling.model.actors import Actors
+from tests.unit.scaling.model.actors import Actors, ModelClock
 from tests.unit.scaling.model.api_server import ApiServer, Raw
 from tests.unit.scaling.model.cloud import Asg, Cloud, ModelPlatform
-from tests.unit.scaling.model.runs import HardToGet, Run, patiently
+from tests.unit.scaling.model.runs import RIGHT_TO, HardToGet, Run, patiently
 
 LOSS_IS_NEWS = 120.0
 """Seconds for which a decision may not know yet that the cloud has taken a machine."""
+
+Kind = Literal["own groups", "groups of others", "autoscaler"]
+
+SPECS: dict[Kind, dict[str, Any]] = {
+    "own groups": {"instance_types": ("g6.xlarge",)},
+    "groups of others": {"manage": "scale", "node_groups": ("x", "y")},
+    "autoscaler": {"instance_types": ("g6.xlarge",), "scaling": "autoscaler"},
+}
 
 TOLD_BY = ("installation", "block")
 """What tells demand with equal DAG and run ids apart."""
@@ -35,35 +44,57 @@ class World:
     """One pool, and all that happens to it.
 
     Attributes:
+        clocks: Each installation's own; none of them need be right.
         wrong: What has happened that must not; empty as long as nothing has.
     """
 
     def __init__(
-        self, *, max_nodes: int, reconciler: type[Reconciler] = Reconciler, told_by: Collection[str] = TOLD_BY
+        self,
+        *,
+        max_nodes: int,
+        reconciler: type[Reconciler] = Reconciler,
+        told_by: Collection[str] = TOLD_BY,
+        clocks: tuple[float, float] = (0.0, 0.0),
+        kind: Kind = "own groups",
     ) -> None:
+        self.kind = kind
         self.pool = EksGpuPool(
             name="train",
             cluster_name="ml",
             region="us-west-2",
-            instance_types=("g6.xlarge",),
             max_nodes=max_nodes,
             max_runtime=timedelta(hours=6),
+            **SPECS[kind],
         )
         self.actors = Actors()
         self.api = ApiServer(self.actors)
-        self.cloud = Cloud(self.pool, self.actors)
+        self.cloud = Cloud(self.pool, self._groups(), self.actors)
         self.lost_pods: set[str] = set()
         self.lost_at = float("-inf")
+        self.overdue_until: dict[str, float] = {}  # node -> when a pod that was overdue left it
         self.ends: dict[str, datetime] = {}  # run -> its until
         self.undone: set[str] = set()  # leases that people have deleted
         self.told_by = told_by
         self.bindings: dict[str, tuple[str, float]] = {}  # pod -> the node chosen for it, and when
         self.runs: dict[str, Run] = {}
+        self.clocks = [ModelClock(self.actors, ahead=seconds) for seconds in clocks]
         self._reconciler = _watched(reconciler, self.actors)
         self._count = 0
         self.wrong = ""
         self.actors.when_time_moves = self._time_moved
         self.api.when_leases_change = self.cloud.when_told = self._judge_switches
+
+    def _groups(self) -> list[Asg]:
+        if self.kind != "groups of others":
+            return [Asg(candidate=each) for each in self.pool.candidates(("us-west-2a", "us-west-2b"))]
+        candidates = [
+            Candidate(group=name, zone="us-west-2a", instance_type="g6.xlarge", market="ON_DEMAND")
+            for name in self.pool.node_groups
+        ]
+        return [
+            Asg(candidate=each, owned=False, keeps=keeps, desired=keeps)
+            for each, keeps in zip(candidates, (1, 0), strict=True)
+        ]
 
     @property
     def now(self) -> datetime:
@@ -75,7 +106,8 @@ class World:
             self.wrong = "\n".join([what, *self.actors.events[-40:]])
             raise AssertionError(self.wrong)
 
-    def reconciler(self, holder: str) -> Reconciler:
+    def reconciler(self, holder: str, number: int) -> Reconciler:
+        """Return what an actor of one of the two installations changes the pool with."""
         platform = ModelPlatform(self.cloud, self.actors, self.terminate)
         return self._reconciler(
             self.pool,
@@ -83,7 +115,7 @@ class World:
             self.api,
             holder=holder,
             say=self.actors.note,
-            clock=self.actors.clock,  # type: ignore[arg-type]
+            clock=ServerClock(self.api, self.clocks[number % 2]),  # type: ignore[arg-type]
         )
 
     # -- what must never happen ------------------------------------------------------------------------------
@@ -96,13 +128,14 @@ class World:
             return
         # The switch is the one thing that may take a machine with a pod; whether it may fire was judged when it did.
         by_switch = asg.switched and self.actors.current is None
+        by_autoscaler = self.pool.is_autoscaled and self.actors.current is None
         self.require(not (self.actors.current and self._is_cordoned_by_people(machine)), "somebody's cordon is ignored")
         if by_switch:
             self.lost_at = self.actors.time
         else:
             for pod in self.pods_on(machine):
                 self.require(not self._is_protected(pod), f"machine {machine} goes with pod {pod.name}")
-            if self.actors.time - self.lost_at > LOSS_IS_NEWS:
+            if self.actors.time - self.lost_at > LOSS_IS_NEWS and not by_autoscaler:
                 self._require_enough_without(machine)
         self._ends(asg, machine)
 
@@ -123,19 +156,31 @@ class World:
             del self.api.pods[pod.name]
 
     def _is_protected(self, pod: Pod) -> bool:
-        if pod.run and self.ends[pod.run] <= self.now:
+        if pod.run and self.ends[pod.run] <= self.now + RIGHT_TO:
             return False
         if pod.finished:
-            return pod.uncollected and self.now - (pod.finished_at or pod.created_at) < COLLECT_WITHIN
+            return pod.uncollected and self.now + RIGHT_TO - (pod.finished_at or pod.created_at) < COLLECT_WITHIN
         return True
 
     def _require_enough_without(self, machine: str) -> None:
-        leased = sum(int(raw["metadata"]["annotations"]["airflow-gpu-provider/nodes"]) for raw in self._demand())
+        live = self.api.live_leases(self.now + RIGHT_TO)
+        leased = sum(int(raw["metadata"]["annotations"]["airflow-gpu-provider/nodes"]) for raw in live)
         wanted = min(self.pool.max_nodes, leased)
-        overdue = any(pod.run and self.ends[pod.run] <= self.now for pod in self.pods_on(machine))
+        if self.pool.is_autoscaled:
+            wanted = max(wanted, self._in_demand())
+        was_overdue = self.actors.time - self.overdue_until.get(f"node-{machine}", float("-inf")) <= LOSS_IS_NEWS
+        overdue = was_overdue or any(
+            pod.run and self.ends[pod.run] <= self.now + RIGHT_TO for pod in self.pods_on(machine)
+        )
         left = [each for asg in self.cloud.asgs.values() for each in asg.live if each != machine]
         is_due = overdue or self._never_got_ready(machine) or len(left) >= wanted
         self.require(is_due, f"machine {machine} goes, {len(left)} stay, {wanted} are wanted")
+
+    def _in_demand(self) -> int:
+        """Count the nodes that an autoscaler brought for pods: those they are on, and wait for since some time."""
+        pods = [Pod.parse(raw) for raw in self.api.pods.values()]
+        old = [pod for pod in pods if not pod.node and (self.now - pod.created_at).total_seconds() > LOSS_IS_NEWS]
+        return len({pod.node for pod in pods if pod.node and not pod.finished}) + len(old)
 
     def _never_got_ready(self, machine: str) -> bool:
         """Whether it was of no use when it was last looked at, moments ago."""
@@ -143,15 +188,19 @@ class World:
         raw = self.api.nodes.get(f"node-{machine}")
         node = Node.parse(raw) if raw else None
         is_ready = node and node.ready and self.now - (node.ready_changed_at or self.now) > FRESH
-        return asg is not None and not is_ready and self.now - asg.machines[machine] > READY_WITHIN
+        return asg is not None and not is_ready and self.now + RIGHT_TO - asg.machines[machine] > READY_WITHIN
 
     def _demand(self) -> list[Raw]:
         return list(self.api.live_leases(self.now))
 
     def check(self) -> None:
         assert not self.wrong, self.wrong
-        sizes = [max(asg.desired, len(asg.live) + asg.launching) for asg in self.cloud.asgs.values()]
-        self.require(sum(sizes) <= self.pool.max_nodes, f"sizes {sizes} are more than max_nodes")
+        asgs = self.cloud.asgs.values()
+        # What the switch has ended is on its way out, and a launch that it came upon too.
+        sizes = [max(asg.desired, 0 if asg.switched else len(asg.live) + asg.launching) for asg in asgs]
+        # An autoscaler is bound by each group's own limit.
+        most = max(sizes) if self.pool.is_autoscaled else sum(sizes)
+        self.require(most <= self.pool.max_nodes, f"sizes {sizes} are more than max_nodes")
 
     def _time_moved(self) -> None:
         for pod, (_, chosen_at) in list(self.bindings.items()):
@@ -163,23 +212,31 @@ class World:
         for raw in list(self.api.pods.values()):
             if "deletionTimestamp" in raw["metadata"] and (Pod.parse(raw).delete_at or self.now) <= self.now:
                 self.actors.note(f"pod {raw['metadata']['name']} is gone")
-                del self.api.pods[raw["metadata"]["name"]]
+                self._pod_goes(raw)
+
+    def _pod_goes(self, raw: Raw) -> None:
+        pod = Pod.parse(raw)
+        if pod.node and pod.run and self.ends[pod.run] <= self.now + RIGHT_TO:
+            self.overdue_until[pod.node] = self.actors.time
+        del self.api.pods[pod.name]
 
     def _judge_switches(self) -> None:
         """Whoever sees demand relies on this at once: the cloud ends what is there after it, and not before."""
         until = max((_until(raw) for raw in self._demand()), default=self.now)
         for asg in self.cloud.asgs.values():
-            if asg.desired:
+            # What an autoscaler adds for a pod of nobody's demand it removes again, whoever is dead.
+            by_autoscaler = self.pool.is_autoscaled and not self._demand()
+            if asg.desired > asg.keeps and not by_autoscaler:
                 self.require(asg.switch_at is not None, f"{asg.candidate.group} has a size and no switch")
                 self.require(asg.switch_at is None or asg.switch_at > until, "the switch comes before the demand's end")
 
     def _switch_fires(self, asg: Asg) -> None:
         asg.switch_at = None
-        if asg.desired or asg.live:
+        if max(asg.desired, len(asg.live)) > asg.keeps:
             self.actors.note(f"the switch of {asg.candidate.group} fires")
             self.require(not self._demand(), "the switch fires while somebody's demand is live")
-        asg.desired = 0
-        asg.switched = True
+            asg.switched = True
+        asg.desired = asg.keeps
 
     # -- what clouds, nodes and schedulers do ----------------------------------------------------------------
 
@@ -190,8 +247,9 @@ class World:
     def join(self, machine: str) -> None:
         """The machine's node registers; it cannot be Ready yet."""
         ready = {"type": "Ready", "status": "False", "lastTransitionTime": self.api.stamp()}
+        labels = {} if self.pool.manage == "scale" else {POOL_LABEL: self.pool.name}
         node = {
-            "metadata": {"name": f"node-{machine}", "labels": {POOL_LABEL: self.pool.name}},
+            "metadata": {"name": f"node-{machine}", "labels": labels},
             "spec": {"providerID": f"aws:///us-west-2a/{machine}"},
             "status": {"conditions": [ready], "allocatable": {"nvidia.com/gpu": "1"}},
         }
@@ -230,6 +288,75 @@ class World:
             self.api.put(self.api.nodes, node)
         return bool(theirs)
 
+    def delete_pod_by_people(self, pod: Raw) -> None:
+        """Somebody deletes a pod; its run does not find it again."""
+        self.actors.note(f"somebody deletes pod {pod['metadata']['name']}")
+        self.lost_pods.add(pod["metadata"]["name"])
+        self._pod_goes(pod)
+
+    def delete_node_by_people(self, node: Raw) -> None:
+        """Somebody deletes a node, and its pods with it; its kubelet registers it anew."""
+        name = node["metadata"]["name"]
+        self.actors.note(f"somebody deletes {name}")
+        self.lost_at = self.actors.time
+        for pod in self.pods_on(name.removeprefix("node-")):
+            self.lost_pods.add(pod.name)
+            del self.api.pods[pod.name]
+        del self.api.nodes[name]
+
+    # -- the autoscaler --------------------------------------------------------------------------------------
+
+    def autoscaler_grows(self, index: int = 0) -> None:
+        """Add a node for the pods that find none, in any group that may have one more."""
+        groups = (asg for asg in self.cloud.asgs.values() if not asg.out_of_stock and asg.desired >= len(asg.live))
+        asgs = [asg for asg in groups if asg.desired < self.pool.max_nodes]
+        coming = sum(max(asg.desired - len(asg.live), 0) for asg in self.cloud.asgs.values()) + len(self._free())
+        if asgs and len(self.pending()) > coming:
+            asg = asgs[index % len(asgs)]
+            self.actors.note(f"the autoscaler sets {asg.candidate.group} to {asg.desired + 1}")
+            asg.desired += 1
+            asg.switched = False
+
+    def autoscaler_begins_to_remove(self, node: Raw) -> None:
+        """Taint an idle node: no pod is placed there from now on."""
+        busy = {raw["spec"].get("nodeName") for raw in self.api.pods.values() if raw["status"]["phase"] == "Running"}
+        if node["metadata"]["name"] not in busy:
+            self.actors.note(f"the autoscaler taints {node['metadata']['name']}")
+            node["spec"]["taints"] = [{"key": AUTOSCALER_TAINT, "effect": "NoSchedule"}]
+            self.api.put(self.api.nodes, node)
+
+    def autoscaler_removes(self, node: Raw) -> None:
+        """Remove a tainted node, or take the taint off where a pod came all the same."""
+        name = node["metadata"]["name"]
+        machine = name.removeprefix("node-")
+        asg = self.cloud.asg_of(machine)
+        if name in {bound for bound, _ in self.bindings.values()} or any(
+            map(self._is_protected, self.pods_on(machine))
+        ):
+            del node["spec"]["taints"]
+            self.api.put(self.api.nodes, node)
+        elif asg and machine in asg.live and asg.desired > 0:
+            asg.desired -= 1
+            self.terminate(machine)
+
+    def autoscaler_takes_size_back(self) -> None:
+        """Stop asking for what has not come."""
+        for asg in self.cloud.asgs.values():
+            asg.desired = min(asg.desired, len(asg.live))
+
+    def tainted(self) -> list[Raw]:
+        return [node for node in self.api.nodes.values() if node["spec"].get("taints")]
+
+    def idle(self) -> list[Raw]:
+        """Return the nodes on which no pod is, or is about to be."""
+        return [node for node in self.api.nodes.values() if node["metadata"]["name"] in self._free()]
+
+    def _free(self) -> set[str]:
+        active = (raw for raw in self.api.pods.values() if raw["status"]["phase"] in ("Pending", "Running"))
+        used = {raw["spec"].get("nodeName") for raw in active} | {node for node, _ in self.bindings.values()}
+        live = {f"node-{machine}" for asg in self.cloud.asgs.values() for machine in asg.live}
+        return {name for name in live if name not in used}
+
     def undo_by_people(self, lease: str) -> None:
         """Somebody ends a run's demand, or frees the lock, by hand: kubectl delete lease."""
         self.actors.note(f"somebody deletes {lease}")
@@ -253,7 +380,9 @@ class World:
             ready = node["status"]["conditions"][0]["status"] == "True"
             machine = name.removeprefix("node-")
             asg = self.cloud.asg_of(machine)
-            if ready and not node["spec"].get("unschedulable") and name not in taken and asg and machine in asg.live:
+            is_open = not (node["spec"].get("unschedulable") or node["spec"].get("taints"))
+            is_in_pool = node["metadata"]["labels"].get(POOL_LABEL) == self.pool.name
+            if ready and is_open and is_in_pool and name not in taken and asg and machine in asg.live:
                 self.actors.note(f"pod {pod['metadata']['name']} is to run on {name}")
                 self.bindings[pod["metadata"]["name"]] = (name, self.actors.time)
                 return
@@ -302,7 +431,11 @@ class World:
             asg.terminating.clear()
 
     def everything_happens(self, *, pods_start: bool = True) -> None:
-        """One round of all that clouds, kubelets and the scheduler do by themselves."""
+        """One round of all that clouds, kubelets, the scheduler and the autoscaler do by themselves."""
+        if self.pool.is_autoscaled:
+            for node in self.tainted():
+                self.autoscaler_removes(node)
+            self.autoscaler_grows()
         for name, asg in self.cloud.asgs.items():
             while self.cloud.launch_begins(name):
                 continue
@@ -331,13 +464,13 @@ class World:
             block="evaluate" * (number // 2 % 2) if "block" in self.told_by else "",
         )
         name = f"run-{number}"
-        run = Run(self, key, self.reconciler(name), nodes, hard_to_get)
+        run = Run(self, key, self.reconciler(name, number), nodes, hard_to_get)
         self.runs[name] = run
         self.actors.start(name, run.work)
 
     def start_janitor(self, name: str = "janitor") -> None:
         def work() -> None:
-            reconciler = self.reconciler(name)
+            reconciler = self.reconciler(name, 1)
             while True:
                 patiently(self, reconciler.reconcile)
                 self.actors.clock.sleep(60)

@@ -1,0 +1,137 @@
+"""Airflow on machines whose clocks are minutes wrong: demand, pods and waits end when the API server says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from kubernetes.client import CoreV1Api
+from kubernetes.config import new_client_from_config
+
+from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
+from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+from airflow_gpu_provider.scaling.supply import usable_nodes
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import context_of, eventually, run
+
+MAX_RUNTIME = timedelta(hours=3)
+CLOSE = timedelta(seconds=20)
+"""How near to each other two times are that are meant to be the same, on a machine under load."""
+
+
+class Wrong(SystemClock):
+    """A machine's clock that is wrong."""
+
+    def __init__(self, by: timedelta) -> None:
+        self._by = by
+
+    def now(self) -> datetime:
+        return super().now() + self._by
+
+
+@pytest.fixture(scope="module")
+def env(gpu_sandbox: Sandbox) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu_sandbox.env().items():
+            patch.setenv(name, value)
+        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+        patch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+        yield
+
+
+def a_pool(sandbox: Sandbox, name: str) -> EksGpuPool:
+    return EksGpuPool(
+        name=name,
+        cluster_name=sandbox.cluster_name,
+        region=sandbox.region,
+        instance_types=["g6.xlarge"],
+        zones=[sandbox.zones[0]],
+        max_nodes=1,
+        max_runtime=MAX_RUNTIME,
+    )
+
+
+def machines(outcome: Outcome) -> list[str]:
+    return [machine.id for group in outcome.snapshot.groups for machine in group.live]
+
+
+def test_demand_ends_for_everybody_when_it_should(gpu_sandbox: Sandbox, env: None) -> None:
+    """One installation's clock is slow, the other's is fast: nodes are neither taken early nor kept late."""
+    pool = a_pool(gpu_sandbox, "wrong-clocks-demand")
+    platform = platform_for(pool, owner="tests")
+    platform.apply(platform.plan(1), print)
+    eventually(lambda: all(group.status == "active" for group in platform.observe()))
+    api = platform.cluster_access().api_client()
+
+    def installation(name: str, minutes: int) -> Reconciler:
+        clock = ServerClock(api, Wrong(timedelta(minutes=minutes)))
+        return Reconciler(pool, platform_for(pool, owner="tests"), api, holder=name, say=print, clock=clock)
+
+    slow, fast = installation("slow", -20), installation("fast", 20)
+    key = DemandKey(installation="slow", dag_id="dag", run_id="run", pool=pool.name)
+    slow.want(key, 1, slow.clock.now() + timedelta(hours=1))
+    eventually(lambda: usable_nodes(slow.reconcile().snapshot), seconds=60)
+
+    slow.want(key, 1, slow.clock.now() + timedelta(seconds=12))
+    (lease,) = list_demand(api, pool.name)
+    looks = 0
+    while datetime.now(UTC) < lease.until - timedelta(seconds=3):
+        outcome = fast.reconcile()
+        assert machines(outcome)
+        assert not outcome.decision.release
+        looks += 1
+    assert looks > 2
+    eventually(lambda: not machines(slow.reconcile()), seconds=60)
+
+
+@pytest.mark.parametrize("minutes", [-20, 20], ids=["slow", "fast"])
+def test_a_night_on_machines_with_a_wrong_clock(
+    gpu_sandbox: Sandbox, env: None, minutes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Worker and triggerer are off by more than the task's time limits; what they write is right all the same."""
+    pool = a_pool(gpu_sandbox, f"wrong-clocks-{'fast' if minutes > 0 else 'slow'}")
+    core = CoreV1Api(new_client_from_config(gpu_sandbox.env()["KUBECONFIG"]))
+    monkeypatch.setattr(SystemClock, "now", lambda _: datetime.now(UTC) + timedelta(minutes=minutes))
+    seen: dict[str, Any] = {}
+
+    class Training(GpuPodOperator):
+        def get_or_create_pod(self, pod_request_obj: Any, context: Any) -> Any:
+            pod = super().get_or_create_pod(pod_request_obj, context)
+            seen["pod"] = core.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
+            return pod
+
+    began = datetime.now(UTC)
+    result = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, timeout=timedelta(minutes=5)))
+    ensured_in = datetime.now(UTC) - began
+    assert len(result["nodes"]) == 1
+    assert sum(phase["seconds"] for phase in result["timeline"]) < (ensured_in + CLOSE).total_seconds()
+    api = platform_for(pool).cluster_access().api_client()
+    (lease,) = list_demand(api, pool.name)
+    assert began + MAX_RUNTIME - CLOSE < lease.until < began + MAX_RUNTIME + ensured_in + CLOSE
+
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, timeout=timedelta(minutes=5)))
+    train = Training(
+        task_id="train",
+        gpu_pool=pool,
+        image="busybox:1.36",
+        cmds=["true"],
+        schedule_timeout_seconds=300,
+        startup_timeout_seconds=300,
+    )
+    run(train, context_of(train))
+    pod = seen["pod"]
+    ends = pod.metadata.creation_timestamp + timedelta(seconds=pod.spec.active_deadline_seconds)
+    assert abs(ends - lease.until) < CLOSE
+
+    result = run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool, timeout=timedelta(minutes=5)))
+    assert (result["nodes"], result["desired"]) == (0, 0)
+    assert 0 <= result["seconds"] < 300
