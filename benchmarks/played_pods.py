@@ -107,7 +107,12 @@ class PlayedPods:
     def _report(self, name: str, phase: str, state: dict[str, Any]) -> None:
         ready = "running" in state
         container = {"name": "base", "image": "busybox:1.36", "imageID": "", "restartCount": 0, "ready": ready}
-        status = {"phase": phase, "startTime": _now(), "containerStatuses": [{**container, "state": state}]}
+        status = {
+            "phase": phase,
+            "startTime": _now(),
+            "conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": _now()}],
+            "containerStatuses": [{**container, "state": state}],
+        }
         self._api.patch_namespaced_pod_status(name, "default", {"status": status})
 
     def _renew(self) -> None:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from kubernetes import client
@@ -25,9 +26,12 @@ from benchmarks.played_pods import PlayedPods, State
 
 COUNTS = (1, 10, 100, 1000)
 SETTLE_SECONDS = 15.0
+SETTLED_CPU_SECONDS = 0.05
 MEASURE_SECONDS = 30.0
 HEARD_WITHIN_SECONDS = 180.0
 PEER = "KubernetesPodOperator"
+LOG = Path("build/bench-triggers.log")
+"""What the triggers of both sides log: a thousand waiting peers say much."""
 
 Side = Literal["ours", "peer"]
 
@@ -160,7 +164,11 @@ class _Waiter:
 
     def __enter__(self) -> _Waiter:
         command = [sys.executable, "-m", "benchmarks.waiter", self.side]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        LOG.parent.mkdir(exist_ok=True)
+        with LOG.open("a") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
+            )
         self._news = threading.Condition()
         threading.Thread(target=self._listen, name="waiter", daemon=True).start()
         self._ask(json.dumps(self.pods))
@@ -182,7 +190,7 @@ class _Waiter:
             time.sleep(SETTLE_SECONDS)
             now = self.sample()["cpu"]
             costs.append(now - last)
-            if costs[-1] > 0.7 * costs[-2] or costs[-1] < 1:
+            if costs[-1] > 0.7 * costs[-2] or costs[-1] < SETTLED_CPU_SECONDS:
                 return
             last = now
 
@@ -193,7 +201,7 @@ class _Waiter:
             self._news.wait_for(lambda: sum("cpu" in line for line in self.told) > asked, timeout=120)
         samples = [line for line in self.told if "cpu" in line]
         if len(samples) <= asked:
-            raise RuntimeError(f"{self.side}: no answer in two minutes; exit status {self._process.poll()}")
+            raise RuntimeError(f"{self.side}: no answer in two minutes; exit status {self._process.poll()}; see {LOG}")
         return samples[-1]
 
     def wait_heard(self, names: dict[str, float]) -> dict[str, float]:
