@@ -14,6 +14,7 @@ from airflow_gpu_provider.sandbox.aws import AwsTimings
 from airflow_gpu_provider.sandbox.demo import example_dags, training_image
 from tests.airflow import credentials
 from tests.airflow.harness import Airflow
+from tests.airflow.metrics import Metrics
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -25,12 +26,19 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 @pytest.fixture(scope="session")
-def airflow(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def metrics() -> Iterator[Metrics]:
+    metrics = Metrics()
+    yield metrics
+    metrics.close()
+
+
+@pytest.fixture(scope="session")
+def airflow(sandbox: Sandbox, metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     dags = tmp_path_factory.mktemp("dags")
     (dags / "tests").symlink_to(Path(__file__).parent / "dags")
     (dags / "examples").symlink_to(example_dags())
-    home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, sandbox.env() | {"PYTHONPATH": path})
+    home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, sandbox.env() | metrics.env | {"PYTHONPATH": path})
     with home:
         yield Airflow(home, sandbox)
         secrets = credentials.patterns(home, sandbox)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.sandbox.airflow_api import wait_until
 from airflow_gpu_provider.sandbox.faults import Stockout
+from airflow_gpu_provider.sandbox.leftovers import aws_client
 from tests.airflow.harness import Airflow, FinishedRun
+from tests.airflow.metrics import Metrics
 
 DEFERRED = frozenset({"deferred"})
 
@@ -44,7 +47,37 @@ def check(airflow: Airflow, run: FinishedRun, *, state: str, **tasks: str) -> No
     assert no_leases(airflow)
 
 
-def test_a_good_night(airflow: Airflow) -> None:
+def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, instance_id: str) -> None:
+    """The bill in XCom is of the machine's whole life, at 0.5 a second; the log and the metrics say the same."""
+    usage = airflow.xcom(run, "block-ok.scale_down")["usage"]
+    seconds, cost = usage["node_seconds"], usage["cost"]
+    ec2 = aws_client(airflow.sandbox.aws, "ec2")
+    (reservation,) = ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
+    launched_at = reservation["Instances"][0]["LaunchTime"].timestamp()
+    released_at = airflow.sandbox.aws.called_at["autoscaling:TerminateInstanceInAutoScalingGroup"]
+    # The cloud's times are whole seconds; a machine is last seen a moment before it is released.
+    assert sum(seconds.values()) == pytest.approx(released_at - launched_at, abs=5)
+    assert seconds["booting"] > 0
+    assert seconds["working"] >= 2
+    assert usage["machines"] == 1
+    assert cost == pytest.approx(
+        {**{p: 0.5 * s for p, s in seconds.items()}, "total": 0.5 * sum(seconds.values())}, abs=0.1
+    )
+
+    sent = metrics.gauges(pool="block-ok", dag_id="block_ok")
+    assert {p: sent[f"node_seconds.{p}"] for p in seconds} == pytest.approx(seconds, abs=0.1)
+    assert {p: sent[f"cost.{p}"] for p in seconds} == pytest.approx({p: cost[p] for p in seconds}, abs=0.1)
+
+    log = airflow.log(run, "block-ok.scale_down", try_number=run.task("block-ok.scale_down").try_number)
+    said = re.search(r"used (\d+) s of node time on 1 node: (\d+) s booting .*, (\d+) s working .*, (\d+) s idle ", log)
+    assert said, log
+    told = [float(number) for number in said.groups()]
+    assert told == pytest.approx([sum(seconds.values()), *seconds.values()], abs=0.6)
+    is_idle = seconds["idle"] > 0.1 * sum(seconds.values())
+    assert ("of the run's node time on pool block-ok was idle" in log) == is_idle
+
+
+def test_a_good_night(airflow: Airflow, metrics: Metrics) -> None:
     run = airflow.run_dag("block_ok")
     check(airflow, run, state="success", ensure="success", train="success", scale_down="success", done="success")
     ensured = airflow.xcom(run, "block-ok.ensure")
@@ -52,6 +85,7 @@ def test_a_good_night(airflow: Airflow) -> None:
     assert ensured["plan"][0].startswith("Plan for block-ok")
     assert airflow.xcom(run, "block-ok.scale_down")["nodes"] == 0
     assert "trained" in airflow.log(run, "train")
+    check_the_bill(airflow, run, metrics, instance_id=ensured["nodes"][0]["machine"])
 
 
 def test_a_second_night_plans_no_change(airflow: Airflow) -> None:

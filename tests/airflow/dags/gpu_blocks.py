@@ -30,7 +30,8 @@ def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[s
     return dag
 
 
-ok = block("block_ok", command="echo trained", fields={})
+# At this price a second costs 0.5.
+ok = block("block_ok", command="sleep 2; echo trained", fields={"price_per_hour": 1800.0})
 train_fails = block("block_train_fails", command="echo no such file: data.csv; exit 3", fields={})
 long_training = block("block_long", command="echo started; exec sleep 600", fields={})
 ensure_fails = block(
