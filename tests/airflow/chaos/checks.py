@@ -10,7 +10,7 @@ from tests.airflow.chaos.faults import Ends, Promise, ZeroBy
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.world import World
 
-BOUNDS: dict[ZeroBy, float] = {"itself": 60.0, "triggers": 60.0, "janitor": 120.0, "max_runtime": 60.0}
+BOUNDS: dict[ZeroBy, float] = {"itself": 60.0, "triggers": 120.0, "janitor": 120.0, "max_runtime": 60.0}
 """Seconds from the run's end, or from when the janitor was started, to zero."""
 
 _ENDED = {"green": "success", "red": "failed", "deleted": "deleted"}

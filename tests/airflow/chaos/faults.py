@@ -314,7 +314,8 @@ def _write_leases(world: World, pool: str, over: threading.Event) -> None:
 
 _BEFORE_NODES = frozenset({"ensure-before-create", "ensure-after-create"})
 _BEFORE_GPUS = _BEFORE_NODES | {"ensure-deferred"}
-_DEFERRED = frozenset({"ensure-deferred", "train-deferred"})
+# Where a trigger waits for as long as the fault lasts. Ensure's may end by itself in the moment in which its run does.
+_HAS_TRIGGER = frozenset({"train-deferred"})
 _AFTER_TRAINING = frozenset({"train-ended", "scale-down-begins", "scale-down-goes"})
 
 
@@ -395,7 +396,7 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=run_deleted,
             promise=Promise(ends="deleted", keeps_pod=False, zero_by="janitor"),
-            promise_at=dict.fromkeys(_DEFERRED, Promise(ends="deleted", keeps_pod=False, zero_by="triggers")),
+            promise_at=dict.fromkeys(_HAS_TRIGGER, Promise(ends="deleted", keeps_pod=False, zero_by="triggers")),
         ),
         Fault(
             name="dagrun-timeout",
@@ -403,7 +404,7 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=dagrun_timeout,
             promise=Promise(ends="red", keeps_pod=False, zero_by="janitor"),
-            promise_at=dict.fromkeys(_DEFERRED, Promise(ends="red", keeps_pod=False, zero_by="triggers")),
+            promise_at=dict.fromkeys(_HAS_TRIGGER, Promise(ends="red", keeps_pod=False, zero_by="triggers")),
         ),
         Fault(
             name="api-server-down",

@@ -29,6 +29,11 @@ class Look:
         """In a worker, with its own process begun."""
         return self.state(task_id) == "running" and self._tasks[task_id].pid is not None
 
+    def waits_in_triggerer(self, task_id: str) -> bool:
+        """Deferred, and its trigger has begun, as its log shows: one that never did is told of nothing."""
+        logs = self._world.home.home / "logs" / f"dag_id={self._run.dag_id}" / f"run_id={self._run.run_id}"
+        return self.state(task_id) == "deferred" and any((logs / f"task_id={task_id}").glob("*.trigger.*"))
+
     @property
     def has_groups(self) -> bool:
         return self._world.cloud.has_groups(self.pool)
@@ -99,7 +104,7 @@ MOMENTS: Mapping[str, Moment] = {
             name="ensure-deferred",
             says="Ensure waits in the triggerer for the machine",
             task=ENSURE,
-            has_come=lambda look: look.desired > 0 and look.state(ENSURE) == "deferred",
+            has_come=lambda look: look.desired > 0 and look.waits_in_triggerer(ENSURE),
         ),
         Moment(
             name="plugin-runs",
@@ -127,7 +132,7 @@ MOMENTS: Mapping[str, Moment] = {
             name="train-deferred",
             says="the training runs, its task deferred",
             task=TRAIN,
-            has_come=lambda look: look.trains and look.state(TRAIN) == "deferred",
+            has_come=lambda look: look.trains and look.waits_in_triggerer(TRAIN),
             holds=True,
         ),
         Moment(

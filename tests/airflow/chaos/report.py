@@ -130,7 +130,7 @@ def by_cell(outcomes: Iterable[Outcome]) -> str:
 
 _BY = {
     "itself": "the run's own tasks",
-    "triggers": "the triggers of its deferred tasks",
+    "triggers": "the trigger of its deferred task",
     "janitor": "the janitor's next look",
     "max_runtime": "the cloud, at max_runtime",
 }
