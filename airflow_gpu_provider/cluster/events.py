@@ -11,11 +11,37 @@ from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.pod_state import Json
 
 _GREW = re.compile(r"\{(\S+) (\d+)->(\d+) \(max: (\d+)\)\}")
-_PULLED = re.compile(r'pulled image "(?P<image>[^"]+)" in (?P<took>[\w.]+)(?:.*Image size: (?P<bytes>\d+) bytes)?')
+_PULLED = re.compile(
+    r'pulled image "(?P<image>[^"]+)" in (?P<took>[\w.]+)'
+    r"(?: \((?P<whole>[\w.]+) including waiting\))?(?:.*Image size: (?P<bytes>\d+) bytes)?"
+)
 _PULLING = re.compile(r'[Pp]ulling image "(?P<image>[^"]+)"')
 _PRESENT = re.compile(r'image "(?P<image>[^"]+)" already present')
 _WORTH_TELLING = 1.0  # seconds
 _UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImagePull:
+    """A pull that is over.
+
+    Attributes:
+        seconds: How long it took, the wait for other pulls on the node included.
+        bytes: The image's size; 0 where the kubelet does not say it.
+    """
+
+    image: str
+    seconds: float
+    bytes: int = 0
+
+    @property
+    def is_worth_telling(self) -> bool:
+        """Whether it took longer than asking the registry for an image that is there already."""
+        return self.seconds >= _WORTH_TELLING
+
+    def __str__(self) -> str:
+        size = f", {self.bytes / 2**30:.1f} GiB" if self.bytes else ""
+        return f"image {self.image} in {self.seconds:.0f} s{size}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +74,8 @@ class PodEvent:
     @property
     def in_words(self) -> str:
         """What happened, for people; empty for what other lines say better."""
+        if self.pull is not None:
+            return f"pulled {self.pull}" if self.pull.is_worth_telling else ""
         if self.reason in _OF_PROVISIONERS and (who := _provisioner(self.by)):
             return _OF_PROVISIONERS[self.reason](who, self.message)
         words = _WORDS.get(self.reason)
@@ -68,10 +96,13 @@ class PodEvent:
         return found["image"] if found else ""
 
     @property
-    def pull_seconds(self) -> float | None:
-        """How long the image's pull took, where this event says it."""
+    def pull(self) -> ImagePull | None:
+        """The pull that this event says is over, where it says how long that took."""
         found = _PULLED.search(self.message) if self.reason == "Pulled" else None
-        return seconds_of(found["took"]) if found else None
+        if found is None:
+            return None
+        seconds = seconds_of(found["whole"] or found["took"])
+        return ImagePull(image=found["image"], seconds=seconds, bytes=int(found["bytes"] or 0))
 
 
 def seconds_of(duration: str) -> float:
@@ -123,14 +154,6 @@ def _pulling(message: str) -> str:
     return f"pulls image {found['image']}" if found else message
 
 
-def _pulled(message: str) -> str:
-    found = _PULLED.search(message)
-    if not found or seconds_of(found["took"]) < _WORTH_TELLING:
-        return ""
-    size = f", {int(found['bytes']) / 2**30:.1f} GiB" if found["bytes"] else ""
-    return f"pulled image {found['image']} in {seconds_of(found['took']):.0f} s{size}"
-
-
 def _nothing(message: str) -> str:
     return ""
 
@@ -145,7 +168,7 @@ _WORDS = {
     "TriggeredScaleUp": _grew,
     "NotTriggerScaleUp": _did_not_grow,
     "Pulling": _pulling,
-    "Pulled": _pulled,
+    "Pulled": _nothing,
     "Created": _nothing,
     "Started": _nothing,
     "Killing": _nothing,

@@ -69,7 +69,7 @@ from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.unattended import release_unattended
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
-from airflow_gpu_provider.triggers.pod_wait import PodWait
+from airflow_gpu_provider.triggers.pod_wait import PodWait, phase_in_words
 from airflow_gpu_provider.triggers.pod_watch import watch_pod
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
@@ -499,7 +499,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             return
         self._phases = phases
         for phase in phases:
-            self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
+            self.log.info("  %s", phase_in_words(phase))
         whole = self._attempt.whole_timeline(phases) if self._attempt.number > 1 else phases
         context["ti"].xcom_push(key="timeline", value=[*map(dict, whole)])
 

@@ -30,6 +30,8 @@ from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 UNCONFIRMED = timedelta(seconds=30)
 """How long after its grace period a deleted pod may stay before its node is taken for dead."""
 
+_EVENTS_IN_ERROR = 3
+
 
 @dataclass(frozen=True, kw_only=True)
 class PodSnapshot:
@@ -150,8 +152,7 @@ class PodWait:
         return None
 
     def _deadline_error(self, what: str, fix: str, snapshot: PodSnapshot) -> PodDeadline:
-        pod = snapshot.pod
-        why = [] if pod is None or pod.started else [*_pending_lines(pod, snapshot), *snapshot.notes]
+        why = _why_late(snapshot)
         because = f" ({'; '.join(why)})" if why else ""
         return PodDeadline(f"Pod {self.name} {what}{because}.", fix, pod=self.name)
 
@@ -176,7 +177,7 @@ class PodWait:
     def _over(self, end: PodEnd, snapshot: PodSnapshot, lines: tuple[str, ...]) -> Progress:
         pod = snapshot.pod
         has_ended = not snapshot.gone and pod is not None and pod.base is not None and pod.base.status == "terminated"
-        result = {"timeline": timeline(pod) if pod else [], "container_ended": has_ended}
+        result = {"timeline": timeline(pod, snapshot.events) if pod else [], "container_ended": has_ended}
         return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
 
     # -- as JSON ---------------------------------------------------------------------------------------------
@@ -208,21 +209,39 @@ def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
     return lost_with_node(pod, "is not Ready any more") if is_down else end
 
 
-def timeline(pod: PodState) -> list[dict[str, Any]]:
-    """Return the phases of the pod's life that are over, with their seconds, from its own timestamps."""
-    base = pod.base
-    moments = (
-        ("waited for a node", pod.scheduled_at),
-        ("image and start", base.started_at if base else None),
-        ("ran", base.finished_at if base else None),
-    )
-    phases, before = [], pod.created_at
-    for phase, end in moments:
-        if end is None:
-            break
-        phases.append({"phase": phase, "seconds": round(max(0.0, (end - before).total_seconds()), 1)})
-        before = end
+def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str, Any]]:
+    """Return the phases of the pod's life that are over, with their seconds, from its own timestamps and events.
+
+    A pull of a second or more is a phase of its own, "image pull", with `image` and `bytes` (0 where the node does not
+    say it). "start" is the rest of the way from the node to the running container: volumes, init containers.
+    """
+    if pod.scheduled_at is None:
+        return []
+    started_at, ended_at = (pod.base.started_at, pod.base.finished_at) if pod.base else (None, None)
+    pulls = [event.pull for event in events if event.pull and (started_at is None or event.at <= started_at)]
+    pulls = [pull for pull in pulls if pull.is_worth_telling]
+    phases = [_phase("waited for a node", pod.created_at, pod.scheduled_at)]
+    phases += [
+        {"phase": "image pull", "seconds": round(pull.seconds, 1), "image": pull.image, "bytes": pull.bytes}
+        for pull in pulls
+    ]
+    if started_at is not None:
+        pulled_at = pod.scheduled_at + timedelta(seconds=sum(pull.seconds for pull in pulls))
+        phases.append(_phase("start", pulled_at, started_at))
+    if started_at is not None and ended_at is not None:
+        phases.append(_phase("ran", started_at, ended_at))
     return phases
+
+
+def phase_in_words(phase: Mapping[str, Any]) -> str:
+    """Return a phase of a timeline as a line for people."""
+    size = f", {phase['bytes'] / 2**30:.1f} GiB" if phase.get("bytes") else ""
+    image = f"  {phase['image']}{size}" if "image" in phase else ""
+    return f"{phase['phase']:<18} {phase['seconds']:6.1f} s{image}"
+
+
+def _phase(name: str, start: datetime, end: datetime) -> dict[str, Any]:
+    return {"phase": name, "seconds": round(max(0.0, (end - start).total_seconds()), 1)}
 
 
 def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
@@ -234,6 +253,19 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         return ["all nodes that the pool may have are up and taken: the pod is queued"]
     said = [f"waits for a node: {short_scheduling_message(pod.unschedulable)}"] if pod.unschedulable else []
     return said + [_node_line(node) for node in snapshot.nodes]
+
+
+def _why_late(snapshot: PodSnapshot) -> list[str]:
+    """Return what a deadline's error says of the time before it: where it went, and what was waited for at the end."""
+    pod = snapshot.pod
+    if pod is None:
+        return [*snapshot.notes]
+    if pod.started:
+        phases = timeline(pod, snapshot.events)
+        return [f"{each['phase']}: {format_seconds(timedelta(seconds=each['seconds']))}" for each in phases]
+    since = pod.scheduled_at or pod.created_at
+    newest = _event_lines(tuple(event for event in snapshot.events if event.at >= since))[-_EVENTS_IN_ERROR:]
+    return [*_pending_lines(pod, snapshot), *newest, *snapshot.notes]
 
 
 def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:

@@ -120,7 +120,7 @@ def test_result_comes_back_and_the_pod_goes(pool: EksGpuPool, api: client.CoreV1
     assert context["ti"].xcoms["pod_name"].startswith("train-")
     assert [phase["phase"] for phase in context["ti"].xcoms["timeline"]] == [
         "waited for a node",
-        "image and start",
+        "start",
         "ran",
     ]
     eventually(lambda: not pods(api))
@@ -172,7 +172,7 @@ def test_event_comes_at_once_when_the_pod_ends(pool: EksGpuPool) -> None:
     event, heard_at = asyncio.run(event_and_time())
     ended_at = float(task.trigger_reentry(context, event))
     assert heard_at - ended_at < 0.5
-    assert [phase["phase"] for phase in event["timeline"]] == ["waited for a node", "image and start", "ran"]
+    assert [phase["phase"] for phase in event["timeline"]] == ["waited for a node", "start", "ran"]
 
 
 def test_trigger_row_holds_no_secret(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:

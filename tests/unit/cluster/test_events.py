@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.cluster.events import PodEvent, seconds_of, short_scheduling_message
+from airflow_gpu_provider.cluster.events import ImagePull, PodEvent, seconds_of, short_scheduling_message
 
 
 def event(reason: str, message: str, type: str = "Normal", **more: Any) -> PodEvent:
@@ -96,7 +96,22 @@ def test_images() -> None:
     assert event("Pulling", 'Pulling image "train:1"').pulling_image == "train:1"
     assert event("Pulled", 'Successfully pulled image "train:1" in 3s').pulled_image == "train:1"
     assert event("Pulled", 'Container image "train:1" already present on machine').pulled_image == "train:1"
-    assert event("Pulled", 'Successfully pulled image "train:1" in 1m3s').pull_seconds == 63
+
+
+@pytest.mark.parametrize(
+    ("message", "pull"),
+    [
+        ('Successfully pulled image "train:1" in 1m3s', ImagePull(image="train:1", seconds=63)),
+        (
+            'Successfully pulled image "train:1" in 40s (2m0s including waiting). Image size: 7340032 bytes.',
+            ImagePull(image="train:1", seconds=120, bytes=7340032),
+        ),
+        ('Container image "train:1" already present on machine', None),
+    ],
+)
+def test_a_pull_has_its_seconds_and_its_size(message: str, pull: ImagePull | None) -> None:
+    assert event("Pulled", message).pull == pull
+    assert event("Failed", message).pull is None
 
 
 def test_time_is_the_latest_that_the_event_has() -> None:

@@ -20,13 +20,16 @@ def stamp(seconds: float) -> str:
     return (START + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
 
 
-def ended(exit_code: int, *, at: float = 60, reason: str = "", name: str = "base", message: str = "") -> dict[str, Any]:
-    end = {"exitCode": exit_code, "startedAt": stamp(10), "finishedAt": stamp(at), "reason": reason, "message": message}
+def ended(
+    exit_code: int, *, started: float = 10, at: float = 60, reason: str = "", name: str = "base", message: str = ""
+) -> dict[str, Any]:
+    times = {"startedAt": stamp(started), "finishedAt": stamp(at)}
+    end = {"exitCode": exit_code, **times, "reason": reason, "message": message}
     return {"name": name, "state": {"terminated": end}}
 
 
-def running(name: str = "base") -> dict[str, Any]:
-    return {"name": name, "state": {"running": {"startedAt": stamp(10)}}}
+def running(name: str = "base", *, at: float = 10) -> dict[str, Any]:
+    return {"name": name, "state": {"running": {"startedAt": stamp(at)}}}
 
 
 def waiting(reason: str, message: str = "", name: str = "base") -> dict[str, Any]:

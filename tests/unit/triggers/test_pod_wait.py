@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodPreempted
-from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait, timeline
+from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait, phase_in_words, timeline
 from tests.unit.cluster.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting
 
 WAIT = PodWait(
@@ -45,8 +45,16 @@ PENDING = pod(phase="Pending", conditions=(UNSCHEDULABLE,), spec={"nodeName": No
 STARTING = pod(waiting("ContainerCreating"), phase="Pending", conditions=(scheduled(100),))
 
 
-def event(reason: str, message: str) -> PodEvent:
-    return PodEvent(uid=message, pod="train-x", pod_uid="u1", type="Normal", reason=reason, message=message, at=START)
+def event(reason: str, message: str, *, seconds: float = 0, type: str = "Normal") -> PodEvent:
+    about = {"uid": message, "pod": "train-x", "pod_uid": "u1"}
+    return PodEvent(**about, type=type, reason=reason, message=message, at=at(seconds))
+
+
+PULLED = event(
+    "Pulled",
+    'Successfully pulled image "train:1" in 40s (40s including waiting). Image size: 8589934592 bytes.',
+    seconds=150,
+)
 
 
 # -- deadlines ---------------------------------------------------------------------------------------------------
@@ -77,10 +85,32 @@ def test_container_has_its_time_from_the_node_on(seconds: float) -> None:
     assert (type(progress.error) is PodDeadline) == (seconds >= 400)
 
 
+def test_error_of_a_pod_that_does_not_start_is_the_explanation() -> None:
+    events = (
+        event("TriggeredScaleUp", "pod triggered scale-up: [{gpu-a 0->1 (max: 3)}]"),
+        event("FailedMount", "MountVolume.SetUp failed: no such secret", seconds=150, type="Warning"),
+        event("Pulling", 'Pulling image "train:1"', seconds=200),
+    )
+    assert (
+        "did not start in 5 min 0 s on node n1 (placed on node n1; "
+        "FailedMount: MountVolume.SetUp failed: no such secret; pulls image train:1)"
+    ) in str(WAIT.step(PodSnapshot(pod=STARTING, events=events), at(400)).error)
+
+
+def test_error_of_a_pod_that_an_autoscaler_brings_no_node_is_the_explanation() -> None:
+    events = (event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up"),)
+    assert "cluster-autoscaler adds no node: 1 in backoff after failed scale-up" in str(
+        WAIT.step(PodSnapshot(pod=PENDING, events=events), at(600)).error
+    )
+
+
 def test_running_pod_has_until_its_deadline() -> None:
-    snapshot = PodSnapshot(pod=pod(running(), conditions=(scheduled(100),)))
+    snapshot = PodSnapshot(pod=pod(running(at=160), conditions=(scheduled(100),)), events=(PULLED,))
     assert WAIT.step(snapshot, at(6 * 3600 - 1)).error is None
-    assert "had not finished" in str(WAIT.step(snapshot, at(6 * 3600)).error)
+    assert (
+        "had not finished at its deadline, 6 h 0 min after it was created"
+        " (waited for a node: 1 min 40 s; image pull: 40 s; start: 20 s)"
+    ) in str(WAIT.step(snapshot, at(6 * 3600)).error)
 
 
 @given(seconds=st.floats(0, 30000), full=st.one_of(st.none(), st.floats(0, 5000)))
@@ -119,7 +149,7 @@ def test_base_container_that_ended_is_the_end() -> None:
         "container_ended": True,
         "timeline": [
             {"phase": "waited for a node", "seconds": 4.0},
-            {"phase": "image and start", "seconds": 6.0},
+            {"phase": "start", "seconds": 6.0},
             {"phase": "ran", "seconds": 50.0},
         ],
     }
@@ -249,6 +279,24 @@ def test_record_of_this_release_is_kept_readable() -> None:
 def test_timeline_has_only_what_is_over() -> None:
     assert timeline(PENDING) == []
     assert timeline(STARTING) == [{"phase": "waited for a node", "seconds": 100.0}]
+    assert [each["phase"] for each in timeline(STARTING, (PULLED,))] == ["waited for a node", "image pull"]
+
+
+def test_timeline_has_the_pulls_before_the_container_with_their_size() -> None:
+    ran = pod(ended(0, started=160, at=200), conditions=(scheduled(100),))
+    quick = event("Pulled", 'Successfully pulled image "init:1" in 12ms (12ms including waiting)', seconds=101)
+    sidecars = event("Pulled", 'Successfully pulled image "exporter:1" in 30s', seconds=190)
+    phases = timeline(ran, (quick, PULLED, sidecars))
+    assert phases == [
+        {"phase": "waited for a node", "seconds": 100.0},
+        {"phase": "image pull", "seconds": 40.0, "image": "train:1", "bytes": 8589934592},
+        {"phase": "start", "seconds": 20.0},
+        {"phase": "ran", "seconds": 40.0},
+    ]
+    assert [phase_in_words(phase) for phase in phases[:2]] == [
+        "waited for a node   100.0 s",
+        "image pull           40.0 s  train:1, 8.0 GiB",
+    ]
 
 
 # -- a node that is about to go --------------------------------------------------------------------------------
