@@ -107,12 +107,13 @@ class Reconciler:
         return replace(seen, groups=groups, claimed=taken, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
-        """Add what explains the wait for nodes that placeholders are to bring."""
+        """Add what explains the wait for nodes that pods, placeholders among them, are to bring."""
         warm = [lease for lease in live_leases(snapshot) if lease.warm]
-        if not warm:
+        if not warm and not any(pod.node is None for pod in snapshot.pods):
             return snapshot
         status = read_status(self.api) if self.pool.needs_cluster_autoscaler else None
-        return replace(snapshot, autoscaler=status, placeholder_events=list_placeholder_events(self.api, warm))
+        events = list_placeholder_events(self.api, warm) if warm else ()
+        return replace(snapshot, autoscaler=status, placeholder_events=events)
 
     def want(self, key: DemandKey, nodes: int, until: datetime, *, warm: str = "") -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.

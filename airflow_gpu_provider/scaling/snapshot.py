@@ -25,7 +25,7 @@ class PoolSnapshot:
         pods: Pods on those nodes, and unbound pods that select the pool.
         groups: The cloud's groups, in candidate order.
         claimed: Groups of others that are not among them, for another pool's demand had them first, and that demand.
-        autoscaler: What cluster-autoscaler last reported; read only while placeholders are to make it act.
+        autoscaler: What cluster-autoscaler last reported; read only while pods wait that are to make it act.
         placeholder_events: What happened to those placeholders, oldest first; only for people.
     """
 

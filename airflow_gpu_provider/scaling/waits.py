@@ -18,14 +18,13 @@ from airflow_gpu_provider.errors import (
     GpusNotAllocatable,
     GroupFailed,
     NodesNotReady,
-    OutOfStock,
     PoolNotReleased,
-    QuotaExceeded,
 )
 from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, told
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, usable_needed, wanted_nodes
 from airflow_gpu_provider.scaling.hard_to_get import Ask
+from airflow_gpu_provider.scaling.shortage import no_capacity, quota_exceeded
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.scaling.wanted import own_lease
@@ -134,7 +133,7 @@ class NodesWait:
             return None
         found = hard_to_get.tried(snapshot, self.started)
         is_met = any(each.times for each in found) and all(each.kind == "quota" for each in found)
-        return _quota_exceeded(snapshot, found) if is_met else None
+        return quota_exceeded(snapshot, found) if is_met else None
 
     def _groups_step(self, snapshot: PoolSnapshot) -> Progress:
         lines = tuple(_group_lines(snapshot))
@@ -193,15 +192,8 @@ class NodesWait:
                 "Let the nodes join that are missing, uncordon them, or want fewer.",
                 pool=pool,
             )
-        if any(each.kind == "out_of_stock" for each in found):
-            return OutOfStock(
-                f"{have} No capacity for {'; '.join(map(str, found))}.",
-                "Add zones, instance_types or capacity_types to the pool, or give it more time with give_up_after.",
-                pool=pool,
-                tried=[each.to_result() for each in found],
-            )
-        if any(each.kind == "quota" for each in found):
-            return _quota_exceeded(snapshot, found)
+        if error := no_capacity(snapshot, found, have=have, more_time_by="give_up_after"):
+            return error
         reasons = [*(failure.message for failure in failures), *autoscaler_lines(snapshot, self.started)]
         said = "; ".join(reasons) or "the cloud gives no reason"
         return NodesNotReady(
@@ -410,18 +402,6 @@ def _failed_groups(snapshot: PoolSnapshot) -> GpuError | None:
         f"Pool {snapshot.pool.name}: its node groups failed ({issues}).",
         "Correct what the issues name, delete the failed groups, and run the task again.",
         pool=snapshot.pool.name,
-    )
-
-
-def _quota_exceeded(snapshot: PoolSnapshot, found: tuple[hard_to_get.Tried, ...]) -> GpuError:
-    names = list(dict.fromkeys(each.quota for each in found if each.quota))
-    which = f"{', '.join(names)} " if names else ""
-    return QuotaExceeded(
-        f"Pool {snapshot.pool.name}: the account's quota {which}is used up: {'; '.join(map(str, found))}.",
-        f"Ask the cloud for a higher quota {which}or want fewer GPUs.",
-        pool=snapshot.pool.name,
-        quota=names[0] if names else None,
-        tried=[each.to_result() for each in found],
     )
 
 

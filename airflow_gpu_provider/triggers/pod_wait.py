@@ -46,6 +46,7 @@ class PodSnapshot:
         is_full: All nodes that the pool may have are up, with their GPUs.
         full_at: When that was last so while the pod waited; None if never.
         too_large: Why the pod can never have a node of the pool, while it waits for one.
+        no_capacity: Why the pool gets no machine now, where that is stock or a quota.
         notes: What else is true now, in words: a stock-out, an API server that does not answer.
     """
 
@@ -57,6 +58,7 @@ class PodSnapshot:
     is_full: bool = False
     full_at: datetime | None = None
     too_large: GpuError | None = None
+    no_capacity: GpuError | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -138,8 +140,11 @@ class PodWait:
             return None
         start_deadline = self._start_deadline(pod)
         if start_deadline is None and now >= self._schedule_deadline(pod, snapshot):
+            what = f"got no node in {format_seconds(timedelta(seconds=self.schedule_seconds))}"
+            if why := snapshot.no_capacity:
+                return type(why)(f"Pod {self.name} {what}. {why.what}", why.fix, **why.details, pod=self.name)
             return self._deadline_error(
-                f"got no node in {format_seconds(timedelta(seconds=self.schedule_seconds))}",
+                what,
                 "Add zones, instance_types or capacity_types to the pool, or raise schedule_timeout_seconds.",
                 snapshot,
             )

@@ -21,6 +21,7 @@ from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers import pool_keeper
 from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait
+from airflow_gpu_provider.triggers.pool_keeper import PoolNews
 
 _LONGEST = 60.0
 
@@ -75,18 +76,18 @@ async def watch_pod(
                 changes = await feed.changes(timeout=min(max(seconds, 0.0), _LONGEST))
                 view.take(changes, await feed.api.now())
         finally:
-            await pool_keeper.leave(pool, owner, view.take_notes)
+            await pool_keeper.leave(pool, owner, view.take_news)
 
 
 async def _keep_pool(view: PodView, pool: GpuPool, owner: str) -> None:
     """Have the pool looked after exactly while the pod waits for a node."""
     if view.waits_for_node and not view.kept:
         view.kept = True
-        pool_keeper.keep(pool, owner, view.take_notes)
+        pool_keeper.keep(pool, owner, view.take_news)
     elif view.kept and not view.waits_for_node:
         view.kept = False
-        view.pool_notes = ()
-        await pool_keeper.leave(pool, owner, view.take_notes)
+        view.pool_news = PoolNews()
+        await pool_keeper.leave(pool, owner, view.take_news)
 
 
 class PodView:
@@ -111,7 +112,7 @@ class PodView:
         self._requests: NodeSize | None = None
         self._full_at: datetime | None = None
         self._trouble: dict[Resource, GpuError] = {}
-        self.pool_notes: tuple[str, ...] = ()
+        self.pool_news = PoolNews()
         self.kept = False
 
     @property
@@ -139,10 +140,11 @@ class PodView:
         if self.waits_for_node and self._is_pool_full():
             self._full_at = now
 
-    def take_notes(self, notes: tuple[str, ...]) -> None:
+    def take_news(self, news: PoolNews) -> None:
         """Take what the pool's keeper says. It looks every 15 seconds, and mostly there is nothing new for anybody."""
-        if notes != self.pool_notes:
-            self.pool_notes = notes
+        is_new = news.said != self.pool_news.said
+        self.pool_news = news
+        if is_new:
             self._feed.wake()
 
     async def confirm(self) -> None:
@@ -166,7 +168,8 @@ class PodView:
             is_full=is_full,
             full_at=now if is_full else self._full_at,
             too_large=self._too_large() if self.waits_for_node else None,
-            notes=(*self.pool_notes, *_troubles(self._trouble.values())),
+            no_capacity=self.pool_news.no_capacity,
+            notes=(*self.pool_news.said, *_troubles(self._trouble.values())),
         )
 
     def _take_pod(self, change: Change) -> None:

@@ -11,22 +11,39 @@ import contextvars
 import os
 import socket
 from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 
 EVERY = 15.0
 
-Listener = Callable[[tuple[str, ...]], None]
+
+@dataclass(frozen=True, kw_only=True)
+class PoolNews:
+    """What a reconcile tells those who wait for a node.
+
+    Attributes:
+        said: Lines for their logs.
+        no_capacity: Why no machine can be had now, where that is stock or a quota.
+    """
+
+    said: tuple[str, ...] = ()
+    no_capacity: NoCapacity | None = None
+
+
+Listener = Callable[[PoolNews], None]
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _Keeper]] = WeakKeyDictionary()
 
 
 def keep(pool: GpuPool, owner: str, listener: Listener) -> None:
-    """Have the pool reconciled until `leave`; `listener` gets what each reconcile says, in the event loop.
+    """Have the pool reconciled until `leave`; `listener` gets the news of each reconcile, in the event loop.
 
     `owner` is who writes the groups' spec, "<installation>/<dag>". Call it in an event loop.
     """
@@ -55,6 +72,7 @@ class _Keeper:
         self._pool = pool
         self._owner = owner
         self._reconciler: Reconciler | None = None
+        self._started = datetime.now(UTC)
         self.listeners: list[Listener] = []
         # An empty context: it outlives the trigger that starts it, and must not log into that one's task.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
@@ -68,16 +86,20 @@ class _Keeper:
             await asyncio.sleep(EVERY)
             try:
                 # Shielded: a reconcile that is cut off between two writes would leave its lock behind.
-                said = await asyncio.shield(asyncio.to_thread(self._reconcile))
+                news = await asyncio.shield(asyncio.to_thread(self._reconcile))
             except GpuError as error:
-                said = (f"{type(error).__name__}: {error}",)
+                news = PoolNews(said=(f"{type(error).__name__}: {error}",))
             except Exception as error:  # noqa: BLE001 - the wait goes on without the keeper's help, and says why
-                said = (f"the pool could not be looked after: {error!r}",)
+                news = PoolNews(said=(f"the pool could not be looked after: {error!r}",))
             for listener in tuple(self.listeners):
-                listener(said)
+                listener(news)
 
-    def _reconcile(self) -> tuple[str, ...]:
+    def _reconcile(self) -> PoolNews:
         if self._reconciler is None:
             holder = f"waiting-pods@{socket.gethostname()}:{os.getpid()}"
             self._reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=lambda line: None)
-        return self._reconciler.reconcile().said
+        outcome = self._reconciler.reconcile()
+        return PoolNews(
+            said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
+            no_capacity=missing_for_pods(outcome.snapshot, self._started),
+        )

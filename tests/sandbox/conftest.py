@@ -13,6 +13,7 @@ from airflow_gpu_provider.sandbox.build import control_plane_binary
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
 from airflow_gpu_provider.sandbox.demo import training_image
 from airflow_gpu_provider.sandbox.google import GoogleTimings
+from airflow_gpu_provider.sandbox.nodes import Image
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
 
@@ -40,5 +41,6 @@ def gke_sandbox() -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session")
 def gpu_sandbox_settings() -> dict[str, Any]:
-    """The shared sandbox runs the example training, and spot notices are short in it."""
-    return {"images": (training_image(),), "timings": AwsTimings(spot_notice=1.0)}
+    """The shared sandbox runs the example training, has an image of some size, and spot notices are short in it."""
+    images = (training_image(), Image(pattern="large:*", pull_seconds=1.5))
+    return {"images": images, "timings": AwsTimings(spot_notice=1.0)}

@@ -59,10 +59,15 @@ class Night:
         result: dict[str, Any] = run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=self.pool))
         return result
 
-    def train(self) -> Any:
+    def train(self, **arguments: Any) -> Any:
         command = ["sh", "-c", "echo '{\"trained\": true}' > /airflow/xcom/return.json"]
         train = GpuPodOperator(
-            task_id="train", gpu_pool=self.pool, image="busybox:1.36", cmds=command, do_xcom_push=True
+            task_id="train",
+            gpu_pool=self.pool,
+            image="busybox:1.36",
+            cmds=command,
+            do_xcom_push=True,
+            **arguments,
         )
         return run(train, context_of(train))
 
@@ -176,6 +181,27 @@ def test_a_stock_out_that_the_autoscaler_meets_is_said_and_leaves_nothing(
     assert "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now" in capsys.readouterr().out
     eventually(lambda: night.placeholders() == [])
     assert night.reconciler.snapshot().leases == ()
+
+
+def test_a_stock_out_that_the_autoscaler_meets_for_a_pod_is_said_in_the_pods_log(
+    gpu_sandbox: Sandbox,
+    nights: Callable[..., Night],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
+    night = nights()
+    night.ensure()
+    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))
+    try:
+        with pytest.raises(OutOfStock, match=r"got no node in 40 s\. .*No capacity for g6.xlarge on-demand"):
+            night.train(schedule_timeout_seconds=40)
+    finally:
+        gpu_sandbox.faults.clear()
+    log = capsys.readouterr().out
+    assert "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now" in log
+    assert "no g6.xlarge on-demand in us-west-2a: " in log
+    night.scale_down()
 
 
 def test_a_placeholder_belongs_to_its_demand_and_goes_with_it(nights: Callable[..., Night]) -> None:

@@ -24,6 +24,7 @@ from airflow_gpu_provider.errors import (
     DriverMissing,
     GpuError,
     GpuOutOfMemory,
+    OutOfStock,
     PodDeadline,
     PodFailed,
     PodImageError,
@@ -36,6 +37,7 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
@@ -158,6 +160,17 @@ def test_sidecar_that_never_ends_holds_nothing(pool: EksGpuPool, api: client.Cor
     run(pod(pool, full_pod_spec=spec, deferrable=deferrable))
     assert time.monotonic() - started < 8
     eventually(lambda: not api.list_namespaced_pod("default").items)
+
+
+@BOTH_WAYS
+def test_pull_of_an_image_is_a_phase_of_its_own(pool: EksGpuPool, deferrable: bool) -> None:
+    image = f"large:{'deferred' if deferrable else 'blocking'}"
+    task = pod(pool, "true", image=image, deferrable=deferrable)
+    context = context_of(task)
+    run(task, context)
+    (pull,) = [phase for phase in context["ti"].xcoms["timeline"] if phase["phase"] == "image pull"]
+    assert pull["image"] == image
+    assert 1.5 <= pull["seconds"] < 30
 
 
 def test_event_comes_at_once_when_the_pod_ends(pool: EksGpuPool) -> None:
@@ -290,6 +303,24 @@ def test_pod_that_gets_no_node_says_what_it_waited_for(pool: EksGpuPool, deferra
     task.gpu_pool = EksGpuPool(**{**_fields(pool), "max_nodes": 2})
     with pytest.raises(PodDeadline, match=r"got no node in 2 s.*node affinity/selector"):
         run(task)
+
+
+@BOTH_WAYS
+def test_pod_for_which_there_is_no_machine_is_out_of_stock(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    """No Ensure has met the stock-out: it came after it, or there is none."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
+    name = f"dry-{'deferred' if deferrable else 'blocking'}"
+    dry = EksGpuPool(**{**_fields(pool), "name": name, "instance_types": ["g6.xlarge"]})
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=dry, deferrable=False))
+    run(ScaleDownSensor(task_id="zero", gpu_pool=dry))
+    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0], instance_type="g6.xlarge"))
+    try:
+        with pytest.raises(OutOfStock, match=r"got no node in 12 s\. .*No capacity for g6\.xlarge on-demand"):
+            run(pod(dry, "true", schedule_timeout_seconds=12, deferrable=deferrable))
+    finally:
+        gpu_sandbox.faults.clear()
 
 
 def _fields(pool: EksGpuPool) -> dict[str, Any]:

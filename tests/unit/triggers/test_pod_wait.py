@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodPreempted
+from airflow_gpu_provider.errors import OutOfStock, PodDeadline, PodFailed, PodImageError, PodPreempted
 from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait, phase_in_words, timeline
 from tests.unit.cluster.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting
 
@@ -71,6 +71,19 @@ def test_error_of_a_late_pod_is_the_explanation() -> None:
     assert "got no node in 10 min 0 s (waits for a node: 0/1 nodes: no GPU; no g6.xlarge in us-west-2a)" in str(
         progress.error
     )
+
+
+def test_pod_that_gets_no_node_for_want_of_machines_is_out_of_stock_and_not_late() -> None:
+    why = OutOfStock("Pool train: 0 of 1 nodes. No capacity for g6.xlarge.", "Add zones.", pool="train", tried=[])
+    snapshot = PodSnapshot(pod=PENDING, no_capacity=why)
+    assert WAIT.step(snapshot, at(599)).error is None
+    error = WAIT.step(snapshot, at(600)).error
+    assert type(error) is OutOfStock
+    assert str(error) == (
+        "Pod train-x got no node in 10 min 0 s. Pool train: 0 of 1 nodes. No capacity for g6.xlarge. Add zones."
+    )
+    assert error.details == {"pool": "train", "tried": [], "pod": "train-x"}
+    assert type(WAIT.step(PodSnapshot(pod=STARTING, no_capacity=why), at(400)).error) is PodDeadline
 
 
 @given(full_until=st.floats(0, 5000), seconds=st.floats(0, 8000))

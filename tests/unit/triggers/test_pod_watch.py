@@ -6,9 +6,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied, PodUnschedulable
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, OutOfStock, PermissionDenied, PodUnschedulable
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.triggers.pod_watch import PodView
+from airflow_gpu_provider.triggers.pool_keeper import PoolNews
 from tests.unit.operators.test_pod_placement import a_pool
 from tests.unit.triggers.test_pod_wait import WAIT
 
@@ -148,10 +149,12 @@ def test_permission_that_only_explains_is_not_needed() -> None:
     assert isinstance(view.refusal, PermissionDenied)
 
 
-def test_what_the_pools_keeper_says_is_told_at_once() -> None:
-    view = a_view()
-    view.take_notes(("no g6.xlarge in us-west-2a: trying us-west-2b",))
-    assert view.snapshot(NOW).notes == ("no g6.xlarge in us-west-2a: trying us-west-2b",)
+def test_what_the_pools_keeper_says_is_told_at_once_and_once() -> None:
+    view, why = a_view(), OutOfStock("Pool train-gpu: 0 of 1 nodes.")
+    for no_capacity in (None, why):
+        view.take_news(PoolNews(said=("no g6.xlarge in us-west-2a",), no_capacity=no_capacity))
+    assert view.snapshot(NOW).notes == ("no g6.xlarge in us-west-2a",)
+    assert view.snapshot(NOW).no_capacity is why
     assert cast("Woken", view._feed).times == 1
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import CloudError
+from airflow_gpu_provider.errors import CloudError, OutOfStock
 from airflow_gpu_provider.triggers import pool_keeper
 from tests.unit.operators.test_pod_placement import a_pool
+from tests.unit.scaling.pools import dry, lease, snapshot
 
 
 class Reconciles:
@@ -20,6 +23,7 @@ class Reconciles:
         self.opened: list[str] = []
         self.count = 0
         self.error: Exception | None = None
+        self.snapshot = snapshot()
 
     def open(self, pool: Any, *, owner: str, holder: str, say: Any) -> Reconciles:
         self.opened.append(f"{pool.name} for {owner}")
@@ -29,7 +33,7 @@ class Reconciles:
         self.count += 1
         if self.error:
             raise self.error
-        return SimpleNamespace(said=(f"reconcile {self.count}",))
+        return SimpleNamespace(said=(f"reconcile {self.count}",), snapshot=self.snapshot)
 
 
 @pytest.fixture
@@ -54,7 +58,8 @@ async def test_all_who_wait_hear_of_the_same_reconcile(reconciles: Reconciles) -
     pool_keeper.keep(a_pool(), "me/dag", second.append)
     await heard(second, 2)
     assert reconciles.opened == ["train-gpu for me/dag"]
-    assert first[:2] == second[:2] == [("reconcile 1",), ("reconcile 2",)]
+    assert first[:2] == second[:2]
+    assert [news.said for news in first[:2]] == [("reconcile 1",), ("reconcile 2",)]
     await pool_keeper.leave(pool, "me/dag", first.append)
     await pool_keeper.leave(pool, "me/dag", second.append)
 
@@ -78,11 +83,28 @@ async def test_errors_are_told_and_tried_again(reconciles: Reconciles) -> None:
     reconciles.error = CloudError("Throttled.")
     pool_keeper.keep(pool, "me/dag", lines.append)
     await heard(lines, 1)
-    assert lines[0] == ("CloudError: Throttled.",)
+    assert lines[0].said == ("CloudError: Throttled.",)
     reconciles.error = None
     await heard(lines, len(lines) + 2)
-    assert lines[-1][0].startswith("reconcile")
+    assert lines[-1].said[0].startswith("reconcile")
     await pool_keeper.leave(pool, "me/dag", lines.append)
+
+
+async def test_a_stock_out_is_told_with_its_type(reconciles: Reconciles) -> None:
+    news: list[pool_keeper.PoolNews] = []
+    failed = dry()
+    reconciles.snapshot = snapshot(leases=(lease(),), train_a_g6_xlarge={"failures": (failed,)})
+    pool_keeper.keep(a_pool(), "me/dag", news.append)
+    await heard(news, 1)
+    await pool_keeper.leave(a_pool(), "me/dag", news.append)
+    assert not news[0].no_capacity, "that was before anybody waited"
+    newer = replace(failed, at=datetime.now(UTC) + timedelta(seconds=1))
+    reconciles.snapshot = snapshot(leases=(lease(),), train_a_g6_xlarge={"failures": (newer,)})
+    news.clear()
+    pool_keeper.keep(a_pool(), "me/dag", news.append)
+    await heard(news, 1)
+    await pool_keeper.leave(a_pool(), "me/dag", news.append)
+    assert isinstance(news[0].no_capacity, OutOfStock)
 
 
 async def test_other_owners_reconcile_for_themselves(reconciles: Reconciles) -> None:

@@ -1,0 +1,77 @@
+"""No capacity: what keeps the cloud, or an autoscaler, from bringing the nodes that are wanted. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
+from airflow_gpu_provider.scaling import hard_to_get
+from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines
+from airflow_gpu_provider.scaling.hard_to_get import Tried
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.supply import supply
+from airflow_gpu_provider.scaling.wanted import wanted_nodes
+
+NoCapacity = OutOfStock | QuotaExceeded
+
+
+def no_capacity(
+    snapshot: PoolSnapshot, found: Sequence[Tried], *, have: str, more_time_by: str = ""
+) -> NoCapacity | None:
+    """Return the error for what was tried in vain, or None where neither stock nor a quota was the reason.
+
+    Args:
+        snapshot: The pool.
+        found: What was tried; see `tried`.
+        have: A sentence on what there is.
+        more_time_by: The argument that would give it more time.
+    """
+    if any(each.kind == "out_of_stock" for each in found):
+        return OutOfStock(
+            f"{have} No capacity for {'; '.join(map(str, found))}.",
+            "Add zones, instance_types or capacity_types to the pool, or give it more time"
+            f"{f' with {more_time_by}' if more_time_by else ''}.",
+            pool=snapshot.pool.name,
+            tried=[each.to_result() for each in found],
+        )
+    return quota_exceeded(snapshot, found) if any(each.kind == "quota" for each in found) else None
+
+
+def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExceeded:
+    """Return the error for what met the account's quotas."""
+    names = list(dict.fromkeys(each.quota for each in found if each.quota))
+    which = f"{', '.join(names)} " if names else ""
+    return QuotaExceeded(
+        f"Pool {snapshot.pool.name}: the account's quota {which}is used up: {'; '.join(map(str, found))}.",
+        f"Ask the cloud for a higher quota {which}or want fewer GPUs.",
+        pool=snapshot.pool.name,
+        quota=names[0] if names else None,
+        tried=[each.to_result() for each in found],
+    )
+
+
+def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | None:
+    """Return why pods that wait since then get no node, where it is for want of machines that nobody can have now.
+
+    None where all machines that are wanted exist, or one is on its way.
+    """
+    machines = supply(snapshot)
+    wanted, there = wanted_nodes(snapshot), sum(each.counts for each in machines)
+    if there >= wanted or any(each.state == "coming" for each in machines):
+        return None
+    have = f"Pool {snapshot.pool.name}: {there} of {wanted} nodes."
+    found = hard_to_get.tried(snapshot, since)
+    return no_capacity(snapshot, found, have=have, more_time_by="schedule_timeout_seconds")
+
+
+def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ...]:
+    """Return what hinders an autoscaler from bringing nodes for waiting pods, in its words and in the cloud's.
+
+    Nothing for a pool that this package sizes: there it is said with each decision.
+    """
+    if not snapshot.pool.is_autoscaled:
+        return ()
+    launches = [group for group in snapshot.groups if group.launch_failure and group.launch_failure.at >= since]
+    failed = (f"no {group.candidate}: {group.launch_failure.message}" for group in launches if group.launch_failure)
+    return (*failed, *autoscaler_lines(snapshot, since))

@@ -1,0 +1,70 @@
+"""Why pods that wait get no node: stock, a quota, or what an autoscaler says."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
+from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
+from airflow_gpu_provider.scaling.shortage import missing_for_pods, said_of_autoscaler
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from tests.unit.scaling.pools import EARLIER, NOW, dry, lease, machine, pod, pool, snapshot
+
+FAILED = dry()
+IN_A = {"launch_failure": FAILED, "failures": (FAILED,)}
+WAITS = pod("train", None, "run")
+
+
+def waiting(*machines: Any, wanted: int = 1, **fields: Any) -> PoolSnapshot:
+    """A pod waits, so many nodes are wanted, and the last launch in the first zone failed."""
+    return snapshot(
+        *machines, **{"leases": (lease(nodes=wanted),), "pods": (WAITS,), "train_a_g6_xlarge": IN_A, **fields}
+    )
+
+
+def test_pods_for_which_no_machine_can_be_had_are_told_what_was_tried() -> None:
+    error = missing_for_pods(waiting(machine(1), wanted=2), EARLIER)
+    assert type(error) is OutOfStock
+    assert error.what == (
+        "Pool train: 1 of 2 nodes. No capacity for g6.xlarge on-demand in us-west-2a"
+        " (tried 1 time, last failed at 01:59Z: InsufficientInstanceCapacity)."
+    )
+    assert [each["zone"] for each in error.details["tried"]] == ["us-west-2a"]
+
+
+def test_quota_is_told_from_stock() -> None:
+    failed = replace(FAILED, kind="quota", message="VcpuLimitExceeded", quota="L-DB2E81BA")
+    error = missing_for_pods(waiting(train_a_g6_xlarge={"launch_failure": failed, "failures": (failed,)}), EARLIER)
+    assert type(error) is QuotaExceeded
+    assert error.details["quota"] == "L-DB2E81BA"
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        waiting(machine(1)),
+        waiting(machine(1, launched_at=NOW), nodes=(), wanted=2),
+        waiting(machine(1), wanted=2, train_a_g6_xlarge={}),
+        waiting(train_a_g6_xlarge={"launch_failure": replace(FAILED, kind="other")}),
+    ],
+    ids=["all machines are there", "one is booting", "nothing failed", "it failed for another reason"],
+)
+def test_pods_that_lack_something_else_are_not_out_of_stock(seen: PoolSnapshot) -> None:
+    assert missing_for_pods(seen, EARLIER) is None
+
+
+def test_failures_of_the_autoscalers_launches_are_said_with_its_own_words() -> None:
+    seen = waiting(spec=pool(scaling="autoscaler"), train_a_g6_xlarge={**IN_A, "autoscaler_name": "eks-a"})
+    seen = replace(seen, autoscaler=AutoscalerStatus(updated_at=NOW, backoff={"eks-a": "AWS cannot provision"}))
+    assert said_of_autoscaler(seen, EARLIER) == (
+        "no g6.xlarge on-demand in us-west-2a: InsufficientInstanceCapacity",
+        "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now: AWS cannot provision",
+    )
+    assert said_of_autoscaler(replace(seen, autoscaler=None), NOW) == (), "that was before they waited"
+
+
+def test_a_pool_that_this_package_sizes_says_it_with_its_decision() -> None:
+    assert said_of_autoscaler(waiting(), EARLIER) == ()
