@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
+from collections.abc import Callable, Collection
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
@@ -49,8 +50,18 @@ def environment(*, checkpoint: str | None, run_id: str, attempt: int) -> dict[st
     return variables
 
 
-def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, pool: GpuPool) -> None:
-    """Raise CheckpointUnusable where a path in the container is lost with the pod, or with its spot node."""
+def check_outlives_pod(
+    checkpoint: str,
+    pod: k8s.V1Pod,
+    base_container: str,
+    pool: GpuPool,
+    markets_of_others: Callable[[], Collection[str]],
+) -> None:
+    """Raise CheckpointUnusable where a path in the container is lost with the pod, or with its spot node.
+
+    `markets_of_others` returns the capacity types of a pool's groups where its spec does not say them; it asks the
+    cloud, and is called for a hostPath only.
+    """
     if not checkpoint.startswith("/"):
         return
     volume = _volume_at(checkpoint, _spec(pod), base_container)
@@ -58,8 +69,10 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
         gone = "no volume is mounted there, so it is on the container's own disk"
     elif "emptyDir" in volume or "ephemeral" in volume:
         gone = f"volume {volume['name']} is deleted with the pod"
-    elif "hostPath" in volume and set(getattr(pool, "capacity_types", ())) - {"ON_DEMAND"}:
+    elif "hostPath" in volume and _markets(pool, markets_of_others) - {"ON_DEMAND"}:
         gone = f"volume {volume['name']} is a hostPath, and a spot node takes its disk along"
+    elif "hostPath" in volume and (provisioner := getattr(pool, "provisioner", None)):
+        gone = f"volume {volume['name']} is a hostPath, and {provisioner} takes idle and spot nodes away, disk and all"
     else:
         return
     raise CheckpointUnusable(
@@ -67,6 +80,10 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
         "Mount a persistentVolumeClaim there, or give a URL like s3://bucket/folder.",
         pool=pool.name,
     )
+
+
+def _markets(pool: GpuPool, of_others: Callable[[], Collection[str]]) -> set[str]:
+    return set(of_others() if pool.manage == "scale" else getattr(pool, "capacity_types", ()))
 
 
 def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api) -> None:

@@ -57,6 +57,7 @@ from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
 from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
 from airflow_gpu_provider.operators.pod_logs import followed, last_lines, logged_containers, write_rest
+from airflow_gpu_provider.operators.pod_machine import PodMachine
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
@@ -167,6 +168,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self._phases: list[dict[str, Any]] = []
         self._stop = Stop()
         self._log_rest: dict[str, Any] = {}
+        self._machine: PodMachine | None = None
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
             if self.gpu_pool.is_rendered:
@@ -209,6 +211,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def _collect(self, context: Context, event: dict[str, Any]) -> Any:
         self._tell_timeline(event.get("timeline") or [], context)
         self._log_rest = event.get("logs") or {}
+        self._machine = self._machine_named(event.get("machine") or "")
         if event.get("error"):
             self._error = GpuError.from_record(event["error"])
         with self._typed_errors():
@@ -244,14 +247,17 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _prepare_next_attempt(self, error: PodPreempted, context: Context) -> None:
         """Forget the pod that was taken away, so that `execute` makes a new one; raise `error` where it may not."""
+        cause = error.__cause__
+        if self._machine is not None:
+            error = self._machine.explained(error)
         now = self._clock.now()
         deadline = self._attempt.deadline or self._deadlines(context).of_pod(now)
         if why_not := self._preemptions().why_not(self._attempt, deadline=deadline, now=now):
             self.log.info("The pod is not started again: %s.", why_not)
-            raise error
+            raise error from cause
         self._attempt = self._attempt.following(deadline=deadline, phases=self._phases)
         self.log.warning("%s Attempt %s starts on new capacity.", error.what, self._attempt.number)
-        self._error = self._ownership = self._pod_deadlines = self._narrator = None
+        self._error = self._ownership = self._pod_deadlines = self._narrator = self._machine = None
         self.pod = self.pod_request_obj = self.remote_pod = None
         self._phases = []
         self._log_rest = {}
@@ -360,7 +366,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self.log.warning("%s", warning)
         if self.checkpoint:
             check_location(self.checkpoint)
-            check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool)
+            check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool, self._markets)
         check_claims_reach(pod, pool, self.client)
         owner, now = self._owner(context), self._clock.now()
         seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
@@ -375,6 +381,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
                 env=environment(checkpoint=self.checkpoint, run_id=owner.task, attempt=owner.attempt),
             ),
         )
+
+    def _markets(self) -> set[str]:
+        """Return the capacity types of the groups that others own; only their cloud knows."""
+        return {group.candidate.market for group in self.hook.platform.observe()}
 
     def _build_unplaced(self, context: Context | None, **kwargs: Any) -> V1Pod:
         # KubernetesPodOperator adds to env_vars each time that it builds a pod.
@@ -489,6 +499,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         progress = self._stop.run(watch)
         result = progress.result or {}
         self._error = progress.error
+        self._machine = self._machine_named(result.get("machine") or "")
         if until == "ended" or progress.error:
             self._tell_timeline(result.get("timeline") or [], self._context)
         if progress.error and not result.get("container_ended"):
@@ -572,6 +583,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def _end_error(self, pod: V1Pod) -> GpuError | None:
         end = end_of(self._state(pod))
         error = self._error or (end.error if end else None)
+        if self._machine is not None:
+            error = self._machine.judged(error, pod=pod.metadata.name)
         if type(error) is not PodFailed:
             return error
         lines = last_lines(self.client, pod, self.base_container_name)
@@ -580,6 +593,9 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         if isinstance(cause, BadGpu):
             self._gpu_health.mark(pod.spec.node_name, cause.what)
         return cause
+
+    def _machine_named(self, name: str) -> PodMachine:
+        return PodMachine(name, self._rendered_pool(), lambda: self.hook.platform)
 
     def _state(self, pod: V1Pod) -> PodState:
         raw = self.client.api_client.sanitize_for_serialization(pod)

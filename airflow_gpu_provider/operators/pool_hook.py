@@ -11,7 +11,7 @@ from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from kubernetes.client import CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.platforms.base import Platform, platform_for
 from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
 
 
@@ -27,9 +27,14 @@ class PoolHook:
         self._pool = pool
 
     @cached_property
+    def platform(self) -> Platform:
+        """The pool's cloud."""
+        return platform_for(self._pool)
+
+    @cached_property
     def access(self) -> ClusterAccess:
         """The cluster's address and credentials, found once."""
-        return platform_for(self._pool).cluster_access()
+        return self.platform.cluster_access()
 
     @cached_property
     def core_v1_client(self) -> CoreV1Api:

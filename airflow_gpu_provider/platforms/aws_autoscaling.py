@@ -12,7 +12,7 @@ from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.aws_clients import AwsService, in_parallel
 from airflow_gpu_provider.platforms.aws_errors import has_code, message_of
 from airflow_gpu_provider.platforms.aws_suspensions import SuspensionMarks, TagMarks
-from airflow_gpu_provider.platforms.eks_scaling import is_launching, machines
+from airflow_gpu_provider.platforms.eks_scaling import ending_cause, is_launching, machine_state, machines
 
 SWITCH = "airflow-gpu-provider-switch"
 _STALE_SUSPENSION = timedelta(minutes=1)
@@ -51,6 +51,14 @@ class AutoScaling:
             "describe_scheduled_actions", "ScheduledUpdateGroupActions", ScheduledActionNames=[SWITCH]
         )
         return {a["AutoScalingGroupName"]: a["StartTime"].astimezone(UTC) for a in actions if a.get("StartTime")}
+
+    def why_ending(self, instance_id: str) -> str:
+        """Return for which cause a group ends an instance that still runs (drained, say); empty where none does."""
+        answer = self._service.call("describe_auto_scaling_instances", InstanceIds=[instance_id])
+        for instance in answer["AutoScalingInstances"]:
+            if machine_state(instance["LifecycleState"]) == "terminating":
+                return ending_cause(instance_id, self._activities(instance["AutoScalingGroupName"]))
+        return ""
 
     def _activities(self, name: str) -> Sequence[Mapping[str, Any]]:
         try:

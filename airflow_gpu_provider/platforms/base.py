@@ -49,6 +49,19 @@ class Machine:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineEnd:
+    """A machine that has ended or is about to, as the cloud tells it.
+
+    Attributes:
+        why: The cloud's words.
+        taken_back: The cloud itself took it, as spot, while it ran: what was on it did not end by itself.
+    """
+
+    why: str
+    taken_back: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchFailure:
     """A failed launch of a group: when, why, and in the cloud's words.
 
@@ -256,6 +269,13 @@ class Platform(ABC):
     @abstractmethod
     def release(self, machines: Sequence[Machine]) -> None:
         """Remove exactly these machines, those that never joined the cluster too, each shrinking its group by one."""
+
+    def machine_end(self, machine: str) -> MachineEnd | None:
+        """Return why a machine of the pool (`Machine.id`) has ended or is about to; None where it is not.
+
+        Default: None, for clouds whose nodes tell their pods' end themselves.
+        """
+        return None
 
     @abstractmethod
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:

@@ -11,9 +11,11 @@ from airflow_gpu_provider.errors import CloudError, GpuError, GroupNotFound, Per
 from airflow_gpu_provider.platforms import eks_permissions
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
-from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Refusals, Say
+from airflow_gpu_provider.platforms.aws_errors import has_code
+from airflow_gpu_provider.platforms.base import GroupStatus, Machine, MachineEnd, Platform, Refusals, Say
 from airflow_gpu_provider.platforms.eks_groups import NodeGroups, asg_name
 from airflow_gpu_provider.platforms.eks_quota import judge, read_quotas
+from airflow_gpu_provider.platforms.eks_scaling import instance_end
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 if TYPE_CHECKING:
@@ -126,6 +128,19 @@ class EksBase(Platform):
         except GpuError as error:
             return error
         return None
+
+    def machine_end(self, machine: str) -> MachineEnd | None:
+        try:
+            found = [*self._clients.ec2.items("describe_instances", "Reservations", InstanceIds=[machine])]
+        except CloudError as error:
+            if has_code(error, "InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"):
+                return None  # EC2 forgets an ended instance within the hour, and not each node is one
+            raise
+        for instance in (instance for reservation in found for instance in reservation["Instances"]):
+            if end := instance_end(instance):
+                return end
+        cause = self._scaling.why_ending(machine)
+        return MachineEnd(why=cause) if cause else None
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         sizes = {group: self._scaling.shrink_to_existing(name) for group, name in self._asgs_of(groups).items()}

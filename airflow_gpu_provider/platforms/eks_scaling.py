@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure, Machine, MachineState
+from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure, Machine, MachineEnd, MachineState
 
 _INSTANCE_ID = re.compile(r"\bi-[0-9a-f]+\b")
 _OVER = ("Successful", "Failed", "Cancelled")
@@ -36,6 +36,11 @@ _OVER_QUOTA = (
 )
 
 
+_ENDING = ("shutting-down", "terminated", "stopping", "stopped")
+_TAKEN_BACK = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
+"""EC2's codes of an interrupted spot instance: "Find interrupted Spot Instances" in its user guide."""
+
+
 def machine_state(lifecycle_state: str) -> MachineState:
     """Return what an instance's LifecycleState means for the pool."""
     if lifecycle_state.startswith(("Terminat", "Detach", "Warmed")):
@@ -61,6 +66,23 @@ def machines(group: str, asg: Mapping[str, Any], activities: Iterable[Mapping[st
         )
         for instance in asg.get("Instances", [])
     )
+
+
+def instance_end(instance: Mapping[str, Any]) -> MachineEnd | None:
+    """Return why EC2 has ended an instance, or is about to; None while it runs. Reads DescribeInstances' answer."""
+    state, reason = instance["State"]["Name"], instance.get("StateReason") or {}
+    if state not in _ENDING:
+        return None
+    why = reason.get("Message") or instance.get("StateTransitionReason") or "no reason given"
+    return MachineEnd(why=f"EC2 says {state}, {why}", taken_back=reason.get("Code") in _TAKEN_BACK)
+
+
+def ending_cause(instance_id: str, activities: Iterable[Mapping[str, Any]]) -> str:
+    """Return the newest cause for which the group ends an instance; empty where it does not. Newest activity first."""
+    for activity in activities:
+        if str(activity.get("Description", "")).startswith("Terminating") and _instance_of(activity) == instance_id:
+            return str(activity.get("Cause") or "no reason given").rstrip(".")
+    return ""
 
 
 def is_launching(activities: Iterable[Mapping[str, Any]], known: Iterable[Machine]) -> bool:

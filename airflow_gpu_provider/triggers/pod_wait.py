@@ -41,6 +41,7 @@ class PodSnapshot:
         pod: What was last seen of the pod; None before anything was.
         gone: The pod is not there any more.
         node_gone: The pod's node was there, and is not any more; Kubernetes deletes its pods a minute later.
+        machine: The cloud's name for the pod's machine; empty where its node was never seen.
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
         is_full: All nodes that the pool may have are up, with their GPUs.
@@ -53,6 +54,7 @@ class PodSnapshot:
     pod: PodState | None = None
     gone: bool = False
     node_gone: bool = False
+    machine: str = ""
     events: tuple[PodEvent, ...] = ()
     nodes: tuple[Node, ...] = ()
     is_full: bool = False
@@ -182,7 +184,11 @@ class PodWait:
     def _over(self, end: PodEnd, snapshot: PodSnapshot, lines: tuple[str, ...]) -> Progress:
         pod = snapshot.pod
         has_ended = not snapshot.gone and pod is not None and pod.base is not None and pod.base.status == "terminated"
-        result = {"timeline": timeline(pod, snapshot.events) if pod else [], "container_ended": has_ended}
+        result = {
+            "timeline": timeline(pod, snapshot.events) if pod else [],
+            "container_ended": has_ended,
+            "machine": snapshot.machine,
+        }
         return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
 
     # -- as JSON ---------------------------------------------------------------------------------------------
@@ -210,8 +216,10 @@ def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
         return end
     if snapshot.node_gone:
         return lost_with_node(pod, "left the cluster")
-    is_down = any(node.name == pod.node and not node.ready for node in snapshot.nodes)
-    return lost_with_node(pod, "is not Ready any more") if is_down else end
+    node = next((node for node in snapshot.nodes if node.name == pod.node), None)
+    if node is not None and node.leaving:
+        return lost_with_node(pod, f"is being taken away, {node.leaving}")
+    return lost_with_node(pod, "is not Ready any more") if node is not None and not node.ready else end
 
 
 def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str, Any]]:

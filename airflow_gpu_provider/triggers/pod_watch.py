@@ -107,6 +107,7 @@ class PodView:
         self._events: dict[str, PodEvent] = {}
         self._nodes: dict[str, Node] = {}
         self._gone_nodes: set[str] = set()
+        self._machines: dict[str, str] = {}
         self._node_watches = pool_nodes(pool.node_selector).keys()
         self._nodes_synced: set[Resource] = set()
         self._requests: NodeSize | None = None
@@ -163,6 +164,7 @@ class PodView:
             pod=self._pod,
             gone=self._gone,
             node_gone=self._pod is not None and self._pod.node in self._gone_nodes,
+            machine=self._machines.get(self._pod.node or "", "") if self._pod else "",
             events=tuple(sorted(self._events.values(), key=lambda event: event.at)),
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
             is_full=is_full,
@@ -191,8 +193,10 @@ class PodView:
         if change.kind == "synced":
             self._nodes_synced.add(change.resource)
         elif change.kind == "present":
-            self._nodes[change.raw["metadata"]["uid"]] = Node.parse(dict(change.raw))
-            self._gone_nodes.discard(change.raw["metadata"]["name"])
+            node = Node.parse(dict(change.raw))
+            self._nodes[node.uid] = node
+            self._machines[node.name] = node.machine
+            self._gone_nodes.discard(node.name)
         elif change.kind == "gone":
             self._nodes.pop(change.raw["metadata"]["uid"], None)
             self._gone_nodes.add(change.raw["metadata"]["name"])

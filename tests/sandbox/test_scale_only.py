@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
@@ -20,6 +23,7 @@ from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
 from airflow_gpu_provider.errors import (
     AutoscalerTagsMissing,
     AutoscalingDisabled,
+    CheckpointUnusable,
     GroupNotFound,
     PoolDrift,
     PoolSpecError,
@@ -105,7 +109,7 @@ class Eks:
         group = eventually(lambda: self.described(name)["status"] == "ACTIVE" and self.described(name))
         return str(group["resources"]["autoScalingGroups"][0]["name"])
 
-    def auto_scaling_group(self, name: str, zones: int = 1, **changes: Any) -> str:
+    def auto_scaling_group(self, name: str, zones: int = 1, *, spot: bool = False, **changes: Any) -> str:
         """Return a group that Terraform makes without EKS; its instances join by what their user data says."""
         import base64
 
@@ -120,7 +124,7 @@ class Eks:
             "AutoScalingGroupName": name,
             "MinSize": 0,
             "MaxSize": 2,
-            "LaunchTemplate": {"LaunchTemplateName": f"{name}-nodes"},
+            **_launching({"LaunchTemplateName": f"{name}-nodes"}, spot=spot),
             "VPCZoneIdentifier": ",".join(self.sandbox.subnets[zone] for zone in self.sandbox.zones[:zones]),
             "Tags": [{**cluster_tag, "PropagateAtLaunch": True}],
         }
@@ -157,6 +161,18 @@ class Eks:
             unmake()
         cluster = self.sandbox.cluster_name
         eventually(lambda: not {*self.node_groups} & {*self.eks.list_nodegroups(clusterName=cluster)["nodegroups"]})
+
+
+def _launching(template: dict[str, str], *, spot: bool) -> dict[str, Any]:
+    if not spot:
+        return {"LaunchTemplate": template}
+    split = {"OnDemandPercentageAboveBaseCapacity": 0}
+    return {
+        "MixedInstancesPolicy": {
+            "LaunchTemplate": {"LaunchTemplateSpecification": template},
+            "InstancesDistribution": split,
+        }
+    }
 
 
 @pytest.fixture
@@ -256,6 +272,112 @@ def test_two_nights_leave_a_group_of_others_as_it_was(gpu_sandbox: Sandbox, owne
     assert owner.everything(asg, managed) == before
     # The policy names the groups by this.
     assert asg.startswith(f"eks-{name}-") if managed else asg == name
+
+
+class Spot:
+    """EC2 takes machines back from under pods, in a group that drains none."""
+
+    def __init__(self, owner: Eks) -> None:
+        self._owner = owner
+        self._core = client.CoreV1Api(owner.administrator)
+
+    def takes_after_the_end(self) -> type[KubernetesPodOperatorCallback]:
+        """Take the machines of the first two attempts when their containers have ended by themselves."""
+
+        class Callback(KubernetesPodOperatorCallback):
+            @staticmethod
+            def on_pod_completion(*, pod: client.V1Pod, **_: Any) -> None:
+                if _attempt(pod) in ("1", "2"):
+                    self._take(pod)
+
+        return Callback
+
+    def takes_the_third_while_it_runs(self) -> threading.Thread:
+        def third() -> client.V1Pod | None:
+            pods = self._core.list_namespaced_pod("default", field_selector="status.phase=Running").items
+            return next((pod for pod in pods if _attempt(pod) == "3"), None)
+
+        thread = threading.Thread(target=lambda: self._take(eventually(third, seconds=120)))
+        thread.start()
+        return thread
+
+    def _take(self, pod: client.V1Pod) -> None:
+        machine = self._core.read_node(pod.spec.node_name).spec.provider_id.rpartition("/")[2]
+        self._owner.sandbox.aws.interrupt_spot(machine)
+        eventually(lambda: self._state(machine) == "terminated")
+
+    def _state(self, machine: str) -> str:
+        (reservation,) = self._owner.ec2.describe_instances(InstanceIds=[machine])["Reservations"]
+        return str(reservation["Instances"][0]["State"]["Name"])
+
+
+def _attempt(pod: client.V1Pod) -> str:
+    return str((pod.metadata.annotations or {}).get("airflow-gpu-provider/attempt"))
+
+
+@pytest.mark.usefixtures("scaler", "plugin_of_the_owner")
+@pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
+    owner: Eks,
+    gpu_sandbox: Sandbox,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    deferrable: bool,
+) -> None:
+    """Of a machine that is shut down under its pod, the kubelet may have told the container's answer to SIGTERM."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
+    name = f"spot-{'deferred' if deferrable else 'blocking'}"
+    owner.auto_scaling_group(name, spot=True)
+    pool = eks_pool(gpu_sandbox, asg_names=[name], max_nodes=1)
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
+    script = """
+        case $AIRFLOW_GPU_ATTEMPT in 1) exit 0;; 2) exit 143;; 3) exec sleep 600;; esac
+        echo trained in attempt $AIRFLOW_GPU_ATTEMPT
+    """
+    spot = Spot(owner)
+    train = GpuPodOperator(
+        task_id="train",
+        gpu_pool=pool,
+        image="busybox:1.36",
+        cmds=["sh", "-c", script],
+        callbacks=spot.takes_after_the_end(),
+        on_preemption="resume",
+        deferrable=deferrable,
+        termination_grace_period=1,
+    )
+    thread = spot.takes_the_third_while_it_runs()
+    made = gpu_sandbox.aws.calls
+    run(train)
+    thread.join()
+    assert not (gpu_sandbox.aws.calls - made).keys() - allowed_actions()
+    log = capsys.readouterr().out
+    assert "trained in attempt 4" in log
+    why = r"EC2 says terminated, Server\.SpotInstanceTermination: Spot instance termination"
+    for told in (
+        "ended with exit code 0 as its machine",
+        "ended with exit code 143 as its machine",
+        "left the cluster",
+    ):
+        assert re.search(rf"{told}[^\n]*{why}", log), told
+    run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
+
+
+@pytest.mark.usefixtures("scaler")
+def test_a_checkpoint_on_the_disk_of_others_spot_machines_is_refused(owner: Eks, gpu_sandbox: Sandbox) -> None:
+    """The pool's spec does not say what the groups are."""
+    owner.auto_scaling_group("spot-disk", spot=True)
+    disk = client.V1Volume(name="disk", host_path=client.V1HostPathVolumeSource(path="/mnt"))
+    train = GpuPodOperator(
+        task_id="train",
+        gpu_pool=eks_pool(gpu_sandbox, asg_names=["spot-disk"]),
+        image="busybox:1.36",
+        volumes=[disk],
+        volume_mounts=[client.V1VolumeMount(name="disk", mount_path="/checkpoints")],
+        checkpoint="/checkpoints",
+    )
+    with pytest.raises(CheckpointUnusable, match="hostPath, and a spot node"):
+        run(train)
+    assert not client.CoreV1Api(owner.administrator).list_namespaced_pod("default").items
 
 
 @pytest.mark.usefixtures("scaler")

@@ -94,13 +94,23 @@ def set_state(instance: Ec2Instance, state: StateName) -> None:
     instance._state.code = _CODES[state]
 
 
+def shut_down(instance: Ec2Instance, *, reason: str | None = None) -> None:
+    """Begin to take the instance away. EC2 says at once why."""
+    set_state(instance, "shutting-down")
+    _give_reason(instance, reason)
+
+
 def end(instance: Ec2Instance, *, reason: str | None = None) -> None:
     """Take the instance away; it stays visible as terminated, as in EC2."""
     if instance.state == "terminated":
         return
     instance.terminate()
-    if reason:
-        instance.state_reason = StateReason(reason, reason.split(":")[0])
+    _give_reason(instance, reason)
+
+
+def _give_reason(instance: Ec2Instance, reason: str | None) -> None:
+    reason = reason or "Client.UserInitiatedShutdown: User initiated shutdown"
+    instance.state_reason = StateReason(reason, reason.split(":")[0])
 
 
 class Ec2Response(EC2Response):

@@ -13,7 +13,7 @@ from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import Instance as Ec2Instance
 
 from airflow_gpu_provider.sandbox.aws.activities import Activity, ActivityLog, at
-from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, end, market_of, set_state
+from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, end, market_of, set_state, shut_down
 from airflow_gpu_provider.sandbox.aws.interface import AwsTimings, Instance
 from airflow_gpu_provider.sandbox.aws.launches import CapacityPool, Ec2Capacity, LaunchPlan, plan_of
 from airflow_gpu_provider.sandbox.aws.registration import (
@@ -310,7 +310,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         member.lifecycle_state = state
         member.deadline = now + timedelta(seconds=self._around.timings.terminate)
         member.activity.status_code = "InProgress"
-        set_state(member.instance, "shutting-down")
+        shut_down(member.instance, reason=member.end_reason)
 
     def _remove(self, member: Member, now: datetime) -> None:
         end(member.instance, reason=member.end_reason)

@@ -9,10 +9,12 @@ import pytest
 from botocore.loaders import Loader
 
 from airflow_gpu_provider.platforms.aws_autoscaling import _size_of_existing
-from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.platforms.base import Machine, MachineEnd
 from airflow_gpu_provider.platforms.eks_scaling import (
+    ending_cause,
     failure_kind,
     failures,
+    instance_end,
     is_launching,
     launch_failure,
     machine_state,
@@ -115,6 +117,45 @@ def test_a_launch_is_under_way_until_its_instance_shows_or_ends() -> None:
     assert not is_launching([named], [machine])
     assert not is_launching([ended, named], [])
     assert not is_launching([activity(1, "Cancelled"), activity(0, "Failed")], [])
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "end"),
+    [
+        ("running", None, None),
+        ("pending", None, None),
+        (
+            "shutting-down",
+            "Server.SpotInstanceTermination",
+            MachineEnd(
+                why="EC2 says shutting-down, Server.SpotInstanceTermination: Spot instance termination", taken_back=True
+            ),
+        ),
+        (
+            "stopped",
+            "Server.SpotInstanceShutdown",
+            MachineEnd(why="EC2 says stopped, Server.SpotInstanceShutdown: Spot instance termination", taken_back=True),
+        ),
+        (
+            "terminated",
+            "Client.UserInitiatedShutdown",
+            MachineEnd(why="EC2 says terminated, Client.UserInitiatedShutdown: Spot instance termination"),
+        ),
+        ("terminated", None, MachineEnd(why="EC2 says terminated, no reason given")),
+    ],
+)
+def test_only_what_ec2_took_as_spot_was_taken_back(state: str, code: str | None, end: MachineEnd | None) -> None:
+    reason = {"StateReason": {"Code": code, "Message": f"{code}: Spot instance termination"}} if code else {}
+    assert instance_end({"InstanceId": "i-0a", "State": {"Name": state}, **reason}) == end
+
+
+def test_cause_of_an_instances_end_is_its_own_and_the_newest() -> None:
+    cause = "At 2026-01-01T00:05:00Z an instance was taken out of service in response to an EC2 instance rebalance."
+    ours = activity(5, "MidTerminatingLifecycleAction", what="Terminating EC2 instance: i-0a", Cause=cause)
+    other = activity(6, "Successful", what="Terminating EC2 instance: i-0b", Cause="another")
+    launch = activity(0, "Successful", what="Launching a new EC2 instance: i-0a", Cause="it was wanted")
+    assert ending_cause("i-0a", [other, ours, launch]) == cause.rstrip(".")
+    assert ending_cause("i-0a", [other, launch]) == ""
 
 
 def test_machines_carry_the_moment_of_their_launch() -> None:

@@ -147,6 +147,8 @@ def test_container_that_was_killed_as_its_node_went_down_is_preempted(exit_code:
     assert type(WAIT.step(killed, at(200)).error) is PodFailed
     for loss in (replace(killed, node_gone=True), replace(killed, nodes=(replace(NODE, ready=False),))):
         assert type(WAIT.step(loss, at(200)).error) is PodPreempted
+    notice = replace(killed, nodes=(replace(NODE, leaving="spot interruption notice"),))
+    assert "its node n1 is being taken away, spot interruption notice" in str(WAIT.step(notice, at(200)).error)
 
 
 def test_program_that_failed_on_a_node_that_goes_down_has_failed() -> None:
@@ -160,6 +162,7 @@ def test_base_container_that_ended_is_the_end() -> None:
     assert progress.done
     assert progress.result == {
         "container_ended": True,
+        "machine": "",
         "timeline": [
             {"phase": "waited for a node", "seconds": 4.0},
             {"phase": "start", "seconds": 6.0},

@@ -121,6 +121,17 @@ def test_node_that_left_under_the_pod() -> None:
     assert view.snapshot(NOW).node_gone
 
 
+def test_machine_of_a_node_that_left_is_still_known() -> None:
+    view = a_view()
+    node = raw_node() | {"spec": {"providerID": "aws:///us-west-2a/i-0a"}}
+    view.take([present(PODS, raw_pod())], NOW)
+    assert view.snapshot(NOW).machine == ""
+    view.take([present(PODS, raw_pod(scheduled=True)), present(NODES, node)], NOW)
+    view.take([Change(resource=NODES, kind="gone", raw=node)], NOW)
+    assert view.snapshot(NOW).machine == "i-0a"
+    assert (WAIT.step(view.snapshot(NOW), NOW).result or {})["machine"] == "i-0a"
+
+
 def test_pod_waits_for_a_node_until_it_has_one() -> None:
     view = a_view()
     assert not view.waits_for_node
