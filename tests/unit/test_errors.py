@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
 from airflow.sdk.definitions.retry_policy import RetryAction
@@ -11,6 +15,9 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from airflow_gpu_provider import errors
 from airflow_gpu_provider.retries import default_retry_policy
+
+README = Path(__file__).parents[2] / "README.md"
+ENDS = README.parent / "docs" / "gpu-pod.md"
 
 
 @pytest.mark.parametrize("cls", errors.error_types(), ids=lambda cls: cls.__name__)
@@ -38,3 +45,33 @@ def test_retry_policy_sees_every_error_and_gives_up_where_the_type_says_so(cls: 
     decision = default_retry_policy().evaluate(cls("It broke."), try_number=1, max_tries=3)
     assert decision.action == (RetryAction.DEFAULT if cls.retryable else RetryAction.FAIL)
     assert cls.__doc__
+
+
+def test_the_readmes_policy_acts_on_each_end_of_a_pod() -> None:
+    (code,) = [
+        code for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "RetryRule(" in code
+    ]
+    given: dict[str, Any] = {}
+    exec(code.replace("GpuPodOperator(..., ", "given.update("), {"given": given, "timedelta": timedelta})
+    policy, unnamed = given["retry_policy"], {errors.PodFailed}
+    for cls in {*errors.PodFailed.__subclasses__(), errors.OutOfStock, errors.QuotaExceeded} - unnamed:
+        action = policy.evaluate(cls("It broke."), try_number=1, max_tries=3).action
+        named = RetryAction.RETRY if cls.retryable else RetryAction.FAIL
+        assert action == (RetryAction.FAIL if cls in (errors.DriverMissing, errors.PodDeadline) else named)
+    assert policy.evaluate(errors.PodFailed("Exit code 1."), try_number=1, max_tries=3).action == RetryAction.DEFAULT
+
+
+def test_the_table_of_a_pods_ends_names_each_and_says_whether_another_try_helps() -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \| .* \| ((?:yes|no)[^|]*) \|$", ENDS.read_text(), re.MULTILINE)
+    told = {}
+    for names, tries in rows:
+        names, tries = re.findall(r"`(\w+)`", names), re.findall(r"\b(?:yes|no)\b", tries)
+        told |= dict(zip(names, tries * len(names) if len(tries) == 1 else tries, strict=True))
+    ends = {
+        errors.PodFailed,
+        *errors.PodFailed.__subclasses__(),
+        errors.OutOfStock,
+        errors.QuotaExceeded,
+        errors.TaskKilled,
+    }
+    assert told == {cls.__name__: "yes" if cls.retryable else "no" for cls in ends}
