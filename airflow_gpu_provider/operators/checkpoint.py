@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
@@ -12,11 +12,15 @@ from kubernetes.client import models as k8s
 from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.errors import CheckpointUnusable, PodUnschedulable, PoolSpecError
+from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
 
 ATTEMPT_VARIABLE = "AIRFLOW_GPU_ATTEMPT"
 RUN_ID_VARIABLE = "AIRFLOW_GPU_RUN_ID"
 CHECKPOINT_VARIABLE = "AIRFLOW_GPU_CHECKPOINT"
+
+Groups = Callable[[], Sequence[Group]]
+"""Returns the pool's groups. It asks the cloud, and is called only where the pool's spec does not say enough."""
 
 # What a PersistentVolume's node affinity calls a zone: Kubernetes' labels, new and old, and the clouds' drivers' own.
 _ZONE_LABELS = frozenset(
@@ -50,18 +54,8 @@ def environment(*, checkpoint: str | None, run_id: str, attempt: int) -> dict[st
     return variables
 
 
-def check_outlives_pod(
-    checkpoint: str,
-    pod: k8s.V1Pod,
-    base_container: str,
-    pool: GpuPool,
-    markets_of_others: Callable[[], Collection[str]],
-) -> None:
-    """Raise CheckpointUnusable where a path in the container is lost with the pod, or with its spot node.
-
-    `markets_of_others` returns the capacity types of a pool's groups where its spec does not say them; it asks the
-    cloud, and is called for a hostPath only.
-    """
+def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, pool: GpuPool, groups: Groups) -> None:
+    """Raise CheckpointUnusable where a path in the container is lost with the pod, or with its spot node."""
     if not checkpoint.startswith("/"):
         return
     volume = _volume_at(checkpoint, _spec(pod), base_container)
@@ -69,7 +63,7 @@ def check_outlives_pod(
         gone = "no volume is mounted there, so it is on the container's own disk"
     elif "emptyDir" in volume or "ephemeral" in volume:
         gone = f"volume {volume['name']} is deleted with the pod"
-    elif "hostPath" in volume and _markets(pool, markets_of_others) - {"ON_DEMAND"}:
+    elif "hostPath" in volume and _markets(pool, groups) - {"ON_DEMAND"}:
         gone = f"volume {volume['name']} is a hostPath, and a spot node takes its disk along"
     elif "hostPath" in volume and (provisioner := getattr(pool, "provisioner", None)):
         gone = f"volume {volume['name']} is a hostPath, and {provisioner} takes idle and spot nodes away, disk and all"
@@ -82,15 +76,8 @@ def check_outlives_pod(
     )
 
 
-def _markets(pool: GpuPool, of_others: Callable[[], Collection[str]]) -> set[str]:
-    return set(of_others() if pool.manage == "scale" else getattr(pool, "capacity_types", ()))
-
-
-def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api) -> None:
+def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api, groups: Groups) -> None:
     """Raise PodUnschedulable where a claim of the pod is bound to a volume in zones in which the pool has no nodes."""
-    zones: tuple[str, ...] = tuple(getattr(pool, "zones", None) or ())
-    if not zones:
-        return
     sources = [volume.get("persistentVolumeClaim") for volume in _spec(pod).get("volumes") or ()]
     claims = [source["claimName"] for source in sources if source]
     for claim in claims:
@@ -98,7 +85,8 @@ def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api) -> None:
         if volume is None:
             continue
         volume_zones = _zones_of(volume)
-        if volume_zones and not volume_zones & set(zones):
+        zones = _pool_zones(pool, groups) if volume_zones else ()
+        if zones and not volume_zones & set(zones):
             raise PodUnschedulable(
                 f"Claim {claim} is bound to volume {volume.metadata.name} in {', '.join(sorted(volume_zones))}, "
                 f"but pool {pool.name} has its nodes in {', '.join(zones)}.",
@@ -106,6 +94,20 @@ def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api) -> None:
                 pool=pool.name,
                 claim=claim,
             )
+
+
+def _markets(pool: GpuPool, groups: Groups) -> set[str]:
+    """Return the capacity types of the pool's machines; of groups that others own only the cloud knows."""
+    if pool.manage == "scale":
+        return {group.candidate.market for group in groups()}
+    return set(getattr(pool, "capacity_types", ()))
+
+
+def _pool_zones(pool: GpuPool, groups: Groups) -> tuple[str, ...]:
+    """Return the zones of the pool's machines; where its spec names none, those of its groups."""
+    named = getattr(pool, "zones", ()) or getattr(pool, "node_locations", ())
+    found = named or [zone for group in groups() for zone in group.candidate.zone.split(", ") if zone]
+    return tuple(dict.fromkeys(found))
 
 
 def _spec(pod: k8s.V1Pod) -> dict[str, Any]:

@@ -8,8 +8,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import timedelta
-from functools import cached_property, partial
+        cause = error.__cause__
+        if self._machine is not None:
+            error = self._machine.explained(error)
+        now = self._clock.now()
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
@@ -364,11 +366,13 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             return place(pod, placement)
         if warning := idle_gpus_warning(pool, gpus):
             self.log.warning("%s", warning)
+        groups = cache(self.hook.platform.observe)
         if self.checkpoint:
             check_location(self.checkpoint)
-            check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool, self._markets)
-        check_claims_reach(pod, pool, self.client)
-        owner, now = self._owner(context), self._clock.now()
+        cause = error.__cause__
+        if self._machine is not None:
+            error = self._machine.explained(error)
+        now = self._clock.now()
         seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
         return place(
             pod,
@@ -381,10 +385,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
                 env=environment(checkpoint=self.checkpoint, run_id=owner.task, attempt=owner.attempt),
             ),
         )
-
-    def _markets(self) -> set[str]:
-        """Return the capacity types of the groups that others own; only their cloud knows."""
-        return {group.candidate.market for group in self.hook.platform.observe()}
 
     def _build_unplaced(self, context: Context | None, **kwargs: Any) -> V1Pod:
         # KubernetesPodOperator adds to env_vars each time that it builds a pod.

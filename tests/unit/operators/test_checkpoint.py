@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import pytest
+from kubernetes.client import CoreV1Api
 from kubernetes.client import models as k8s
 
-from airflow_gpu_provider.errors import CheckpointUnusable, PoolSpecError
-from airflow_gpu_provider.operators.checkpoint import check_location, check_outlives_pod, environment
+from airflow_gpu_provider.errors import CheckpointUnusable, PodUnschedulable, PoolSpecError
+from airflow_gpu_provider.operators.checkpoint import (
+    check_claims_reach,
+    check_location,
+    check_outlives_pod,
+    environment,
+)
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
+from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.pools import Candidate, EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 from tests.unit.operators.test_pod_placement import a_pod, a_pool
 
 CLAIM = {"persistent_volume_claim": k8s.V1PersistentVolumeClaimVolumeSource(claim_name="c")}
 HOST = {"host_path": k8s.V1HostPathVolumeSource(path="/mnt/disk")}
+OF_OTHERS = EksGpuPool(name="p", cluster_name="ml", region="us-west-2", manage="scale", asg_names=["g"], max_nodes=1)
 EMPTY = {"empty_dir": k8s.V1EmptyDirVolumeSource()}
 
 
@@ -24,13 +32,13 @@ def check(
     mounts: dict[str, dict[str, Any]],
     *markets: str,
     pool: GpuPool | None = None,
-    of_others: Callable[[], set[str]] = set,
+    groups: Callable[[], Sequence[Group]] = tuple,
 ) -> None:
     """Check a checkpoint at `path` in a pod with volumes at these mount paths."""
     volumes = [k8s.V1Volume(name=f"v{index}", **source) for index, source in enumerate(mounts.values())]
     mounted = [k8s.V1VolumeMount(name=f"v{index}", mount_path=at) for index, at in enumerate(mounts)]
     pod = a_pod(spec={"volumes": volumes}, volume_mounts=mounted)
-    check_outlives_pod(path, pod, "base", pool or a_pool(capacity_types=list(markets or ("SPOT",))), of_others)
+    check_outlives_pod(path, pod, "base", pool or a_pool(capacity_types=list(markets or ("SPOT",))), groups)
 
 
 @pytest.mark.parametrize("location", ["s3://bucket/folder", "gs://bucket", "/checkpoints", "/checkpoints/digits/"])
@@ -88,15 +96,83 @@ def test_a_nodes_disk_is_refused_where_a_provisioner_takes_nodes_away() -> None:
     check("/checkpoints", {"/checkpoints": HOST}, pool=KubernetesGpuPool(name="bare-metal", nodes=["n1"]))
 
 
+def a_group(market: Any = "ON_DEMAND", zone: str = "us-west-2a") -> Group:
+    candidate = Candidate(group="g", zone=zone, instance_type="g6.xlarge", market=market)
+    return Group(name="g", candidate=candidate, status="active", desired=0, max_size=1)
+
+
 def test_groups_of_others_are_asked_for_their_market_and_only_for_a_nodes_disk() -> None:
     asked: list[str] = []
 
-    def of_others() -> set[str]:
+    def groups() -> list[Group]:
         asked.append("asked")
-        return {"ON_DEMAND", "SPOT"}
+        return [a_group(), a_group("SPOT")]
 
-    pool = EksGpuPool(name="p", cluster_name="ml", region="us-west-2", manage="scale", asg_names=["g"], max_nodes=1)
-    check("/checkpoints", {"/checkpoints": CLAIM}, pool=pool, of_others=of_others)
+    check("/checkpoints", {"/checkpoints": CLAIM}, pool=OF_OTHERS, groups=groups)
     assert asked == []
     with pytest.raises(CheckpointUnusable, match="a spot node"):
-        check("/checkpoints", {"/checkpoints": HOST}, pool=pool, of_others=of_others)
+        check("/checkpoints", {"/checkpoints": HOST}, pool=OF_OTHERS, groups=groups)
+    check("/checkpoints", {"/checkpoints": HOST}, pool=OF_OTHERS, groups=lambda: [a_group()])
+
+
+# -- a volume's zone -------------------------------------------------------------------------------------------
+
+
+class Volumes:
+    """A cluster in which the claim `c` is bound to a volume in some zones; none: in no zone."""
+
+    def __init__(self, *zones: str) -> None:
+        required = k8s.V1NodeSelectorRequirement(key="topology.kubernetes.io/zone", operator="In", values=[*zones])
+        terms = k8s.V1NodeSelector(node_selector_terms=[k8s.V1NodeSelectorTerm(match_expressions=[required])])
+        affinity = k8s.V1VolumeNodeAffinity(required=terms) if zones else None
+        self._volume = k8s.V1PersistentVolume(
+            metadata=k8s.V1ObjectMeta(name="v"), spec=k8s.V1PersistentVolumeSpec(node_affinity=affinity)
+        )
+
+    def read_namespaced_persistent_volume_claim(self, name: str, namespace: str) -> k8s.V1PersistentVolumeClaim:
+        return k8s.V1PersistentVolumeClaim(spec=k8s.V1PersistentVolumeClaimSpec(volume_name="v"))
+
+    def read_persistent_volume(self, name: str) -> k8s.V1PersistentVolume:
+        return self._volume
+
+
+GKE = GkeGpuPool(
+    name="p",
+    project_id="ml-project",
+    location="us-central1",
+    cluster_name="ml",
+    machine_types=["g2-standard-4"],
+    node_locations=["us-central1-a"],
+    max_nodes=1,
+)
+
+
+@pytest.mark.parametrize(
+    ("pool", "groups", "refused"),
+    [
+        (a_pool(zones=["us-west-2a"]), (), "us-west-2a"),
+        (GKE, (), "us-central1-a"),
+        (a_pool(), (a_group(zone="us-west-2a"), a_group(zone="us-west-2c")), "us-west-2a, us-west-2c"),
+        (OF_OTHERS, (a_group(zone="us-west-2a, us-west-2c"),), "us-west-2a, us-west-2c"),
+        (OF_OTHERS, (a_group(zone="us-west-2a, us-west-2b"),), None),
+        (a_pool(zones=["us-west-2a", "us-west-2b"]), (), None),
+        (KubernetesGpuPool(name="bare-metal", nodes=["n1"]), (a_group(zone=""),), None),
+    ],
+    ids=["zones", "node_locations", "the groups' zones", "a wide group", "it reaches one", "it is one", "no zones"],
+)
+def test_a_volume_in_another_zone_is_refused(pool: GpuPool, groups: tuple[Group, ...], refused: str | None) -> None:
+    pod = a_pod(spec={"volumes": [k8s.V1Volume(name="v0", **CLAIM)]})
+    in_b = cast("CoreV1Api", Volumes("us-west-2b"))
+    if refused is None:
+        check_claims_reach(pod, pool, in_b, lambda: groups)
+    else:
+        with pytest.raises(PodUnschedulable, match=f"in us-west-2b, but pool {pool.name} has its nodes in {refused}"):
+            check_claims_reach(pod, pool, in_b, lambda: groups)
+
+
+def test_the_cloud_is_not_asked_for_a_volume_that_is_reached_from_everywhere() -> None:
+    def groups() -> Sequence[Group]:
+        raise AssertionError
+
+    pod = a_pod(spec={"volumes": [k8s.V1Volume(name="v0", **CLAIM)]})
+    check_claims_reach(pod, a_pool(), cast("CoreV1Api", Volumes()), groups)
