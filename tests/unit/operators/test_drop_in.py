@@ -15,15 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.providers.amazon.aws.operators.eks import EksPodOperator
 from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.secret import Secret
+from airflow.providers.google.cloud.operators.kubernetes_engine import GKEStartPodOperator
 from airflow.sdk import DAG
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.pools import GpuPool
 from tests.unit.operators.test_pod_placement import a_pool
 
@@ -275,6 +278,13 @@ def test_what_contradicts_the_pool_is_refused_when_the_dag_is_parsed(
 ) -> None:
     with pytest.raises(PoolSpecError, match=says.replace("[", r"\[")):
         GpuPodOperator(task_id="train", gpu_pool=pool, **arguments)
+
+
+@pytest.mark.parametrize("operator", [EksPodOperator, GKEStartPodOperator])
+def test_every_argument_of_their_own_is_taken(operator: type[KubernetesPodOperator]) -> None:
+    own = set(inspect.signature(operator.__init__).parameters) - {"self", "args", "kwargs"}
+    taken = set(inspect.signature(MovedArguments.__init__).parameters) | NEWEST
+    assert own <= taken, f"{operator.__name__} has arguments that nobody has thought about"
 
 
 def test_mapped_tasks_take_them_too() -> None:
