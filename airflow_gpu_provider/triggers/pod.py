@@ -14,6 +14,8 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import LEASES, DemandKey
 from airflow_gpu_provider.cluster.informer import connected
+from airflow_gpu_provider.cluster.pod_end import end_of
+from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.usage import note_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
@@ -26,7 +28,7 @@ from airflow_gpu_provider.triggers.pod_log import PodLogs
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
 from airflow_gpu_provider.triggers.settling import settle
-from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred
+from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 RECORD_VERSION = 2
@@ -96,6 +98,7 @@ class GpuPodTrigger(BaseTrigger):
         """Delete the pod, unless the task still waits for it.
 
         Airflow calls on_kill too when another triggerer takes over a healthy wait, so the task's state is asked first.
+        That one may have sent the event meanwhile: what has ended is then its worker's to collect, and to delete.
         The uid makes sure that a new try's pod of the same name stays.
         """
         wait = PodWait.from_record(self.record["wait"])
@@ -109,6 +112,9 @@ class GpuPodTrigger(BaseTrigger):
         try:
             async with self._connected() as api:
                 last = await api.get(path)
+                if last and end_of(PodState.parse(last, wait.base_container)) and await goes_on(self):
+                    self.log.info("Pod %s has ended; the task that goes on collects it.", wait.name)
+                    return
                 is_deleted = await api.delete(path, uid=wait.uid, grace_period_seconds=self.record.get("grace_seconds"))
         except GpuError as error:
             self.log.error("Pod %s could not be deleted, and runs until its deadline: %s", wait.name, error)

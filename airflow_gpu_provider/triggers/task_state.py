@@ -12,19 +12,32 @@ from asgiref.sync import sync_to_async
 
 async def is_still_deferred(trigger: BaseTrigger) -> bool:
     """Say whether the trigger's task waits on, so that what the trigger watches must be left alone."""
-    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
     from airflow.utils.state import TaskInstanceState
+
+    return await _state(trigger) == TaskInstanceState.DEFERRED
+
+
+async def goes_on(trigger: BaseTrigger) -> bool:
+    """Say whether a worker has the trigger's task, or will: resumed by another triggerer's event, or cleared."""
+    from airflow.utils.state import TaskInstanceState
+
+    on_their_way = (TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED, TaskInstanceState.RUNNING)
+    return await _state(trigger) in on_their_way
+
+
+async def _state(trigger: BaseTrigger) -> str | None:
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     ti = trigger.task_instance
     if ti is None:
-        return False
+        return None
     map_index = -1 if ti.map_index is None else ti.map_index
     states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
         dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=map_index
     )
     name = f"{ti.task_id}_{map_index}" if map_index >= 0 else ti.task_id
     state: str | None = states.get(ti.run_id, {}).get(name)
-    return state == TaskInstanceState.DEFERRED
+    return state
 
 
 async def is_run_over(trigger: BaseTrigger) -> bool:

@@ -375,7 +375,9 @@ def test_sigterm_deletes_the_pod_and_is_never_green(pool: EksGpuPool, api: clien
     eventually(lambda: not pods(api))
 
 
-@pytest.mark.parametrize(("state", "is_deleted"), [("deferred", False), ("failed", True), (None, True)])
+@pytest.mark.parametrize(
+    ("state", "is_deleted"), [("deferred", False), ("failed", True), (None, True), ("queued", True)]
+)
 def test_trigger_deletes_the_pod_of_a_task_that_was_killed(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, state: str | None, is_deleted: bool
 ) -> None:
@@ -389,6 +391,27 @@ def test_trigger_deletes_the_pod_of_a_task_that_was_killed(
     asyncio.run(trigger.on_kill())
     assert bool(pods(api)) is not is_deleted
     assert list_demand(api.api_client, pool.name)
+
+
+@pytest.mark.parametrize(("state", "is_deleted"), [("running", False), ("failed", True)])
+def test_trigger_that_comes_back_late_leaves_what_has_ended_to_the_worker_that_collects_it(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, state: str, is_deleted: bool
+) -> None:
+    """Another triggerer took the wait over while this one stood still, and has sent the event."""
+    task = pod(
+        pool, "sh", "-c", "echo '[1]' > /airflow/xcom/return.json", do_xcom_push=True, termination_grace_period=1
+    )
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context)
+    event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
+    airflow_says(monkeypatch, states={context["run_id"]: {"train": state}}, unfinished_runs=1)
+    late = copy_of(deferral.value.trigger)
+    late.task_instance = context["ti"]
+    asyncio.run(late.on_kill())
+    assert bool(pods(api)) is not is_deleted
+    if not is_deleted:
+        assert task.trigger_reentry(context, event) == [1]
 
 
 def airflow_says(monkeypatch: pytest.MonkeyPatch, *, states: dict[str, dict[str, str]], unfinished_runs: int) -> None:
