@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.triggers.record import RecordTrigger
-from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred
+from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, may_need_it
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 if TYPE_CHECKING:
@@ -71,11 +71,14 @@ class NodesTrigger(_PoolTrigger):
         return NodesWait.from_record(self.record["wait"])
 
     async def on_kill(self) -> None:
-        """Give the run's demand up: its task was marked failed or cleared while it waited."""
+        """Give the run's demand up: its task was marked failed, or its run has ended, while it waited.
+
+        A cleared task's next try wants nodes anew, and may have said so before this is called.
+        """
         await to_the_end(self._give_up())
 
     async def _give_up(self) -> None:
-        if await is_still_deferred(self):
+        if await may_need_it(self):
             return
         from airflow_gpu_provider.cluster.demand import DemandKey
 

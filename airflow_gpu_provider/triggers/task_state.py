@@ -19,10 +19,21 @@ async def is_still_deferred(trigger: BaseTrigger) -> bool:
 
 async def goes_on(trigger: BaseTrigger) -> bool:
     """Say whether a worker has the trigger's task, or will: resumed by another triggerer's event, or cleared."""
+    return await _state(trigger) in _on_their_way()
+
+
+async def may_need_it(trigger: BaseTrigger) -> bool:
+    """Say whether what the trigger's task has asked for may be needed: it waits, it goes on, or it has succeeded."""
     from airflow.utils.state import TaskInstanceState
 
-    on_their_way = (TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED, TaskInstanceState.RUNNING)
-    return await _state(trigger) in on_their_way
+    state = await _state(trigger)
+    return state in (TaskInstanceState.DEFERRED, *_on_their_way(), TaskInstanceState.SUCCESS)
+
+
+def _on_their_way() -> tuple[str, ...]:
+    from airflow.utils.state import TaskInstanceState
+
+    return (TaskInstanceState.SCHEDULED, TaskInstanceState.QUEUED, TaskInstanceState.RUNNING)
 
 
 async def _state(trigger: BaseTrigger) -> str | None:

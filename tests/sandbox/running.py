@@ -89,6 +89,13 @@ def eventually(look: Callable[[], Any], *, seconds: float = 20.0) -> Any:
     return found
 
 
+def airflow_says(monkeypatch: Any, *, states: dict[str, dict[str, str]], unfinished_runs: int) -> None:
+    """Answer what a trigger asks Airflow when its task was ended."""
+    instance = "airflow.sdk.execution_time.task_runner.RuntimeTaskInstance"
+    monkeypatch.setattr(f"{instance}.get_task_states", lambda **_: states)
+    monkeypatch.setattr(f"{instance}.get_dr_count", lambda **_: unfinished_runs)
+
+
 def until_it_reports(core: Any) -> None:
     """Wait until cluster-autoscaler has reported: in a sandbox that has just started it has not, yet."""
     reports = {"field_selector": "metadata.name=cluster-autoscaler-status"}

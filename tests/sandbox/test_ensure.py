@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
@@ -16,6 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, ScaleDownSensor
 from airflow_gpu_provider.errors import CloudError, NodesNotReady, OutOfStock, TaskKilled
@@ -24,7 +26,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
-from tests.sandbox.running import eventually, run
+from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, run
 
 
 @pytest.fixture
@@ -83,6 +85,23 @@ def test_sigterm_gives_the_demand_up_and_is_never_green(gpu_sandbox: Sandbox, op
         killer.join()
         signal.signal(signal.SIGTERM, before)
     assert demand_of(gpu_sandbox, "no-stock") == []
+    eventually(lambda: desired(gpu_sandbox) == 0)
+
+
+def test_trigger_that_is_ended_gives_the_demand_up_unless_somebody_goes_on_with_it(
+    gpu_sandbox: Sandbox, operator: EnsureGpuPoolOperator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow ends a trigger too when another triggerer has taken it over, or its task's next try has begun."""
+    operator.deferrable, operator.wait_timeout = True, timedelta(minutes=5)
+    context = context_of(operator)
+    with pytest.raises(TaskDeferred) as deferral:
+        operator.execute(context)
+    for state in ("deferred", "queued", "running", "success", "failed"):
+        airflow_says(monkeypatch, states={context["run_id"]: {"ensure": state}}, unfinished_runs=1)
+        trigger = copy_of(deferral.value.trigger)
+        trigger.task_instance = context["ti"]
+        asyncio.run(trigger.on_kill())
+        assert bool(demand_of(gpu_sandbox, "no-stock")) is (state != "failed"), state
     eventually(lambda: desired(gpu_sandbox) == 0)
 
 

@@ -40,7 +40,7 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
+from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
@@ -412,13 +412,6 @@ def test_trigger_that_comes_back_late_leaves_what_has_ended_to_the_worker_that_c
     assert bool(pods(api)) is not is_deleted
     if not is_deleted:
         assert task.trigger_reentry(context, event) == [1]
-
-
-def airflow_says(monkeypatch: pytest.MonkeyPatch, *, states: dict[str, dict[str, str]], unfinished_runs: int) -> None:
-    """Answer what a trigger asks Airflow when its task was ended."""
-    instance = "airflow.sdk.execution_time.task_runner.RuntimeTaskInstance"
-    monkeypatch.setattr(f"{instance}.get_task_states", lambda **_: states)
-    monkeypatch.setattr(f"{instance}.get_dr_count", lambda **_: unfinished_runs)
 
 
 def test_trigger_takes_the_nodes_along_where_the_run_is_over(
