@@ -252,6 +252,9 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         cause = error.__cause__
         if self._machine is not None:
             error = self._machine.explained(error)
+        cause = error.__cause__
+        if self._machine is not None:
+            error = self._machine.explained(error)
         now = self._clock.now()
         deadline = self._attempt.deadline or self._deadlines(context).of_pod(now)
         if why_not := self._preemptions().why_not(self._attempt, deadline=deadline, now=now):
