@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.gpu_health import why_bad
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
@@ -161,6 +161,14 @@ def uncordon(api: ApiClient, node: Node) -> bool:
 def read_node(api: ApiClient, node: Node) -> Node:
     """Return the node as it is now; raises ObjectNotFound when it is gone."""
     return Node.parse(call(api, "get", f"{_NODES}/{node.name}", resource="nodes"))
+
+
+def machine_of(api: ApiClient, name: str) -> str:
+    """Return the cloud's name for the machine of the node with this name; empty when the node is gone."""
+    try:
+        return Node.parse(call(api, "get", f"{_NODES}/{name}", resource="nodes")).machine
+    except ObjectNotFound:
+        return ""
 
 
 def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str | None) -> bool:

@@ -32,6 +32,7 @@ from urllib3.exceptions import HTTPError
 from airflow_gpu_provider.cluster.api_errors import from_status
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import list_demand
+from airflow_gpu_provider.cluster.nodes import machine_of
 from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_log import log_line
 from airflow_gpu_provider.cluster.pod_secrets import masked_words
@@ -587,7 +588,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         end = end_of(self._state(pod))
         error = self._error or (end.error if end else None)
         if self._machine is not None:
-            error = self._machine.judged(error, pod=pod.metadata.name)
+            error = self._machine.judged(error, pod=pod.metadata.name, node=pod.spec.node_name or "")
         if type(error) is not PodFailed:
             return error
         lines = last_lines(self.client, pod, self.base_container_name)
@@ -598,7 +599,12 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         return cause
 
     def _machine_named(self, name: str) -> PodMachine:
-        return PodMachine(name, self._rendered_pool(), lambda: self.hook.platform)
+        return PodMachine(
+            name,
+            self._rendered_pool(),
+            lambda: self.hook.platform,
+            lambda node: machine_of(self.client.api_client, node),
+        )
 
     def _state(self, pod: V1Pod) -> PodState:
         raw = self.client.api_client.sanitize_for_serialization(pod)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import cached_property
 
 from airflow_gpu_provider.cluster.pod_end import KILLED
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
@@ -28,44 +27,52 @@ class PodMachine:
     """Asks the pool's platform, once for each pod, and only about ends that may have been the machine's.
 
     Args:
-        name: The cloud's name for the machine; empty where it is not known, and nobody is asked.
+        name: The cloud's name for the machine, as the wait for the pod has seen it; empty where it was too short for
+            that. Then the node is asked, which is there mostly, and else nobody.
         pool: The rendered spec.
         platform: Returns its platform.
+        machine_of: Returns the machine of the node with this name; empty where there is none.
     """
 
-    def __init__(self, name: str, pool: GpuPool, platform: Callable[[], Platform]) -> None:
+    def __init__(
+        self, name: str, pool: GpuPool, platform: Callable[[], Platform], machine_of: Callable[[str], str]
+    ) -> None:
         self._name = name
         self._pool = pool
         self._platform = platform
+        self._machine_of = machine_of
+        self._end: MachineEnd | None = None
+        self._asked = False
 
-    @cached_property
-    def _end(self) -> MachineEnd | None:
-        if not self._name:
-            return None
-        try:
-            return self._platform().machine_end(self._name)
-        except GpuError as error:
-            _log.warning("What became of machine %s is not known: %s", self._name, error)
-            return None
-
-    def judged(self, error: GpuError | None, *, pod: str) -> GpuError | None:
-        """Return how the pod named `pod` ended: by its own account (`error`; None: well), or with its machine."""
+    def judged(self, error: GpuError | None, *, pod: str, node: str) -> GpuError | None:
+        """Return how a pod on `node` ended: by its own account (`error`; None: well), or with its machine."""
         if isinstance(error, PodPreempted):
             return self.explained(error)
         if error is None:
-            end = self._end if may_be_spot(self._pool) else None
+            end = self._end_of(node) if may_be_spot(self._pool) else None
             return _preempted(pod, self._name, end, "exit code 0") if end and end.taken_back else None
         exit_code = error.details.get("exit_code")
-        if type(error) is PodFailed and exit_code in KILLED and self._end:
-            return _preempted(pod, self._name, self._end, f"exit code {exit_code}")
+        if type(error) is PodFailed and exit_code in KILLED and (end := self._end_of(node)):
+            return _preempted(pod, self._name, end, f"exit code {exit_code}")
         return error
 
     def explained(self, error: PodPreempted) -> PodPreempted:
         """Return the preemption with the cloud's reason for it, where it has one."""
-        if "machine" in error.details or self._end is None:
+        end = None if "machine" in error.details else self._end_of(error.details.get("node") or "")
+        if end is None:
             return error
-        what = f"{error.what.rstrip('.')} (machine {self._name}: {self._end.why})."
+        what = f"{error.what.rstrip('.')} (machine {self._name}: {end.why})."
         return PodPreempted(what, error.fix, **error.details, machine=self._name)
+
+    def _end_of(self, node: str) -> MachineEnd | None:
+        if not self._asked:
+            self._asked = True
+            try:
+                self._name = self._name or (self._machine_of(node) if node else "")
+                self._end = self._platform().machine_end(self._name) if self._name else None
+            except GpuError as error:
+                _log.warning("What became of machine %s of node %s is not known: %s", self._name, node, error)
+        return self._end
 
 
 def _preempted(pod: str, machine: str, end: MachineEnd, ended: str) -> PodPreempted:

@@ -297,7 +297,7 @@ class Spot:
             pods = self._core.list_namespaced_pod("default", field_selector="status.phase=Running").items
             return next((pod for pod in pods if _attempt(pod) == "3"), None)
 
-        thread = threading.Thread(target=lambda: self._take(eventually(third, seconds=120)))
+        thread = threading.Thread(target=lambda: self._take(eventually(third, seconds=90)))
         thread.start()
         return thread
 
@@ -331,7 +331,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     pool = eks_pool(gpu_sandbox, asg_names=[name], max_nodes=1)
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
     script = """
-        case $AIRFLOW_GPU_ATTEMPT in 1) exit 0;; 2) exit 143;; 3) exec sleep 600;; esac
+        case $AIRFLOW_GPU_ATTEMPT in 1) sleep 3; exit 0;; 2) sleep 3; exit 143;; 3) exec sleep 600;; esac
         echo trained in attempt $AIRFLOW_GPU_ATTEMPT
     """
     spot = Spot(owner)

@@ -9,6 +9,7 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, GpuError, PodFailed, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.operators.pod_machine import PodMachine
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
+from airflow_gpu_provider.pools import EksGpuPool
 from tests.unit.operators.test_pod_placement import a_pool
 
 TAKEN = MachineEnd(why="EC2 says shutting-down, Server.SpotInstanceTermination", taken_back=True)
@@ -34,7 +35,11 @@ class Cloud:
 
 def judged(cloud: Cloud, error: GpuError | None, *, machine: str = "i-0a", **pool: Any) -> GpuError | None:
     spec = a_pool(**{"capacity_types": ["SPOT"], **pool})
-    return PodMachine(machine, spec, lambda: cast("Platform", cloud)).judged(error, pod="p")
+    return a_machine(cloud, machine, spec).judged(error, pod="p", node="n1")
+
+
+def a_machine(cloud: Cloud, machine: str = "i-0a", pool: EksGpuPool | None = None, **nodes: str) -> PodMachine:
+    return PodMachine(machine, pool or a_pool(), lambda: cast("Platform", cloud), lambda node: nodes.get(node, ""))
 
 
 @pytest.mark.parametrize("end", [TAKEN, ENDED])
@@ -72,7 +77,7 @@ def test_program_that_failed_by_itself_has_failed(error: PodFailed) -> None:
 
 
 def test_preemption_is_told_with_the_clouds_reason_once() -> None:
-    machine = PodMachine("i-0a", a_pool(), lambda: cast("Platform", Cloud(TAKEN)))
+    machine = a_machine(Cloud(TAKEN))
     error = machine.explained(LOST)
     assert error.what == f"Pod p was lost: its node left the cluster (machine i-0a: {TAKEN.why})."
     assert (error.fix, error.details) == (LOST.fix, {"node": "n1", "machine": "i-0a"})
@@ -88,9 +93,17 @@ def test_machine_that_nobody_knows_or_may_read_changes_nothing(caplog: pytest.Lo
     assert "AWS refused it." in caplog.text
 
 
+def test_node_is_asked_for_a_machine_that_the_wait_was_too_short_to_see() -> None:
+    cloud = Cloud(TAKEN)
+    machine = a_machine(cloud, "", n1="i-0b")
+    assert "as its machine i-0b did" in str(machine.judged(KILLED, pod="p", node="n1"))
+    assert a_machine(cloud, "", n1="i-0b").judged(KILLED, pod="p", node="gone") is KILLED
+    assert cloud.asked == ["i-0b"]
+
+
 def test_cloud_is_asked_once() -> None:
     cloud = Cloud(TAKEN)
-    machine = PodMachine("i-0a", a_pool(), lambda: cast("Platform", cloud))
-    machine.judged(KILLED, pod="p")
+    machine = a_machine(cloud)
+    machine.judged(KILLED, pod="p", node="n1")
     machine.explained(LOST)
     assert cloud.asked == ["i-0a"]
