@@ -8,10 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-        cause = error.__cause__
-        if self._machine is not None:
-            error = self._machine.explained(error)
-        now = self._clock.now()
+from datetime import timedelta
+from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
@@ -253,9 +251,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         cause = error.__cause__
         if self._machine is not None:
             error = self._machine.explained(error)
-        cause = error.__cause__
-        if self._machine is not None:
-            error = self._machine.explained(error)
         now = self._clock.now()
         deadline = self._attempt.deadline or self._deadlines(context).of_pod(now)
         if why_not := self._preemptions().why_not(self._attempt, deadline=deadline, now=now):
@@ -373,10 +368,9 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         groups = cache(self.hook.platform.observe)
         if self.checkpoint:
             check_location(self.checkpoint)
-        cause = error.__cause__
-        if self._machine is not None:
-            error = self._machine.explained(error)
-        now = self._clock.now()
+            check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool, groups)
+        check_claims_reach(pod, pool, self.client, groups)
+        owner, now = self._owner(context), self._clock.now()
         seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
         return place(
             pod,
