@@ -12,7 +12,7 @@ import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timedelta
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.errors import GpuError
@@ -72,7 +72,7 @@ class _Keeper:
         self._pool = pool
         self._owner = owner
         self._reconciler: Reconciler | None = None
-        self._started = datetime.now(UTC)
+        self._started: datetime | None = None
         self.listeners: list[Listener] = []
         # An empty context: it outlives the trigger that starts it, and must not log into that one's task.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
@@ -99,6 +99,8 @@ class _Keeper:
             holder = f"waiting-pods@{socket.gethostname()}:{os.getpid()}"
             self._reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=lambda line: None)
         outcome = self._reconciler.reconcile()
+        if self._started is None:
+            self._started = outcome.snapshot.now - timedelta(seconds=EVERY)
         return PoolNews(
             said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),
