@@ -21,8 +21,9 @@ read -r word <&3
 test "$word" = end || exit 4
 echo trained
 """
-# A night has two tries, as most have; nothing waits for longer than a machine under load needs.
-ARGUMENTS = {"retries": 1, "retry_delay": timedelta(seconds=1)}
+# A night has two tries, as most have, and no outage lasts for both: Airflow's own retry_delay is 5 minutes.
+# Nothing waits for longer than a machine under load needs.
+ARGUMENTS = {"retries": 1, "retry_delay": timedelta(seconds=20)}
 PATIENCE = timedelta(seconds=45)
 
 PLATFORM = os.environ.get("GPU_SANDBOX_PLATFORM", "eks")
