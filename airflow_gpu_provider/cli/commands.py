@@ -10,7 +10,7 @@ import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from airflow.utils.cli import suppress_logs_and_warning
@@ -26,6 +26,8 @@ from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.waits import format_seconds
+
+_WIDE = 400  # columns; more than any row takes
 
 _NO_POOLS = (
     "A DAG is in the database once the DAG processor has read its file: see `airflow dags list` and `airflow dags"
@@ -82,8 +84,8 @@ def plan(args: Namespace) -> None:
         found = reconciler.platform.plan(args.nodes or pool.max_nodes)
         return [
             *({"pool": pool.name, "action": c.action, "what": c.group, "detail": c.detail} for c in found.changes),
-            *({"pool": pool.name, "action": "grow", "what": line, "detail": ""} for line in found.grow),
-            *({"pool": pool.name, "action": "note", "what": note, "detail": ""} for note in found.notes),
+            *({"pool": pool.name, "action": "grow", "what": "", "detail": line} for line in found.grow),
+            *({"pool": pool.name, "action": "note", "what": "", "detail": note} for note in found.notes),
         ]
 
     each_rows, failed = _of_each_pool(args, rows_of)
@@ -117,7 +119,7 @@ def doctor(args: Namespace) -> None:
         for finding in examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
     ]
     for_people = args.output not in ("json", "yaml")
-    _print([_finding_row(each) if for_people else each.to_json() for each in findings], args.output)
+    _print([_finding_row(each) if for_people else each.to_json() for each in findings], args.output, wraps=True)
     problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]
     warnings = [f"{each.pool}: {each.check}" for each in findings if each.result == "warning"]
     if warnings:
@@ -147,9 +149,13 @@ def reap(args: Namespace) -> None:
         _print([each.to_json() for each in reaped], args.output)
     else:
         rows = [_leftover_row(leftover) for each in reaped for leftover in each.leftovers]
-        _print(rows, args.output, nothing="Nothing is left over.")
+        where = " in the pools that answered" if any(each.error for each in reaped) else ""
+        _print(rows, args.output, nothing=f"Nothing is left over{where}.")
     if not args.yes and any(each.leftovers for each in reaped):
         _tell("Nothing was changed; --yes removes it.")
+    elif args.yes and any(each.leftovers for each in reaped):
+        left = [f"{leftover.name} ({each.pool})" for each in reaped for leftover in each.left]
+        _tell(f"Still there: {', '.join(left)}. The same again goes on." if left else "All of it is gone.")
     if any(each.error or (args.yes and each.left) for each in reaped):
         raise SystemExit(1)
 
@@ -244,11 +250,9 @@ def _machine_rows(found: list[PoolStatus]) -> list[Row]:
     return [
         {
             "pool": row.pool,
-            "machine": row.machine,
-            "node": row.node,
-            "group": row.group,
+            "node": row.node or row.machine,
             "state": row.state,
-            "gpus": f"{row.gpus_used}/{row.gpus}",
+            "gpus_used": f"{row.gpus_used}/{row.gpus}",
             "age": _age(row.age_seconds),
             "cost_so_far": in_words(row.cost_so_far),
             "pods": ", ".join(row.pods),
@@ -260,7 +264,13 @@ def _machine_rows(found: list[PoolStatus]) -> list[Row]:
 
 def _lease_rows(found: list[PoolStatus]) -> list[Row]:
     return [
-        {"pool": row.pool, "run": row.run, "airflow": row.installation, "nodes": row.nodes, "until": row.until}
+        {
+            "pool": row.pool,
+            "run": row.run,
+            "airflow": row.installation,
+            "nodes": row.nodes,
+            "until": f"{datetime.fromisoformat(row.until):%Y-%m-%d %H:%M}Z{'' if row.live else ', which is over'}",
+        }
         for each in found
         for row in each.leases
     ]
@@ -287,8 +297,11 @@ def _age(seconds: float | None) -> str:
     return UNKNOWN if seconds is None else format_seconds(timedelta(seconds=seconds))
 
 
-def _print(rows: list[Any], output: str, *, nothing: str = "Nothing found.") -> None:
-    """Print rows as Airflow's own commands do; as JSON, numbers stay numbers."""
+def _print(rows: list[Any], output: str, *, nothing: str = "Nothing found.", wraps: bool = False) -> None:
+    """Print rows as Airflow's own commands do; as JSON, numbers stay numbers.
+
+    A table `wraps` sentences; names stay in one piece, to be copied, however narrow the terminal is.
+    """
     from airflow.cli.simple_table import AirflowConsole
 
     if output == "json":
@@ -300,7 +313,10 @@ def _print(rows: list[Any], output: str, *, nothing: str = "Nothing found.") -> 
 
         print(yaml.safe_dump(rows, sort_keys=False), end="")
     else:
-        AirflowConsole().print_as([{key: _cell(value) for key, value in row.items()} for row in rows], output)
+        width = None if wraps else _WIDE
+        AirflowConsole(width=width).print_as(
+            [{key: _cell(value) for key, value in row.items()} for row in rows], output
+        )
 
 
 def _cell(value: Any) -> Any:

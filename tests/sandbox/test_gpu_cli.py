@@ -195,7 +195,9 @@ def test_reap_shows_first_and_removes_with_yes(cli: Cli, pool: EksGpuPool) -> No
     assert shown.stderr.index("AWS account 123456789012") < shown.stderr.index("Nothing was changed; --yes removes it.")
     assert cli.json("gpu", "status", "night")[0]["nodes"] == 1
 
-    (reaped,) = cli.json("gpu", "reap", "night", "--yes")
+    removal = cli("gpu", "reap", "night", "--yes", "--output", "json")
+    (reaped,) = json.loads(removal.stdout)
+    assert removal.stderr.endswith("All of it is gone.\n")
     assert {each["kind"] for each in reaped["leftovers"]} == {"lease", "machine"}
     assert (reaped["left"], reaped["error"]) == ([], "")
     assert cli.json("gpu", "status", "night")[0]["machines"] == []
