@@ -369,7 +369,7 @@ def test_a_checkpoint_on_the_disk_of_others_spot_machines_is_refused(owner: Eks,
     disk = client.V1Volume(name="disk", host_path=client.V1HostPathVolumeSource(path="/mnt"))
     train = GpuPodOperator(
         task_id="train",
-        gpu_pool=eks_pool(gpu_sandbox, asg_names=["spot-disk"]),
+        gpu_pool=eks_pool(gpu_sandbox, name="spot-disk", asg_names=["spot-disk"]),
         image="busybox:1.36",
         volumes=[disk],
         volume_mounts=[client.V1VolumeMount(name="disk", mount_path="/checkpoints")],
@@ -377,7 +377,8 @@ def test_a_checkpoint_on_the_disk_of_others_spot_machines_is_refused(owner: Eks,
     )
     with pytest.raises(CheckpointUnusable, match="hostPath, and a spot node"):
         run(train)
-    assert not client.CoreV1Api(owner.administrator).list_namespaced_pod("default").items
+    core = client.CoreV1Api(owner.administrator)
+    assert not core.list_namespaced_pod("default", label_selector=f"{POOL_LABEL}=spot-disk").items
 
 
 @pytest.mark.usefixtures("scaler")
