@@ -32,7 +32,7 @@ demo: .venv
 	@mkdir -p build
 	@$(BIN)/gpu-sandbox demo --report $(REPORT) $(if $(FAULT),--fault $(FAULT))
 
-test: lint test-unit protocol test-sandbox test-airflow
+test: lint test-unit test-sandbox test-airflow
 
 lint: .venv
 	@echo "== ruff, mypy, import-linter"

@@ -16,7 +16,7 @@ from tests.unit.scaling.model.actors import EPOCH, Actors
 
 Raw = dict[str, Any]
 
-_COLLECTIONS = {"leases", "nodes", "pods"}
+_COLLECTIONS = {"configmaps", "leases", "nodes", "pods"}
 
 
 class ApiServer:
@@ -25,6 +25,7 @@ class ApiServer:
     def __init__(self, actors: Actors) -> None:
         self._actors = actors
         self._version = 0
+        self.configmaps: dict[str, Raw] = {}
         self.leases: dict[str, Raw] = {}
         self.nodes: dict[str, Raw] = {}
         self.pods: dict[str, Raw] = {}
