@@ -390,7 +390,9 @@ class World:
     def bind(self, pod: str) -> None:
         node, _ = self.bindings.pop(pod)
         asg = self.cloud.asg_of(node.removeprefix("node-"))
-        if pod in self.api.pods and asg and node.removeprefix("node-") in asg.live:
+        # On a node that was deleted meanwhile it runs nowhere.
+        is_there = node in self.api.nodes and asg and node.removeprefix("node-") in asg.live
+        if pod in self.api.pods and is_there:
             self.actors.note(f"pod {pod} is bound to {node}")
             raw = self.api.pods[pod]
             raw["spec"]["nodeName"] = node
