@@ -165,7 +165,8 @@ def test_sidecar_that_never_ends_holds_nothing(pool: EksGpuPool, api: client.Cor
 @BOTH_WAYS
 def test_pull_of_an_image_is_a_phase_of_its_own(pool: EksGpuPool, deferrable: bool) -> None:
     image = f"large:{'deferred' if deferrable else 'blocking'}"
-    task = pod(pool, "true", image=image, deferrable=deferrable)
+    # Not over at once: the event of the pull and the pod's end are heard by two watches.
+    task = pod(pool, "sleep", "2", image=image, deferrable=deferrable)
     context = context_of(task)
     run(task, context)
     (pull,) = [phase for phase in context["ti"].xcoms["timeline"] if phase["phase"] == "image pull"]

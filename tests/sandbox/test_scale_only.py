@@ -292,9 +292,11 @@ class Spot:
 
         return Callback
 
-    def takes_the_third_while_it_runs(self) -> threading.Thread:
+    def takes_the_third_while_it_runs(self, pool: EksGpuPool) -> threading.Thread:
+        of_the_pool = {"label_selector": f"{POOL_LABEL}={pool.name}", "field_selector": "status.phase=Running"}
+
         def third() -> client.V1Pod | None:
-            pods = self._core.list_namespaced_pod("default", field_selector="status.phase=Running").items
+            pods = self._core.list_namespaced_pod("default", **of_the_pool).items
             return next((pod for pod in pods if _attempt(pod) == "3"), None)
 
         thread = threading.Thread(target=lambda: self._take(eventually(third, seconds=90)))
@@ -328,7 +330,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
     name = f"spot-{'deferred' if deferrable else 'blocking'}"
     owner.auto_scaling_group(name, spot=True)
-    pool = eks_pool(gpu_sandbox, asg_names=[name], max_nodes=1)
+    pool = eks_pool(gpu_sandbox, name=name, asg_names=[name], max_nodes=1)
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
     script = """
         case $AIRFLOW_GPU_ATTEMPT in 1) sleep 3; exit 0;; 2) sleep 3; exit 143;; 3) exec sleep 600;; esac
@@ -345,7 +347,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
         deferrable=deferrable,
         termination_grace_period=1,
     )
-    thread = spot.takes_the_third_while_it_runs()
+    thread = spot.takes_the_third_while_it_runs(pool)
     made = gpu_sandbox.aws.calls
     run(train)
     thread.join()

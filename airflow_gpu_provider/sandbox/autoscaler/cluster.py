@@ -26,6 +26,10 @@ DELETION_CANDIDATE = "DeletionCandidateOfClusterAutoscaler"
 GPU = "nvidia.com/gpu"
 # With one of these labels a node has GPUs, and is not ready before it shows them.
 ACCELERATOR_LABELS = ("k8s.amazonaws.com/accelerator", "cloud.google.com/gke-accelerator")
+# The node controller takes them off some time after the node's conditions are good; GetReadinessState waits for that.
+_NOT_READY_TAINTS = frozenset(
+    f"node.kubernetes.io/{name}" for name in ("not-ready", "disk-pressure", "network-unavailable")
+)
 _OVER = ("Succeeded", "Failed")
 _MERGE = "application/merge-patch+json"
 
@@ -88,11 +92,12 @@ def node_of(item: Mapping[str, Any], pods: Sequence[Pod]) -> Node:
     taints = [Taint(key=t["key"], value=t.get("value") or "", effect=t["effect"]) for t in spec.get("taints") or ()]
     if spec.get("unschedulable"):
         taints.append(Taint(key="node.kubernetes.io/unschedulable"))
+    is_ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ())
     return Node(
         name=metadata["name"],
         uid=metadata["uid"],
         machine=(spec.get("providerID") or "").rpartition("/")[2],
-        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        ready=is_ready and not any(taint.key in _NOT_READY_TAINTS for taint in taints),
         annotations=metadata.get("annotations") or {},
         labels=metadata.get("labels") or {},
         taints=tuple(taints),
