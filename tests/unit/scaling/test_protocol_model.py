@@ -473,3 +473,23 @@ def test_a_crash_before_any_request_of_a_run_s_life_leaves_nothing_and_starves_n
         all_get_done(world)
         world.actors.close()
     raise AssertionError("the run does not end")
+
+
+def test_a_machine_may_go_for_an_overdue_pod_that_ends_between_the_decision_and_the_removal() -> None:
+    """It is wanted by then, and is replaced: before the removal pods are looked for that came, not those that ended."""
+    world = World(max_nodes=1)
+    world.start_run(nodes=1)
+    world.start_run(nodes=1)
+    late, other = world.actors.all
+    while not world.running():
+        go_round(world, [late])
+    late.kill()
+    world.actors.advance_to(world.actors.time + world.pool.max_runtime.total_seconds())
+    while not any(node["spec"].get("unschedulable") for node in world.api.nodes.values()):
+        other.step()
+    world.pods_end()
+    world.api.pods.clear()  # its run has what came of it, and deletes it
+    while "machine i-1 goes" not in world.actors.events[-1]:
+        other.step()
+    all_get_done(world)
+    world.actors.close()

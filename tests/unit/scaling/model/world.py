@@ -71,7 +71,7 @@ class World:
         self.cloud = Cloud(self.pool, self._groups(), self.actors)
         self.lost_pods: set[str] = set()
         self.lost_at = float("-inf")
-        self.overdue_until: dict[str, float] = {}  # node -> when a pod that was overdue left it
+        self.overdue_until: dict[str, float] = {}  # node -> when a pod that was overdue left it, or ended
         self.ends: dict[str, datetime] = {}  # run -> its until
         self.undone: set[str] = set()  # leases that people have deleted
         self.told_by = told_by
@@ -216,9 +216,13 @@ class World:
 
     def _pod_goes(self, raw: Raw) -> None:
         pod = Pod.parse(raw)
+        self._leaves_if_overdue(pod)
+        del self.api.pods[pod.name]
+
+    def _leaves_if_overdue(self, pod: Pod) -> None:
+        """Keep when an overdue pod goes or ends: until then its machine was of no use, and may be on its way out."""
         if pod.node and pod.run and self.ends[pod.run] <= self.now + RIGHT_TO:
             self.overdue_until[pod.node] = self.actors.time
-        del self.api.pods[pod.name]
 
     def _judge_switches(self) -> None:
         """Whoever sees demand relies on this at once: the cloud ends what is there after it, and not before."""
@@ -401,6 +405,7 @@ class World:
 
     def finish(self, pod: Raw) -> None:
         self.actors.note(f"pod {pod['metadata']['name']} ends")
+        self._leaves_if_overdue(Pod.parse(pod))
         ended = {"state": {"terminated": {"finishedAt": self.api.stamp()}}}
         pod["status"] = {"phase": "Succeeded", "containerStatuses": [ended]}
         self.api.put(self.api.pods, pod)
