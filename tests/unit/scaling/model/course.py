@@ -65,6 +65,7 @@ def _janitor_ends_what_the_dead_left(world: World) -> None:
 
 def _autoscaler_ends_what_it_added(world: World) -> None:
     """Pods still start, and end by activeDeadlineSeconds; and idle nodes go."""
+    world.uncordon_by_people()  # or pods wait for good for a node that only people can give back
     for _ in range(8 * world.pool.max_nodes):
         world.actors.advance_to(world.actors.time + 15)
         world.pods_end()
