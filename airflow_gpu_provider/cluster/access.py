@@ -76,15 +76,26 @@ class ClusterAccess:
     def api_client(self) -> ApiClient:
         """Return a new client: a few connections kept open, tokens renewed, a try again after a 401.
 
-        It can be used by several threads.
+        It stands an API server that is away for half a minute, as one is that restarts or changes its address: a
+        request waits for it, so that no task is lost to that. It can be used by several threads.
         """
         import urllib3
         from kubernetes.client import Configuration
         from kubernetes.client.rest import should_bypass_proxies
 
         configuration = Configuration(host=self.server.rstrip("/"))
-        # A request that did not reach the server is sent again; one that may have, only if it reads.
-        retries = urllib3.Retry(total=3, backoff_factor=0.2, allowed_methods={"GET"})
+        # A request that did not reach the server is sent again; one that may have, only if it reads. The pauses are
+        # 0, 1, 2, 4, 5, 5, 5 and 5 seconds.
+        retries = urllib3.Retry(
+            total=8,
+            read=3,
+            other=3,
+            backoff_factor=0.5,
+            backoff_max=5,
+            allowed_methods={"GET"},
+            status_forcelist={502, 503, 504},
+            raise_on_status=False,
+        )
         options: dict[str, Any] = {"maxsize": 4, "retries": retries, "ssl_context": self.ssl_context()}
         client = _client_class()(configuration, self.token)
         bypass = should_bypass_proxies(configuration.host, no_proxy=configuration.no_proxy or "")

@@ -17,6 +17,7 @@ from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
@@ -70,6 +71,21 @@ def test_an_api_server_that_is_down_refuses_connections(core: client.CoreV1Api, 
     with meanwhile(lambda: fault("restart-apiserver", "--down-seconds", "3")):
         eventually(lambda: fails_with(core) is urllib3.exceptions.NewConnectionError, seconds=5)
     assert fails_with(core) is None
+
+
+def test_a_worker_waits_for_one_that_is_away(
+    sandbox: SandboxProcess, core: client.CoreV1Api, fault: Callable[..., None]
+) -> None:
+    """A write too: it has not reached the server."""
+    api = ClusterAccess.from_kubeconfig(sandbox.env()["KUBECONFIG"]).api_client()
+    path = "/api/v1/namespaces/default/configmaps"
+    body = {"metadata": {"name": "written-meanwhile"}}
+    with meanwhile(lambda: fault("restart-apiserver", "--down-seconds", "20")):
+        eventually(lambda: fails_with(core) is urllib3.exceptions.NewConnectionError, seconds=5)
+        started = time.monotonic()
+        call(api, "create", path, resource="configmaps", body=body)
+        assert time.monotonic() - started > 10, "the server was not away"
+    assert call(api, "get", f"{path}/written-meanwhile", resource="configmaps")
 
 
 def test_one_that_hangs_answers_nothing_and_then_goes_on(core: client.CoreV1Api, fault: Callable[..., None]) -> None:

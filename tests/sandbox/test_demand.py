@@ -26,7 +26,7 @@ from airflow_gpu_provider.cluster.demand import (
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node, cordon, list_nodes, uncordon
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pool_pods, list_run_pods
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     CredentialsError,
@@ -344,12 +344,6 @@ def test_refused_credentials_are_tried_once_more_with_a_new_token(control_plane:
     with pytest.raises(CredentialsError):
         list_nodes(access.api_client(), {POOL_LABEL: "any"})
     assert len(made) == 2
-
-
-def test_a_server_that_is_away_is_unreachable(control_plane: ControlPlane) -> None:
-    access = ClusterAccess(server="https://127.0.0.1:1", ca_data=control_plane.ca_data)
-    with pytest.raises(ClusterUnreachable, match="list nodes"):
-        list_items(access.api_client(), "/api/v1/nodes", resource="nodes")
 
 
 def test_a_server_with_another_certificate_is_not_trusted(control_plane: ControlPlane) -> None:
