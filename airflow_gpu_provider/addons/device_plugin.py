@@ -25,7 +25,8 @@ CONFIG_FOLDER = "/config"
 CONFIG_FILE = "config.yaml"
 
 _NAME = {"app.kubernetes.io/name": "nvidia-device-plugin"}
-_PART_OF = {**_NAME, "app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+PART_OF = {**_NAME, "app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+"""The labels of all that this package installs of the plugin, for whichever pool."""
 
 # The plugin's own default is to crash where it finds no GPU; only NVIDIA's manifest, which lands on every node, says
 # otherwise. On GPU nodes a crash is right: the kubelet starts it again once the driver is there, and it is seen.
@@ -34,7 +35,7 @@ _OPTIONS = {"FAIL_ON_INIT_ERROR": "true"}
 
 def plugin_labels(pool: GpuPool) -> dict[str, str]:
     """Return the labels of all that this package installs of the plugin for a pool, its pods too."""
-    return {**_PART_OF, POOL_LABEL: pool.name}
+    return {**PART_OF, POOL_LABEL: pool.name}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,8 +40,7 @@ class ImagePull:
         return self.seconds >= _WORTH_TELLING
 
     def __str__(self) -> str:
-        size = f", {self.bytes / 2**30:.1f} GiB" if self.bytes else ""
-        return f"image {self.image} in {self.seconds:.0f} s{size}"
+        return f"image {self.image} in {self.seconds:.0f} s{size_in_words(self.bytes)}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +102,11 @@ class PodEvent:
             return None
         seconds = seconds_of(found["whole"] or found["took"])
         return ImagePull(image=found["image"], seconds=seconds, bytes=int(found["bytes"] or 0))
+
+
+def size_in_words(size: int) -> str:
+    """Return what to add to an image's name about its size in bytes; nothing where that is not known (0)."""
+    return f", {size / 2**30:.1f} GiB" if size else ""
 
 
 def seconds_of(duration: str) -> float:

@@ -36,7 +36,7 @@ def label(api: ApiClient, node: Node, labels: Mapping[str, str]) -> None:
         ObjectNotFound: The node is gone.
     """
     for _ in range(_TRIES):
-        now = read_node(api, node)
+        now = read_node(api, node.name)
         metadata = {"uid": node.uid, "resourceVersion": now.resource_version, "labels": dict(labels)}
         try:
             path = f"{_NODES}/{node.name}"

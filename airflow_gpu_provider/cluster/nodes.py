@@ -135,7 +135,7 @@ def cordon(api: ApiClient, node: Node, *, by: str) -> bool:
         ObjectNotFound: The node is gone.
     """
     for _ in range(_TRIES):
-        now = read_node(api, node)
+        now = read_node(api, node.name)
         if now.cordoned:
             return now.cordoned_by_us
         if _patch(api, now, unschedulable=True, mark=by):
@@ -150,7 +150,7 @@ def uncordon(api: ApiClient, node: Node) -> bool:
         ObjectNotFound: The node is gone.
     """
     for _ in range(_TRIES):
-        now = read_node(api, node)
+        now = read_node(api, node.name)
         if not now.cordon_mark:
             return not now.cordoned
         if _patch(api, now, unschedulable=None, mark=None):
@@ -158,15 +158,15 @@ def uncordon(api: ApiClient, node: Node) -> bool:
     raise ObjectChanged(f"Node {node.name} changed each time that it was to be uncordoned.")
 
 
-def read_node(api: ApiClient, node: Node) -> Node:
-    """Return the node as it is now; raises ObjectNotFound when it is gone."""
-    return Node.parse(call(api, "get", f"{_NODES}/{node.name}", resource="nodes"))
+def read_node(api: ApiClient, name: str) -> Node:
+    """Return the node with this name as it is now; raises ObjectNotFound when it is gone."""
+    return Node.parse(call(api, "get", f"{_NODES}/{name}", resource="nodes"))
 
 
 def machine_of(api: ApiClient, name: str) -> str:
     """Return the cloud's name for the machine of the node with this name; empty when the node is gone."""
     try:
-        return Node.parse(call(api, "get", f"{_NODES}/{name}", resource="nodes")).machine
+        return read_node(api, name).machine
     except ObjectNotFound:
         return ""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
+    from airflow_gpu_provider.cluster.clock import Clock
     from airflow_gpu_provider.pools import GpuPool
 
 _EVERY = 2.0
@@ -91,14 +92,15 @@ class InstallClusterAutoscalerOperator(BaseOperator):
 
             return yaml.safe_dump_all(manifests, sort_keys=False)
         api = platform_for(self.gpu_pool).cluster_access().api_client()
-        check_no_other(api, ServerClock(api).now())
+        clock = ServerClock(api)
+        check_no_other(api, clock.now())
         changes = {}
         for manifest in manifests:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
             # An order that somebody else wrote for the expander is not taken over.
             changes[name] = server_side_apply(api, manifest, force=manifest["kind"] != "ConfigMap")
             self.log.info("%s: %s", name, changes[name])
-        deployment = self._stop.run(self._running(api))
+        deployment = self._stop.run(self._running(api, clock))
         self._stop.check()
         self.log.info("cluster-autoscaler runs and reports: Deployment %s", deployment)
         return {"deployment": deployment, "changes": changes}
@@ -114,13 +116,11 @@ class InstallClusterAutoscalerOperator(BaseOperator):
             service_account_role_arn=self.service_account_role_arn,
         )
 
-    async def _running(self, api: ApiClient) -> str:
+    async def _running(self, api: ApiClient, clock: Clock) -> str:
         """Wait until the Deployment is available and the autoscaler reports; return the Deployment's name."""
         from airflow_gpu_provider.addons.autoscaler_installation import FULL_NAME, what_is_missing
-        from airflow_gpu_provider.cluster.clock import ServerClock
 
         deadline = monotonic() + self.wait_timeout.total_seconds()
-        clock = ServerClock(api)
         said = ""
         while missing := await asyncio.to_thread(lambda: what_is_missing(api, clock.now())):
             if monotonic() >= deadline:

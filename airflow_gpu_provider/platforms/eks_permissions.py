@@ -49,9 +49,10 @@ def questions(pool: EksGpuPool, *, cluster_arn: str, node_role: str, group_arns:
     groups = tuple(group_arns)
     if pool.manage == "scale":
         return (Question(actions=_SIZES, resources=groups),)
-    arn, region, account = cluster_arn.split(":")[:2], *cluster_arn.split(":")[3:5]
-    managed = f"{':'.join(arn)}:eks:{region}:{account}:nodegroup/{pool.cluster_name}/{pool.name}-new/0"
-    new = f"{':'.join(arn)}:autoscaling:{region}:{account}:autoScalingGroup:0:autoScalingGroupName/eks-{pool.name}-new"
+    _, partition, _, region, account, _ = cluster_arn.split(":")
+    managed = f"arn:{partition}:eks:{region}:{account}:nodegroup/{pool.cluster_name}/{pool.name}-new/0"
+    group_name = f"autoScalingGroupName/eks-{pool.name}-new"
+    new = f"arn:{partition}:autoscaling:{region}:{account}:autoScalingGroup:0:{group_name}"
     tagged = {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
     of_cluster = {"aws:ResourceTag/eks:cluster-name": pool.cluster_name}
     return (

@@ -366,7 +366,7 @@ class _Writes:
 
     def _is_ready_now(self, node: Node) -> bool:
         try:
-            return read_node(self._on.api, node).ready
+            return read_node(self._on.api, node.name).ready
         except ObjectNotFound:
             return False
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from airflow_gpu_provider.addons.device_plugin import CONTAINER, GpusWait, PluginSnapshot
+from airflow_gpu_provider.addons.device_plugin import CONTAINER, PART_OF, GpusWait, PluginSnapshot
 from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
@@ -24,7 +25,7 @@ def plugin_pods(namespace: str) -> Resource:
     return Resource(
         path=f"api/v1/namespaces/{namespace}/pods",
         key=_pool,
-        label_selector="app.kubernetes.io/name=nvidia-device-plugin,app.kubernetes.io/managed-by=airflow-gpu-provider",
+        label_selector=label_selector(PART_OF),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
-from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message
+from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_end import (
     KILLED,
@@ -248,8 +248,7 @@ def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str,
 
 def phase_in_words(phase: Mapping[str, Any]) -> str:
     """Return a phase of a timeline as a line for people."""
-    size = f", {phase['bytes'] / 2**30:.1f} GiB" if phase.get("bytes") else ""
-    image = f"  {phase['image']}{size}" if "image" in phase else ""
+    image = f"  {phase['image']}{size_in_words(phase.get('bytes', 0))}" if "image" in phase else ""
     return f"{phase['phase']:<18} {phase['seconds']:6.1f} s{image}"
 
 

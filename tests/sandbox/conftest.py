@@ -44,3 +44,13 @@ def gpu_sandbox_settings() -> dict[str, Any]:
     """The shared sandbox runs the example training, has an image of some size, and spot notices are short in it."""
     images = (training_image(), Image(pattern="large:*", pull_seconds=1.5))
     return {"images": images, "timings": AwsTimings(spot_notice=1.0)}
+
+
+@pytest.fixture(scope="module")
+def env(gpu_sandbox: Sandbox) -> Iterator[None]:
+    """This process as an Airflow on the shared sandbox."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gpu_sandbox.env().items():
+            patch.setenv(name, value)
+        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+        yield

@@ -26,15 +26,6 @@ NODES = "airflow-gpu-provider/pool"
 
 
 @pytest.fixture(scope="module")
-def env(gpu_sandbox: Sandbox) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gpu_sandbox.env().items():
-            patch.setenv(name, value)
-        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        yield
-
-
-@pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with one node that has no plugin."""
     pool = a_pool(gpu_sandbox, "plugin")

@@ -47,15 +47,6 @@ FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
 
 
 @pytest.fixture(scope="module")
-def env(gpu_sandbox: Sandbox) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gpu_sandbox.env().items():
-            patch.setenv(name, value)
-        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        yield
-
-
-@pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with one node of four GPUs."""
     pool = EksGpuPool(

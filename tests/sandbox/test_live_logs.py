@@ -31,11 +31,8 @@ from tests.sandbox.running import context_of, copy_of, eventually, first_event, 
 
 
 @pytest.fixture(scope="module")
-def env(gpu_sandbox: Sandbox) -> Iterator[None]:
+def env(env: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in gpu_sandbox.env().items():
-            patch.setenv(name, value)
-        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
         patch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
         yield
 

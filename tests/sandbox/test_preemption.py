@@ -36,11 +36,8 @@ FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
 
 
 @pytest.fixture(scope="module")
-def env(gpu_sandbox: Sandbox) -> Iterator[None]:
+def env(env: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in gpu_sandbox.env().items():
-            patch.setenv(name, value)
-        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
         patch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
         patch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
         yield

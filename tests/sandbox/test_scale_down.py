@@ -20,15 +20,6 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.sandbox.running import context_of, run
 
 
-@pytest.fixture(scope="module")
-def env(gpu_sandbox: Sandbox) -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gpu_sandbox.env().items():
-            patch.setenv(name, value)
-        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        yield
-
-
 @pytest.fixture(autouse=True)
 def no_faults_left(gpu_sandbox: Sandbox) -> Iterator[None]:
     yield

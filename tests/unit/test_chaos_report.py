@@ -11,30 +11,13 @@ import pytest
 from tests.airflow.chaos.cell import Cell, Strike
 from tests.airflow.chaos.checks import lost_trainings, promise_of
 from tests.airflow.chaos.faults import FAULTS
-from tests.airflow.chaos.matrix import NotRun, Row
+from tests.airflow.chaos.matrix import NotRun
 from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.report import by_moment, counts, read_json, write_json, write_tables
+from tests.unit.chaos_row import ROW
 
 RUNNING = PodStory(uid="1", name="train-1", pool="c1", run_id="c1", phase="Running")
-ROW = Row(
-    number=1,
-    seed=7,
-    platform="eks",
-    when=["train-deferred"],
-    what=["api-server-down"],
-    run="chaos_deferred/c1",
-    state="success",
-    pods=1,
-    seconds=60.0,
-    seconds_to_zero=0.2,
-    zero_by="itself",
-    bound=60.0,
-    left="",
-    broken=[],
-    airflow="",
-    harmed=[],
-)
 FAILED = NotRun.of(
     Cell(number=0, seed=7, strikes=(Strike(when="train-deferred", what="two-runs"),)), "MomentMissed('c0')", seconds=720
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.matrix import NotRun, Row
 from tests.airflow.chaos.schedule import full_matrix
 from tests.airflow.chaos.worlds import AT_ONCE, Agenda, WorldFailed, run_cells_in
+from tests.unit.chaos_row import ROW
 
 LOCAL, FOR_ALL = Strike(when="train-deferred", what="run-failed"), Strike(when="train-deferred", what="airflow-killed")
 
@@ -26,23 +28,16 @@ def cells(*strikes: Strike, platform: Platform = "eks", first: int = 0) -> list[
 
 def row(cell: Cell) -> Row:
     """`run` says which process it was."""
-    return Row(
+    return replace(
+        ROW,
         number=cell.number,
         seed=cell.seed,
         platform=cell.platform,
         when=cell.when,
         what=cell.what,
         run=str(os.getpid()),
-        state="success",
-        pods=1,
         seconds=0.0,
         seconds_to_zero=0.0,
-        zero_by="itself",
-        bound=60.0,
-        left="",
-        broken=[],
-        airflow="",
-        harmed=[],
     )
 
 
