@@ -17,7 +17,7 @@ import contextvars
 import random
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.rest import label_selector
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -140,6 +140,14 @@ class Feed:
         self._news.clear()
         changes, self._changes = self._changes, []
         return changes
+
+
+def troubles_in_words(errors: Iterable[GpuError]) -> list[str]:
+    """Return why watches stand still, in words; an API server that is away is away for all of them."""
+    errors = list(errors)
+    lines = [f"{type(error).__name__}: {error}" for error in errors if not isinstance(error, ClusterUnreachable)]
+    is_away = len(lines) < len(errors)
+    return [*lines, "the API server does not answer; the wait goes on"] if is_away else lines
 
 
 @asynccontextmanager

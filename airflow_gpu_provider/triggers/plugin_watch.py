@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PART_OF, GpusWait, PluginSnapshot
-from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, watching
+from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, troubles_in_words, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector
-from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -18,6 +18,8 @@ from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod_watch import cluster_access
 
 _LONGEST = 60.0
+_FIRST_LOOK = timedelta(seconds=30)
+"""How long the first look may take also where the wait's time is over, because its triggerer was away say."""
 
 
 def plugin_pods(namespace: str) -> Resource:
@@ -47,16 +49,30 @@ async def watch_plugin(
     wants = {pods: pool.name, **pool_nodes(pool.node_selector)}
     async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         view = _View(pods)
+        first_look = max(end, await feed.api.now() + _FIRST_LOOK)
         while True:
             now = await feed.api.now()
-            if view.is_synced or now >= end:
+            if view.is_synced:
                 progress = wait.step(view.snapshot(), now)
-                narrator.tell(now, *progress.lines)
+                narrator.tell(now, *progress.lines, *view.troubles)
                 if progress.error:
                     return await _with_last_words(feed, view, namespace, progress)
                 if progress.done or now >= end:
                     return progress
-            view.take(await feed.changes(timeout=min((end - now).total_seconds(), _LONGEST)))
+            else:
+                narrator.tell(now, *view.troubles)
+                if now >= first_look:
+                    return Progress(error=_unseen(pool) if now >= wait.deadline else None)
+            left = (end if view.is_synced else first_look) - now
+            view.take(await feed.changes(timeout=min(left.total_seconds(), _LONGEST)))
+
+
+def _unseen(pool: GpuPool) -> ClusterUnreachable:
+    return ClusterUnreachable(
+        f"Pool {pool.name}: the API server has not told which nodes there are, so nothing is known of their GPUs.",
+        "Check that the server can be reached from where Airflow runs; the next try starts the wait again.",
+        pool=pool.name,
+    )
 
 
 class _View:
@@ -67,6 +83,12 @@ class _View:
         self._synced: set[Resource] = set()
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, PodState] = {}
+        self._troubles: dict[Resource, GpuError] = {}
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why nothing is heard, in words."""
+        return troubles_in_words(self._troubles.values())
 
     @property
     def is_synced(self) -> bool:
@@ -78,10 +100,13 @@ class _View:
 
     def take(self, changes: list[Change]) -> None:
         for change in changes:
+            if change.kind == "trouble" and change.error:
+                _raise_if_final(change.error)
+                self._troubles[change.resource] = change.error
+                continue
+            self._troubles.pop(change.resource, None)
             if change.kind == "synced":
                 self._synced.add(change.resource)
-            elif change.kind == "trouble":
-                _raise_if_final(change.error)
             elif change.resource == self._pods_resource:
                 self._take_pod(change)
             else:
@@ -100,8 +125,8 @@ class _View:
             self._nodes[node.name] = node
 
 
-def _raise_if_final(error: GpuError | None) -> None:
-    if error is not None and not error.retryable:
+def _raise_if_final(error: GpuError) -> None:
+    if not error.retryable:
         raise error
 
 

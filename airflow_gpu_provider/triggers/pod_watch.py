@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -10,11 +10,21 @@ from functools import partial
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.informer import NODES, Change, Feed, Resource, pod_events, pods, pool_nodes, watching
+from airflow_gpu_provider.cluster.informer import (
+    NODES,
+    Change,
+    Feed,
+    Resource,
+    pod_events,
+    pods,
+    pool_nodes,
+    troubles_in_words,
+    watching,
+)
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of, size_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodUnschedulable
+from airflow_gpu_provider.errors import GpuError, PodUnschedulable
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -171,7 +181,7 @@ class PodView:
             full_at=now if is_full else self._full_at,
             too_large=self._too_large() if self.waits_for_node else None,
             no_capacity=self.pool_news.no_capacity,
-            notes=(*self.pool_news.said, *_troubles(self._trouble.values())),
+            notes=(*self.pool_news.said, *troubles_in_words(self._trouble.values())),
         )
 
     def _take_pod(self, change: Change) -> None:
@@ -235,11 +245,3 @@ class PodView:
         """Say whether the pool has all nodes that it may have, each with its GPUs ready: then the pod is queued."""
         ready = [node for node in self._nodes.values() if node.usable and node.gpus > 0]
         return len(ready) >= self._pool.max_nodes
-
-
-def _troubles(errors: Iterable[GpuError]) -> list[str]:
-    """Return why watches stand still, in words; an API server that is away is away for all of them."""
-    errors = list(errors)
-    lines = [f"{type(error).__name__}: {error}" for error in errors if not isinstance(error, ClusterUnreachable)]
-    is_away = len(lines) < len(errors)
-    return [*lines, "the API server does not answer; the wait goes on"] if is_away else lines

@@ -6,19 +6,23 @@ import asyncio
 import json
 import os
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config, utils
 
-from airflow_gpu_provider.errors import DevicePluginConflict, GpusNotAllocatable
+from airflow_gpu_provider.addons.device_plugin import GpusWait
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.errors import ClusterUnreachable, DevicePluginConflict, GpusNotAllocatable
 from airflow_gpu_provider.operators import device_plugin
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.triggers import plugin_watch
+from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
 from tests.unit.addons.test_detection import DRA, STATIC
 
@@ -202,3 +206,30 @@ def test_slow_plugin_is_waited_for_in_the_triggerer(
     assert gpu_sandbox.aws.access_key.secret_access_key not in json.dumps(trigger.serialize())
     event = asyncio.run(first_event(trigger))
     assert list(task.resume(context, event)["nodes"].values()) == [1]
+
+
+def test_a_wait_whose_time_is_over_still_looks_before_it_says_that_there_is_no_node(
+    pool: EksGpuPool, gpu_sandbox: Sandbox
+) -> None:
+    """Its triggerer was away for longer than its timeout."""
+    long_ago = datetime.now(UTC) - timedelta(hours=1)
+    wait = GpusWait(pool=pool.name, server="nothing", started=long_ago, deadline=long_ago + timedelta(minutes=10))
+    progress = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", say=print))
+    assert isinstance(progress.error, GpusNotAllocatable)
+
+
+def test_a_wait_that_never_hears_of_nodes_is_no_success(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plugin_watch, "_FIRST_LOOK", timedelta(seconds=2))
+    away = ClusterAccess(server="https://127.0.0.1:1")
+    monkeypatch.setattr(plugin_watch, "cluster_access", lambda pool: away)
+    now = datetime.now(UTC)
+    said: list[str] = []
+    wait = GpusWait(pool=pool.name, server="nothing", started=now, deadline=now + timedelta(seconds=3))
+    sooner = asyncio.run(watch_plugin(pool, wait, namespace="kube-system", say=said.append, until=now))
+    assert (sooner.done, sooner.error) == (False, None)
+    assert isinstance(
+        asyncio.run(watch_plugin(pool, wait, namespace="kube-system", say=print)).error, ClusterUnreachable
+    )
+    assert any("the API server does not answer" in line for line in said)
