@@ -77,7 +77,7 @@ class AutoScaling:
         """Set a group's size, unless it is that large already; a suspension that a dead process left ends first."""
         asg = self._group(name)
         if self._marks.read([asg]):
-            self._resume(name)
+            self.resume(name)
         if size > asg["DesiredCapacity"]:
             self._set_size(name, size)
 
@@ -122,11 +122,15 @@ class AutoScaling:
             self._set_size(name, size)
             return size
 
-    def resume_stale(self, asgs: Collection[Mapping[str, Any]]) -> None:
-        """Resume launches that a process suspended and then died over."""
-        for name, since in self._marks.read(asgs).items():
-            if self._service.now() - since > _STALE_SUSPENSION:
-                self._resume(name)
+    def left_suspended(self, asgs: Collection[Mapping[str, Any]]) -> set[str]:
+        """Return the names of groups whose launches a process suspended, and then died over."""
+        marks = self._marks.read(asgs)
+        return {name for name, since in marks.items() if self._service.now() - since > _STALE_SUSPENSION}
+
+    def resume(self, name: str) -> None:
+        """End a suspension of this package's; fine where there is none."""
+        self._service.call("resume_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])
+        self._marks.clear(name)
 
     @contextmanager
     def _launches_suspended(self, name: str) -> Iterator[None]:
@@ -140,11 +144,7 @@ class AutoScaling:
             self._service.call("suspend_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])
             yield
         finally:
-            self._resume(name)
-
-    def _resume(self, name: str) -> None:
-        self._service.call("resume_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])
-        self._marks.clear(name)
+            self.resume(name)
 
     def _set_size(self, name: str, size: int) -> None:
         self._service.call("set_desired_capacity", AutoScalingGroupName=name, DesiredCapacity=size, HonorCooldown=False)

@@ -110,6 +110,7 @@ class Group:
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
         provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
         owned: This package created it. Another is left as it was found, but for its size.
+        left_suspended: A process of this package suspended its launches for a moment, and died over it.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Group:
     when_idle: Literal["remove", "keep", "cordon"] = "remove"
     provisioner: str = ""
     owned: bool = True
+    left_suspended: bool = False
 
     @property
     def live(self) -> tuple[Machine, ...]:
@@ -261,6 +263,9 @@ class Platform(ABC):
 
     def tell_autoscaler(self, groups: Collection[str]) -> None:  # noqa: B027
         """Put the tags of these groups right (`Group.untold`). Default: there is nothing."""
+
+    def resume_launches(self, groups: Collection[str]) -> None:  # noqa: B027
+        """End the suspensions that a dead process has left (`Group.left_suspended`). Default: there are none."""
 
     @abstractmethod
     def grow(self, sizes: Mapping[str, int]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -68,7 +69,7 @@ class EksPlatform(EksBase):
     def plan(self, nodes: int) -> Plan:
         groups = self._groups.read()
         candidates = self.candidates()
-        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)}, mend=False)
+        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
         untold = {group.name: news(group.untold) for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
@@ -138,10 +139,10 @@ class EksPlatform(EksBase):
     # -- what there is ---------------------------------------------------------------------------------------
 
     def observe(self) -> tuple[Group, ...]:
-        return self._observe(self._groups.owned(), mend=True)
+        return self._observe(self._groups.owned())
 
-    def _observe(self, groups: Mapping[str, Mapping[str, Any]], *, mend: bool) -> tuple[Group, ...]:
-        """Read the Auto Scaling side of node groups; `mend` ends suspensions that a dead process left.
+    def _observe(self, groups: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
+        """Read the Auto Scaling side of node groups.
 
         Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
         they come last, and their limit is the machines that they have.
@@ -151,12 +152,12 @@ class EksPlatform(EksBase):
         activities = self._scaling.activities(names)
         asgs = self._scaling.groups(names)
         switches = self._scaling.switches() if names else {}
-        if mend:
-            self._scaling.resume_stale(asgs.values())
+        suspended = self._scaling.left_suspended(asgs.values())
         found = []
         for raw in groups.values():
             name = asg_name(raw) or ""
-            found.append(self._group(raw, asgs.get(name, {}), activities.get(name, ()), switches.get(name)))
+            group = self._group(raw, asgs.get(name, {}), activities.get(name, ()), switches.get(name))
+            found.append(replace(group, left_suspended=name in suspended))
         return tuple(sorted(found, key=lambda group: self._order(group.candidate)))
 
     def _group(

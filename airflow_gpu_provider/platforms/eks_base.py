@@ -112,6 +112,9 @@ class EksBase(Platform):
     def set_switch(self, groups: Collection[str], at: datetime) -> None:
         in_parallel(lambda name: self._scaling.set_switch(name, at), self._asgs_of(groups).values())
 
+    def resume_launches(self, groups: Collection[str]) -> None:
+        in_parallel(self._scaling.resume, self._asgs_of(groups).values())
+
     def grow(self, sizes: Mapping[str, int]) -> None:
         for group, name in self._asgs_of(sizes).items():
             self._scaling.grow(name, sizes[group])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -147,9 +147,7 @@ class EksPlatformOfOthers(EksBase):
     # -- what there is ---------------------------------------------------------------------------------------
 
     def observe(self) -> tuple[Group, ...]:
-        named = self._read()
-        self._scaling.resume_stale([each.asg for each in named])
-        return self._observe(named)
+        return self._observe(self._read())
 
     def _read(self) -> list[_Named]:
         """Return the groups that exist and have an Auto Scaling group, in the spec's order."""
@@ -170,8 +168,11 @@ class EksPlatformOfOthers(EksBase):
         activities = self._scaling.activities(asg_names)
         asgs = self._scaling.groups(asg_names)
         switches = self._scaling.switches() if named else {}
+        suspended = self._scaling.left_suspended(asgs.values())
         return tuple(
-            self._group(each, asgs[name], activities[name], switches.get(name))
+            replace(
+                self._group(each, asgs[name], activities[name], switches.get(name)), left_suspended=name in suspended
+            )
             for each, name in zip(named, asg_names, strict=True)
             if name in asgs
         )

@@ -37,6 +37,7 @@ class Decision:
     """What to do, in the order of the fields.
 
     Attributes:
+        resume: Groups whose launches a process had suspended for a moment when it died.
         switch: When the cloud is to set these groups to zero by itself.
         clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end; or they
             are empty, and others own them, or an autoscaler may give them nodes again without a word to us.
@@ -53,6 +54,7 @@ class Decision:
         notes: Why, in words, for the task's log.
     """
 
+    resume: tuple[str, ...] = ()
     switch: Mapping[str, datetime] = field(default_factory=dict)
     clear_switch: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
@@ -83,6 +85,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     idle = _to_cordon(snapshot, machines, wanted)
     switch, clear_switch = _switches(snapshot, grow)
     return Decision(
+        resume=tuple(group.name for group in snapshot.groups if group.left_suspended),
         label=tuple(each.node.name for each in machines if each.node and each.is_new and each not in release),
         uncordon=_uncordon(machines, (*release, *idle)),
         switch=switch,

@@ -259,6 +259,10 @@ class _Writes:
 
     def set_switch(self) -> None:
         platform, decision = self._on.platform, self._decision
+        if decision.resume:
+            self._lock.check()
+            platform.resume_launches(decision.resume)
+            self._said.append(f"{', '.join(decision.resume)} may launch again: who had suspended that is dead")
         for group, at in decision.switch.items():
             self._lock.check()
             platform.set_switch([group], at)

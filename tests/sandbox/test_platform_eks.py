@@ -577,19 +577,18 @@ class TestShrinkUnfilled:
         eventually(lambda: account.in_service(asg), lambda ids: len(ids) >= 2)
         assert (suspended(account, asg), marks(account, asg)) == ([], [])
 
-    def test_a_stale_suspension_is_ended_by_whoever_looks(self, account: Account, starved: EksPlatform) -> None:
+    def test_a_stale_suspension_is_seen_and_ended(self, account: Account, starved: EksPlatform) -> None:
         asg = account.asg_of(GROUP_A)
         with dead(starved, "SetDesiredCapacity", dies="before"), pytest.raises(Dead):
             starved.shrink_unfilled([GROUP_A])
-        starved.observe()
-        assert suspended(account, asg) == ["Launch"]  # its holder may be alive
+        assert not any(group.left_suspended for group in starved.observe())  # its holder may be alive
 
         old = (datetime.now(UTC) - timedelta(minutes=2)).isoformat()
         tag = {"ResourceId": asg, "ResourceType": "auto-scaling-group", "Key": SUSPENDED_TAG}
         account.asg.create_or_update_tags(Tags=[{**tag, "Value": old, "PropagateAtLaunch": False}])
-        starved.plan(1)
-        assert suspended(account, asg) == ["Launch"]  # a plan has no side effect
-        starved.observe()
+        assert [group.name for group in starved.observe() if group.left_suspended] == [GROUP_A]
+        assert suspended(account, asg) == ["Launch"]  # a look has no side effect
+        starved.resume_launches([GROUP_A])
         assert (suspended(account, asg), marks(account, asg)) == ([], [])
 
 

@@ -40,6 +40,7 @@ from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.sandbox.running import eventually, run, until_it_reports
 
@@ -425,10 +426,13 @@ def test_launches_that_a_dead_process_suspended_are_resumed(
         return [each["ProcessName"] for each in owner.everything(asg, None)["group"]["SuspendedProcesses"]]
 
     owner.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
-    platform_for(pool).observe()
+    reconciler = open_pool(pool, owner="", holder="tests", say=print)
+    reconciler.reconcile()
     assert suspended() == ["Launch"]  # its owner's
     scaling._marks.set(asg, datetime.now(UTC) - timedelta(minutes=5))
-    platform_for(pool).observe()
+    reconciler.snapshot()
+    assert suspended() == ["Launch"]  # a look changes nothing
+    assert "left may launch again" in "".join(reconciler.reconcile().said)
     assert suspended() == []
     assert scaling._marks.read([{"AutoScalingGroupName": asg}]) == {}
 

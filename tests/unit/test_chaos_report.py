@@ -81,6 +81,7 @@ def test_a_run_writes_its_own_table_and_leaves_the_rest_of_the_page(tmp_path: Pa
 def test_a_run_that_was_cut_off_goes_on_with_the_rows_that_it_wrote(tmp_path: Path) -> None:
     rows = [ROW, replace(ROW, number=2, seconds_to_zero=None)]
     told = tmp_path / "build" / "chaos.json"
+    assert read_json(told, "matrix") == []
     write_json(rows, told, "matrix")
     assert read_json(told, "matrix") == rows
     with pytest.raises(ValueError, match="has the rows of a matrix, which a cover cannot go on with"):

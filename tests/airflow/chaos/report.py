@@ -36,7 +36,12 @@ def write_json(outcomes: Iterable[Outcome], path: Path, kind: Kind) -> None:
 
 
 def read_json(path: Path, kind: Kind) -> list[Row]:
-    """The rows that `write_json` has written; what failed to run is to be run again. ValueError for another kind."""
+    """The rows that `write_json` has written, if it has; what failed to run is to be run again.
+
+    ValueError for another kind.
+    """
+    if not path.exists():
+        return []
     content = json.loads(path.read_text())
     if content["kind"] != kind:
         raise ValueError(f"{path} has the rows of a {content['kind']}, which a {kind} cannot go on with")
