@@ -1,7 +1,7 @@
 """Every failure a user of this package can meet: one class each, with the way out in the message.
 
 A message is two sentences: what happened, with the names involved, and what to do. Whether another try can
-help is part of the type (`retryable`). All derive from AirflowException, so `retry_policy` sees them; none
+help is part of the type (`retryable`). GpuErrors derive from AirflowException, so `retry_policy` sees them; none
 derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
 
     GpuError
@@ -21,7 +21,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
                                    GpuOutOfMemory DriverMissing BadGpu
       BlockFailed                  a task of a gpu_nodes block failed
-      TaskKilled                   the task's process was told to stop
+    TaskKilled                     the task's process was told to stop; no GpuError, and no Exception
 
 Triggers never raise: they yield `to_record()`, and the operator raises `from_record()` again with the same type.
 """
@@ -258,5 +258,14 @@ class BlockFailed(GpuError):
     retryable = False
 
 
-class TaskKilled(GpuError):
-    """The task's process was told to stop (SIGTERM); what it had started was removed."""
+class TaskKilled(BaseException):
+    """The task's process was told to stop (SIGTERM); what it had started was removed.
+
+    No Exception, as KeyboardInterrupt is none: it is raised in a signal handler, so it comes out wherever the program
+    is, and libraries that take any Exception for a failed request (Airflow's secrets backends, botocore) would go on.
+    """
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, what: str, fix: str = "") -> None:
+        super().__init__(f"{what} {fix}".strip())

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand import DemandKey
 
 INSTALLATION_VARIABLE = "gpu_provider_installation_id"
+_PROPOSED = f"{INSTALLATION_VARIABLE}_proposed"
 _SETTLE_SECONDS = 1.0
 _TIMED_OUT_WITHIN = timedelta(minutes=1)
 
@@ -46,19 +47,39 @@ def run_is_over(context: Any, key: DemandKey) -> bool:
 
 
 def _stored_installation_id() -> str:
+    return _stored(INSTALLATION_VARIABLE) or _agreed()
+
+
+def _stored(name: str) -> str | None:
+    """Return a Variable's value; None only where it is certain that there is none.
+
+    `Variable.get` says so too when Airflow's API did not answer, and a second id would make strangers of all runs that
+    want nodes now: their scale-down would leave them to whoever they belong to.
+    """
     from airflow.sdk import Variable
 
-    stored: str | None = Variable.get(INSTALLATION_VARIABLE, default=None)
-    if stored:
-        return stored
-    Variable.set(
-        INSTALLATION_VARIABLE,
-        uuid.uuid4().hex[:12],
-        description="Tells the GPU nodes that this Airflow wants from those that another one wants. Do not change.",
-    )
-    # Another worker may have found none and written its own in the same moment. Variables have no
-    # compare-and-swap; whoever wrote last has won once both writes are through.
+    value: str | None = Variable.get(name, default=None)
+    if not value and name in list(Variable.keys(prefix=name)):
+        return str(Variable.get(name))
+    return value
+
+
+def _agreed() -> str:
+    """Make an id, unless another worker makes one at the same time: then return that one.
+
+    Variables have no compare-and-swap. So each worker proposes an id, waits until the proposals of all who saw none are
+    through, and takes the last one. Whoever's write was held up for longer still finds what the others have taken.
+    """
+    from airflow.sdk import Variable
+
+    if not _stored(_PROPOSED):
+        Variable.set(_PROPOSED, uuid.uuid4().hex[:12], description="Not in use: see gpu_provider_installation_id.")
     time.sleep(_SETTLE_SECONDS)
+    proposed = str(Variable.get(_PROPOSED))
+    if not _stored(INSTALLATION_VARIABLE):
+        what = "Tells the GPU nodes that this Airflow wants from those that another one wants. Do not change."
+        Variable.set(INSTALLATION_VARIABLE, proposed, description=what)
+        time.sleep(_SETTLE_SECONDS)
     return str(Variable.get(INSTALLATION_VARIABLE))
 
 

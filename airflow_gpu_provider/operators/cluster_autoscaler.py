@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.errors import AutoscalerNotRunning, TaskKilled
-from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
 from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -52,6 +53,7 @@ class DeleteGpuPoolOperator(BaseOperator):
         self.gpu_pool = gpu_pool
         self.force = force
         self.wait_timeout = timeout
+        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import installation_id, lock_holder
@@ -85,8 +87,11 @@ class DeleteGpuPoolOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End the task with an error, never green. The cloud goes on deleting what it was told to delete."""
-        raise TaskKilled(
-            f"Task {self.task_id} was told to stop while it deleted pool {self.gpu_pool.name}.", "Run the task again."
+        self._stop.ask(
+            TaskKilled(
+                f"Task {self.task_id} was told to stop while it deleted pool {self.gpu_pool.name}.",
+                "Run the task again.",
+            )
         )
 
 

@@ -62,7 +62,6 @@ from airflow_gpu_provider.operators.pod_machine import PodMachine
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.operators.pool_hook import PoolHook
-from airflow_gpu_provider.operators.stopping import Stop
 from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, attempt_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
@@ -70,6 +69,7 @@ from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.unattended import release_unattended
+from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.triggers.pod_wait import PodWait, phase_in_words
 from airflow_gpu_provider.triggers.pod_watch import watch_pod

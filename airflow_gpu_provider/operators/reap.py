@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError, TaskKilled
 from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -62,6 +63,7 @@ class ReapGpuPoolsOperator(BaseOperator):
         self.others = others
         self.plan_only = dry_run
         self.wait_timeout = timeout
+        self._stop = Stop()
         if not gpu_pools:
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")
 
@@ -110,4 +112,6 @@ class ReapGpuPoolsOperator(BaseOperator):
 
     def on_kill(self) -> None:
         """End the task with an error, never green. What it has begun to remove goes; the rest is the next run's."""
-        raise TaskKilled(f"Task {self.task_id} was told to stop while it looked for leftovers.", "Run the task again.")
+        self._stop.ask(
+            TaskKilled(f"Task {self.task_id} was told to stop while it looked for leftovers.", "Run the task again.")
+        )

@@ -12,6 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -83,6 +84,7 @@ class ScaleDownSensor(BaseSensorOperator):
         self.block_id = block_id
         self.deferrable = deferrable
         self._wait: ReleaseWait | None = None
+        self._stop = Stop()
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
@@ -205,9 +207,11 @@ class ScaleDownSensor(BaseSensorOperator):
 
     def on_kill(self) -> None:
         """End the task with an error, so that a scale-down cut short is tried again and never green."""
-        raise TaskKilled(
-            f"Task {self.task_id} was told to stop while it scaled pool {self.gpu_pool.name} down.",
-            "Run it again: the machines that it had not released yet may still run.",
+        self._stop.ask(
+            TaskKilled(
+                f"Task {self.task_id} was told to stop while it scaled pool {self.gpu_pool.name} down.",
+                "Run it again: the machines that it had not released yet may still run.",
+            )
         )
 
     def _say(self, line: str) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
+from airflow.sdk.execution_time.comms import CommsDecoder, GetVariable, _ResponseFrame
 
 from airflow_gpu_provider.errors import TaskKilled
-from airflow_gpu_provider.operators.stopping import Stop
+from airflow_gpu_provider.stopping import Stop
 
 ERROR = TaskKilled("Told to stop.")
 
@@ -83,6 +89,35 @@ def test_it_is_raised_again_where_it_was_swallowed(stop: Stop) -> None:
         stop.check()
     with pytest.raises(TaskKilled):
         stop.run(asyncio.sleep(0))
+
+
+def test_a_request_to_airflow_is_not_cut_off_from_its_answer(stop: Stop) -> None:
+    ours, theirs = socket.socketpair()
+    comms: CommsDecoder[Any, Any] = CommsDecoder(socket=ours)
+    answers: list[Any] = []
+
+    def supervise() -> None:
+        request = theirs.recv(4096)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.2)
+        number = msgspec.msgpack.decode(request[4:])[0]
+        theirs.sendall(_ResponseFrame(number, {"type": "VariableResult", "key": "id", "value": "kept"}).as_bytes())
+
+    def work() -> None:
+        answers.append(comms.send(GetVariable(key="id")))
+        time.sleep(10)
+
+    supervisor = threading.Thread(target=supervise)
+    supervisor.start()
+    with ours, theirs, pytest.raises(TaskKilled):
+        work()
+    supervisor.join()
+    assert [answer.value for answer in answers] == ["kept"]
+
+
+def test_a_library_that_catches_exceptions_does_not_catch_this_one(stop: Stop) -> None:
+    with pytest.raises(TaskKilled), contextlib.suppress(Exception):
+        stop.ask(ERROR)
 
 
 def test_result_comes_back(stop: Stop) -> None:

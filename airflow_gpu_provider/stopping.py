@@ -3,17 +3,28 @@
 Airflow calls on_kill in a signal handler. An error that is raised there comes out wherever the program happens to
 be: in the middle of an event loop it is logged or swallowed by whatever callback was interrupted, and the wait goes
 on. So a wait in an event loop is cancelled instead, and the error is raised when the loop has ended.
+
+And the task talks to Airflow by requests whose answers have no number: cut off between the two, each later request
+would get the answer of the one before. So a request is waited for.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import sys
+import threading
 from collections.abc import Coroutine
+from types import FrameType
 from typing import Any, TypeVar
 
 from airflow_gpu_provider.errors import TaskKilled
 
 T = TypeVar("T")
+
+_TALK = "airflow.sdk.execution_time.comms"
+_ASK_AGAIN_SECONDS = 0.05
 
 
 class Stop:
@@ -41,11 +52,19 @@ class Stop:
             raise self.error from None
 
     def ask(self, error: TaskKilled) -> None:
-        """End what `run` waits for, or else raise `error` here and now; called by on_kill."""
+        """End what `run` waits for, or else raise `error` here and now; called by on_kill.
+
+        In the middle of a request to Airflow nothing is raised: the signal is sent once more, a moment later.
+        """
         self.error = error
-        if self._loop is None or self._waiting is None:
+        if self._loop is not None and self._waiting is not None:
+            self._loop.call_soon_threadsafe(self._waiting.cancel)
+        elif _is_talking():
+            again = threading.Timer(_ASK_AGAIN_SECONDS, os.kill, (os.getpid(), signal.SIGTERM))
+            again.daemon = True
+            again.start()
+        else:
             raise error
-        self._loop.call_soon_threadsafe(self._waiting.cancel)
 
     def check(self) -> None:
         """Raise TaskKilled if the task was told to stop: the error itself may have been swallowed on its way."""
@@ -58,3 +77,13 @@ class Stop:
             return await coroutine
         finally:
             self._loop = self._waiting = None
+
+
+def _is_talking() -> bool:
+    """Say whether a request to Airflow is under way in the code that a signal has interrupted."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _TALK:
+            return True
+        frame = frame.f_back
+    return False
