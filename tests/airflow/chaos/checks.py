@@ -39,6 +39,7 @@ def wait_for_zero(world: World, pool: str, *, bound: float, since: float) -> Zer
     """Look until nothing is left of the pool; `since` is a time of the monotonic clock."""
     left = "nobody could look"
     while True:
+        world.revive()
         try:
             found = world.left(pool)
         except OSError:

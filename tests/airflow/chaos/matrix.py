@@ -135,7 +135,7 @@ def run_cell(world: World, cell: Cell, bystander: Bystander) -> Outcome:
             bound=BOUNDS[promise.zero_by],
             left=zero.left,
             broken=broken,
-            airflow=_blame(world, night, world.revived[ended_before:]) if broken else "",
+            airflow=_blame(world, night, world.revived[ended_before:]) if broken or zero.seconds is None else "",
             harmed=[*harmed_by(night), *bystander.harm()],
         )
     except Exception as error:
