@@ -7,7 +7,7 @@ derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
     GpuError
       PoolSpecError                the DAG's author can fix it, at parse time where that is possible
                                    CheckpointUnusable
-      ClusterNotFound  ClusterUnreachable  CredentialsError  PermissionDenied  CloudError
+      ClusterNotFound  ClusterUnreachable  ConnectionNotFound  CredentialsError  PermissionDenied  CloudError
       PoolDrift  GroupFailed  GroupNotFound
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
       NodesNotReady  GpusNotAllocatable
@@ -94,6 +94,10 @@ class ClusterNotFound(GpuError):
 
 class ClusterUnreachable(GpuError):
     """The Kubernetes API server did not answer."""
+
+
+class ConnectionNotFound(GpuError):
+    """Airflow has no such connection - or its API did not answer: a worker is told the same."""
 
 
 class CredentialsError(GpuError):

@@ -20,7 +20,7 @@ from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
 from airflow_gpu_provider.cluster.clock import ahead
-from airflow_gpu_provider.errors import CredentialsError
+from airflow_gpu_provider.errors import ConnectionNotFound
 from airflow_gpu_provider.platforms.aws_errors import mapped_errors
 from airflow_gpu_provider.platforms.parallel import PARALLEL_CALLS
 from airflow_gpu_provider.platforms.parallel import in_parallel as in_parallel
@@ -146,9 +146,10 @@ class AwsClients:
     def _hook(self) -> EksHook:
         hook = EksHook(aws_conn_id=self._conn_id, region_name=self._region)
         if self._conn_id and not hook.conn_config:
-            raise CredentialsError(
+            raise ConnectionNotFound(
                 f"The Airflow connection {self._conn_id!r} does not exist.",
-                "Create it, or name another in aws_conn_id; aws_conn_id=None uses the worker's own credentials.",
+                "Create it, or name another in aws_conn_id (None: the worker's own credentials); if it does exist,"
+                " Airflow's API did not answer: try again.",
             )
         return hook
 

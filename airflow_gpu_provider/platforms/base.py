@@ -216,7 +216,7 @@ class Platform(ABC):
         """Return, for people, which account and cluster this is, and as whom they are spoken to.
 
         Raises:
-            CredentialsError: The pool's Airflow connection is missing or holds no credentials.
+            ConnectionNotFound, CredentialsError: The pool's Airflow connection is missing or holds no credentials.
         """
         return self.cluster_access().server
 

@@ -16,13 +16,13 @@ from typing import Any
 import requests
 from airflow.providers.google.common.consts import CLIENT_INFO
 from airflow.providers.google.common.hooks.base_google import GoogleBaseHook, get_field
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry, if_exception_type
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 
-from airflow_gpu_provider.errors import CredentialsError, GpuError
+from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
 from airflow_gpu_provider.platforms.google_errors import mapped_errors
 
 _TIMEOUT = 30.0
@@ -218,10 +218,15 @@ class _ReadableConnection:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AirflowNotFoundException):
+            raise ConnectionNotFound(
+                f"The Airflow {self._connection} does not exist.",
+                "Create it, or name another in gcp_conn_id; if it does exist, Airflow's API did not answer: try again.",
+            ) from error
         if isinstance(error, (AirflowException, ValueError)) and not isinstance(error, GpuError):
             raise CredentialsError(
                 f"The Airflow {self._connection} does not give Google Cloud credentials: {error}.",
-                "Create or correct it, or name another in gcp_conn_id.",
+                "Correct it, or name another in gcp_conn_id.",
             ) from error
 
 

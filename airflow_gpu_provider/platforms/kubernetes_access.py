@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.errors import CredentialsError
+from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 
 
 def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
@@ -17,15 +17,22 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
     One that is missing is an error, kubernetes_default too.
 
     Raises:
-        CredentialsError: There is no such connection, or nothing in it to reach a cluster with.
+        ConnectionNotFound: There is no such connection.
+        CredentialsError: There is nothing in it to reach a cluster with.
     """
-    from airflow.sdk.exceptions import AirflowException
+    from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException
 
     settings = Configuration()
     try:
         _load(_extras(conn_id), settings, context)
+    except AirflowNotFoundException as error:
+        raise ConnectionNotFound(
+            f"The Airflow connection {conn_id!r} does not exist.",
+            "Create it, or name another in kubernetes_conn_id; if it does exist, Airflow's API did not answer.",
+            connection=conn_id,
+        ) from error
     except (AirflowException, ConfigException, OSError, ValueError) as error:
         raise CredentialsError(
             f"Airflow connection {conn_id} gives no way to a cluster: {error}.",

@@ -18,7 +18,13 @@ from airflow_gpu_provider.addons.plugin_pods import list_plugin_pods
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, QuotaExceeded
+from airflow_gpu_provider.errors import (
+    ClusterUnreachable,
+    ConnectionNotFound,
+    CredentialsError,
+    GpuError,
+    QuotaExceeded,
+)
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.permissions import Rule, missing, rules, to_install_a_plugin
@@ -61,7 +67,8 @@ def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: 
         reconciler = connect()
         where = reconciler.platform.account()
     except GpuError as error:
-        return (_problem(pool, "credentials" if isinstance(error, CredentialsError) else "cluster", error),)
+        no_credentials = isinstance(error, (ConnectionNotFound, CredentialsError))
+        return (_problem(pool, "credentials" if no_credentials else "cluster", error),)
     findings = [Finding(pool=pool.name, check="credentials", result="ok", said=where)]
     for name, check in _Doctor(reconciler, pod_namespace).checks().items():
         try:

@@ -17,7 +17,7 @@ def open_pool(pool: GpuPool, *, owner: str, holder: str, say: Say) -> Reconciler
         say: Takes lines for the task's log.
 
     Raises:
-        CredentialsError: The pool's Airflow connection is missing or holds no credentials.
+        ConnectionNotFound, CredentialsError: The pool's Airflow connection is missing or holds no credentials.
         ClusterNotFound: There is no such cluster.
     """
     platform = platform_for(pool, owner=owner)

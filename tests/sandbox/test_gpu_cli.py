@@ -145,13 +145,13 @@ def test_a_connection_that_is_missing_is_an_error_and_no_ambient_credentials_are
     ambient = {"AWS_ACCESS_KEY_ID": "ambient", "AWS_SECRET_ACCESS_KEY": "ambient"}
     endpoint = {"AWS_ENDPOINT_URL": gpu_sandbox.aws.endpoint_url}
     done = Cli({**cli.environment, **ambient, **endpoint})("gpu", "status", "lost", ok=False)
-    assert "CredentialsError: The Airflow connection 'nowhere' does not exist." in done.stderr
+    assert "ConnectionNotFound: The Airflow connection 'nowhere' does not exist." in done.stderr
 
 
 def test_a_pool_that_cannot_be_asked_does_not_keep_the_others_from_being_shown(cli: Cli) -> None:
     done = cli("gpu", "status", "--output", "json", ok=False)
     assert [each["pool"] for each in json.loads(done.stdout)] == ["night"]
-    assert "lost: CredentialsError: The Airflow connection 'nowhere' does not exist." in done.stderr
+    assert "lost: ConnectionNotFound: The Airflow connection 'nowhere' does not exist." in done.stderr
     assert "dated of others is left out: only a DAG run can render it: 'ds' is undefined" in done.stderr
 
 

@@ -21,7 +21,7 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     placement,
 )
-from airflow_gpu_provider.errors import CredentialsError, PodUnschedulable, PoolDrift, PoolSpecError
+from airflow_gpu_provider.errors import ConnectionNotFound, PodUnschedulable, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.sandbox.nodes import NodeSpec
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
@@ -220,5 +220,5 @@ def test_in_cluster_with_a_service_accounts_token(
 
 
 def test_a_connection_that_leads_nowhere(core: client.CoreV1Api) -> None:
-    with pytest.raises(CredentialsError, match="missing_one"):
+    with pytest.raises(ConnectionNotFound, match="missing_one"):
         platform_for(lab(kubernetes_conn_id="missing_one")).plan(1)

@@ -13,6 +13,7 @@ import pytest
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,
+    ConnectionNotFound,
     CredentialsError,
     GroupFailed,
     GroupNotFound,
@@ -708,7 +709,7 @@ class TestAccessAndErrors:
     ) -> None:
         for name, value in account.opened.env.items():
             monkeypatch.setenv(name, value)
-        with pytest.raises(CredentialsError, match="connection 'aws_prod' does not exist"):
+        with pytest.raises(ConnectionNotFound, match="connection 'aws_prod' does not exist"):
             pools.platform(aws_conn_id="aws_prod").observe()
         assert pools.platform(aws_conn_id=None).observe() == ()  # asked for by name
 

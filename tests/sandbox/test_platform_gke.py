@@ -13,6 +13,7 @@ import pytest
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,
+    ConnectionNotFound,
     CredentialsError,
     GroupNotFound,
     PermissionDenied,
@@ -437,7 +438,7 @@ class TestAccess:
             GkePlatform(spec(project_id="no-such-project"), OWNER).plan(1)
 
     def test_no_such_connection(self, cloud: GoogleCloud) -> None:
-        with pytest.raises(CredentialsError, match="nowhere"):
+        with pytest.raises(ConnectionNotFound, match="nowhere"):
             GkePlatform(spec(gcp_conn_id="nowhere"), OWNER).plan(1)
 
     def test_a_key_that_is_not_known(self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
