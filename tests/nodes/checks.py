@@ -99,6 +99,7 @@ class NodeChecks:
         for name in ("one", "two"):
             core.create_namespaced_pod("default", gpu_pod(pool, name))
         eventually(lambda: all(phase(core, name) == "Running" for name in ("one", "two")), seconds=60)
+        eventually(lambda: all(log_of(core, name).endswith("\n") for name in ("one", "two")), seconds=60)
         held = [log_of(core, name).strip().split(",") for name in ("one", "two")]
         assert len({gpu for one in held for gpu in one}) == GPUS
         core.create_namespaced_pod("default", gpu_pod(pool, "three"))
