@@ -22,6 +22,8 @@ _LEAST_RUNTIME = 0.75
 
 _JITTER = 0.2
 
+_CLOCKS_APART = timedelta(seconds=2)  # a wait's time is the API server's, in whole seconds; a failure's is the cloud's
+
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
@@ -139,6 +141,7 @@ class Tried:
 def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
     """Return the candidates that had no machine since then, or that are passed over, in the pool's order."""
     over = backoff.passed_over(snapshot.groups, snapshot.now)
+    since -= _CLOCKS_APART
     found = []
     for group in snapshot.groups:
         failures = [each for each in group.failures if each.at >= since]

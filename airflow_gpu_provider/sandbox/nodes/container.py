@@ -8,7 +8,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class PodHome:
-    """What a pod's containers share."""
+    """What a pod's containers share.
+
+    `all_tried` is set when each of them, init containers aside, has been started once.
+    """
 
     machine: Machine
     node: Node
@@ -49,6 +52,7 @@ class PodHome:
     facts: environment.Facts
     changed: Callable[[], None]
     volumes: Mapping[str, Path]
+    all_tried: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
     def uid(self) -> str:
@@ -352,6 +356,9 @@ class ContainerRunner:
                 await self.kill(self._grace(), "FailedPostStartHook")
                 return
             self._home.changed()
+        if not self.record.is_init:
+            # The kubelet probes what its last look has found running, and a look starts all containers.
+            await self._home.all_tried.wait()
         await probes.watch(self)
 
     def _post_start(self) -> dict[str, Any] | None:

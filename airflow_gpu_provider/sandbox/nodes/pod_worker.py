@@ -165,6 +165,7 @@ class PodWorker:
             if not runner.record.is_init:
                 running.append(runner.start())
                 await runner.tried.wait()
+        self._home.all_tried.set()
         await _finished(running)
         await self._stop_sidecars()
 
