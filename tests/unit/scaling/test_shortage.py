@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.cluster.autoscaler_status import AutoscalerStatus
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
+from airflow_gpu_provider.scaling.hard_to_get import tried
 from airflow_gpu_provider.scaling.shortage import missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import EARLIER, NOW, dry, lease, machine, pod, pool, snapshot
@@ -33,6 +35,13 @@ def test_pods_for_which_no_machine_can_be_had_are_told_what_was_tried() -> None:
         " (tried 1 time, last failed at 01:59Z: InsufficientInstanceCapacity)."
     )
     assert [each["zone"] for each in error.details["tried"]] == ["us-west-2a"]
+
+
+@pytest.mark.parametrize(("seconds_before", "times"), [(1.5, 1), (3, 0)])
+def test_a_failure_that_the_clocks_put_just_before_the_wait_counts(seconds_before: float, times: int) -> None:
+    """The API server tells its time in whole seconds."""
+    (found,) = tried(waiting(), FAILED.at + timedelta(seconds=seconds_before))
+    assert found.times == times
 
 
 def test_quota_is_told_from_stock() -> None:
