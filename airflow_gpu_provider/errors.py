@@ -28,7 +28,7 @@ Triggers never raise: they yield `to_record()`, and the operator raises `from_re
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from airflow.sdk.exceptions import AirflowException
 
@@ -98,6 +98,15 @@ class ClusterUnreachable(GpuError):
 
 class ConnectionNotFound(GpuError):
     """Airflow has no such connection - or its API did not answer: a worker is told the same."""
+
+    @classmethod
+    def named(cls, conn_id: str, argument: str, otherwise: str = "") -> Self:
+        """Return the error for a connection that a pool names in `argument`; `otherwise` is what else would do."""
+        return cls(
+            f"The Airflow connection {conn_id!r} does not exist.",
+            f"Create it, or name another in {argument}{otherwise}; if it exists, Airflow's API did not answer.",
+            connection=conn_id,
+        )
 
 
 class CredentialsError(GpuError):

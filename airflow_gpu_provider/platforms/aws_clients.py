@@ -146,11 +146,8 @@ class AwsClients:
     def _hook(self) -> EksHook:
         hook = EksHook(aws_conn_id=self._conn_id, region_name=self._region)
         if self._conn_id and not hook.conn_config:
-            raise ConnectionNotFound(
-                f"The Airflow connection {self._conn_id!r} does not exist.",
-                "Create it, or name another in aws_conn_id (None: the worker's own credentials); if it does exist,"
-                " Airflow's API did not answer: try again.",
-            )
+            otherwise = "; aws_conn_id=None uses the worker's own credentials"
+            raise ConnectionNotFound.named(self._conn_id, "aws_conn_id", otherwise)
         return hook
 
     @cached_property

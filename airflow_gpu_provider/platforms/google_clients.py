@@ -205,27 +205,24 @@ class GoogleClients:
             return GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
 
     def _readable(self) -> Any:
-        return _ReadableConnection(self.connection)
+        return _ReadableConnection(self._conn_id)
 
 
 class _ReadableConnection:
     """What the hook finds wrong with a connection, as an error of ours."""
 
-    def __init__(self, connection: str) -> None:
-        self._connection = connection
+    def __init__(self, conn_id: str) -> None:
+        self._conn_id = conn_id
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if isinstance(error, AirflowNotFoundException):
-            raise ConnectionNotFound(
-                f"The Airflow {self._connection} does not exist.",
-                "Create it, or name another in gcp_conn_id; if it does exist, Airflow's API did not answer: try again.",
-            ) from error
+            raise ConnectionNotFound.named(self._conn_id, "gcp_conn_id") from error
         if isinstance(error, (AirflowException, ValueError)) and not isinstance(error, GpuError):
             raise CredentialsError(
-                f"The Airflow {self._connection} does not give Google Cloud credentials: {error}.",
+                f"The Airflow connection {self._conn_id!r} does not give Google Cloud credentials: {error}.",
                 "Correct it, or name another in gcp_conn_id.",
             ) from error
 

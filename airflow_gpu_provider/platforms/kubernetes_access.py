@@ -28,11 +28,7 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
     try:
         _load(_extras(conn_id), settings, context)
     except AirflowNotFoundException as error:
-        raise ConnectionNotFound(
-            f"The Airflow connection {conn_id!r} does not exist.",
-            "Create it, or name another in kubernetes_conn_id; if it does exist, Airflow's API did not answer.",
-            connection=conn_id,
-        ) from error
+        raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
     except (AirflowException, ConfigException, OSError, ValueError) as error:
         raise CredentialsError(
             f"Airflow connection {conn_id} gives no way to a cluster: {error}.",

@@ -123,7 +123,7 @@ def test_connections_that_are_missing_though_there_are_ambient_credentials(
 ) -> None:
     of_aws = the_only(pool(aws_conn_id="nowhere"), "credentials")
     assert of_aws.said == "The Airflow connection 'nowhere' does not exist."
-    assert "(None: the worker's own credentials)" in of_aws.fix
+    assert "aws_conn_id=None uses the worker's own" in of_aws.fix
     assert examined(pool(aws_conn_id=None))[0].result == "ok", "who asks for ambient credentials has them"
 
     monkeypatch.delenv("AIRFLOW_CONN_KUBERNETES_DEFAULT")
@@ -328,7 +328,10 @@ def test_groups_of_others_and_their_autoscaler(
     until_it_reports(core)
     of_others = {"manage": "scale", "instance_types": [], "zones": [], "scaling": "autoscaler"}
     there = pool(name="doctor-others", node_groups=[group_of_others], **of_others)
-    untagged = complaints(there)["groups"][0]  # an autoscaler that has looked for a minute does not know it either
+    found = complaints(there)
+    assert found.keys() - {"autoscaler"} == {"groups"}, "what it has looked for a minute for it does not know either"
+    (untagged,) = found["groups"]
+    assert untagged.result == "problem"
     assert f"cannot scale {group_of_others} from zero: tags are missing" in untagged.said
     assert "aws autoscaling create-or-update-tags" in untagged.fix
 

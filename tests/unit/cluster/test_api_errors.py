@@ -64,6 +64,7 @@ def test_a_refusal_names_what_to_grant() -> None:
 )
 def test_a_server_that_cannot_be_reached(error: Exception) -> None:
     assert type(what(error)) is ClusterUnreachable
+    assert "(patch nodes)" in str(what(error))
 
 
 @pytest.mark.parametrize("body", ["not json", b'{"message": "bytes"}', "", None])
