@@ -143,7 +143,7 @@ def test_several_pods_share_nodes_and_three_zones_share_them(eks: Eks) -> None:
         eks.create(gpu_pod(f"pod-{index}", **for_group("spread")))
     for index in range(4):
         eks.until_running(f"pod-{index}")
-    assert sorted(eks.desired(group) for group in groups) == [1, 1, 2]
+    assert sorted(eks.desired(group) for group in groups) == [1, 1, 2], eks.events("ScaledUpGroup")
 
 
 def test_capacity_that_is_not_there_is_backed_off_from_and_another_group_grows(

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.sandbox.aws.conftest import Account, eventually
+from tests.sandbox.aws.conftest import QUICK, Account, eventually
 
 
 def test_a_notice_comes_before_the_end(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     (instance,) = account.grow(asg, 1)
+    asked_at = datetime.now(UTC)
     account.cloud.interrupt_spot(instance)
-    eventually(lambda: account.events.of("notice"))
 
-    assert account.ec2_state(instance) == "running"
-    assert account.events.notices[instance] > datetime.now(UTC)
     eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
-    assert datetime.now(UTC) >= account.events.notices[instance]
+    terminated_by = datetime.now(UTC)
+    eventually(lambda: account.events.of("terminated"))
+    assert [kind for kind in account.events.kinds() if kind in ("notice", "terminated")] == ["notice", "terminated"]
+    assert asked_at + timedelta(seconds=QUICK.spot_notice) <= account.events.notices[instance] <= terminated_by
     (reservation,) = account.ec2.describe_instances(InstanceIds=[instance])["Reservations"]
     assert reservation["Instances"][0]["StateReason"]["Code"] == "Server.SpotInstanceTermination"
 
