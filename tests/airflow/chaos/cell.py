@@ -143,7 +143,7 @@ class Night:
                 if moment.has_come(Look(self.world, self.run, self.pool)):
                     return
             if time.monotonic() > looks_at_run:  # seldom: a moment may be short, and each look takes time
-                if self.state() in ENDED:
+                if self.has_ended:
                     break
                 looks_at_run = time.monotonic() + 3
             time.sleep(0.05)
@@ -156,6 +156,11 @@ class Night:
             return self.world.home.api.run(run.dag_id, run.run_id).state
         except AirflowApiError as error:
             return "deleted" if error.args[-1] == 404 else "unknown"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run itself has, whatever becomes of others on its pool."""
+        return self.state() in ENDED
 
     def wait_for_end(self) -> bool:
         """Return whether all runs have ended in time."""
@@ -179,7 +184,7 @@ def play(world: World, cell: Cell, *, attempt: int = 0) -> tuple[Night, bool]:
     try:
         with ExitStack() as until_the_end:
             for number, strike in enumerate(cell.strikes):
-                if number and night.state() in ENDED:
+                if number and night.has_ended:
                     break  # the strike before has ended the night
                 night.wait_for(strike.moment)
                 night.at_strike += [pod for pod in night.pods if not pod.gone]
