@@ -110,9 +110,10 @@ class ConnectionNotFound(GpuError):
 
 
 class CredentialsError(GpuError):
-    """The Airflow connection holds no credentials that the cloud or the cluster accepts."""
+    """The Airflow connection holds no credentials that the cloud or the cluster accepts.
 
-    retryable = False
+    Or a metadata service, or the API server's token webhook, did not answer in time: a worker is told the same.
+    """
 
 
 class PermissionDenied(GpuError):

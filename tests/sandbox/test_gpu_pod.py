@@ -17,6 +17,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes import client, config
 from kubernetes.client import models as k8s
+from structlog.testing import capture_logs
 
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.errors import (
@@ -496,6 +497,29 @@ def test_broken_gpu_is_avoided_and_its_machine_replaced(
             ]
         )
     )
+
+
+# -- tokens are refused: the API server goes on taking one that it has just seen for 20 s ---------------------------
+
+
+def test_training_outlives_a_time_in_which_no_token_is_accepted(
+    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox
+) -> None:
+    def refuse_until_it_has_ended() -> None:
+        name = running_pod(api).metadata.name
+        gpu_sandbox.faults.token_seconds = 0
+        try:
+            while api.read_namespaced_pod(name, "default").status.phase == "Running":
+                gpu_sandbox.cut_connections()
+                time.sleep(1)
+        finally:
+            gpu_sandbox.faults.token_seconds = None
+
+    thread = meanwhile(refuse_until_it_has_ended)
+    with capture_logs() as told:
+        assert run(pod(pool, "sh", "-c", "sleep 30", deferrable=True)) is None
+    thread.join()
+    assert any("does not accept the credentials" in entry["event"] for entry in told)
 
 
 # -- the API server goes away: last, because scheduler and controllers take their time to find it again ---------------
