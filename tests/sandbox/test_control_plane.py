@@ -37,10 +37,12 @@ def core(control_plane: ControlPlane) -> Iterator[client.CoreV1Api]:
         yield client.CoreV1Api(api)
 
 
-def until(condition: Callable[[], bool], *, seconds: float, what: str) -> None:
+def until(
+    condition: Callable[[], bool], *, seconds: float, what: str, there_is: Callable[[], object] = lambda: ""
+) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"not in {seconds} s: {what}"
+        assert time.monotonic() < deadline, f"not in {seconds} s: {what} {there_is()}"
         time.sleep(0.02)
 
 
@@ -156,11 +158,17 @@ def test_scheduler_and_controllers_work(control_plane: ControlPlane, core: clien
         "default", client.V1Job(metadata=client.V1ObjectMeta(name="job"), spec=client.V1JobSpec(template=template))
     )
 
-    def bound() -> bool:
-        pods = core.list_namespaced_pod("default", label_selector="job-name=job").items
-        return [pod.spec.node_name for pod in pods] == ["lonely"]
+    def pods() -> list[client.V1Pod]:
+        return list(core.list_namespaced_pod("default", label_selector="job-name=job").items)
 
-    until(bound, seconds=40, what="the Job's pod on the Node")
+    def there_is() -> object:
+        events = [event.message for event in core.list_namespaced_event("default").items]
+        return core.read_node("lonely").spec.taints, [pod.status for pod in pods()], events
+
+    def bound() -> bool:
+        return [pod.spec.node_name for pod in pods()] == ["lonely"]
+
+    until(bound, seconds=40, what="the Job's pod on the Node", there_is=there_is)
     batch.delete_namespaced_job("job", "default", propagation_policy="Background")
     core.delete_node("lonely")
 

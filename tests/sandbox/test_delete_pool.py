@@ -46,7 +46,8 @@ def delete(pool: EksGpuPool, **arguments: Any) -> Any:
 def groups(gpu_sandbox: Sandbox) -> set[str]:
     from airflow_gpu_provider.sandbox.leftovers import aws_client
 
-    return set(aws_client(gpu_sandbox.aws, "eks").list_nodegroups(clusterName=gpu_sandbox.cluster_name)["nodegroups"])
+    pages = aws_client(gpu_sandbox.aws, "eks").get_paginator("list_nodegroups")
+    return set(pages.paginate(clusterName=gpu_sandbox.cluster_name).search("nodegroups"))
 
 
 def leases(api: client.ApiClient) -> list[str]:

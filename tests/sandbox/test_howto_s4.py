@@ -38,7 +38,7 @@ def core(gpu_sandbox: Sandbox, gpu_sandbox_env: dict[str, str], monkeypatch: pyt
 def fleet_groups(gpu_sandbox: Sandbox) -> dict[str, dict[str, Any]]:
     """The pool's node groups, as EKS describes them."""
     eks = aws_client(gpu_sandbox.aws, "eks")
-    names = eks.list_nodegroups(clusterName=gpu_sandbox.cluster_name)["nodegroups"]
+    names = eks.get_paginator("list_nodegroups").paginate(clusterName=gpu_sandbox.cluster_name).search("nodegroups")
     described = (eks.describe_nodegroup(clusterName=gpu_sandbox.cluster_name, nodegroupName=name) for name in names)
     return {g["nodegroup"]["nodegroupName"]: g["nodegroup"] for g in described if "gpu-fleet" in str(g)}
 
@@ -137,11 +137,9 @@ def test_cluster_autoscaler_brings_the_nodes_when_the_pods_ask(gpu_sandbox: Sand
     assert len(groups) == 3
     asg = aws_client(gpu_sandbox.aws, "autoscaling")
     for group in groups.values():
-        (tags,) = (
-            {tag["Key"]: tag["Value"] for tag in each["Tags"]}
-            for each in asg.describe_auto_scaling_groups()["AutoScalingGroups"]
-            if each["AutoScalingGroupName"] == group["resources"]["autoScalingGroups"][0]["name"]
-        )
+        name = group["resources"]["autoScalingGroups"][0]["name"]
+        (described,) = asg.describe_auto_scaling_groups(AutoScalingGroupNames=[name])["AutoScalingGroups"]
+        tags = {tag["Key"]: tag["Value"] for tag in described["Tags"]}
         assert tags["k8s.io/cluster-autoscaler/node-template/taint/nvidia.com/gpu"] == "true:NoSchedule"
         assert tags["k8s.io/cluster-autoscaler/node-template/label/k8s.amazonaws.com/accelerator"]
         assert tags["k8s.io/cluster-autoscaler/k8s-ml"]
