@@ -31,7 +31,7 @@ QUICK = GoogleTimings(
     instance_create=0.05,
     instance_delete=0.1,
     launch_retry=0.2,
-    drain_timeout=1.5,
+    drain_timeout=4.0,
     preemption_notice=0.3,
     poll=0.02,
 )
