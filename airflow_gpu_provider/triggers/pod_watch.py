@@ -132,7 +132,7 @@ class PodView:
 
     @property
     def refusal(self) -> GpuError | None:
-        """Why the pod can never be watched: no credentials, no permission."""
+        """Why the pod can never be watched: a permission is missing, say."""
         error = self._trouble.get(self._pods)
         return error if error is not None and not error.retryable else None
 
