@@ -12,13 +12,13 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
-from airflow_gpu_provider.cluster.clock import SystemClock, ahead
+from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
@@ -37,15 +37,21 @@ class Expired(Exception):
 
 
 class AsyncApi:
-    """One connection pool to one API server. Close it with `close()`."""
+    """One connection pool to one API server. Close it with `close()`.
 
-    def __init__(self, access: ClusterAccess) -> None:
+    Args:
+        access: The cluster.
+        local: This machine's clock.
+    """
+
+    def __init__(self, access: ClusterAccess, local: Clock | None = None) -> None:
         self._access = access
         self._token = ""
         self._token_made_at = float("-inf")
         self._token_lock = asyncio.Lock()
-        self._clock = SystemClock()
-        self._ahead: timedelta | None = None
+        self._clock = local or SystemClock()
+        self._time = ServerTime(self._clock)
+        self._time_lock = asyncio.Lock()
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=access.ssl_context(), limit=0),
             timeout=aiohttp.ClientTimeout(sock_connect=5, sock_read=READ_TIMEOUT),
@@ -57,14 +63,17 @@ class AsyncApi:
         await self._session.close()
 
     async def now(self) -> datetime:
-        """Return the server's time, as its last answer told it (see `clock.ServerClock`).
+        """Return the server's time, as its last answer told it (see `clock.ServerTime`).
 
-        Where it has never answered, and does not now, this machine's clock has to do: a wait goes on without it.
+        It is asked where it has never answered, or this machine's clock was set since. Where it does not answer, a wait
+        goes on without it: by the seconds counted since its last answer, or by this machine's clock.
         """
-        if self._ahead is None:
-            with suppress(GpuError):
-                await self.get("version")
-        return self._clock.now() + (self._ahead or timedelta(0))
+        async with self._time_lock:
+            if not self._time.holds():
+                self._time.count_on()
+                with suppress(GpuError):
+                    await self.get("version")
+        return self._clock.now() + self._time.ahead
 
     async def get(self, path: str, **params: str) -> Any | None:
         """Return the JSON at `path`, or None where there is nothing (404).
@@ -179,8 +188,7 @@ class AsyncApi:
         url = f"{self._access.server.rstrip('/')}/{path}"
         sent = self._clock.monotonic()
         response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
-        took = self._clock.monotonic() - sent
-        self._ahead = ahead(response.headers.get("Date"), self._clock.now(), took) or self._ahead
+        self._time.take(response.headers.get("Date"), sent)
         if response.status == 401 and self._access.token is not None:
             response.release()
             self._token_made_at = float("-inf")

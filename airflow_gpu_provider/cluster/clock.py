@@ -1,5 +1,7 @@
 """Clock: the time as decisions see it; ServerClock: the API server's, which all who share a cluster go by.
 
+ServerTime is what ServerClock and the event loop's AsyncApi both know of the server's time.
+
 Airflow's machines, and several installations of it, may be minutes apart. What one of them writes into a cluster
 (until when nodes are wanted, say) is judged by all the others: each of them therefore asks the API server for the time.
 """
@@ -7,6 +9,7 @@ Airflow's machines, and several installations of it, may be minutes apart. What 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -57,6 +60,64 @@ class SystemClock:
         time.sleep(seconds)
 
 
+class ServerTime:
+    """What a server's clock shows, by its newest answer and this machine's own two clocks. Asks nobody.
+
+    Args:
+        local: This machine's clock.
+    """
+
+    def __init__(self, local: Clock) -> None:
+        self._local = local
+        self._read: _Reading | None = None
+
+    def holds(self, seconds: float = math.inf) -> bool:
+        """Return True if the time is known, from an answer of the last `seconds`, and by clocks that agree since.
+
+        They disagree where this machine's clock was set, or the machine was asleep.
+        """
+        if self._read is None:
+            return False
+        by_monotonic = self._local.monotonic() - self._read.at_monotonic
+        by_wall = (self._local.now() - self._read.at).total_seconds()
+        return by_monotonic < seconds and abs(by_wall - by_monotonic) < _SET
+
+    @property
+    def ahead(self) -> timedelta:
+        """How far the server's clock is ahead of this machine's; nothing before it told the time."""
+        return self._read.ahead if self._read else timedelta(0)
+
+    def take(self, date: str | None, sent: float) -> bool:
+        """Read an answer's Date; False where the answer took too long to tell the time.
+
+        Args:
+            date: The header; None where there was none.
+            sent: What the local monotonic clock showed when the request was sent.
+        """
+        received, at_monotonic = self._local.now(), self._local.monotonic()
+        found = ahead(date, received, at_monotonic - sent)
+        if found is None:
+            return False
+        self._read = _Reading(ahead=found, at=received, at_monotonic=at_monotonic)
+        return True
+
+    def count_on(self) -> None:
+        """Go by the seconds counted since the server told the time; before that, by this machine's clock."""
+        at, at_monotonic = self._local.now(), self._local.monotonic()
+        last = self._read or _Reading(ahead=timedelta(0), at=at, at_monotonic=at_monotonic)
+        counted = last.at + last.ahead + timedelta(seconds=at_monotonic - last.at_monotonic)
+        self._read = _Reading(ahead=counted - at, at=at, at_monotonic=at_monotonic)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading:
+    """How far the server's clock was ahead, and when that was by this machine's two clocks."""
+
+    ahead: timedelta
+    at: datetime
+    at_monotonic: float
+
+
 class ServerClock:
     """The API server's time, right to a second, or to half of what the server takes to answer: 2.5 s at most.
 
@@ -73,7 +134,7 @@ class ServerClock:
     def __init__(self, api: ApiClient, local: Clock | None = None) -> None:
         self._api = api
         self._local = local or SystemClock()
-        self._asked: _Asked | None = None
+        self._time = ServerTime(self._local)
 
     def now(self) -> datetime:
         """Return the server's time.
@@ -99,35 +160,19 @@ class ServerClock:
         self._local.sleep(seconds)
 
     def _ahead(self) -> timedelta:
-        if self._asked is None or not self._asked.holds(self._local):
-            self._asked = self._ask()
-        return self._asked.ahead
+        if not self._time.holds(_ASK_AGAIN_AFTER):
+            self._ask()
+        return self._time.ahead
 
-    def _ask(self) -> _Asked:
+    def _ask(self) -> None:
         for _ in range(_TRIES):
             sent = self._local.monotonic()
-            date = _date_of_answer(self._api)
-            received, at_monotonic = self._local.now(), self._local.monotonic()
-            if (found := ahead(date, received, at_monotonic - sent)) is not None:
-                return _Asked(ahead=found, at=received, at_monotonic=at_monotonic)
+            if self._time.take(_date_of_answer(self._api), sent):
+                return
         raise ClusterUnreachable(
             f"The Kubernetes API server needs more than {_SLOW:.0f} s to tell its time.",
             "Nothing was decided without it; try again.",
         )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """What the server said, and when by this machine's two clocks."""
-
-    ahead: timedelta
-    at: datetime
-    at_monotonic: float
-
-    def holds(self, local: Clock) -> bool:
-        by_monotonic = local.monotonic() - self.at_monotonic
-        by_wall = (local.now() - self.at).total_seconds()
-        return by_monotonic < _ASK_AGAIN_AFTER and abs(by_wall - by_monotonic) < _SET
 
 
 def ahead(date: str | None, received: datetime, seconds: float) -> timedelta | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -18,7 +19,7 @@ from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.clock import ServerClock, ahead
+from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock, ahead
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 
@@ -228,6 +229,60 @@ def test_both_clients_have_the_server_s_time(minutes: int) -> None:
     for time in times:
         off = time - datetime.now(UTC) - timedelta(minutes=minutes)
         assert abs(off.total_seconds()) < 30
+
+
+class SetLater(SystemClock):
+    """A machine's clock that somebody sets."""
+
+    def __init__(self) -> None:
+        self.set_by = timedelta(0)
+
+    def now(self) -> datetime:
+        return super().now() + self.set_by
+
+
+@pytest.mark.parametrize("server_is_there", [True, False])
+@pytest.mark.parametrize("hours", [-3, 3])
+def test_a_triggerer_whose_clock_is_set_keeps_the_server_s_time(hours: int, server_is_there: bool) -> None:
+    """Its watches may be quiet for minutes, and no answer comes meanwhile."""
+
+    async def now(url: str, stop: Callable[[], None]) -> datetime:
+        local = SetLater()
+        api = AsyncApi(ClusterAccess(server=url), local)
+        try:
+            await api.now()
+            if not server_is_there:
+                stop()
+            local.set_by = timedelta(hours=hours)
+            return await api.now()
+        finally:
+            await api.close()
+
+    with contextlib.ExitStack() as server:
+        url = server.enter_context(a_server(timedelta(minutes=8)))
+        found = asyncio.run(now(url, server.close))
+    off = found - datetime.now(UTC) - timedelta(minutes=8)
+    assert abs(off.total_seconds()) < 30
+
+
+def test_a_server_that_is_away_is_not_asked_for_the_time_by_each_who_waits() -> None:
+    async def requests() -> int:
+        api = AsyncApi(ClusterAccess(server="http://127.0.0.1:1"))
+        asked: list[str] = []
+        real = api.get
+
+        async def get(path: str, **params: str) -> Any:
+            asked.append(path)
+            return await real(path, **params)
+
+        api.get = get  # type: ignore[method-assign]
+        try:
+            await asyncio.gather(*[api.now() for _ in range(20)])
+        finally:
+            await api.close()
+        return len(asked)
+
+    assert asyncio.run(requests()) == 1
 
 
 def test_a_triggerer_goes_by_its_own_clock_while_the_server_has_never_answered() -> None:
