@@ -21,6 +21,7 @@ from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class AsyncApi:
         async with self._token_lock:
             if time.monotonic() - self._token_made_at > TOKEN_MAX_AGE:
                 # In a thread: it signs, and may ask the cloud for credentials.
-                self._token = await asyncio.to_thread(self._access.token)
+                self._token = await in_thread(self._access.token)
                 self._token_made_at = time.monotonic()
         return {"Authorization": f"Bearer {self._token}"}
 

@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.rest import label_selector
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
@@ -245,7 +246,7 @@ async def _connected(identity: str, open_access: Callable[[], ClusterAccess]) ->
 
 
 async def _open(open_access: Callable[[], ClusterAccess]) -> AsyncApi:
-    return AsyncApi(await asyncio.to_thread(open_access))
+    return AsyncApi(await in_thread(open_access))
 
 
 class _Informer:

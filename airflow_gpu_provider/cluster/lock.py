@@ -42,6 +42,8 @@ class PoolLock:
         clock: The time; tests bring their own.
         say: Takes one line, when the lock is held by another.
         spec: The pool's serialized spec, kept with the lock: whoever looks for forgotten pools finds it there.
+        seen: What earlier tries saw of it, for one who tries again and again for a moment each: a dead holder's time
+            then runs out all the same.
 
     Raises:
         DemandLockBusy: It was held all the time, by others that were alive.
@@ -58,6 +60,7 @@ class PoolLock:
         clock: Clock | None = None,
         say: Callable[[str], None] | None = None,
         spec: Mapping[str, Any] | None = None,
+        seen: Sighting | None = None,
     ) -> None:
         self._api = api
         self._pool_name = pool_name
@@ -67,6 +70,7 @@ class PoolLock:
         self._clock = clock or SystemClock()
         self._say = say
         self._notes = {_SPEC: json.dumps(spec)} if spec else {}
+        self._seen = seen or Sighting()
         self._path = f"{LEASES}/{self.name}"
         self._taken: dict[str, Any] = {}  # what we took it with, by which it is known as ours
         self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
@@ -87,10 +91,9 @@ class PoolLock:
 
     def _wait_for_it(self) -> None:
         deadline = self._clock.monotonic() + self._timeout
-        seen = _Sighting()
         while True:
             found = self._read()
-            if found is None or seen.is_free(found, self._clock.monotonic()):
+            if found is None or self._seen.is_free(found, self._clock.monotonic()):
                 if self._take(found):
                     return
                 continue
@@ -227,7 +230,7 @@ def list_pool_specs(api: ApiClient) -> dict[str, Mapping[str, Any]]:
     return found
 
 
-class _Sighting:
+class Sighting:
     """What a waiter has seen of a held lock: which record, and since when by its own clock."""
 
     def __init__(self) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import AutoscalerNotRunning, TaskKilled
 from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.stopping import Stop
@@ -122,7 +123,7 @@ class InstallClusterAutoscalerOperator(BaseOperator):
 
         deadline = monotonic() + self.wait_timeout.total_seconds()
         said = ""
-        while missing := await asyncio.to_thread(lambda: what_is_missing(api, clock.now())):
+        while missing := await in_thread(lambda: what_is_missing(api, clock.now())):
             if monotonic() >= deadline:
                 raise AutoscalerNotRunning(
                     f"cluster-autoscaler does not run after {self.wait_timeout}: {missing}.",

@@ -20,17 +20,17 @@ from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
 from airflow_gpu_provider.cluster.clock import ahead
+from airflow_gpu_provider.cluster.threads import AT_ONCE
+from airflow_gpu_provider.cluster.threads import in_parallel as in_parallel
 from airflow_gpu_provider.errors import ConnectionNotFound
 from airflow_gpu_provider.platforms.aws_errors import mapped_errors
-from airflow_gpu_provider.platforms.parallel import PARALLEL_CALLS
-from airflow_gpu_provider.platforms.parallel import in_parallel as in_parallel
 
 # Five tries wait 15 s at most: longer would outlive the pool's lock, under which sizes are written.
 _CONFIG = Config(
     retries={"mode": "standard", "total_max_attempts": 5},
     connect_timeout=5,
     read_timeout=30,
-    max_pool_connections=PARALLEL_CALLS,
+    max_pool_connections=AT_ONCE,
 )
 _TOKEN_URL_SECONDS = 60  # as aws eks get-token has it; EKS takes the token for 15 minutes all the same
 

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
 from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Refusals, Say
 from airflow_gpu_provider.platforms.gke_instances import name_of
@@ -14,7 +15,6 @@ from airflow_gpu_provider.platforms.gke_node_pools import NodePools
 from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.google_clients import GoogleClients
 from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups
-from airflow_gpu_provider.platforms.parallel import in_parallel
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 if TYPE_CHECKING:

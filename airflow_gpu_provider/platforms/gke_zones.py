@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, PoolSpecError
 from airflow_gpu_provider.platforms.google_clients import Compute
 from airflow_gpu_provider.platforms.google_errors import has_status, message_of
-from airflow_gpu_provider.platforms.parallel import in_parallel
 from airflow_gpu_provider.pools import GkeGpuPool
 
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, has_machine, name_of, parse_time
 from airflow_gpu_provider.platforms.google_clients import Compute
 from airflow_gpu_provider.platforms.google_errors import error_of_operation, has_status
-from airflow_gpu_provider.platforms.parallel import in_parallel
 
 _READ = "compute.instanceGroupManagers.get"
 _WRITE = "compute.instanceGroupManagers.update"

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Protocol
 
 from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.scaling.hard_to_get import Ask
@@ -100,7 +101,7 @@ async def drive(
     look = reconcile
     while True:
         try:
-            outcome = await asyncio.to_thread(look)
+            outcome = await in_thread(look)
             clock.is_now(outcome.snapshot.now)
             look = reconcile
             progress = wait.step(outcome.snapshot)

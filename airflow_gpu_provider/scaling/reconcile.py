@@ -12,7 +12,7 @@ from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
 from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
-from airflow_gpu_provider.cluster.lock import PoolLock
+from airflow_gpu_provider.cluster.lock import PoolLock, Sighting
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_node, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_node_pods, list_pool_pods, list_run_pods
@@ -38,6 +38,12 @@ that are idle, a binding takes milliseconds.
 
 FRESH = timedelta(seconds=5)
 """How old the last look at a machine may be when it is removed."""
+
+PATIENCE = timedelta(seconds=60)
+"""How long to wait for the pool's lock: longer than a dead holder has it."""
+
+PATIENCE_IN_A_LOOP = timedelta(seconds=1)
+"""The same where an event loop comes again: between two tries it waits without a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +71,9 @@ class Reconciler:
         holder: Who this is, for people who look at the lock: dag/run/task/try, host and pid.
         say: Takes a line at once: that the lock is waited for. All others are in the outcome.
         clock: The time that all who change the pool go by. Default: the API server's.
+
+    Attributes:
+        patience: How long it waits for the pool's lock before DemandLockBusy.
     """
 
     def __init__(
@@ -84,6 +93,8 @@ class Reconciler:
         self._say = say
         self.clock: Clock = clock or ServerClock(api)
         self.ledger = Ledger(api, pool, say)
+        self.patience = PATIENCE
+        self._seen_of_lock = Sighting()
 
     def snapshot(self) -> PoolSnapshot:
         """Read everything that a decision looks at."""
@@ -209,7 +220,16 @@ class Reconciler:
 
     def _lock(self) -> PoolLock:
         spec = self.pool.serialize()
-        return PoolLock(self.api, self.pool.name, self.holder, clock=self.clock, say=self._say, spec=spec)
+        return PoolLock(
+            self.api,
+            self.pool.name,
+            self.holder,
+            timeout=self.patience,
+            clock=self.clock,
+            say=self._say,
+            spec=spec,
+            seen=self._seen_of_lock,
+        )
 
     def _mark(self) -> str:
         return f"{self.holder} at {self.clock.now():%Y-%m-%dT%H:%M:%SZ}"

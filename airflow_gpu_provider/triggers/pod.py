@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -17,6 +16,7 @@ from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.usage import note_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pools import deserialize_pool
@@ -121,7 +121,7 @@ class GpuPodTrigger(BaseTrigger):
             return
         self.log.info("Pod %s %s.", wait.name, "is deleted" if is_deleted else "was gone already")
         if is_deleted and last:
-            await asyncio.to_thread(self._note_use, last)
+            await in_thread(self._note_use, last)
         await self._release()
 
     async def _release(self) -> None:
@@ -134,7 +134,7 @@ class GpuPodTrigger(BaseTrigger):
                 is_covered = await api.get(f"{LEASES}/{key.lease_name}".lstrip("/")) is not None
             if is_covered and not await is_run_over(self):
                 return
-            await asyncio.to_thread(self._release_unattended, key)
+            await in_thread(self._release_unattended, key)
         except GpuError as error:
             self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
 

@@ -5,11 +5,11 @@ Both reconcile the pool while they wait.
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.triggers.record import RecordTrigger
@@ -33,8 +33,10 @@ class _PoolTrigger(RecordTrigger):
     async def _result(self) -> Mapping[str, Any] | None:
         from airflow_gpu_provider.scaling.changes import pool_changes
         from airflow_gpu_provider.scaling.drive import drive
+        from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
 
-        reconciler = await asyncio.to_thread(self._reconciler)
+        reconciler = await in_thread(self._reconciler)
+        reconciler.patience = PATIENCE_IN_A_LOOP
         async with pool_changes(reconciler) as change:
             progress = await drive(
                 self._wait_record(),
@@ -83,8 +85,8 @@ class NodesTrigger(_PoolTrigger):
         from airflow_gpu_provider.cluster.demand import DemandKey
 
         try:
-            reconciler = await asyncio.to_thread(self._reconciler)
-            await asyncio.to_thread(reconciler.give_up, DemandKey(**self.record["wait"]["key"]))
+            reconciler = await in_thread(self._reconciler)
+            await in_thread(reconciler.give_up, DemandKey(**self.record["wait"]["key"]))
         except GpuError as error:
             self.log.error("The run's demand could not be given up; it ends at max_runtime. %s", error)
 
@@ -110,8 +112,8 @@ class ReleaseTrigger(_PoolTrigger):
 
         key = DemandKey(**self.record["wait"]["key"])
         try:
-            reconciler = await asyncio.to_thread(self._reconciler)
-            await asyncio.to_thread(release_unattended, reconciler, key, say=self.log.info)
+            reconciler = await in_thread(self._reconciler)
+            await in_thread(release_unattended, reconciler, key, say=self.log.info)
         except GpuError as error:
             self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
 

@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from weakref import WeakKeyDictionary
 
+from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 
@@ -86,7 +87,7 @@ class _Keeper:
             await asyncio.sleep(EVERY)
             try:
                 # Shielded: a reconcile that is cut off between two writes would leave its lock behind.
-                news = await asyncio.shield(asyncio.to_thread(self._reconcile))
+                news = await asyncio.shield(in_thread(self._reconcile))
             except GpuError as error:
                 news = PoolNews(said=(f"{type(error).__name__}: {error}",))
             except Exception as error:  # noqa: BLE001 - the wait goes on without the keeper's help, and says why
@@ -98,6 +99,7 @@ class _Keeper:
         if self._reconciler is None:
             holder = f"waiting-pods@{socket.gethostname()}:{os.getpid()}"
             self._reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=lambda line: None)
+            self._reconciler.patience = PATIENCE_IN_A_LOOP
         outcome = self._reconciler.reconcile()
         if self._started is None:
             self._started = outcome.snapshot.now - timedelta(seconds=EVERY)

@@ -1,0 +1,48 @@
+"""Threads: where an event loop's blocking calls run, and several requests at a time.
+
+An event loop looks names up in its default executor, of a handful of threads. Calls that wait there for a pool's lock
+would keep the triggerer's every other trigger from reaching any host; they have threads of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import os
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import ParamSpec, TypeVar
+
+THREADS = 32
+"""How many blocking calls of a process run at a time; more of them wait for their turn."""
+
+AT_ONCE = 8
+"""How many requests one call makes at a time."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+async def in_thread(function: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Call a function that blocks, as `asyncio.to_thread` does, in a thread that nobody else's work waits for."""
+    call = functools.partial(contextvars.copy_context().run, function, *args, **kwargs)
+    return await asyncio.get_running_loop().run_in_executor(_executor(), call)
+
+
+def in_parallel(function: Callable[[_T], _R], items: Iterable[_T], *, at_once: int = AT_ONCE) -> list[_R]:
+    """Call a function for each item, several at a time; results in the items' order, the first error raised."""
+    items = list(items)
+    if min(len(items), at_once) < 2:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="gpu-request") as threads:
+        return list(threads.map(function, items))
+
+
+@functools.cache
+def _executor() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="gpu-pool")
+
+
+os.register_at_fork(after_in_child=_executor.cache_clear)  # a child has none of its parent's threads

@@ -1,0 +1,77 @@
+"""Many waits for a pool's lock in one event loop: they hold up neither each other's hosts nor a dead holder's heir."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.cluster.lock import PoolLock
+from airflow_gpu_provider.errors import DemandLockBusy
+from airflow_gpu_provider.scaling.drive import drive
+from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
+from airflow_gpu_provider.scaling.waits import Progress
+from tests.unit.scaling.model.actors import ModelClock
+from tests.unit.scaling.model.world import World
+
+WAITERS = 100  # more than any executor has threads
+
+
+class EndsAtOnce:
+    """A wait that the first look satisfies."""
+
+    started = datetime.now(UTC)
+    deadline = started + timedelta(hours=1)
+
+    def step(self, snapshot: Any) -> Progress:
+        return Progress(done=True)
+
+
+async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
+    may_go_on = threading.Event()
+
+    def held_up() -> Any:
+        may_go_on.wait()
+        return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
+
+    loop = asyncio.get_running_loop()
+    waits = [asyncio.create_task(drive(EndsAtOnce(), held_up, say=print, every=1)) for _ in range(WAITERS)]
+    try:
+        await asyncio.sleep(0)
+        async with asyncio.timeout(60):
+            assert await loop.getaddrinfo("127.0.0.1", 443)
+            assert await loop.run_in_executor(None, lambda: "looked up") == "looked up"
+        assert not any(wait.done() for wait in waits)
+    finally:
+        may_go_on.set()
+        await asyncio.gather(*waits)
+
+
+class Waiting(ModelClock):
+    """Time that goes on while somebody sleeps."""
+
+    def sleep(self, seconds: float) -> None:
+        self._actors.advance_to(self._actors.time + seconds)
+
+
+def test_one_that_comes_again_waits_for_a_moment_and_takes_a_dead_holder_s_lock_when_its_time_has_run_out() -> None:
+    world = World(max_nodes=1)
+    clock = Waiting(world.actors)
+    reconciler = world.reconciler("comes again", 0)
+    reconciler.clock, reconciler.patience = clock, PATIENCE_IN_A_LOOP
+    PoolLock(world.api, "train", "dead", clock=clock).__enter__()  # type: ignore[arg-type]
+    busy = 0
+    while world.actors.time < 30:
+        before = world.actors.time
+        with pytest.raises(DemandLockBusy), reconciler._lock():
+            raise AssertionError("the lock is another's")
+        assert world.actors.time - before < 3
+        busy += 1
+        clock.sleep(5)
+    assert busy > 3
+    with reconciler._lock() as lock:
+        lock.check()
