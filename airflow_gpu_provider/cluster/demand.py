@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time
@@ -32,6 +33,12 @@ LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases"
 _PREFIX = "airflow-gpu-provider/"
 _PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 _KIND = f"{_PREFIX}kind"  # the label that tells demand from locks
+
+_YEARS = range(1971, 2200)  # others a cloud's switch, and arithmetic with times, do not know
+_NUMBERS = range(100_000)
+_UNTIL_REPAIRED = timedelta(days=1)  # from its begin, for demand that says nowhere how long it lasts
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +94,20 @@ class DemandKey:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unreadable:
+    """One annotation of a demand Lease that somebody edited beyond recognition."""
+
+    lease: str
+    what: str
+    text: str
+    taken_for: str
+
+    def __str__(self) -> str:
+        where = f"Lease {DEMAND_NAMESPACE}/{self.lease}"
+        return f"{where}: {_PREFIX}{self.what} is {self.text[:60]!r}, which cannot be read; taken for {self.taken_for}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class DemandLease:
     """`nodes` nodes are wanted for `key` until `until`; `created_at` is its place in the queue.
 
@@ -98,6 +119,8 @@ class DemandLease:
         resume_at: When the next attempt begins; until then nothing is wanted. None while one is under way.
         warm: Where an autoscaler adds nodes: the image of the pods that make it do so before the run's own pods are
             there; empty: they come with those.
+        unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
+            whose Lease somebody has edited by hand keeps its nodes.
     """
 
     key: DemandKey
@@ -109,6 +132,7 @@ class DemandLease:
     attempt_since: datetime | None = None
     resume_at: datetime | None = None
     warm: str = ""
+    unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
     def live(self, now: datetime) -> bool:
         """Whether it still counts."""
@@ -116,18 +140,23 @@ class DemandLease:
 
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
-        """Read a Lease object; raises KeyError or ValueError where it is not one of ours."""
-        notes = raw["metadata"]["annotations"]
+        """Read a Lease object; raises KeyError or TypeError where it does not say whose demand it is.
+
+        What else of it cannot be read is in `unreadable`; times without a zone are UTC.
+        """
+        key, notes, created_at = DemandKey.parse(raw), _Notes(raw), _begin(raw)
+        lasts = timedelta(seconds=raw["spec"].get("leaseDurationSeconds") or _UNTIL_REPAIRED.total_seconds())
         return cls(
-            key=DemandKey.parse(raw),
-            nodes=int(notes[f"{_PREFIX}nodes"]),
-            until=datetime.fromisoformat(notes[f"{_PREFIX}until"]),
-            created_at=datetime.fromisoformat(raw["spec"]["acquireTime"]),
-            groups=tuple(json.loads(notes.get(f"{_PREFIX}groups", "[]"))),
-            attempts=int(notes.get(f"{_PREFIX}attempts", 0)),
-            attempt_since=_time(notes.get(f"{_PREFIX}attempt-since")),
-            resume_at=_time(notes.get(f"{_PREFIX}resume-at")),
-            warm=notes.get(f"{_PREFIX}warm", ""),
+            key=key,
+            nodes=notes.read("nodes", _number, 1),
+            until=notes.read("until", _time, created_at + lasts),
+            created_at=created_at,
+            groups=notes.read_if_there("groups", _names, ()),
+            attempts=notes.read_if_there("attempts", _number, 0),
+            attempt_since=notes.read_if_there("attempt-since", _time, None),
+            resume_at=notes.read_if_there("resume-at", _time, None),
+            warm=notes.read_if_there("warm", str, ""),
+            unreadable=tuple(notes.unreadable),
         )
 
     def manifest(self) -> dict[str, Any]:
@@ -150,18 +179,69 @@ class DemandLease:
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
             "metadata": {"name": self.key.lease_name, "labels": labels, "annotations": notes},
-            "spec": {"holderIdentity": str(self.key), "acquireTime": format_time(self.created_at)},
+            "spec": {
+                "holderIdentity": str(self.key),
+                "acquireTime": format_time(self.created_at),
+                "leaseDurationSeconds": max(1, math.ceil((self.until - self.created_at).total_seconds())),
+            },
         }
 
 
-def _time(text: str | None) -> datetime | None:
-    return datetime.fromisoformat(text) if text else None
+class _Notes:
+    """What a demand Lease's annotations say, and which of them say nothing."""
+
+    def __init__(self, raw: dict[str, Any]) -> None:
+        self._notes = raw["metadata"]["annotations"]
+        self._lease = raw["metadata"].get("name", "")
+        self.unreadable: list[Unreadable] = []
+
+    def read(self, name: str, parse: Callable[[str], _T], instead: _T) -> _T:
+        """Return what an annotation that has to be there says; `instead` where it cannot be read."""
+        text = self._notes.get(f"{_PREFIX}{name}", "")
+        try:
+            return parse(text)
+        except (TypeError, ValueError, RecursionError):
+            taken_for = str(instead or "nothing")
+            self.unreadable.append(Unreadable(lease=self._lease, what=name, text=text, taken_for=taken_for))
+            return instead
+
+    def read_if_there(self, name: str, parse: Callable[[str], _T], instead: _T) -> _T:
+        """Return what an annotation says; `instead` where there is none, too."""
+        return self.read(name, parse, instead) if self._notes.get(f"{_PREFIX}{name}") else instead
+
+
+def _begin(raw: dict[str, Any]) -> datetime:
+    try:
+        return _time(raw["spec"]["acquireTime"])
+    except (KeyError, TypeError, ValueError):
+        return _time(raw["metadata"]["creationTimestamp"])
+
+
+def _time(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.year not in _YEARS:
+        raise ValueError(f"{text} is none of a machine's times")
+    return at if at.tzinfo else at.replace(tzinfo=UTC)
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if number not in _NUMBERS:
+        raise ValueError(f"{number} is no number of nodes or attempts")
+    return number
+
+
+def _names(text: str) -> tuple[str, ...]:
+    names = json.loads(text)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ValueError(f"{text} is no list of names")
+    return tuple(names)
 
 
 def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLease, ...]:
     """Return all demand for a pool, or for all pools, expired leases too, oldest first.
 
-    A Lease that somebody edited beyond recognition is left out, with a warning that names it.
+    A Lease that does not say whose demand it is any more is left out, with a warning that names it.
     """
     selector = f"{_KIND}=demand" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
     found = []
@@ -170,7 +250,7 @@ def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLea
             found.append(DemandLease.parse(raw))
         except (KeyError, TypeError, ValueError):
             name = raw["metadata"]["name"]
-            log.warning("Lease %s/%s is not readable as demand and is left out.", DEMAND_NAMESPACE, name)
+            log.warning("Lease %s/%s does not say which run's demand it is, and is left out.", DEMAND_NAMESPACE, name)
     return tuple(sorted(found, key=lambda lease: (lease.created_at, lease.key.hash)))
 
 

@@ -23,7 +23,8 @@ def notes(
     """Return the lines for one decision; the arguments are its parts."""
     counted = sum(each.counts for each in machines)
     short = wanted - counted - sum(placed.values())
-    lines = [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
+    lines = [str(each) for lease in snapshot.leases for each in lease.unreadable]
+    lines += [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
     if wanted > counted:
         lines += _failures_of_provisioners(snapshot)
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]

@@ -116,15 +116,16 @@ def test_a_lease_says_in_kubectl_whose_it_is(api: Any, pool: str) -> None:
     give_up(api, mine.key)
 
 
-def test_a_lease_that_somebody_broke_is_left_out(api: Any, pool: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lease_that_somebody_broke_stays_demand(api: Any, pool: str) -> None:
     mine = lease(pool)
     write_demand(api, mine, check=unlocked)
     path = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases/{mine.key.lease_name}"
-    broken = {"metadata": {"annotations": {"airflow-gpu-provider/nodes": "many"}}}
-    call(api, "patch", path, resource="leases", body=broken, content_type=MERGE_PATCH)
+    broken = {"airflow-gpu-provider/nodes": "many", "airflow-gpu-provider/until": "tomorrow"}
+    call(api, "patch", path, resource="leases", body={"metadata": {"annotations": broken}}, content_type=MERGE_PATCH)
 
-    assert list_demand(api, pool) == ()
-    assert mine.key.lease_name in caplog.text
+    (found,) = list_demand(api, pool)
+    assert found == mine
+    assert [mine.key.lease_name in str(each) for each in found.unreadable] == [True, True]
     give_up(api, mine.key)
 
 
