@@ -21,6 +21,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import TaskGroup
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
+from airflow_gpu_provider.block_tasks import (
+    TAKEN_BY_ALL,
+    TAKEN_BY_BEGIN,
+    TAKEN_BY_SETUPS,
+    own_task,
+    wait_for_the_past_at,
+)
 from airflow_gpu_provider.errors import PoolSpecError
 
 if TYPE_CHECKING:
@@ -84,10 +91,14 @@ def gpu_nodes(
         group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name. The second
             block of a pool needs one.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.
-        ensure_args, device_plugin_args, scale_down_args: More arguments for the block's own operators.
+        ensure_args, device_plugin_args, scale_down_args: More arguments for the block's own operators. Of default_args
+            they take only what says how Airflow runs a task, see block_tasks. `depends_on_past` and
+            `wait_for_downstream` of any task in the block hold for the block: it begins when that of the run before
+            has succeeded.
 
     Raises:
-        PoolSpecError: The block holds no task, or another one has its name.
+        PoolSpecError: The block holds no task, another one has its name, or an argument for its own operators is one
+            that the block itself gives.
     """
     from airflow.providers.standard.operators.empty import EmptyOperator
 
@@ -101,23 +112,25 @@ def gpu_nodes(
     token = _open.set((*_open.get(), block))
     try:
         with group:
-            begin = EmptyOperator(task_id=f"{name}.begin").as_setup()  # type: ignore[no-untyped-call]
-            ensure = EnsureGpuPoolOperator(  # type: ignore[no-untyped-call]
-                task_id=f"{name}.ensure",
-                gpu_pool=gpu_pool,
-                gpus=gpus,
-                nodes=nodes,
-                warm=warm,
-                block_id=block.block_id,
-                **(ensure_args or {}),
-            ).as_setup()
-            begin >> ensure
+            begin = own_task(EmptyOperator, f"{name}.begin", taken=TAKEN_BY_BEGIN)
+            ensure = own_task(
+                EnsureGpuPoolOperator,
+                f"{name}.ensure",
+                {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "warm": warm, "block_id": block.block_id},
+                taken=TAKEN_BY_SETUPS,
+                more=ensure_args,
+            )
+            begin.as_setup() >> ensure.as_setup()  # type: ignore[no-untyped-call]
             plugin = None
             if install_device_plugin:
                 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 
-                plugin = InstallDevicePluginOperator(
-                    task_id=f"{name}.device_plugin", gpu_pool=gpu_pool, **(device_plugin_args or {})
+                plugin = own_task(
+                    InstallDevicePluginOperator,
+                    f"{name}.device_plugin",
+                    {"gpu_pool": gpu_pool},
+                    taken=TAKEN_BY_SETUPS,
+                    more=device_plugin_args,
                 )
                 ensure >> plugin
             yield group
@@ -129,14 +142,21 @@ def gpu_nodes(
             last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
             if not roots:
                 raise PoolSpecError(f"Block {name} holds no task.", "Put the tasks that need GPUs into it.")
-            scale_down = ScaleDownSensor(
-                task_id=f"{name}.scale_down", gpu_pool=gpu_pool, block_id=block.block_id, **(scale_down_args or {})
+            scale_down = own_task(
+                ScaleDownSensor,
+                f"{name}.scale_down",
+                {"gpu_pool": gpu_pool, "block_id": block.block_id},
+                taken=TAKEN_BY_ALL,
+                more=scale_down_args,
             )
-            done = BlockVerdictOperator(
-                task_id=f"{name}.done",
-                block_tasks=[*own, *tasks, scale_down.task_id],
-                deciding_tasks=[*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id],
+            deciding = [*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id]
+            done = own_task(
+                BlockVerdictOperator,
+                f"{name}.done",
+                {"block_tasks": [*own, *tasks, scale_down.task_id], "deciding_tasks": deciding},
+                taken=TAKEN_BY_ALL,
             )
+            wait_for_the_past_at(begin, list(group))
     finally:
         _open.reset(token)
     (plugin or ensure) >> roots

@@ -11,8 +11,11 @@ from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryActi
 from airflow_gpu_provider import errors
 
 
-def default_retry_policy() -> ExceptionRetryPolicy:
-    """Return a policy that fails at once on errors that another try cannot help."""
+def _fail_at_once_where_it_cannot_help() -> ExceptionRetryPolicy:
     permanent = [cls for cls in errors.error_types() if not cls.retryable]
     rule = RetryRule(exception=[*permanent], action=RetryAction.FAIL, reason="another try cannot help")
     return ExceptionRetryPolicy(rules=[rule])
+
+
+DEFAULT_RETRY_POLICY = _fail_at_once_where_it_cannot_help()
+"""Fails at once on errors that another try cannot help."""

@@ -8,11 +8,9 @@ from datetime import timedelta
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import AutoscalerNotRunning, TaskKilled
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.pool_operator import PoolOperator, duration
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -26,7 +24,7 @@ if TYPE_CHECKING:
 _EVERY = 2.0
 
 
-class InstallClusterAutoscalerOperator(BaseOperator):
+class InstallClusterAutoscalerOperator(PoolOperator):
     """Install cluster-autoscaler in the cluster of a pool, or bring the options of the one installed here in line.
 
     It finds the groups by the tags that Ensure puts on them with `scaling="autoscaler"`; one serves all pools of the
@@ -40,7 +38,7 @@ class InstallClusterAutoscalerOperator(BaseOperator):
         service_account_role_arn: IAM role of its service account (IRSA). Default None: EKS Pod Identity, or what the
             nodes' role allows.
         version: Tag of the image. Default v1.36.1.
-        image: Another image, with its tag, instead of registry.k8s.io's.
+        image: Another image, with its tag, instead of registry.k8s.io's. Not taken from default_args.
         render_only: Return the manifests as YAML, and call nothing. Default False.
         timeout: How long it may take until it runs and reports. Default 5 minutes.
 
@@ -65,18 +63,17 @@ class InstallClusterAutoscalerOperator(BaseOperator):
         version: str = "v1.36.1",
         image: str | None = None,
         render_only: bool = False,
-        timeout: timedelta = timedelta(minutes=5),
+        timeout: float | timedelta = timedelta(minutes=5),
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", default_retry_policy())
         super().__init__(**kwargs)
         self.gpu_pool = gpu_pool
         self.options = dict(options or {})
         self.service_account_role_arn = service_account_role_arn
         self.version = version
-        self.image = image
+        self.image = self._by_keyword("image", image, None)  # in default_args it is that of the training's pod
         self.render_only = render_only
-        self.wait_timeout = timeout
+        self.wait_timeout = duration("timeout", timeout)
         self._stop = Stop()
         if getattr(gpu_pool, "is_rendered", False):
             self._autoscaler()

@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.pool_operator import PoolOperator, duration
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -23,7 +21,7 @@ if TYPE_CHECKING:
 _POLL_SECONDS = 5.0
 
 
-class DeleteGpuPoolOperator(BaseOperator):
+class DeleteGpuPoolOperator(PoolOperator):
     """Delete the groups that this package created for a pool, and what it keeps of the pool in the cluster.
 
     Groups that others created are left alone. A second run deletes nothing. A pool that is in use is left as it is:
@@ -46,13 +44,17 @@ class DeleteGpuPoolOperator(BaseOperator):
     ui_color = "#f2d9d9"
 
     def __init__(
-        self, *, gpu_pool: GpuPool, force: bool = False, timeout: timedelta = timedelta(minutes=30), **kwargs: Any
+        self,
+        *,
+        gpu_pool: GpuPool,
+        force: bool = False,
+        timeout: float | timedelta = timedelta(minutes=30),
+        **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", default_retry_policy())
         super().__init__(**kwargs)
         self.gpu_pool = gpu_pool
         self.force = force
-        self.wait_timeout = timeout
+        self.wait_timeout = duration("timeout", timeout)
         self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.pool_operator import PoolOperator, duration
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -24,13 +22,14 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.waits import Progress
 
 VERSION = "v0.20.0"
+NAMESPACE = "kube-system"
 _DEFER_MARGIN = timedelta(minutes=2)
 
 # Most plugins register within this time. A deferral costs the scheduler and the triggerer as much.
 _BLOCK_FIRST = timedelta(seconds=20)
 
 
-class InstallDevicePluginOperator(BaseOperator):
+class InstallDevicePluginOperator(PoolOperator):
     """Make sure that something hands out the GPUs of a pool's nodes.
 
     It looks first: where a device plugin serves the pool's nodes already - a DaemonSet of NVIDIA's or eksctl's, the
@@ -41,7 +40,8 @@ class InstallDevicePluginOperator(BaseOperator):
     Args:
         gpu_pool: The pool.
         version: Version of NVIDIA's device plugin. Default v0.20.0.
-        image: Another image, with its tag, instead of NVIDIA's.
+        image: Another image, with its tag, instead of NVIDIA's. Not taken from default_args, as `container_resources`
+            and `namespace` are not: there they are the training's.
         options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
         config: The plugin's configuration file as a mapping, like {"sharing": {"timeSlicing": {"resources": [{"name":
             "nvidia.com/gpu", "replicas": 4}]}}}; kept in a ConfigMap. Default none.
@@ -76,23 +76,23 @@ class InstallDevicePluginOperator(BaseOperator):
         config: Mapping[str, Any] | None = None,
         driver_image: str | None = None,
         container_resources: Mapping[str, Any] | None = None,
-        namespace: str = "kube-system",
-        timeout: timedelta = timedelta(minutes=10),
+        namespace: str = NAMESPACE,
+        timeout: float | timedelta = timedelta(minutes=10),
         deferrable: bool = True,
         dry_run: bool = False,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", default_retry_policy())
         super().__init__(**kwargs)
         self.gpu_pool = gpu_pool
         self.version = version
-        self.image = image
+        # In default_args these three are those of the training's pod.
+        self.image = self._by_keyword("image", image, None)
         self.options = dict(options or {})
         self.config = dict(config) if config else None
         self.driver_image = driver_image
-        self.container_resources = container_resources
-        self.namespace = namespace
-        self.wait_timeout = timeout
+        self.container_resources = self._by_keyword("container_resources", container_resources, None)
+        self.namespace = self._by_keyword("namespace", namespace, NAMESPACE)
+        self.wait_timeout = duration("timeout", timeout)
         self.deferrable = deferrable
         self.plan_only = dry_run
         self._stop = Stop()

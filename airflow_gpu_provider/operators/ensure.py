@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, ScaleDownIsOver, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.pool_operator import PoolOperator, duration
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ _DEFER_MARGIN = timedelta(minutes=2)
 _OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
 
 
-class EnsureGpuPoolOperator(BaseOperator):
+class EnsureGpuPoolOperator(PoolOperator):
     """Make sure that a DAG run has its GPU nodes: say what it wants, plan, apply, and wait for the nodes.
 
     The run's demand is kept in the cluster until ScaleDownSensor gives it up, at the latest until the pool's
@@ -87,15 +86,14 @@ class EnsureGpuPoolOperator(BaseOperator):
         wait_for: Literal["ready", "gpus"] = "ready",
         warm: bool = False,
         placeholder_image: str = "registry.k8s.io/pause:3.10",
-        timeout: timedelta = timedelta(minutes=30),
+        timeout: float | timedelta = timedelta(minutes=30),
         at_least: int | None = None,
         all_or_nothing: bool = False,
-        give_up_after: timedelta | None = None,
+        give_up_after: float | timedelta | None = None,
         block_id: str = "",
         deferrable: bool = True,
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", default_retry_policy())
         super().__init__(**kwargs)
         self.gpu_pool = gpu_pool
         self.gpus = gpus
@@ -104,10 +102,10 @@ class EnsureGpuPoolOperator(BaseOperator):
         self.wait_for = wait_for
         self.warm = warm
         self.placeholder_image = placeholder_image
-        self.wait_timeout = timeout
+        self.wait_timeout = duration("timeout", timeout)
         self.at_least = at_least
         self.all_or_nothing = all_or_nothing
-        self.give_up_after = give_up_after
+        self.give_up_after = None if give_up_after is None else duration("give_up_after", give_up_after)
         self.block_id = block_id
         self.deferrable = deferrable
         self._stop = Stop()

@@ -65,7 +65,6 @@ from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, attempt_of
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
-from airflow_gpu_provider.retries import default_retry_policy
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.unattended import release_unattended
@@ -143,9 +142,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         log_pod_spec_on_failure: bool = False,
         **kwargs: Any,
     ) -> None:
-        if isinstance(kwargs.get("pool"), GpuPool):
-            raise PoolSpecError("pool= was given a GPU pool.", "Give it as gpu_pool=; pool= is Airflow's slot pool.")
-        kwargs.setdefault("retry_policy", default_retry_policy())
         super().__init__(
             schedule_timeout_seconds=schedule_timeout_seconds,
             startup_timeout_seconds=startup_timeout_seconds,
@@ -153,7 +149,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             log_pod_spec_on_failure=log_pod_spec_on_failure,
             **kwargs,
         )
-        self.gpu_pool = gpu_pool if gpu_pool is not None else _pool_of_block()
+        # The pool of the block around it is nearer than one of default_args.
+        self.gpu_pool = self._by_keyword("gpu_pool", gpu_pool, None) or _pool_of_block() or gpu_pool
         self.block_id = _block_of(self.gpu_pool) if block_id is None else block_id
         self.gpus = gpus
         self.shm_size = shm_size

@@ -1,7 +1,8 @@
 """Arguments of EksPodOperator and GKEStartPodOperator, for a DAG that moves by changing the class and adding gpu_pool=.
 
 They say which cluster the pod runs in and as whom, which gpu_pool says too: what agrees is taken and forgotten, what
-contradicts it is refused. KubernetesPodOperator's own connection arguments are treated alike.
+contradicts it is refused. KubernetesPodOperator's own connection arguments are treated alike. What comes from
+default_args is not looked at: it is there for other operators.
 """
 
 from __future__ import annotations
@@ -9,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pool_operator import PoolOperator
 from airflow_gpu_provider.pools.base import GpuPool, is_template
 
 _EKS = ("cluster_name", "region", "aws_conn_id")
@@ -29,7 +29,7 @@ _CONNECTION_S_PROJECT = "PROVIDE_PROJECT_ID"  # the Google provider's word for i
 _ANY_CONNECTION = "kubernetes_default"  # KubernetesPodOperator's default, so nobody need have given it
 
 
-class MovedArguments(BaseOperator):
+class MovedArguments(PoolOperator):
     """Takes the other operators' own arguments, next to KubernetesPodOperator's. All default to what the pool says.
 
     Args:
@@ -58,6 +58,7 @@ class MovedArguments(BaseOperator):
     ) -> None:
         if kwargs.get("on_finish_action", "") is None:  # for those two: their default
             del kwargs["on_finish_action"]
+        pod_name = self._by_keyword("pod_name", pod_name, None if "name" in kwargs else pod_name)
         if pod_name is not None and kwargs.setdefault("name", pod_name) != pod_name:
             raise PoolSpecError(f"pod_name={pod_name!r} and name={kwargs['name']!r}.", "Give name= alone.")
         super().__init__(**kwargs)
@@ -79,7 +80,8 @@ class MovedArguments(BaseOperator):
         Raises:
             PoolSpecError: Another cluster, or another connection, than the pool's.
         """
-        check_agrees(self.task_id, {**self._moved, **self._connection()}, pool)
+        given = {**self._moved, **self._connection()}
+        check_agrees(self.task_id, {name: value for name, value in given.items() if name in self._keywords}, pool)
 
     def _connection(self) -> dict[str, Any]:
         named = getattr(self, "kubernetes_conn_id", None)

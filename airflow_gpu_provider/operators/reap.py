@@ -7,10 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError, TaskKilled
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.pool_operator import PoolOperator, duration
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.janitor import Reaped
 
 
-class ReapGpuPoolsOperator(BaseOperator):
+class ReapGpuPoolsOperator(PoolOperator):
     """Find what no live run wants of GPU pools, say what it has cost, and remove it.
 
     That is: demand of DAG runs that are over, their pods and placeholder pods, machines that nobody wants, and size
@@ -54,15 +52,14 @@ class ReapGpuPoolsOperator(BaseOperator):
         gpu_pools: Sequence[GpuPool],
         others: bool = True,
         dry_run: bool = False,
-        timeout: timedelta = timedelta(minutes=5),
+        timeout: float | timedelta = timedelta(minutes=5),
         **kwargs: Any,
     ) -> None:
-        kwargs.setdefault("retry_policy", default_retry_policy())
         super().__init__(**kwargs)
         self.gpu_pools = gpu_pools
         self.others = others
         self.plan_only = dry_run
-        self.wait_timeout = timeout
+        self.wait_timeout = duration("timeout", timeout)
         self._stop = Stop()
         if not gpu_pools:
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")

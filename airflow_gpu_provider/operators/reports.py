@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_gpu_provider.errors import PoolNotUsable
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -18,14 +16,13 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.reconcile import Reconciler
 
 
-class _ReportOperator(BaseOperator):
+class _ReportOperator(PoolOperator):
     """Looks at pools and changes nothing."""
 
     template_fields: Sequence[str] = ("gpu_pools",)
     ui_color = "#e6e6e6"
 
     def __init__(self, *, gpu_pools: Sequence[GpuPool], **kwargs: Any) -> None:
-        kwargs.setdefault("retry_policy", default_retry_policy())
         super().__init__(**kwargs)
         self.gpu_pools = gpu_pools
 

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
 from airflow_gpu_provider.errors import BlockFailed
+from airflow_gpu_provider.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -25,12 +24,13 @@ _FAILED = ("failed", "upstream_failed")
 _NAMED = 20  # map indexes that are named, of those in one state
 
 
-class BlockVerdictOperator(BaseOperator):
+class BlockVerdictOperator(PoolOperator):
     """Fail when the block's work has failed.
 
     Args:
         block_tasks: Ids of all other tasks of the block.
         deciding_tasks: Those of them that nothing of the author's comes after, and the ScaleDownSensor.
+        retries: Default 0: what it looks at does not change.
 
     Raises:
         BlockFailed: The message names the tasks, and the map indexes of those that failed.
@@ -38,8 +38,16 @@ class BlockVerdictOperator(BaseOperator):
 
     ui_color = "#e6e6e6"
 
-    def __init__(self, *, block_tasks: Sequence[str], deciding_tasks: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(**{**kwargs, "retries": 0})
+    def __init__(
+        self,
+        *,
+        block_tasks: Sequence[str],
+        deciding_tasks: Sequence[str],
+        retries: int | None = 0,
+        weight_rule: Any = "upstream",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(retries=retries, weight_rule=weight_rule, **kwargs)
         self.block_tasks = list(block_tasks)
         self.deciding_tasks = list(deciding_tasks)
 

@@ -11,7 +11,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.pool_operator import PoolOperator, duration
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ _FIRST_LEG = timedelta(seconds=10)
 _AIRFLOW_MARGIN = timedelta(minutes=2)
 
 
-class ScaleDownSensor(BaseSensorOperator):
+class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     """Give up what a DAG run wanted of a pool, remove the machines that nobody wants any more, and see them go.
 
     First it deletes the pods that the run left, gives the run's demand up and releases the free machines; then it
@@ -42,7 +42,10 @@ class ScaleDownSensor(BaseSensorOperator):
         poke_interval: Seconds between two looks when not deferrable. Default 5.
         timeout: How long machines may take to go, draining included. Default 30 minutes. After that the task
             fails with PoolNotReleased, and is tried again.
-        retries: Default 3, half a minute apart.
+        retries: Default 3.
+        retry_delay: Default half a minute.
+        weight_rule: Default "upstream": it comes before work that is yet to begin.
+        depends_on_past, wait_for_downstream: Not taken from default_args: machines do not wait for an earlier run.
 
     Returns:
         `{"pool", "nodes", "desired", "kept": [...], "seconds", "usage"}`; `usage` is what the run's nodes did and cost:
@@ -51,7 +54,8 @@ class ScaleDownSensor(BaseSensorOperator):
 
     Raises:
         PoolNotReleased: Something did not go in time; the message names it.
-        PoolSpecError: `soft_fail` or `never_fail` is set: they would hide a GPU that is still running.
+        PoolSpecError: `soft_fail`, `never_fail` or `silent_fail` is set, which would hide a GPU that still runs, or
+            `depends_on_past` or `wait_for_downstream` is, which would leave it running.
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "block_id")
@@ -66,20 +70,31 @@ class ScaleDownSensor(BaseSensorOperator):
         deferrable: bool = True,
         poke_interval: float | timedelta = 5,
         timeout: float | timedelta = timedelta(minutes=30),
+        soft_fail: bool = False,
+        never_fail: bool = False,
+        silent_fail: bool = False,
+        retries: int | None = 3,
+        retry_delay: float | timedelta = timedelta(seconds=30),
+        depends_on_past: bool = False,
+        wait_for_downstream: bool = False,
+        weight_rule: Any = "upstream",
         **kwargs: Any,
     ) -> None:
-        refused = [name for name in ("soft_fail", "never_fail", "silent_fail") if kwargs.get(name)]
-        if refused:
-            raise PoolSpecError(
-                f"ScaleDownSensor {kwargs.get('task_id')!r}: {refused[0]}=True would hide GPUs that still run.",
-                f"Leave {refused[0]} out.",
-            )
-        kwargs.setdefault("retries", 3)
-        kwargs.setdefault("retry_delay", timedelta(seconds=30))
-        kwargs.setdefault("retry_policy", default_retry_policy())
-        self.release_timeout = timeout if isinstance(timeout, timedelta) else timedelta(seconds=timeout)
-        # Airflow's own sensor timeout is final, our own is tried again: let ours come first.
-        super().__init__(poke_interval=poke_interval, timeout=self.release_timeout + _AIRFLOW_MARGIN, **kwargs)
+        hiding = {"soft_fail": soft_fail, "never_fail": never_fail, "silent_fail": silent_fail}
+        waiting = {"depends_on_past": depends_on_past, "wait_for_downstream": wait_for_downstream}
+        _refuse(kwargs.get("task_id"), hiding, "would hide GPUs that still run")
+        waiting = {name: self._by_keyword(name, value, False) for name, value in waiting.items()}
+        _refuse(kwargs.get("task_id"), waiting, "would leave GPUs running after a run that failed")
+        self.release_timeout = duration("timeout", timeout)
+        super().__init__(
+            poke_interval=poke_interval,
+            # Airflow's own sensor timeout is final, our own is tried again: let ours come first.
+            timeout=self.release_timeout + _AIRFLOW_MARGIN,
+            retries=retries,
+            retry_delay=retry_delay,
+            weight_rule=weight_rule,
+            **{**hiding, **waiting, **kwargs},
+        )
         self.gpu_pool = gpu_pool
         self.block_id = block_id
         self.deferrable = deferrable
@@ -216,3 +231,9 @@ class ScaleDownSensor(BaseSensorOperator):
 
     def _say(self, line: str) -> None:
         self.log.info("%s", line)
+
+
+def _refuse(task_id: Any, arguments: dict[str, bool], why: str) -> None:
+    given = [name for name, value in arguments.items() if value]
+    if given:
+        raise PoolSpecError(f"ScaleDownSensor {task_id!r}: {given[0]}=True {why}.", f"Leave {given[0]} out.")

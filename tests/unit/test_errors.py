@@ -14,7 +14,7 @@ from airflow.sdk.definitions.retry_policy import RetryAction
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSensorTimeout
 
 from airflow_gpu_provider import errors
-from airflow_gpu_provider.retries import default_retry_policy
+from airflow_gpu_provider.retries import DEFAULT_RETRY_POLICY
 
 README = Path(__file__).parents[2] / "README.md"
 ENDS = README.parent / "docs" / "gpu-pod.md"
@@ -42,7 +42,7 @@ def test_an_error_of_a_newer_release_is_still_an_error() -> None:
 def test_retry_policy_sees_every_error_and_gives_up_where_the_type_says_so(cls: type[errors.GpuError]) -> None:
     assert issubclass(cls, AirflowException)
     assert not issubclass(cls, AirflowFailException | AirflowSensorTimeout)
-    decision = default_retry_policy().evaluate(cls("It broke."), try_number=1, max_tries=3)
+    decision = DEFAULT_RETRY_POLICY.evaluate(cls("It broke."), try_number=1, max_tries=3)
     assert decision.action == (RetryAction.DEFAULT if cls.retryable else RetryAction.FAIL)
     assert cls.__doc__
 

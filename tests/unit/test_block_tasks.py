@@ -1,0 +1,166 @@
+"""The block's own tasks: what reaches them of default_args, and how the block depends on the run before."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, BaseOperator, TaskGroup
+from airflow.sdk.definitions.mappedoperator import MappedOperator
+
+from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.retries import DEFAULT_RETRY_POLICY
+
+POOL = EksGpuPool(
+    name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2
+)
+OTHER = EksGpuPool(name="other", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2)
+
+OWN = ("begin", "ensure", "device_plugin", "scale_down", "done")
+TRAININGS = {"image": "my/training:1", "namespace": "ml", "container_resources": {"limits": {"cpu": "8"}}}
+
+
+def new_dag(**default_args: Any) -> DAG:
+    return DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1), default_args=default_args)
+
+
+def pod(task_id: str = "train", **kwargs: Any) -> GpuPodOperator:
+    return GpuPodOperator(**{"task_id": task_id, "image": "busybox", **kwargs})
+
+
+def block_of(dag: DAG, *, inner: dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
+    """Return the tasks of a DAG with one block, by the last word of their names."""
+    with dag, gpu_nodes(POOL, **kwargs):
+        pod(**(inner or {}))
+    return {task_id.rpartition(".")[2]: task for task_id, task in dag.task_dict.items()}
+
+
+def test_what_is_meant_for_trainings_stays_with_them() -> None:
+    tasks = block_of(new_dag(**TRAININGS), inner={"image": "my/training:1"})
+    plugin = tasks["device_plugin"]
+    assert (plugin.image, plugin.namespace, plugin.container_resources) == (None, "kube-system", None)
+    assert tasks["train"].namespace == "ml"
+
+
+@pytest.mark.parametrize("name", ["soft_fail", "never_fail", "silent_fail"])
+def test_a_sensors_leniency_does_not_reach_scale_down(name: str) -> None:
+    assert getattr(block_of(new_dag(**{name: True}))["scale_down"], name) is False
+
+
+def test_other_operators_arguments_do_not_reach_the_block_s_tasks() -> None:
+    given = {"timeout": 3600, "mode": "reschedule", "deferrable": False, "wait_for": "gpus", "dry_run": True}
+    tasks = block_of(new_dag(**given, gpus=1, nodes=2, at_least=1, gpu_pool=OTHER, poke_interval=600))
+    assert [tasks[name].gpu_pool for name in ("ensure", "device_plugin", "train", "scale_down")] == [POOL] * 4
+    ensure, scale_down = tasks["ensure"], tasks["scale_down"]
+    assert (ensure.gpus, ensure.nodes, ensure.at_least, ensure.wait_for) == (None, None, None, "ready")
+    assert (ensure.deferrable, ensure.plan_only, ensure.wait_timeout) == (True, False, timedelta(minutes=30))
+    assert (scale_down.deferrable, scale_down.mode, scale_down.poke_interval) == (True, "poke", 5)
+    assert scale_down.release_timeout == timedelta(minutes=30)
+
+
+def test_scale_down_and_verdict_take_nothing_that_keeps_them_from_running() -> None:
+    given = {
+        "retries": 0,
+        "retry_delay": timedelta(hours=6),
+        "retry_policy": None,
+        "execution_timeout": timedelta(seconds=10),
+        "pool": "one-slot",
+        "pool_slots": 4,
+        "max_active_tis_per_dag": 1,
+        "max_active_tis_per_dagrun": 1,
+        "pre_execute": lambda context: None,
+        "trigger_rule": "all_success",
+    }
+    tasks = block_of(new_dag(**given))
+    scale_down, done = tasks["scale_down"], tasks["done"]
+    assert (scale_down.retries, scale_down.retry_delay) == (3, timedelta(seconds=30))
+    assert scale_down.retry_policy is DEFAULT_RETRY_POLICY
+    for task in (scale_down, done):
+        assert (task.pool, task.pool_slots, task.execution_timeout) == ("default_pool", 1, None)
+        assert (task.max_active_tis_per_dag, task.max_active_tis_per_dagrun) == (None, None)
+        assert task._pre_execute_hook is None
+        assert task.trigger_rule == "all_done_setup_success"
+    assert done.retries == 0
+    assert tasks["ensure"].retries == tasks["ensure"].max_active_tis_per_dag - 1 == 0
+    assert tasks["ensure"].execution_timeout == timedelta(seconds=10)
+
+
+def test_only_begin_takes_a_trigger_rule() -> None:
+    tasks = block_of(new_dag(trigger_rule="none_failed"))
+    rules = {name: tasks[name].trigger_rule.value for name in OWN}
+    assert rules == {
+        "begin": "none_failed",
+        "ensure": "all_success",
+        "device_plugin": "all_success",
+        "scale_down": "all_done_setup_success",
+        "done": "all_done_setup_success",
+    }
+
+
+def test_no_asset_is_updated_by_the_block_s_own_tasks() -> None:
+    from airflow.sdk import Asset
+
+    tasks = block_of(new_dag(outlets=[Asset("model")], inlets=[Asset("data")]))
+    assert all((tasks[name].outlets, tasks[name].inlets) == ([], []) for name in OWN)
+
+
+def of_past(task: BaseOperator | MappedOperator) -> tuple[bool, bool]:
+    return bool(task.depends_on_past), bool(task.wait_for_downstream)
+
+
+@pytest.mark.parametrize("name", ["depends_on_past", "wait_for_downstream"])
+@pytest.mark.parametrize("where", ["dag", "group", "task", "mapped", "ensure"])
+def test_the_block_as_a_whole_depends_on_the_run_before(name: str, where: str) -> None:
+    asked = {name: True}
+    dag = new_dag(**(asked if where == "dag" else {}))
+    own = asked if where in ("task", "mapped") else {}
+    with (
+        dag,
+        TaskGroup("night", default_args=asked if where == "group" else {}),
+        gpu_nodes(POOL, ensure_args=asked if where == "ensure" else {}),
+    ):
+        if where == "mapped":
+            GpuPodOperator.partial(task_id="train", image="busybox", **own).expand(arguments=[["a"], ["b"]])
+        else:
+            pod(**own)
+    past = {task_id.rpartition(".")[2]: of_past(task) for task_id, task in dag.task_dict.items()}
+    begin = past.pop("begin")
+    assert begin == (True, True)
+    assert set(past.values()) == {(False, False)}
+    # begin waits for those that come right after it: they are all that a block's end depends on.
+    assert {"night.train-gpu.scale_down", "night.train-gpu.done"} <= set(
+        dag.get_task("night.train-gpu.begin").downstream_task_ids
+    )
+
+
+def test_the_first_run_of_a_block_is_let_through() -> None:
+    assert block_of(new_dag(depends_on_past=True))["begin"].ignore_first_depends_on_past is True
+
+
+def test_without_depends_on_past_nothing_waits() -> None:
+    assert {of_past(task) for task in block_of(new_dag()).values()} == {(False, False)}
+
+
+@pytest.mark.parametrize("name", ["task_id", "gpu_pool", "block_id", "trigger_rule", "end_date"])
+@pytest.mark.parametrize("argument", ["ensure_args", "scale_down_args"])
+def test_what_is_the_block_s_own_is_refused(argument: str, name: str) -> None:
+    with pytest.raises(PoolSpecError, match=f"{name}= is not for"):
+        block_of(new_dag(), **{argument: {name: None}})
+
+
+def test_explicit_arguments_go_through() -> None:
+    tasks = block_of(
+        new_dag(retries=7, image="my/training:1"),
+        ensure_args={"timeout": 600, "retries": 1},
+        device_plugin_args={"image": "mirror/plugin:1", "timeout": 60.0},
+        scale_down_args={"retries": 5, "pool": "gpu", "timeout": 1800},
+    )
+    assert (tasks["ensure"].wait_timeout, tasks["ensure"].retries) == (timedelta(minutes=10), 1)
+    assert (tasks["device_plugin"].image, tasks["device_plugin"].wait_timeout) == (
+        "mirror/plugin:1",
+        timedelta(minutes=1),
+    )
+    assert (tasks["scale_down"].retries, tasks["scale_down"].pool) == (5, "gpu")
+    assert tasks["scale_down"].release_timeout == timedelta(minutes=30)
