@@ -1,13 +1,18 @@
 """Every failure a user of this package can meet: one class each, with the way out in the message.
 
-A message is two sentences: what happened, with the names involved, and what to do. Whether another try can
-help is part of the type (`retryable`). GpuErrors derive from AirflowException, so `retry_policy` sees them; none
-derives from AirflowFailException or AirflowSensorTimeout, which it never sees.
+A message is two sentences: what happened, with the names involved, and what to do. Whether another try of the task
+can help is part of the type (`retryable`), and so is how long a wait bears it (`borne_for`; see `patience`). GpuErrors
+derive from AirflowException, so `retry_policy` sees them; none derives from AirflowFailException or
+AirflowSensorTimeout, which it never sees.
 
     GpuError
       PoolSpecError                the DAG's author can fix it, at parse time where that is possible
                                    CheckpointUnusable
-      ClusterNotFound  ClusterUnreachable  ConnectionNotFound  CredentialsError  PermissionDenied  CloudError
+      ClusterNotFound  ClusterUnreachable  ConnectionNotFound  CredentialsError
+      PermissionDenied             ServiceDisabled
+      CloudError                   RequestRejected  ObjectRejected
+      AdmissionDenied  ResourceQuotaExceeded  NamespaceTerminating
+                                   what a cluster's own rules say about an object that is to be created
       PoolDrift  GroupFailed  GroupNotFound
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
       NodesNotReady  GpusNotAllocatable
@@ -28,9 +33,15 @@ Triggers never raise: they yield `to_record()`, and the operator raises `from_re
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any, ClassVar, Self
 
 from airflow.sdk.exceptions import AirflowException
+
+_NOT_AT_ALL = timedelta(0)
+_MINUTES = timedelta(minutes=5)
+"""For what may be a mistake, and may pass: an API server that has just started answers 403 before it knows its roles, a
+role binding is deleted to be created anew, and IAM is eventually consistent."""
 
 
 class GpuError(AirflowException):
@@ -43,6 +54,8 @@ class GpuError(AirflowException):
     """
 
     retryable: ClassVar[bool] = True
+    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
+    """How long a wait goes on while a call keeps ending so; None: until the wait's own deadline."""
 
     def __init__(self, what: str, fix: str = "", **details: Any) -> None:
         super().__init__(f"{what} {fix}".strip())
@@ -93,11 +106,15 @@ class ClusterNotFound(GpuError):
 
 
 class ClusterUnreachable(GpuError):
-    """The Kubernetes API server did not answer."""
+    """The Kubernetes API server did not answer, or could not; or a webhook that it has to ask did not."""
+
+    borne_for: ClassVar[timedelta | None] = None
 
 
 class ConnectionNotFound(GpuError):
     """Airflow has no such connection - or its API did not answer: a worker is told the same."""
+
+    borne_for: ClassVar[timedelta | None] = _MINUTES
 
     @classmethod
     def named(cls, conn_id: str, argument: str, otherwise: str = "") -> Self:
@@ -115,15 +132,59 @@ class CredentialsError(GpuError):
     Or a metadata service, or the API server's token webhook, did not answer in time: a worker is told the same.
     """
 
+    borne_for: ClassVar[timedelta | None] = _MINUTES
+
 
 class PermissionDenied(GpuError):
     """The cloud or the cluster refused a call; the message names the permission that is missing."""
 
     retryable = False
+    borne_for: ClassVar[timedelta | None] = _MINUTES
+
+
+class ServiceDisabled(PermissionDenied):
+    """A Google Cloud API that the pool needs is not enabled in the project; the message names it."""
+
+    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
 
 
 class CloudError(GpuError):
     """The cloud's API failed in a way that has no type of its own; the cloud's own words are in the message."""
+
+    borne_for: ClassVar[timedelta | None] = None
+
+
+class RequestRejected(CloudError):
+    """The cloud takes a request for wrong as it is: another one like it ends the same.
+
+    A cloud's parts learn of each other's objects with a delay, so that a wait bears it for a minute.
+    """
+
+    retryable = False
+    borne_for: ClassVar[timedelta | None] = timedelta(minutes=1)
+
+
+class ObjectRejected(CloudError):
+    """The Kubernetes API server takes an object for invalid; the message names the field."""
+
+    retryable = False
+    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
+
+
+class AdmissionDenied(GpuError):
+    """A policy of the cluster (an admission webhook, Pod Security, a LimitRange) does not let an object in."""
+
+    retryable = False
+
+
+class ResourceQuotaExceeded(GpuError):
+    """A ResourceQuota of the namespace is used up; the message names it, what is asked for, used and allowed."""
+
+    borne_for: ClassVar[timedelta | None] = None
+
+
+class NamespaceTerminating(GpuError):
+    """The namespace is being deleted, and nothing can be created in it."""
 
 
 class PoolDrift(GpuError):
@@ -191,9 +252,13 @@ class AutoscalingDisabled(GpuError):
 class DemandLockBusy(GpuError):
     """Another task held the pool's lock for longer than a decision takes."""
 
+    borne_for: ClassVar[timedelta | None] = None
+
 
 class DemandLockLost(GpuError):
     """This task was stalled for so long that another one took the pool's lock; it wrote nothing after that."""
+
+    borne_for: ClassVar[timedelta | None] = None
 
 
 class ScaleDownIsOver(GpuError):

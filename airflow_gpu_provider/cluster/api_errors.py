@@ -1,20 +1,50 @@
-"""What a Kubernetes client's errors become: one of `errors.py`'s types, mapped in this one place."""
+"""What a Kubernetes API server's refusals become: one of `errors.py`'s types, mapped in this one place.
+
+A 403 alone says little: RBAC, a ResourceQuota, a policy and a namespace that is being deleted all answer with it. They
+are told apart by the server's own words: its packages apiserver/pkg/endpoints/handlers/responsewriters (RBAC),
+plugin/pkg/admission and apiserver/pkg/admission/plugin (all others).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
+from airflow_gpu_provider.errors import (
+    AdmissionDenied,
+    CloudError,
+    ClusterUnreachable,
+    CredentialsError,
+    GpuError,
+    NamespaceTerminating,
+    ObjectRejected,
+    PermissionDenied,
+    RequestRejected,
+    ResourceQuotaExceeded,
+)
 
 if TYPE_CHECKING:
     from kubernetes.client.exceptions import ApiException
 
+_WRITES = frozenset({"create", "update", "patch", "delete"})
+_BY_RBAC = re.compile(r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
+_QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<numbers>requested: .+)")
+_QUOTA_NOT_READY = "status unknown for quota"
+_NO_ACCOUNT = "error looking up service account"
+_TERMINATING = "because it is being terminated"
+_DENIED = ("denied the request", "denied request")
+_WEBHOOK_AWAY = re.compile(r'failed calling webhook "(?P<name>[^"]+)"')
+
 
 class ObjectNotFound(CloudError):
-    """The object that a request names does not exist (404)."""
+    """The object that a request names, or needs, does not exist (404)."""
+
+    # It may have been created, or deleted, a moment ago.
+    borne_for: ClassVar[timedelta | None] = RequestRejected.borne_for
 
 
 class ObjectChanged(CloudError):
@@ -42,40 +72,111 @@ def mapped(verb: str, resource: str) -> Iterator[None]:
 
 
 def from_status(error: ApiException, verb: str, resource: str) -> GpuError:
-    """Return the error that an HTTP status means; the server's own words are kept in the message."""
-    said = _message(error)
-    details = {"status": error.status, "verb": verb, "resource": resource}
-    if error.status == 401:
+    """Return the error that a client's exception means; the server's own words are kept in the message."""
+    return refusal(error.status or 0, _status_of(error.body, error.reason), verb, resource)
+
+
+def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> GpuError:
+    """Return the error that an answer of the API server means.
+
+    Args:
+        status: The HTTP status; 0 where there was no answer.
+        said: The answer's body, a Kubernetes Status.
+        verb: What was tried, in RBAC's words ("create").
+        resource: On what ("pods").
+    """
+    message = f"{str(said.get('message') or status).rstrip('.')}."
+    details: dict[str, Any] = {"status": status, "verb": verb, "resource": resource}
+    cannot = f"Cannot {verb} {resource}: {message}"
+    if status == 401:
         return CredentialsError(
-            f"The cluster does not accept the credentials of the Airflow connection ({verb} {resource}): {said}",
+            f"The cluster does not accept the credentials of the Airflow connection ({verb} {resource}): {message}",
             "Check the connection, and that its identity has an access entry in the cluster.",
             **details,
         )
-    if error.status == 403:
-        return PermissionDenied(
-            f"The cluster does not allow to {verb} {resource}: {said}",
-            f'Grant it: resources ["{resource}"], verbs ["{verb}"]; docs/rbac/ has all roles that are needed.',
+    if status == 404:
+        return ObjectNotFound(cannot, **details)
+    if status == 0 or status == 429 or status >= 500:
+        return _no_answer(status, message, verb, resource, details)
+    if 400 <= status < 500 and any(words in message for words in _DENIED):
+        return _denied(message, verb, resource, details)
+    if status == 409:
+        return ObjectChanged(cannot, **details)
+    if status == 403:
+        return _forbidden(message, verb, resource, details)
+    if status in (400, 413, 415, 422) and verb in _WRITES:
+        fields = [str(each["field"]) for each in (said.get("details") or {}).get("causes") or () if each.get("field")]
+        return ObjectRejected(
+            f"The cluster takes the {resource} that it was to {verb} for invalid: {message}",
+            f"Correct {', '.join(dict.fromkeys(fields)) or 'what the message names'}.",
             **details,
+            fields=fields,
         )
-    if error.status == 404:
-        return ObjectNotFound(f"Cannot {verb} {resource}: {said}", **details)
-    if error.status == 409:
-        return ObjectChanged(f"Cannot {verb} {resource}: {said}", **details)
-    if error.status is None or error.status == 0 or error.status == 429 or error.status >= 500:
-        return ClusterUnreachable(
-            f"The Kubernetes API server could not {verb} {resource} ({error.status}): {said}",
-            "Nothing was decided on it; try again.",
-            **details,
-        )
-    return CloudError(f"The Kubernetes API server refused to {verb} {resource} ({error.status}): {said}", **details)
+    return CloudError(f"The Kubernetes API server refused to {verb} {resource} ({status}): {message}", **details)
 
 
-def _message(error: ApiException) -> str:
-    body: Any = error.body
+def _no_answer(status: int, message: str, verb: str, resource: str, details: dict[str, Any]) -> ClusterUnreachable:
+    webhook = _WEBHOOK_AWAY.search(message)
+    fix = f"See to the admission webhook {webhook['name']}, which did not answer." if webhook else ""
+    return ClusterUnreachable(
+        f"The Kubernetes API server could not {verb} {resource} ({status}): {message}",
+        fix or "Nothing was decided on it; try again.",
+        **details,
+    )
+
+
+def _forbidden(message: str, verb: str, resource: str, details: dict[str, Any]) -> GpuError:
+    if verb not in _WRITES or _BY_RBAC.search(message) or "is forbidden: " not in message:
+        return _by_rbac(message, verb, resource, details)
+    cannot = f"Cannot {verb} {resource}: {message}"
+    if over := _QUOTA.search(message):
+        return ResourceQuotaExceeded(
+            f"The namespace's ResourceQuota {over['quota']} is used up, cannot {verb} {resource}: {over['numbers']}",
+            "Wait until pods that count have ended, or raise the quota.",
+            **details,
+            quota=over["quota"],
+        )
+    if _QUOTA_NOT_READY in message:
+        return ResourceQuotaExceeded(cannot, "The quota has just been created; try again.", **details)
+    if _TERMINATING in message:
+        return NamespaceTerminating(cannot, "Give another namespace, or create it anew once it is gone.", **details)
+    if _NO_ACCOUNT in message:
+        return ObjectNotFound(cannot, "Create the service account, or name another.", **details)
+    return _denied(message, verb, resource, details)
+
+
+def _by_rbac(message: str, verb: str, resource: str, details: dict[str, Any]) -> PermissionDenied:
+    """Return the refusal of an authorizer; the server names what it asked for better than the caller knows it."""
+    named = _BY_RBAC.search(message)
+    verb, resource = (named["verb"], named["resource"]) if named else (verb, resource)
+    return PermissionDenied(
+        f"The cluster does not allow to {verb} {resource}: {message}",
+        f'Grant it: resources ["{resource}"], verbs ["{verb}"]; docs/rbac/ has all roles that are needed.',
+        **{**details, "verb": verb, "resource": resource},
+    )
+
+
+def _denied(message: str, verb: str, resource: str, details: dict[str, Any]) -> AdmissionDenied:
+    return AdmissionDenied(
+        f"A policy of the cluster does not let the {resource} in ({verb}): {message}", _fix_of(message), **details
+    )
+
+
+def _fix_of(message: str) -> str:
+    if "violates PodSecurity" in message:
+        return "Set what the policy asks for by security_context and container_security_context, or another namespace."
+    if "must specify" in message:
+        return "Give those in container_resources: a ResourceQuota of the namespace counts them."
+    return "Change the pod to what the policy asks for, or ask for an exception from it."
+
+
+def _status_of(body: Any, reason: str | None) -> Mapping[str, Any]:
+    """Return an answer's body as a Status, whatever it is."""
     if isinstance(body, bytes):
         body = body.decode(errors="replace")
     try:
-        text = json.loads(body or "{}").get("message") or error.reason
+        said = json.loads(body or "{}")
     except ValueError:
-        text = body
-    return f"{str(text).rstrip('.')}."
+        return {"message": body}
+    said = said if isinstance(said, dict) else {"message": body}
+    return said if said.get("message") else {**said, "message": reason}

@@ -18,11 +18,12 @@ from typing import TYPE_CHECKING, Any
 import aiohttp
 
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
+from airflow_gpu_provider.cluster.api_errors import refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -31,6 +32,7 @@ READ_TIMEOUT = 30.0
 _BUFFER = 2 * 2**20  # etcd's largest object is 1.5 MiB
 _LOG_BUFFER = 2**16
 _MERGE_PATCH = {"Content-Type": MERGE_PATCH}
+_VERBS = {"GET": "get", "DELETE": "delete", "PATCH": "patch"}
 
 
 class Expired(Exception):
@@ -224,29 +226,28 @@ def _raise_watch_error(status: dict[str, Any]) -> None:
 
 
 async def _error_of(response: aiohttp.ClientResponse, method: str, path: str) -> Exception:
-    try:
-        message = str((await response.json(content_type=None)).get("message"))
-    except (json.JSONDecodeError, AttributeError):
-        message = response.reason or ""
     if response.status == 410:
         return Expired()
-    if response.status == 401:
-        return CredentialsError(
-            "The API server does not accept the credentials.",
-            "Give the connection's identity an access entry for the cluster.",
-        )
-    if response.status == 403:
-        return PermissionDenied(
-            f"The API server refused {method} {path}: {message}.",
-            "Grant it to the group of the connection's identity; docs/rbac/ has all roles that are needed.",
-        )
-    return _failed(response, f"The API server answered {method} {path} with {response.status}: {message}.")
-
-
-def _failed(response: aiohttp.ClientResponse, what: str) -> GpuError:
+    try:
+        said = await response.json(content_type=None)
+    except json.JSONDecodeError:
+        said = None
+    if not isinstance(said, dict) or not said.get("message"):
+        said = {"message": response.reason or ""}
     wait = response.headers.get("Retry-After", "")
-    details = {"retry_after": int(wait)} if wait.isdigit() else {}
-    return ClusterUnreachable(what, "Try again; if it repeats, see the API server's own log.", **details)
+    error = refusal(response.status, said, _VERBS[method], resource_of(path))
+    if wait.isdigit():
+        error.details["retry_after"] = int(wait)
+    return error
+
+
+def resource_of(path: str) -> str:
+    """Return the resource that a path is of, in RBAC's words: "pods", "pods/log"."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    parts = parts[2:] if parts[0] == "api" else parts[3:] if parts[0] == "apis" else parts
+    if parts[0] == "namespaces" and len(parts) > 2:
+        parts = parts[2:]
+    return "/".join([*parts[:1], *parts[2:3]])
 
 
 def _in_words(error: BaseException) -> str:

@@ -15,6 +15,7 @@ from airflow_gpu_provider.errors import (
     GpuError,
     PermissionDenied,
     QuotaExceeded,
+    RequestRejected,
 )
 
 _DENIED = {
@@ -61,6 +62,20 @@ _THROTTLED = {
     "ThrottledException",
     "TooManyRequestsException",
 }
+# The request itself is wrong. What is not listed is borne: a code that nobody knows may be of a failure that passes.
+_REJECTED = {
+    "InvalidAction",
+    "InvalidParameter",
+    "InvalidParameterCombination",
+    "InvalidParameterException",
+    "InvalidParameterValue",
+    "MalformedQueryString",
+    "MissingParameter",
+    "UnknownOperationException",
+    "UnknownParameter",
+    "ValidationError",
+    "ValidationException",
+}
 _NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
@@ -97,6 +112,10 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
         raise CloudError(
             f"AWS ({service}) did not answer: {error}.",
             "Check that the worker reaches the endpoint, and that the region is right.",
+        ) from error
+    except boto.ParamValidationError as error:
+        raise RequestRejected(
+            f"AWS ({service}) is not even asked: {error}.", "Correct what the message names."
         ) from error
     except boto.BotoCoreError as error:
         raise CloudError(f"botocore could not call AWS ({service}): {error}.") from error
@@ -150,6 +169,8 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
             f"Check cluster_name and region, and that {connection} belongs to the cluster's account.",
             **details,
         )
+    if code in _REJECTED:
+        return RequestRejected(f"AWS takes {call} for wrong ({said}).", "Correct what the message names.", **details)
     return CloudError(f"{call} failed ({said}).", **details)
 
 

@@ -18,6 +18,8 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PermissionDenied,
     QuotaExceeded,
+    RequestRejected,
+    ServiceDisabled,
 )
 
 _PERMISSION = re.compile(r"""required ["']([a-z]+\.[A-Za-z.]+)["']""", re.IGNORECASE)
@@ -29,6 +31,16 @@ _OUT_OF_STOCK = (
     "currently does not have sufficient capacity",
     "resource_availability",
 )
+# Limits of calls for each minute, and of operations at one time: they pass, though Compute Engine answers 403 too.
+_THROTTLED = (
+    "rateLimitExceeded",
+    "userRateLimitExceeded",
+    "RATE_LIMIT_EXCEEDED",
+    "concurrentOperationsQuotaExceeded",
+    "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED",
+)
+_DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
+_REJECTED = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED")
 _QUOTA = ("GCE_QUOTA_EXCEEDED", "QUOTA_EXCEEDED", "QUOTA_LIMIT", "quotaExceeded")
 _QUOTA_TEXT = re.compile(r"[Qq]uota '[A-Z0-9_]+' exceeded|[Ii]nsufficient (regional|project) quota")
 
@@ -71,6 +83,8 @@ def error_of_operation(code: str, message: str, *, doing: str) -> GpuError:
             "Add zones, machine_types or capacity_types to the pool, or try again later.",
             **details,
         )
+    if is_throttled(f"{code} {message}"):
+        return _throttled(doing, f"{code}: {message}", details)
     if is_over_quota(f"{code} {message}"):
         return QuotaExceeded(
             f"A quota of the project is too small to {doing}: {message}",
@@ -85,9 +99,14 @@ def is_out_of_stock(text: str) -> bool:
     return any(words in text for words in _OUT_OF_STOCK)
 
 
+def is_throttled(text: str) -> bool:
+    """Return True if Google Cloud's words mean too many calls, or operations, at one time."""
+    return any(words in text for words in _THROTTLED)
+
+
 def is_over_quota(text: str) -> bool:
     """Say whether Google Cloud's words mean that a quota of the project is used up."""
-    return any(words in text for words in _QUOTA) or _QUOTA_TEXT.search(text) is not None
+    return not is_throttled(text) and (any(w in text for w in _QUOTA) or _QUOTA_TEXT.search(text) is not None)
 
 
 def quota_name(text: str) -> str | None:
@@ -110,16 +129,25 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
     status, message = _status(error), _first_line(_body(error).get("message") or error.message)
     details = {"status": status, "message": message, "call": call}
     said = f"{status}: {message}"
+    reasons = _reasons(error)
     if status == "UNAUTHENTICATED":
         return CredentialsError(
             f"Google Cloud does not accept the credentials of {connection} ({said}).",
             "Renew them, and check the worker's clock.",
             **details,
         )
+    if is_throttled(f"{said} {reasons}"):
+        return _throttled(call, said, details)
     if is_over_quota(said):
         return QuotaExceeded(
             f"{call} is over a quota of the project ({said}).",
             "Ask for a higher quota in the Google Cloud console.",
+            **details,
+        )
+    if any(reason in reasons for reason in _DISABLED):
+        return ServiceDisabled(
+            f"Google Cloud refused {call}: its API is not enabled in the project ({said}).",
+            "Enable it (gcloud services enable); it takes some minutes until that holds everywhere.",
             **details,
         )
     if status == "PERMISSION_DENIED":
@@ -134,12 +162,27 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
     if is_out_of_stock(said):
         return error_of_operation(status, message, doing=f"do {call}")
     if status == "RESOURCE_EXHAUSTED":
-        return CloudError(
-            f"Google Cloud throttled {call}, all retries included ({said}).",
-            "Try again later, or spread the DAGs that start together.",
-            **details,
+        return _throttled(call, said, details)
+    if status in _REJECTED:
+        return RequestRejected(
+            f"Google Cloud takes {call} for wrong ({said}).", "Correct what the message names.", **details
         )
     return CloudError(f"{call} failed ({said}).", **details)
+
+
+def _throttled(call: str, said: str, details: Mapping[str, Any]) -> CloudError:
+    return CloudError(
+        f"Google Cloud throttled {call}, all retries included ({said}).",
+        "Try again later, or spread the DAGs that start together.",
+        **details,
+    )
+
+
+def _reasons(error: api.GoogleAPICallError) -> str:
+    """Return the reasons that an answer gives beside its status: `errors[].reason`, and of an ErrorInfo."""
+    body = _body(error)
+    each = [*(body.get("errors") or ()), *(body.get("details") or ())]
+    return " ".join([*(str(e.get("reason", "")) for e in each if isinstance(e, Mapping)), str(error.reason or "")])
 
 
 def _status(error: api.GoogleAPICallError) -> str:

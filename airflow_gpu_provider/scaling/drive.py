@@ -14,16 +14,13 @@ from typing import Protocol
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost, GpuError
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.reconcile import Outcome
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
-
-TRANSIENT: tuple[type[GpuError], ...] = (CloudError, ClusterUnreachable, DemandLockBusy, DemandLockLost)
-"""Errors that a wait sits out until its deadline: the API server restarts, the cloud throttles, the lock is held."""
-
 
 SOONEST = 2.0
 _PATIENCE = 8.0
@@ -81,6 +78,7 @@ async def drive(
     every: float,
     amend: Callable[[Ask], Outcome] | None = None,
     change: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    patience: Patience | None = None,
 ) -> Progress:
     """Reconcile and step until the wait is done.
 
@@ -92,18 +90,27 @@ async def drive(
         every: Seconds after which to look again when nothing was heard; at first it is sooner, for a cloud that is
             just starting or ending a machine does not call.
         change: Returns when something may have changed, at the latest after the seconds it is given.
+        patience: Judges errors of `reconcile` and `amend`. Default: one of this wait's own, as for access that has
+            worked: what brought the wait here has used it.
 
     Raises:
-        GpuError: The wait's own error, or the last error of `reconcile` when the deadline passes.
+        GpuError: The wait's own error, or one of `reconcile` that is not borne any longer.
     """
     narrator = Narrator(say, started=wait.started)
     clock = _ClusterTime()
+    patience = patience or Patience(wait.deadline, worked=True)
     look = reconcile
     while True:
         try:
             outcome = await in_thread(look)
-            clock.is_now(outcome.snapshot.now)
+        except GpuError as error:
+            if not patience.bears(error, clock.now()):
+                raise
+            narrator.tell(clock.now(), f"{type(error).__name__}: {error} Trying again.")
             look = reconcile
+        else:
+            patience.succeeded()
+            clock.is_now(outcome.snapshot.now)
             progress = wait.step(outcome.snapshot)
             narrator.tell(clock.now(), *outcome.said, *progress.lines)
             if progress.done:
@@ -113,10 +120,6 @@ async def drive(
             if progress.ask and amend:
                 look = partial(amend, progress.ask)
                 continue
-        except TRANSIENT as error:
-            if clock.now() >= wait.deadline:
-                raise
             look = reconcile
-            narrator.tell(clock.now(), f"{type(error).__name__}: {error} Trying again.")
         waited = (clock.now() - wait.started).total_seconds()
         await change(min(every, max(SOONEST, waited / _PATIENCE)))

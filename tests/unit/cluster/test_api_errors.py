@@ -8,8 +8,19 @@ import pytest
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, ReadTimeoutError
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped
-from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, CredentialsError, GpuError, PermissionDenied
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped, refusal
+from airflow_gpu_provider.cluster.async_api import resource_of
+from airflow_gpu_provider.errors import (
+    AdmissionDenied,
+    CloudError,
+    ClusterUnreachable,
+    CredentialsError,
+    GpuError,
+    NamespaceTerminating,
+    ObjectRejected,
+    PermissionDenied,
+    ResourceQuotaExceeded,
+)
 
 
 def answer(status: int | None, message: str = "the server's words") -> ApiException:
@@ -28,12 +39,13 @@ def what(error: Exception) -> GpuError:
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, CloudError),
+        (400, ObjectRejected),
         (401, CredentialsError),
         (403, PermissionDenied),
         (404, ObjectNotFound),
         (409, ObjectChanged),
-        (422, CloudError),
+        (405, CloudError),
+        (422, ObjectRejected),
         (429, ClusterUnreachable),
         (500, ClusterUnreachable),
         (503, ClusterUnreachable),
@@ -45,6 +57,147 @@ def test_statuses(status: int | None, kind: type[GpuError]) -> None:
     error = what(answer(status))
     assert type(error) is kind
     assert "the server's words" in str(error)
+
+
+# Answers of Kubernetes 1.36 (and Gatekeeper, Kyverno) to the creation of a pod.
+REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
+    (
+        403,
+        'pods is forbidden: User "airflow" cannot create resource "pods" in API group "" in the namespace "ml"',
+        PermissionDenied,
+        'resources ["pods"], verbs ["create"]',
+    ),
+    (
+        403,
+        'pods is forbidden: User "a" cannot create resource "pods" in API group "" in the namespace "ml": requires one'
+        ' of ["container.pods.create"] permission(s)',
+        PermissionDenied,
+        'resources ["pods"], verbs ["create"]',
+    ),
+    (403, "Forbidden", PermissionDenied, 'verbs ["create"]'),
+    (
+        403,
+        'pods "train-abc" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used:'
+        " requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1",
+        ResourceQuotaExceeded,
+        "ResourceQuota gpus is used up, cannot create pods: requested: requests.nvidia.com/gpu=1, used:",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: status unknown for quota: gpus, resources: requests.nvidia.com/gpu',
+        ResourceQuotaExceeded,
+        "just been created",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: failed quota: cpus: must specify limits.cpu for: base',
+        AdmissionDenied,
+        "container_resources",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true',
+        AdmissionDenied,
+        "container_security_context",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: maximum cpu usage per Container is 1, but limit is 2',
+        AdmissionDenied,
+        "maximum cpu usage",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: unable to create new content in namespace ml because it is being terminated',
+        NamespaceTerminating,
+        "another namespace",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: error looking up service account ml/trainer: not found',
+        ObjectNotFound,
+        "service account",
+    ),
+    (
+        403,
+        'admission webhook "validation.gatekeeper.sh" denied the request: [repos] container <base> has an invalid repo',
+        AdmissionDenied,
+        "gatekeeper",
+    ),
+    (
+        400,
+        'admission webhook "validate.kyverno.svc-fail" denied the request: resource Pod was blocked',
+        AdmissionDenied,
+        "was blocked",
+    ),
+    (
+        422,
+        "pods \"train-abc\" is forbidden: ValidatingAdmissionPolicy 'images' with binding 'images' denied request: no",
+        AdmissionDenied,
+        "'images'",
+    ),
+    (
+        500,
+        'Internal error occurred: failed calling webhook "pods.example.com": failed to call webhook: Post'
+        ' "https://hook.ml.svc:443/?timeout=10s": dial tcp 10.0.0.1:443: connect: connection refused',
+        ClusterUnreachable,
+        "webhook pods.example.com",
+    ),
+    (404, 'namespaces "ml" not found', ObjectNotFound, 'namespaces "ml"'),
+    (409, 'pods "train-abc" already exists', ObjectChanged, "already exists"),
+    (429, "too many requests, please try again later", ClusterUnreachable, "429"),
+    (
+        400,
+        'Pod in version "v1" cannot be handled as a Pod: json: cannot unmarshal number into Go struct field'
+        " EnvVar.spec.containers.env.value of type string",
+        ObjectRejected,
+        "EnvVar.spec.containers.env.value",
+    ),
+]
+
+
+@pytest.mark.parametrize(("status", "message", "kind", "says"), REFUSALS)
+def test_refusals_are_told_apart_by_the_server_s_words(
+    status: int, message: str, kind: type[GpuError], says: str
+) -> None:
+    error = refusal(status, {"message": message}, "create", "pods")
+    assert type(error) is kind
+    assert says in str(error)
+
+
+def test_an_invalid_object_names_its_fields() -> None:
+    causes = [
+        {"reason": "FieldValueInvalid", "field": "metadata.labels"},
+        {"reason": "FieldValueInvalid", "field": "metadata.labels"},
+        {"reason": "FieldValueRequired", "field": "spec.containers[0].image"},
+    ]
+    error = refusal(422, {"message": 'Pod "x" is invalid', "details": {"causes": causes}}, "create", "pods")
+    assert error.fix == "Correct metadata.labels, spec.containers[0].image."
+
+
+def test_a_read_is_never_an_invalid_object_nor_denied_by_a_policy() -> None:
+    assert type(refusal(400, {"message": "bad"}, "list", "pods")) is CloudError
+    assert type(refusal(403, {"message": "pods is forbidden: no"}, "get", "pods")) is PermissionDenied
+
+
+def test_the_permission_that_is_missing_is_the_one_that_the_server_names() -> None:
+    said = 'pods is forbidden: User "a" cannot watch resource "pods" in API group "" in the namespace "ml"'
+    assert 'resources ["pods"], verbs ["watch"]' in refusal(403, {"message": said}, "get", "x").fix
+
+
+@pytest.mark.parametrize(
+    ("path", "resource"),
+    [
+        ("api/v1/nodes", "nodes"),
+        ("api/v1/nodes/a", "nodes"),
+        ("api/v1/namespaces/ml/pods", "pods"),
+        ("api/v1/namespaces/ml/pods/x/log?container=base", "pods/log"),
+        ("apis/coordination.k8s.io/v1/namespaces/kube-system/leases/x", "leases"),
+        ("version", "version"),
+    ],
+)
+def test_the_resource_of_a_path(path: str, resource: str) -> None:
+    assert resource_of(path) == resource
 
 
 def test_a_refusal_names_what_to_grant() -> None:

@@ -14,6 +14,7 @@ from airflow_gpu_provider.errors import (
     GpuError,
     PermissionDenied,
     QuotaExceeded,
+    RequestRejected,
 )
 from airflow_gpu_provider.platforms.aws_errors import has_code, mapped_errors, message_of
 
@@ -48,7 +49,14 @@ def answer(code: str, message: str = "no reason", operation: str = "CreateNodegr
         ("ThrottlingException", CloudError),
         ("RequestLimitExceeded", CloudError),
         ("ServerException", CloudError),
+        ("ServiceUnavailable", CloudError),
+        ("InternalFailure", CloudError),
+        ("ResourceInUseException", CloudError),
         ("SomethingNew", CloudError),
+        ("ValidationError", RequestRejected),
+        ("InvalidParameterException", RequestRejected),
+        ("InvalidParameterValue", RequestRejected),
+        ("MissingParameter", RequestRejected),
     ],
 )
 def test_answers_of_aws(code: str, wanted: type[GpuError]) -> None:
@@ -92,6 +100,10 @@ def test_a_missing_cluster_and_a_missing_group() -> None:
     code = "ResourceNotFoundException"
     assert type(answer(code, "No cluster found for name: k8s-ml.")) is ClusterNotFound
     assert type(answer(code, "No node group found for name: train.")) is CloudError
+
+
+def test_a_request_that_botocore_does_not_send() -> None:
+    assert type(raised(boto.ParamValidationError(report="Missing clusterName"))) is RequestRejected
 
 
 @pytest.mark.parametrize(

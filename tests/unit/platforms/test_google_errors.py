@@ -17,17 +17,21 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PermissionDenied,
     QuotaExceeded,
+    RequestRejected,
+    ServiceDisabled,
 )
 from airflow_gpu_provider.platforms.gke_operations import error_of, is_busy
 from airflow_gpu_provider.platforms.google_errors import has_status, mapped_errors
 
 
-def answer(code: int, message: str, status: str = "", reason: str = "") -> Exception:
+def answer(code: int, message: str, status: str = "", reason: str = "", info: str = "") -> Exception:
     """What google-api-core makes of an HTTP answer."""
     response = requests.Response()
     response.status_code = code
     response.request = requests.Request("GET", "https://x/y").prepare()
     error: dict[str, Any] = {"code": code, "message": message, "errors": [{"reason": reason}]}
+    if info:
+        error["details"] = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": info}]
     response._content = json.dumps({"error": error | ({"status": status} if status else {})}).encode()
     made: Exception = api.from_http_response(response)  # type: ignore[no-untyped-call]
     return made
@@ -64,6 +68,25 @@ def mapped(error: Exception) -> GpuError:
             "NVIDIA_L4",
         ),
         (answer(429, "slow down", "RESOURCE_EXHAUSTED"), CloudError, "throttled"),
+        (
+            answer(403, "Quota exceeded for quota group 'ReadGroup'", reason="rateLimitExceeded"),
+            CloudError,
+            "throttled",
+        ),
+        (answer(403, "slow down", "PERMISSION_DENIED", info="RATE_LIMIT_EXCEEDED"), CloudError, "throttled"),
+        (
+            answer(403, "Quota exceeded", reason="CONCURRENT_OPERATIONS_QUOTA_EXCEEDED"),
+            CloudError,
+            "throttled",
+        ),
+        (
+            answer(403, "Compute Engine API has not been used in project 1 before", info="SERVICE_DISABLED"),
+            ServiceDisabled,
+            "gcloud services enable",
+        ),
+        (answer(403, "Access Not Configured", reason="accessNotConfigured"), ServiceDisabled, "not enabled"),
+        (answer(400, "Invalid value for field 'x'", "INVALID_ARGUMENT"), RequestRejected, "field 'x'"),
+        (answer(409, "it is there", "ALREADY_EXISTS"), CloudError, "ALREADY_EXISTS"),
         (answer(404, "no such cluster"), CloudError, "NOT_FOUND: no such cluster"),
         (answer(503, "later"), CloudError, "HTTP_503"),
         (api.RetryError("too long", answer(503, "later")), CloudError, "HTTP_503: later"),
@@ -98,6 +121,10 @@ def test_an_operation_in_the_way_is_told_from_other_refusals() -> None:
             OutOfStock,
         ),
         ({"status": "DONE", "nodepool_conditions": [{"code": "GCE_QUOTA_EXCEEDED", "message": "m"}]}, QuotaExceeded),
+        (
+            {"status": "DONE", "nodepool_conditions": [{"code": "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED"}]},
+            CloudError,
+        ),
         ({"status": "DONE", "error": {"code": 3, "message": "Bad subnet"}}, CloudError),
     ],
 )

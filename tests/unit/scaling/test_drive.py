@@ -10,7 +10,16 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import CloudError, NodesNotReady, PermissionDenied
+from airflow_gpu_provider.errors import (
+    CloudError,
+    ConnectionNotFound,
+    CredentialsError,
+    GpuError,
+    NodesNotReady,
+    PermissionDenied,
+    PoolDrift,
+)
+from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.scaling import drive as module
 from airflow_gpu_provider.scaling.drive import Narrator, drive
 from airflow_gpu_provider.scaling.waits import Progress
@@ -74,7 +83,43 @@ def test_the_deadline_is_the_cluster_s_and_not_this_machine_s(ahead: float) -> N
         Script(Progress(), away, deadline_in=-1, ahead=ahead).run()
 
 
-@pytest.mark.parametrize("error", [PermissionDenied("No."), RuntimeError("A bug.")])
+@pytest.mark.parametrize("cls", [PermissionDenied, CredentialsError, ConnectionNotFound])
+def test_a_refusal_that_may_pass_is_sat_out(cls: type[GpuError]) -> None:
+    assert Script(Progress(), cls("No."), cls("No."), Progress(done=True)).run().done
+
+
+def test_the_patience_that_is_given_is_told_of_each_call() -> None:
+    script = Script(Progress(), PermissionDenied("No."), CloudError("Throttled."), Progress(done=True))
+    calls: list[str] = []
+
+    class Recording(Patience):
+        def succeeded(self) -> None:
+            calls.append("success")
+
+        def bears(self, error: GpuError, now: datetime) -> bool:
+            calls.append(type(error).__name__)
+            return type(error) is PermissionDenied
+
+    with pytest.raises(CloudError):
+        asyncio.run(
+            drive(
+                script,
+                script.reconcile,
+                say=script.said.append,
+                every=15,
+                change=script.pause,
+                patience=Recording(script.deadline),
+            )
+        )
+    assert calls == ["success", "PermissionDenied", "CloudError"]
+
+
+def test_the_wait_s_own_error_is_not_judged() -> None:
+    with pytest.raises(CloudError, match="the wait's own"):
+        Script(Progress(error=CloudError("the wait's own"))).run()
+
+
+@pytest.mark.parametrize("error", [PoolDrift("Changed."), RuntimeError("A bug.")])
 def test_what_does_not_pass_ends_the_wait_at_once(error: Exception) -> None:
     script = Script(error)
     with pytest.raises(type(error)):

@@ -1,0 +1,46 @@
+"""Patience: whether a wait goes on after a call that failed, or ends with its error. Pure; time is given.
+
+It is the one judgement for every wait: for nodes, for their end, for a pod, for its creation. How long an error is
+borne while it keeps coming is part of its type (`GpuError.borne_for`).
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.errors import GpuError
+
+
+class Patience:
+    """Remembers since when calls fail in the same way, and forgets it when one succeeds.
+
+    Args:
+        deadline: When the wait ends anyway: nothing is borne any longer then.
+        worked: The same access has worked before. What may be a mistake in a connection, and may be a failure that
+            passes (`retryable`), is taken for the latter then, and borne until the deadline.
+    """
+
+    def __init__(self, deadline: datetime, *, worked: bool = False) -> None:
+        self._deadline = deadline
+        self._worked = worked
+        self._kind: type[GpuError] | None = None
+        self._since = deadline
+
+    def succeeded(self) -> None:
+        """Take note of a call that succeeded."""
+        self._worked = True
+        self._kind = None
+
+    def bears(self, error: GpuError, now: datetime) -> bool:
+        """Take note of a call that failed at `now`, and return True if the wait goes on."""
+        if type(error) is not self._kind:
+            self._kind, self._since = type(error), now
+        return now < self._deadline and self._is_borne(error, now - self._since)
+
+    def _is_borne(self, error: GpuError, lasted: timedelta) -> bool:
+        borne_for = error.borne_for
+        if borne_for is None:
+            return True
+        if self._worked and error.retryable and borne_for:
+            return True
+        return lasted < borne_for

@@ -1,0 +1,98 @@
+"""Which errors a wait bears, and for how long: in virtual time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider import errors
+from airflow_gpu_provider.cluster import api_errors
+from airflow_gpu_provider.patience import Patience
+
+START = datetime(2026, 3, 1, 2, tzinfo=UTC)
+DEADLINE = START + timedelta(minutes=30)
+ZERO, MINUTE, MINUTES = timedelta(0), timedelta(minutes=1), timedelta(minutes=5)
+
+
+def at(seconds: float) -> datetime:
+    return START + timedelta(seconds=seconds)
+
+
+def borne_for(error: errors.GpuError, *, worked: bool = False) -> float:
+    """Return for how many seconds an error that comes each second is borne."""
+    patience = Patience(DEADLINE, worked=worked)
+    seconds = 0
+    while patience.bears(error, at(seconds)):
+        seconds += 1
+    return seconds
+
+
+@pytest.mark.parametrize(
+    ("cls", "at_first", "worked"),
+    [
+        (errors.ClusterUnreachable, 1800, 1800),
+        (errors.CloudError, 1800, 1800),
+        (errors.DemandLockBusy, 1800, 1800),
+        (errors.DemandLockLost, 1800, 1800),
+        (errors.ResourceQuotaExceeded, 1800, 1800),
+        (api_errors.ObjectChanged, 1800, 1800),
+        (errors.CredentialsError, 300, 1800),
+        (errors.ConnectionNotFound, 300, 1800),
+        (errors.PermissionDenied, 300, 300),
+        (errors.RequestRejected, 60, 60),
+        (api_errors.ObjectNotFound, 60, 1800),
+        (errors.ServiceDisabled, 0, 0),
+        (errors.ObjectRejected, 0, 0),
+        (errors.AdmissionDenied, 0, 0),
+        (errors.NamespaceTerminating, 0, 0),
+        (errors.PoolDrift, 0, 0),
+        (errors.QuotaExceeded, 0, 0),
+        (errors.OutOfStock, 0, 0),
+    ],
+)
+def test_how_long_an_error_is_borne_is_part_of_its_type(
+    cls: type[errors.GpuError], at_first: float, worked: float
+) -> None:
+    assert borne_for(cls("It broke.")) == at_first
+    assert borne_for(cls("It broke."), worked=True) == worked
+
+
+def test_a_success_or_another_error_in_between_starts_it_anew() -> None:
+    denied, away = errors.PermissionDenied("No."), errors.ClusterUnreachable("Away.")
+    for between in ("success", "another error"):
+        patience = Patience(DEADLINE)
+        assert patience.bears(denied, at(0))
+        assert patience.bears(denied, at(299))
+        if between == "success":
+            patience.succeeded()
+        else:
+            patience.bears(away, at(299.5))
+        assert patience.bears(denied, at(300))
+        assert patience.bears(denied, at(599))
+        assert not patience.bears(denied, at(600))
+
+
+KINDS = st.sampled_from(errors.error_types())
+
+
+@given(st.lists(st.tuples(st.floats(0, 4000), st.none() | KINDS), min_size=1))
+def test_nothing_is_borne_past_the_deadline_and_nothing_longer_than_its_type_says(
+    calls: list[tuple[float, type[errors.GpuError] | None]],
+) -> None:
+    patience, worked = Patience(DEADLINE), False
+    since: datetime | None = None
+    before: type[errors.GpuError] | None = None
+    for seconds, kind in sorted(calls, key=lambda call: call[0]):
+        now = at(seconds)
+        if kind is None:
+            patience.succeeded()
+            worked, before = True, None
+            continue
+        since = now if since is None or kind is not before else since
+        before = kind
+        goes_on = patience.bears(kind("It broke."), now)
+        longest = DEADLINE - since if kind.borne_for is None or (worked and kind.retryable) else kind.borne_for
+        assert goes_on == (now < DEADLINE and now - since < longest and kind.borne_for != ZERO)
