@@ -3,11 +3,12 @@
     with gpu_nodes(pool, gpus=1):
         GpuPodOperator(task_id="train", ...)
 
-begin -> ensure -> device plugin -> [the block's tasks] -> scale down -> done, with the shape that makes a run's colour
-right: Ensure is the setup and scale-down its teardown, which runs whatever fails. A teardown runs if one of its setups
-has succeeded: that is what `begin` is for, so that Ensure's worker may die without a word. A DAG run's state comes from
-its leaves, and a teardown that succeeds would turn a failed training green: so the leaf is `done`, which looks at what
-became of the tasks (see operators/verdict.py).
+begin -> ensure -> device plugin -> [the block's tasks] -> scale down -> witness -> done, with the shape that makes a
+run's colour right: Ensure is the setup and scale-down its teardown, which runs whatever fails. A teardown runs if one
+of its setups has succeeded: that is what `begin` is for, so that Ensure's worker may die without a word. A DAG run's
+state comes from its leaves, and a teardown that succeeds would turn a failed training green: so the leaf is `done`,
+which looks at what became of the tasks, and at `witness`, which only a mark on the run skips (see
+operators/verdict.py).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import TaskGroup
+from airflow.sdk import TaskGroup, TriggerRule
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from airflow_gpu_provider.block_tasks import (
@@ -149,11 +150,22 @@ def gpu_nodes(
                 taken=TAKEN_BY_ALL,
                 more=scale_down_args,
             )
+            # A setup, so that what comes after the block, or after a task group around it, does not come after this.
+            witness = own_task(
+                EmptyOperator,
+                f"{name}.witness",
+                {"trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS},
+                taken=TAKEN_BY_ALL,
+            )
             deciding = [*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id]
             done = own_task(
                 BlockVerdictOperator,
                 f"{name}.done",
-                {"block_tasks": [*own, *tasks, scale_down.task_id], "deciding_tasks": deciding},
+                {
+                    "block_tasks": [*own, *tasks, scale_down.task_id],
+                    "deciding_tasks": deciding,
+                    "witness": witness.task_id,
+                },
                 taken=TAKEN_BY_ALL,
             )
             wait_for_the_past_at(begin, list(group))
@@ -161,6 +173,7 @@ def gpu_nodes(
         _open.reset(token)
     (plugin or ensure) >> roots
     last >> scale_down.as_teardown(setups=[begin, ensure], on_failure_fail_dagrun=True)
+    scale_down >> witness.as_setup() >> done  # type: ignore[no-untyped-call]
     scale_down >> done.as_teardown(setups=[begin, ensure], on_failure_fail_dagrun=True)
 
 
@@ -193,6 +206,6 @@ def _give_pool(task: Any, block: _Block) -> None:
 
 
 def _is_last_work(name: str, tasks: dict[str, Any]) -> bool:
-    """Say whether nothing but teardowns comes after a task of the block."""
+    """Return True for a task of the block that is work, and that nothing but teardowns comes after."""
     after = tasks[name].downstream_task_ids & tasks.keys()
-    return not tasks[name].is_teardown and all(tasks[each].is_teardown for each in after)
+    return not (tasks[name].is_setup or tasks[name].is_teardown) and all(tasks[each].is_teardown for each in after)

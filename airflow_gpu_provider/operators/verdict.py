@@ -3,12 +3,18 @@
 A DAG run's state comes from its leaves. A teardown that succeeds would turn a failed training green; and a run that a
 person marks failed has its pending tasks skipped, plain leaves among them, runs its teardowns, and ends green
 (airflow/api/common/mark_tasks.py, 3.3.2). So the leaf is a teardown too, and looks at what became of the block's tasks.
+
+No task is told that its run was marked: the run's state stays "running" until the teardowns have ended. And a task may
+be skipped by the DAG's own logic, too. So the block has a witness, a task that comes after all others and runs however
+they end: while anything of the block is pending, so is the witness, and a mark on the run skips it. Of the DAG's own
+logic, only an operator that skips all of its downstream tasks whatever their trigger rules (ShortCircuitOperator) skips
+it too, and leaves a list of them in an XCom.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import BlockFailed
@@ -21,15 +27,17 @@ States = Mapping[int, str | None]
 """The states of a task's instances, by map index; -1 for that of a task which is not mapped."""
 
 _FAILED = ("failed", "upstream_failed")
+_SKIPPED_BY_OPERATOR = "skipmixin_key"  # the XCom of SkipMixin, airflow/providers/standard/utils/skipmixin.py
 _NAMED = 20  # map indexes that are named, of those in one state
 
 
 class BlockVerdictOperator(PoolOperator):
-    """Fail when the block's work has failed.
+    """Fail when the block's work has failed, or was cut off because the run was marked.
 
     Args:
-        block_tasks: Ids of all other tasks of the block.
+        block_tasks: Ids of all other tasks of the block, but for the witness.
         deciding_tasks: Those of them that nothing of the author's comes after, and the ScaleDownSensor.
+        witness: Id of the task that only a mark on the run skips.
         retries: Default 0: what it looks at does not change.
 
     Raises:
@@ -43,6 +51,7 @@ class BlockVerdictOperator(PoolOperator):
         *,
         block_tasks: Sequence[str],
         deciding_tasks: Sequence[str],
+        witness: str,
         retries: int | None = 0,
         weight_rule: Any = "upstream",
         **kwargs: Any,
@@ -50,31 +59,48 @@ class BlockVerdictOperator(PoolOperator):
         super().__init__(retries=retries, weight_rule=weight_rule, **kwargs)
         self.block_tasks = list(block_tasks)
         self.deciding_tasks = list(deciding_tasks)
+        self.witness = witness
 
     def execute(self, context: Context) -> None:
         ti: Any = context["ti"]
         # In a mapped task group all of a block's tasks have its map index; elsewhere mapped tasks have any.
-        own_index = {} if ti.map_index is None or ti.map_index < 0 else {"map_index": ti.map_index}
-        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=self.block_tasks, run_ids=[ti.run_id], **own_index)
-        tasks = by_task(found.get(ti.run_id, {}), self.block_tasks)
+        own_index = ti.map_index if ti.map_index is not None and ti.map_index >= 0 else None
+        found = by_task(ti.get_task_breadcrumbs(dag_id=ti.dag_id, run_id=ti.run_id), only_index=own_index)
+        tasks = {task_id: found[task_id] for task_id in self.block_tasks if task_id in found}
         for task_id, states in tasks.items():
             self.log.info("%s: %s", task_id, summary(states))
-        failed = failed_tasks(tasks, deciding=self.deciding_tasks)
-        if failed:
-            which = "; ".join(f"{task_id}: {summary(tasks[task_id])}" for task_id in failed)
-            raise BlockFailed(f"Tasks failed: {which}.", "See their logs; a task that is cleared gets its nodes again.")
+        was_marked = self._was_marked(ti, found.get(self.witness, {}))
+        failed = failed_tasks(tasks, deciding=self.deciding_tasks, was_marked=was_marked)
+        if not failed:
+            return
+        which = "; ".join(f"{task_id}: {summary(tasks[task_id])}" for task_id in failed)
+        if was_marked:
+            raise BlockFailed(
+                f"The run was marked before its tasks had ended: {which}.",
+                "Clear them to run them. A run that was marked a success on purpose is marked so once more.",
+            )
+        raise BlockFailed(f"Tasks failed: {which}.", "See their logs; a task that is cleared gets its nodes again.")
+
+    def _was_marked(self, ti: Any, witness: States) -> bool | None:
+        """Return True if the run was marked while tasks of the block were pending; None where nobody can tell."""
+        states = set(witness.values())
+        if states == {"success"}:
+            return False
+        if states != {"skipped"}:
+            return None
+        skipping = [task.task_id for task in self.get_flat_relatives(upstream=True) if task.inherits_from_skipmixin]
+        # An operator that is mapped skips nothing beyond its direct downstream tasks.
+        lists = ti.xcom_pull(task_ids=skipping, key=_SKIPPED_BY_OPERATOR, map_indexes=-1) if skipping else []
+        return None if any(self.witness in (each or {}).get("skipped", ()) for each in lists) else True
 
 
-def by_task(states: Mapping[str, str | None], task_ids: Sequence[str]) -> dict[str, States]:
-    """Group what Airflow's `get_task_states` returns: a mapped task's instances bear "_<map index>" behind its id."""
+def by_task(breadcrumbs: Iterable[Mapping[str, Any]], *, only_index: int | None = None) -> Mapping[str, States]:
+    """Group by task what Airflow's `get_task_breadcrumbs` returns: the run's task instances that have ended."""
     tasks: dict[str, dict[int, str | None]] = {}
-    for name, state in states.items():
-        task_id, _, index = name.rpartition("_")
-        if name in task_ids:
-            tasks.setdefault(name, {})[-1] = state
-        elif task_id in task_ids:
-            tasks.setdefault(task_id, {})[int(index)] = state
-    return dict(sorted(tasks.items()))
+    for each in breadcrumbs:
+        if only_index is None or each["map_index"] == only_index:
+            tasks.setdefault(each["task_id"], {})[each["map_index"]] = str(each["state"])
+    return tasks
 
 
 def summary(states: States) -> str:
@@ -90,17 +116,24 @@ def summary(states: States) -> str:
     return ", ".join(parts)
 
 
-def failed_tasks(tasks: Mapping[str, States], *, deciding: Sequence[str]) -> list[str]:
+def failed_tasks(tasks: Mapping[str, States], *, deciding: Sequence[str], was_marked: bool | None) -> list[str]:
     """Return the tasks that make the block a failure; none where it is none.
 
-    As with a DAG run, leaves decide. A leaf that was skipped though another task has failed was not skipped by the
-    DAG's own logic but by a person who marked the run failed.
+    As with a DAG run, leaves decide.
 
     Args:
         tasks: Task ids, and the states of each one's instances.
         deciding: Ids of the tasks that decide.
+        was_marked: Whether the run was marked while tasks were pending: those that were skipped count as failed. Where
+            nobody can tell (None), a leaf that was skipped although another task has failed counts.
     """
+    failed, skipped = _with_state(tasks, *_FAILED), _with_state(tasks, "skipped")
+    if was_marked and skipped:
+        return [task_id for task_id in tasks if task_id in (*failed, *skipped)]
     ends = {state for task_id in deciding for state in tasks.get(task_id, {}).values()}
-    if not ends & {*_FAILED, "skipped"}:
-        return []
-    return [task_id for task_id, states in tasks.items() if set(states.values()) & {*_FAILED}]
+    decisive = {*_FAILED} if was_marked is False else {*_FAILED, "skipped"}
+    return failed if ends & decisive else []
+
+
+def _with_state(tasks: Mapping[str, States], *states: str) -> list[str]:
+    return [task_id for task_id, found in tasks.items() if set(found.values()) & {*states}]

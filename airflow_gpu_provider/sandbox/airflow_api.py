@@ -237,6 +237,11 @@ class AirflowApi:
         """What the UI's "Delete DAG" does: all that is known of it goes; its file may bring it back."""
         self._call("DELETE", f"/dags/{quote(dag_id)}")
 
+    def set_slots(self, pool: str, slots: int) -> None:
+        """Give a slot pool so many slots; makes it where it is missing."""
+        body = {"name": pool, "slots": slots, "description": None, "include_deferred": False}
+        self._call("PATCH", "/pools", json={"actions": [_create_or_overwrite(body)]})
+
     def set_variable(self, key: str, value: str) -> None:
         self._call("POST", "/variables", json={"key": key, "value": value})
 
@@ -278,6 +283,10 @@ def _holds(condition: Callable[[], bool]) -> bool:
         return condition()
     except AirflowApiSilent:
         return False
+
+
+def _create_or_overwrite(entity: Mapping[str, Any]) -> dict[str, Any]:
+    return {"action": "create", "entities": [entity], "action_on_existence": "overwrite"}
 
 
 def _run_path(dag_id: str, run_id: str) -> str:

@@ -63,7 +63,8 @@ def test_the_block_is_setup_tasks_teardown_and_a_leaf(dag: DAG) -> None:
     before = ["train-gpu.begin", "train-gpu.ensure", "train-gpu.device_plugin"]
     assert done.block_tasks == [*before, "train", "evaluate", "train-gpu.scale_down"]
     assert (done.deciding_tasks, done.retries) == (["evaluate", "train-gpu.scale_down"], 0)
-    assert upstream(dag, "train-gpu.done") == {"train-gpu.scale_down", *SETUPS}
+    assert upstream(dag, "train-gpu.done") == {"train-gpu.scale_down", "train-gpu.witness", *SETUPS}
+    assert upstream(dag, "train-gpu.witness") == {"train-gpu.scale_down"}
     assert [leaf.task_id for leaf in block.get_leaves()] == ["evaluate"]
     assert [root.task_id for root in block.get_roots()] == ["train-gpu.begin"]
 
@@ -76,6 +77,20 @@ def test_what_comes_after_the_block_waits_for_its_tasks_not_for_the_teardown(dag
         before >> block >> after
     assert upstream(dag, "train-gpu.begin") == {"extract"}
     assert upstream(dag, "report") == {"train"}
+
+
+def test_what_comes_after_a_group_around_the_block_waits_for_the_block_s_tasks(dag: DAG) -> None:
+    with dag:
+        with TaskGroup("night") as night, gpu_nodes(POOL):
+            pod("train")
+        night >> EmptyOperator(task_id="report")
+    assert upstream(dag, "report") == {"night.train"}
+
+
+def test_a_block_in_a_block_decides_by_its_work(dag: DAG) -> None:
+    with dag, gpu_nodes(POOL), gpu_nodes(EksGpuPool(**_other())):
+        pod("train")
+    assert dag.get_task("train-gpu.done").deciding_tasks == ["train", "train-gpu.scale_down"]
 
 
 def test_every_loose_end_of_the_block_is_tied(dag: DAG) -> None:
@@ -181,7 +196,7 @@ def test_clearing_a_task_clears_what_brings_its_nodes_and_takes_them(dag: DAG) -
     cleared = stored.partial_subset(["train"], include_downstream=True, include_upstream=False).task_dict
     assert set(cleared) == {
         *("first.begin", "first.ensure", "train", "evaluate"),
-        *("first.scale_down", "first.done"),
+        *("first.scale_down", "first.witness", "first.done"),
     }
 
 

@@ -1,54 +1,139 @@
-"""What makes a block red: its leaves, and skips that only a person can have caused."""
+"""What makes a block red: its leaves, and work that is cut off because the run was marked."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import pytest
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.providers.standard.operators.python import ShortCircuitOperator
+from airflow.sdk import DAG
 
-from airflow_gpu_provider.operators.verdict import by_task, failed_tasks, summary
+from airflow_gpu_provider.errors import BlockFailed
+from airflow_gpu_provider.operators.verdict import BlockVerdictOperator, by_task, failed_tasks, summary
 
-TASK_IDS = ["train", "evaluate", "fallback", "sweep", "stage_2", "gpu.ensure", "gpu.scale_down"]
-ZERO = {"gpu.scale_down": "success"}
+UNMAPPED = -1
+ZERO = {"gpu.scale_down": {UNMAPPED: "success"}}
 
 
+def one_each(states: Mapping[str, str]) -> dict[str, dict[int, str]]:
+    return {task_id: {UNMAPPED: state} for task_id, state in states.items()}
+
+
+@pytest.mark.parametrize("was_marked", [False, None])
 @pytest.mark.parametrize(
     ("states", "leaves", "failed"),
     [
         ({"train": "success"}, ["train"], []),
         ({"train": "failed"}, ["train"], ["train"]),
-        ({"train": "failed", "evaluate": "upstream_failed"}, ["evaluate"], ["evaluate", "train"]),
-        # A run that a person marked failed: what ran is failed, what was still to come is skipped.
-        ({"train": "failed", "evaluate": "skipped"}, ["evaluate"], ["train"]),
-        # The same while Ensure waited.
-        ({"gpu.ensure": "failed", "train": "skipped"}, ["train"], ["gpu.ensure"]),
+        ({"train": "failed", "evaluate": "upstream_failed"}, ["evaluate"], ["train", "evaluate"]),
         # The DAG's own logic: a short circuit, and a fallback that saves the night.
         ({"train": "success", "evaluate": "skipped"}, ["evaluate"], []),
+        ({"train": "skipped", "evaluate": "skipped"}, ["evaluate"], []),
         ({"train": "failed", "fallback": "success"}, ["fallback"], []),
-        ({"sweep_0": "success", "sweep_1": "failed"}, ["sweep"], ["sweep"]),
-        ({"sweep_10": "success"}, ["sweep"], []),
-        ({"stage_2": "failed"}, ["stage_2"], ["stage_2"]),
     ],
 )
-def test_leaves_decide(states: dict[str, str], leaves: list[str], failed: list[str]) -> None:
-    tasks = by_task({**states, **ZERO}, TASK_IDS)
-    assert failed_tasks(tasks, deciding=[*leaves, "gpu.scale_down"]) == failed
+def test_leaves_decide(states: dict[str, str], leaves: list[str], failed: list[str], was_marked: bool | None) -> None:
+    tasks = {**one_each(states), **ZERO}
+    assert failed_tasks(tasks, deciding=[*leaves, "gpu.scale_down"], was_marked=was_marked) == failed
+
+
+@pytest.mark.parametrize(
+    ("states", "failed"),
+    [
+        # It was queued, scheduled, or waited for its next try.
+        ({"gpu.ensure": "success", "train": "skipped"}, ["train"]),
+        ({"gpu.ensure": "success", "train": "success", "evaluate": "skipped"}, ["evaluate"]),
+        # What ran is failed, what was still to come is skipped.
+        ({"gpu.ensure": "success", "train": "failed", "evaluate": "skipped"}, ["train", "evaluate"]),
+        ({"gpu.ensure": "failed", "train": "skipped", "evaluate": "skipped"}, ["gpu.ensure", "train", "evaluate"]),
+        ({"gpu.ensure": "skipped", "train": "skipped", "evaluate": "skipped"}, ["gpu.ensure", "train", "evaluate"]),
+        # All had ended: scale-down ran.
+        ({"gpu.ensure": "success", "train": "success", "evaluate": "success"}, []),
+        ({"gpu.ensure": "success", "train": "success", "evaluate": "failed"}, ["evaluate"]),
+    ],
+)
+def test_work_that_was_cut_off_because_the_run_was_marked_is_a_failure(
+    states: dict[str, str], failed: list[str]
+) -> None:
+    tasks = {**one_each(states), **ZERO}
+    assert failed_tasks(tasks, deciding=["evaluate", "gpu.scale_down"], was_marked=True) == failed
+
+
+@pytest.mark.parametrize(("was_marked", "failed"), [(False, []), (None, ["train"])])
+def test_a_skipped_leaf_beside_a_failure_is_in_doubt_only_where_nobody_can_tell(
+    was_marked: bool | None, failed: list[str]
+) -> None:
+    states = one_each({"train": "failed", "fallback": "success", "other_branch": "skipped"})
+    assert failed_tasks(states, deciding=["fallback", "other_branch"], was_marked=was_marked) == failed
 
 
 def test_a_scale_down_that_failed_makes_the_night_red() -> None:
-    states = {"train": "success", "gpu.scale_down": "failed"}
-    tasks = by_task(states, TASK_IDS)
-    assert failed_tasks(tasks, deciding=["train", "gpu.scale_down"]) == ["gpu.scale_down"]
+    tasks = one_each({"train": "success", "gpu.scale_down": "failed"})
+    assert failed_tasks(tasks, deciding=["train", "gpu.scale_down"], was_marked=False) == ["gpu.scale_down"]
+
+
+def test_a_mapped_task_s_instances_are_told_from_tasks_whose_names_look_like_theirs() -> None:
+    tasks = by_task([ended("train", 1, "failed"), ended("train", 0, "success"), ended("train_1", UNMAPPED, "success")])
+    assert tasks == {"train": {0: "success", 1: "failed"}, "train_1": {UNMAPPED: "success"}}
+    assert failed_tasks(tasks, deciding=["train", "train_1"], was_marked=False) == ["train"]
+
+
+def test_a_block_in_a_mapped_task_group_looks_at_its_own_index() -> None:
+    crumbs = [ended("train", 0, "success"), ended("train", 1, "failed")]
+    assert by_task(crumbs, only_index=0) == {"train": {0: "success"}}
 
 
 def test_mapped_task_is_told_in_one_line() -> None:
-    states = {f"sweep_{index}": "success" for index in range(20)} | {"sweep_3": "failed", "sweep_17": "failed"}
-    tasks = by_task({**states, "train": "success"}, TASK_IDS)
-    assert {task_id: summary(states) for task_id, states in tasks.items()} == {
-        "sweep": "18 success, 2 failed (map indexes 3, 17)",
-        "train": "success",
-    }
+    sweep = dict.fromkeys(range(20), "success") | {3: "failed", 17: "failed"}
+    assert summary(sweep) == "18 success, 2 failed (map indexes 3, 17)"
+    assert summary({UNMAPPED: "success"}) == "success"
 
 
 def test_summary_of_a_great_sweep_is_short() -> None:
     said = summary(dict.fromkeys(range(1000), "upstream_failed"))
     assert said.startswith("1000 upstream_failed (map indexes 0, 1, 2,")
     assert said.endswith("19, and 980 more)")
+
+
+class Run:
+    """What a task is told of its DAG run: the task instances that have ended, and XComs."""
+
+    dag_id, run_id, map_index = "nightly", "tonight", UNMAPPED
+
+    def __init__(self, states: Mapping[str, str], xcoms: Mapping[str, Any]) -> None:
+        self._states, self._xcoms = states, xcoms
+
+    def get_task_breadcrumbs(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        assert (dag_id, run_id) == (self.dag_id, self.run_id)
+        return [ended(task_id, UNMAPPED, state) for task_id, state in self._states.items()]
+
+    def xcom_pull(self, *, task_ids: list[str], key: str, map_indexes: int) -> list[Any]:
+        assert (key, map_indexes) == ("skipmixin_key", UNMAPPED)
+        return [self._xcoms.get(task_id) for task_id in task_ids]
+
+
+def ended(task_id: str, map_index: int, state: str) -> dict[str, Any]:
+    return {"task_id": task_id, "map_index": map_index, "state": state, "operator": "EmptyOperator", "duration": 0.0}
+
+
+def judge(states: Mapping[str, str], xcoms: Mapping[str, Any]) -> None:
+    with DAG("nightly", schedule=None):
+        decide = ShortCircuitOperator(task_id="decide", python_callable=bool)
+        done = BlockVerdictOperator(
+            task_id="done", block_tasks=["decide", "train"], deciding_tasks=["train"], witness="witness"
+        )
+        decide >> EmptyOperator(task_id="train") >> EmptyOperator(task_id="witness") >> done
+    done.execute({"ti": Run(states, xcoms)})  # type: ignore[typeddict-item]
+
+
+def test_a_short_circuit_says_whom_it_has_skipped() -> None:
+    states = {"decide": "success", "train": "skipped", "witness": "skipped"}
+    judge(states, {"decide": {"skipped": ["train", "witness", "done"]}})
+    with pytest.raises(BlockFailed, match="marked before its tasks had ended: train: skipped"):
+        judge(states, {})
+
+
+def test_a_task_that_skips_itself_leaves_the_witness_alone() -> None:
+    judge({"decide": "success", "train": "skipped", "witness": "success"}, {})

@@ -1,0 +1,61 @@
+"""Each way in which Airflow can start, skip or end the tasks of a block; all run at once, each DAG on its own pool.
+
+The work of a block is a shell command without a pod where only the scheduler's part in it matters.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.providers.standard.operators.bash import BashOperator
+from airflow.sdk import DAG, TriggerRule
+
+from airflow_gpu_provider import EksGpuPool, gpu_nodes
+
+# Airflow 3.3 fails tasks that come back within seconds of deferring (apache/airflow#72716): another try covers it.
+AGAIN = {"retries": 2, "retry_delay": timedelta(seconds=1)}
+
+
+def pool(name: str, **fields: Any) -> EksGpuPool:
+    defaults: dict[str, Any] = {
+        "cluster_name": os.environ.get("GPU_SANDBOX_CLUSTER", "k8s-ml"),
+        "region": os.environ.get("GPU_SANDBOX_REGION", "us-west-2"),
+        "instance_types": ["g6.xlarge"],
+        "zones": ["us-west-2a"],
+        "max_nodes": 1,
+        "max_runtime": timedelta(hours=1),
+    }
+    return EksGpuPool(name=name, **{**defaults, **fields})
+
+
+def dag(dag_id: str, **fields: Any) -> DAG:
+    return DAG(dag_id, **{"schedule": None, "start_date": datetime(2026, 1, 1), "default_args": AGAIN, **fields})
+
+
+def nodes(dag_id: str, *, fields: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """A block without the device plugin: no pod asks for a GPU."""
+    return gpu_nodes(pool(dag_id.replace("_", "-"), **(fields or {})), install_device_plugin=False, **arguments)
+
+
+def work(task_id: str, command: str = "echo trained", **arguments: Any) -> BashOperator:
+    return BashOperator(task_id=task_id, bash_command=command, **arguments)
+
+
+# A person marks the run failed while its training waits: for another try, or for a slot that never comes.
+with dag("rows_waits_for_retry"), nodes("rows_waits_for_retry"):
+    work("train", "exit 1", retries=1, retry_delay=timedelta(hours=1)) >> work("evaluate")
+for dag_id in ("rows_scheduled", "rows_queued"):
+    with dag(dag_id), nodes(dag_id):
+        work("train", pool="no_slots")
+
+# Trigger rules: in the block, a task that runs because another one failed; after it, tasks that look at its work alone.
+with dag("rows_trigger_rules"):
+    with nodes("rows_trigger_rules") as block:
+        train = work("train", "exit 1", retries=0)
+        train >> work("rescue", trigger_rule=TriggerRule.ONE_FAILED)
+        train >> work("evaluate")
+    block >> work("report")
+    block >> work("always", trigger_rule=TriggerRule.ALL_DONE)
+    block >> work("alarm", trigger_rule=TriggerRule.ONE_FAILED)
