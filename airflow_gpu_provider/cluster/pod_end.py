@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -23,10 +24,15 @@ _TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting",
 _OWN_FAULT = ("exceeds the limit", "exceeds the total limit", "exceeded its local ephemeral storage")
 
 _NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-_PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
+PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
+"""Reasons of a container that waits for its image: mostly for a network or a registry that is not itself."""
 
-# A registry that is overloaded, and the pull may work a minute later.
-_MAY_PASS = ("too many requests", "rate limit", "timeout", "unavailable", "bad gateway", "qps exceeded", "i/o error")
+# A registry's answer that is the same a minute later, but for the limits that some word as a denial.
+_FINAL_ANSWER = re.compile(
+    r"not found|does not exist|manifest unknown|name unknown|\bdenied\b|unauthorized|invalid reference", re.IGNORECASE
+)
+_LIMITED = re.compile(r"too ?many ?requests|rate limit|quota exceeded", re.IGNORECASE)
+_QUOTED = re.compile(r'"[^"]*"')
 
 KILLED = (128 + 9, 128 + 15)
 """Exit codes of a container that was told to stop, or was stopped."""
@@ -95,8 +101,7 @@ def cannot_start(pod: PodState) -> PodImageError | None:
     """Return why a pod that is not running will never run, or None where waiting may help."""
     for container in pod.waiting:
         image = pod.image if container is pod.base else container.name
-        passes = any(sign in container.message.lower() for sign in _MAY_PASS)
-        if container.reason in _NEVER_PULLED or (container.reason in _PULL_FAILED and not passes):
+        if container.reason in _NEVER_PULLED or (container.reason in PULL_FAILED and _is_final(container.message)):
             return PodImageError(
                 f"Pod {pod.name}: the image {image} cannot be pulled ({_said(container)}).",
                 "Check the image's name and tag, and that the node's role or image_pull_secrets may pull it.",
@@ -104,6 +109,12 @@ def cannot_start(pod: PodState) -> PodImageError | None:
                 image=image,
             )
     return None
+
+
+def _is_final(message: str) -> bool:
+    """Return True if a pull failed for what the registry said of the image; an image's own name says nothing."""
+    said = _QUOTED.sub("", message)
+    return _FINAL_ANSWER.search(said) is not None and _LIMITED.search(said) is None
 
 
 def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:

@@ -10,6 +10,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
+from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -41,17 +42,19 @@ async def watch_plugin(
     """Wait for the pool's GPUs; returns how the wait stands at its end, or at `until`.
 
     Raises:
-        GpuError: The cluster, or credentials for it, cannot be found; or what is watched may not be read.
+        GpuError: The cluster, or credentials for it, cannot be found; or its nodes may not be read.
     """
     pods = plugin_pods(namespace)
     narrator = Narrator(say, started=wait.started)
     end = min(until or wait.deadline, wait.deadline)
     wants = {pods: pool.name, **pool_nodes(pool.node_selector)}
     async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
-        view = _View(pods)
-        first_look = max(end, await feed.api.now() + _FIRST_LOOK)
+        now = await feed.api.now()
+        first_look = max(end, now + _FIRST_LOOK)
+        view = _View(pods, Patience(max(wait.deadline, now + _FIRST_LOOK), worked=True))
         while True:
             now = await feed.api.now()
+            view.raise_if_final(now)
             if view.is_synced:
                 progress = wait.step(view.snapshot(), now)
                 narrator.tell(now, *progress.lines, *view.troubles)
@@ -78,9 +81,10 @@ def _unseen(pool: GpuPool) -> ClusterUnreachable:
 class _View:
     """What the feed has told so far."""
 
-    def __init__(self, pods: Resource) -> None:
+    def __init__(self, pods: Resource, patience: Patience) -> None:
         self._pods_resource = pods
-        self._synced: set[Resource] = set()
+        self._patience = patience
+        self._told: set[Resource] = set()
         self._nodes: dict[str, Node] = {}
         self._pods: dict[str, PodState] = {}
         self._troubles: dict[Resource, GpuError] = {}
@@ -92,7 +96,16 @@ class _View:
 
     @property
     def is_synced(self) -> bool:
-        return len(self._synced) == 2
+        """Whether all nodes are known, and the plugin's pods as far as they may be read: these only explain."""
+        return len(self._told) == 2
+
+    def raise_if_final(self, now: datetime) -> None:
+        """Raise why the nodes cannot be watched, where that has lasted."""
+        error = next((error for resource, error in self._troubles.items() if resource != self._pods_resource), None)
+        if error is None:
+            self._patience.succeeded()
+        elif not self._patience.bears(error, now) and not isinstance(error, ClusterUnreachable):
+            raise error
 
     def snapshot(self) -> PluginSnapshot:
         nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.name))
@@ -101,12 +114,13 @@ class _View:
     def take(self, changes: list[Change]) -> None:
         for change in changes:
             if change.kind == "trouble" and change.error:
-                _raise_if_final(change.error)
                 self._troubles[change.resource] = change.error
+                if change.resource == self._pods_resource:
+                    self._told.add(change.resource)
                 continue
             self._troubles.pop(change.resource, None)
             if change.kind == "synced":
-                self._synced.add(change.resource)
+                self._told.add(change.resource)
             elif change.resource == self._pods_resource:
                 self._take_pod(change)
             else:
@@ -125,18 +139,17 @@ class _View:
             self._nodes[node.name] = node
 
 
-def _raise_if_final(error: GpuError) -> None:
-    if not error.retryable:
-        raise error
-
-
 async def _with_last_words(feed: Feed, view: _View, namespace: str, progress: Progress) -> Progress:
     """Add the last line that the plugin logged on the node that is stuck."""
     pod = view.snapshot().pods.get(str((progress.result or {}).get("stuck")))
     error = progress.error
     if pod is None or error is None:
         return progress
-    log = await feed.api.text(f"api/v1/namespaces/{namespace}/pods/{pod.name}/log", container=CONTAINER, tailLines="3")
+    path = f"api/v1/namespaces/{namespace}/pods/{pod.name}/log"
+    try:
+        log = await feed.api.text(path, container=CONTAINER, tailLines="3")
+    except GpuError:
+        return progress
     lines = [line for line in (log or "").splitlines() if line.strip()]
     if not lines:
         return progress

@@ -15,6 +15,7 @@ from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_messa
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_end import (
     KILLED,
+    PULL_FAILED,
     PodEnd,
     cannot_start,
     certain_at,
@@ -31,6 +32,8 @@ UNCONFIRMED = timedelta(seconds=30)
 """How long after its grace period a deleted pod may stay before its node is taken for dead."""
 
 _EVENTS_IN_ERROR = 3
+_NOT_CONFIGURED = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+"""The kubelet's reasons for a ConfigMap, a Secret or a key of theirs that is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,7 +156,7 @@ class PodWait:
         if start_deadline is not None and now >= start_deadline:
             return self._deadline_error(
                 f"did not start in {format_seconds(timedelta(seconds=self.start_seconds))} on node {pod.node}",
-                "Use a smaller image, or raise startup_timeout_seconds.",
+                _how_to_start(pod, snapshot.events),
                 snapshot,
             )
         return None
@@ -278,6 +281,16 @@ def _why_late(snapshot: PodSnapshot) -> list[str]:
     since = pod.scheduled_at or pod.created_at
     newest = _event_lines(tuple(event for event in snapshot.events if event.at >= since))[-_EVENTS_IN_ERROR:]
     return [*_pending_lines(pod, snapshot), *newest, *snapshot.notes]
+
+
+def _how_to_start(pod: PodState, events: tuple[PodEvent, ...]) -> str:
+    """Return what to do about a pod that did not start in time, by what it waited for at the end."""
+    reasons = {container.reason for container in pod.waiting}
+    if reasons & _NOT_CONFIGURED or (events and events[-1].reason == "FailedMount"):
+        return "Create what it names, or correct the pod's volumes, env_vars, secrets and env_from."
+    if reasons & PULL_FAILED:
+        return "Check that the node can reach the image's registry, or raise startup_timeout_seconds."
+    return "Use a smaller image, or raise startup_timeout_seconds."
 
 
 def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:

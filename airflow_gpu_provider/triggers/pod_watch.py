@@ -25,6 +25,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of, size_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError, PodUnschedulable
+from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -79,8 +80,8 @@ async def watch_pod(
                     narrator.tell(now, *progress.lines)
                 if progress.done or progress.error:
                     return progress
-                if view.refusal:
-                    return Progress(error=view.refusal)
+                if refusal := await view.refusal(now):
+                    return Progress(error=refusal)
                 await _keep_pool(view, pool, owner)
                 seconds = (wait.next_deadline(snapshot) - now).total_seconds()
                 changes = await feed.changes(timeout=min(max(seconds, 0.0), _LONGEST))
@@ -111,6 +112,7 @@ class PodView:
         self._pool = pool
         self._feed = feed
         self._pods = pods(wait.namespace)
+        self._patience = Patience(wait.deadline, worked=True)  # the pod was created by the same access
         self._pod: PodState | None = None
         self._gone = False
         self._synced = False
@@ -130,11 +132,23 @@ class PodView:
     def waits_for_node(self) -> bool:
         return self._pod is not None and not self._gone and self._pod.scheduled_at is None
 
-    @property
-    def refusal(self) -> GpuError | None:
-        """Why the pod can never be watched: a permission is missing, say."""
+    async def refusal(self, now: datetime) -> GpuError | None:
+        """Return why the pod cannot be watched, where that has lasted: a permission is missing, say.
+
+        A pod that was seen goes on, and its wait with it, whatever the API server says meanwhile. And what the watch
+        has last met may be over: the server is asked for the pod before its refusal is believed.
+        """
         error = self._trouble.get(self._pods)
-        return error if error is not None and not error.retryable else None
+        if self._pod is not None or (error is None and now < self._wait.deadline):
+            self._patience.succeeded()
+            return None
+        if error is not None and self._patience.bears(error, now):
+            return None
+        try:
+            await self._ask()
+        except GpuError as still:
+            return None if self._patience.bears(still, now) else still
+        return None
 
     def take(self, changes: list[Change], now: datetime) -> None:
         for change in changes:
@@ -160,8 +174,15 @@ class PodView:
 
     async def confirm(self) -> None:
         """Ask for the pod itself where the watch has not shown it: the watch may lag behind what was just created."""
-        if not self._synced or self._pod is not None or self._gone:
-            return
+        if self._synced and self._pod is None and not self._gone:
+            try:
+                await self._ask()
+            except GpuError as error:
+                self._trouble[self._pods] = error
+            else:
+                self._trouble.pop(self._pods, None)
+
+    async def _ask(self) -> None:
         raw = await self._feed.api.get(f"{self._pods.path}/{self._wait.name}")
         if raw is not None and raw["metadata"]["uid"] == self._wait.uid:
             self._take_state(raw)

@@ -110,6 +110,31 @@ def test_error_of_a_pod_that_does_not_start_is_the_explanation() -> None:
     ) in str(WAIT.step(PodSnapshot(pod=STARTING, events=events), at(400)).error)
 
 
+@pytest.mark.parametrize(
+    ("state", "events", "says"),
+    [
+        (
+            waiting("CreateContainerConfigError", 'configmap "training" not found'),
+            (),
+            'CreateContainerConfigError: configmap "training" not found). Create what it names',
+        ),
+        (
+            waiting("ContainerCreating"),
+            (event("FailedMount", 'MountVolume.SetUp failed for volume "c" : configmap "training" not found'),),
+            "Create what it names",
+        ),
+        (waiting("ImagePullBackOff", "no such host"), (), "reach the image's registry"),
+        (waiting("ContainerCreating"), (event("Pulling", 'Pulling image "train:1"', seconds=200),), "a smaller image"),
+    ],
+)
+def test_error_of_a_pod_that_does_not_start_says_what_to_do(
+    state: dict[str, Any], events: tuple[PodEvent, ...], says: str
+) -> None:
+    starting = pod(state, phase="Pending", conditions=(scheduled(0),))
+    late = tuple(replace(each, at=each.at + timedelta(seconds=1)) for each in events)
+    assert says in str(WAIT.step(PodSnapshot(pod=starting, events=late), at(300)).error)
+
+
 def test_error_of_a_pod_that_an_autoscaler_brings_no_node_is_the_explanation() -> None:
     events = (event("NotTriggerScaleUp", "pod didn't trigger scale-up: 1 in backoff after failed scale-up"),)
     assert "cluster-autoscaler adds no node: 1 in backoff after failed scale-up" in str(

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+import pytest
+
 from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, OutOfStock, PermissionDenied, PodUnschedulable
+from airflow_gpu_provider.errors import (
+    ClusterUnreachable,
+    CredentialsError,
+    GpuError,
+    OutOfStock,
+    PermissionDenied,
+    PodUnschedulable,
+)
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.triggers.pod_watch import PodView
 from airflow_gpu_provider.triggers.pool_keeper import PoolNews
@@ -18,18 +28,35 @@ PODS, EVENTS = pods("ml"), pod_events("ml")
 NOW = datetime(2026, 1, 1, 3, 0, tzinfo=UTC)
 
 
-class Woken:
-    """A feed that only counts how often it is woken."""
+class Api:
+    """An API server with one answer."""
 
-    def __init__(self) -> None:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+    async def get(self, path: str) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Woken:
+    """A feed that counts how often it is woken, and answers a look at the pod itself."""
+
+    def __init__(self, answer: Any = None) -> None:
         self.times = 0
+        self.api = Api(answer)
 
     def wake(self) -> None:
         self.times += 1
 
 
-def a_view(max_nodes: int = 1) -> PodView:
-    return PodView(WAIT, a_pool(max_nodes=max_nodes), cast("Feed", Woken()))
+def a_view(max_nodes: int = 1, answer: Any = None) -> PodView:
+    return PodView(WAIT, a_pool(max_nodes=max_nodes), cast("Feed", Woken(answer)))
+
+
+def refusal(view: PodView, now: datetime) -> GpuError | None:
+    return asyncio.run(view.refusal(now))
 
 
 def present(resource: Resource, raw: dict[str, Any]) -> Change:
@@ -146,7 +173,7 @@ def test_api_server_that_is_away_is_told_once() -> None:
     away = [trouble(resource, ClusterUnreachable(f"No answer to {resource.path}.")) for resource in (PODS, NODES)]
     view.take(away, NOW)
     assert view.snapshot(NOW).notes == ("the API server does not answer; the wait goes on",)
-    assert view.refusal is None
+    assert refusal(view, NOW) is None
     view.take([Change(resource=PODS, kind="synced"), Change(resource=NODES, kind="synced")], NOW)
     assert view.snapshot(NOW).notes == ()
 
@@ -154,10 +181,63 @@ def test_api_server_that_is_away_is_told_once() -> None:
 def test_permission_that_only_explains_is_not_needed() -> None:
     view = a_view()
     view.take([trouble(EVENTS, PermissionDenied("May not list events."))], NOW)
-    assert view.refusal is None
+    assert refusal(view, WAIT.deadline - timedelta(seconds=1)) is None
     assert view.snapshot(NOW).notes == ("PermissionDenied: May not list events.",)
+
+
+@pytest.mark.parametrize("cls", [PermissionDenied, CredentialsError, ClusterUnreachable])
+def test_pod_that_was_seen_outlives_every_refusal(cls: type[GpuError]) -> None:
+    view = a_view()
+    view.take([present(PODS, raw_pod(scheduled=True)), trouble(PODS, cls("No."))], NOW)
+    assert refusal(view, NOW) is None
+    assert refusal(view, NOW + timedelta(hours=2)) is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "lasts"),
+    [
+        (PermissionDenied("May not get pods."), timedelta(minutes=5)),
+        (CredentialsError("Who?"), None),
+        (ClusterUnreachable("Away."), None),
+    ],
+)
+def test_pod_that_was_never_seen_is_given_up_when_a_refusal_has_lasted(
+    answer: GpuError, lasts: timedelta | None
+) -> None:
+    view = a_view(answer=answer)
+    view.take([trouble(PODS, answer)], NOW)
+    end = WAIT.deadline if lasts is None else NOW + lasts
+    assert refusal(view, NOW) is None
+    assert refusal(view, end - timedelta(seconds=1)) is None
+    assert refusal(view, end) is answer
+
+
+def test_refusal_that_the_watch_met_last_and_that_is_over_is_none() -> None:
+    view = a_view(answer=raw_pod())
     view.take([trouble(PODS, PermissionDenied("May not list pods."))], NOW)
-    assert isinstance(view.refusal, PermissionDenied)
+    assert refusal(view, NOW) is None
+    assert refusal(view, NOW + timedelta(minutes=5)) is None
+    assert view.waits_for_node
+
+
+def test_pod_that_is_not_there_when_it_is_asked_for_is_gone() -> None:
+    view = a_view(answer=None)
+    view.take([trouble(PODS, PermissionDenied("May not list pods."))], NOW)
+    assert refusal(view, NOW) is None
+    assert refusal(view, NOW + timedelta(minutes=5)) is None
+    assert view.snapshot(NOW).gone
+
+
+def test_look_at_the_pod_itself_that_fails_is_one_that_is_tried_again() -> None:
+    view = a_view(answer=PermissionDenied("May not get pods."))
+    view.take([Change(resource=PODS, kind="synced")], NOW)
+    asyncio.run(view.confirm())
+    assert view.snapshot(NOW).notes == ("PermissionDenied: May not get pods.",)
+    assert refusal(view, NOW) is None
+    cast("Woken", view._feed).api.answer = raw_pod()
+    asyncio.run(view.confirm())
+    assert view.snapshot(NOW).notes == ()
+    assert view.waits_for_node
 
 
 def test_what_the_pools_keeper_says_is_told_at_once_and_once() -> None:
