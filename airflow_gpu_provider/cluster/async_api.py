@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -137,12 +137,15 @@ class AsyncApi:
                     if lines := splitter.feed(chunk):
                         yield lines
 
-    async def watch(self, path: str, *, silence: float, **params: str) -> AsyncIterator[dict[str, Any]]:
+    async def watch(
+        self, path: str, *, silence: float, on_open: Callable[[], None] | None = None, **params: str
+    ) -> AsyncIterator[dict[str, Any]]:
         """Yield a watch's events until the server ends it, or is silent.
 
         Args:
             path: The collection.
             silence: Seconds without a byte after which the watch ends: nothing happened, or the connection is dead.
+            on_open: Called when the server has accepted the watch; it may be long until something happens.
             **params: The watch's parameters.
 
         Raises:
@@ -151,6 +154,8 @@ class AsyncApi:
         """
         timeout = aiohttp.ClientTimeout(sock_connect=5, sock_read=silence)
         async with self._request("GET", path, params={**params, "watch": "true"}, timeout=timeout) as response:
+            if on_open is not None:
+                on_open()
             with suppress(TimeoutError):
                 async for line in _lines(response.content):
                     event = json.loads(line)

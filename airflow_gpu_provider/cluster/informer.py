@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
 import time
 from collections import defaultdict
@@ -106,15 +107,17 @@ def _pool(raw: Json) -> str:
 class Change:
     """News about one resource.
 
-    `present`: `raw` is an object as it is now, shared with others: never to be changed. `gone`: it was deleted, and
-    `raw` is what was last seen of it. `synced`: everything that there is was told. `trouble`: `error` says why the
-    watch stands still; it goes on trying.
+    `present`: `raw` is an object as it is now, shared with others: never to be changed. `gone`: it was deleted, or does
+    not match the selectors any more; `raw` is what was last seen of it. `synced`: everything that there is was told.
+    `trouble`: `error` says why the watch stands still, `since` since when by `time.monotonic()`; it goes on trying.
+    `recovered`: it goes on.
     """
 
     resource: Resource
-    kind: Literal["present", "gone", "synced", "trouble"]
+    kind: Literal["present", "gone", "synced", "trouble", "recovered"]
     raw: Json = field(default_factory=dict)
     error: GpuError | None = None
+    since: float = 0.0
 
 
 class Feed:
@@ -260,6 +263,8 @@ class _Informer:
         self._feeds: dict[str, list[Feed]] = defaultdict(list)
         self._is_synced = False
         self._trouble: GpuError | None = None
+        self._trouble_since = 0.0
+        self._open_since = math.inf
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
 
     def subscribe(self, feed: Feed, key: str) -> None:
@@ -270,7 +275,7 @@ class _Informer:
         if self._is_synced:
             feed.put(Change(resource=self._resource, kind="synced"))
         if self._trouble is not None:
-            feed.put(Change(resource=self._resource, kind="trouble", error=self._trouble))
+            feed.put(self._trouble_now(self._trouble))
 
     def unsubscribe(self, feed: Feed, key: str) -> bool:
         """Take a feed off; True where it was the last."""
@@ -287,27 +292,28 @@ class _Informer:
     # -- list and watch --------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        version, failures = "", 0
+        version, failures, expiries = "", 0, 0
         while True:
-            started = time.monotonic()
+            self._open_since = math.inf
             try:
                 if not version:
                     version = await self._list()
                 async for reached in self._watch(version):
-                    version, failures = reached, 0
-                # A server that ends each watch at once is not to be asked without a pause.
-                failures = 0 if time.monotonic() - started > _QUIET_START else failures + 1
+                    version = reached
+                failures += 1  # a server that ends each watch at once is not to be asked without a pause
             except Expired:
-                version = ""
-                continue
+                # The server answers. The first time is ordinary, and what changed meanwhile is wanted at once.
+                version, failures, expiries = "", 0, expiries + 1
             except GpuError as error:
                 failures += 1
                 self._tell_trouble(error)
             except Exception as error:  # noqa: BLE001 - whoever waits has to hear of a bug in here; else they wait for ever
                 failures += 1
                 self._tell_trouble(GpuError(f"The watch of {self._resource.path} failed: {error!r}."))
-            if failures:
-                await asyncio.sleep(_pause(failures, self._trouble))
+            if time.monotonic() - self._open_since > _QUIET_START:
+                failures, expiries = int(self._trouble is not None), 0
+            if in_a_row := max(failures, expiries - 1):
+                await asyncio.sleep(_pause(in_a_row, self._trouble))
 
     async def _list(self) -> str:
         """Take what is there now for the truth; what went or changed while nobody watched is told as changes."""
@@ -325,7 +331,8 @@ class _Informer:
                 self._tell_gone(last_seen)
         for raw in items:
             self._tell_present(raw)
-        self._is_synced, self._trouble = True, None
+        self._is_synced = True
+        self._tell_recovered()
         self._tell_all(Change(resource=self._resource, kind="synced"))
         return str(page["metadata"].get("resourceVersion") or "")
 
@@ -334,6 +341,7 @@ class _Informer:
         events = self._api.watch(
             self._resource.path,
             silence=SILENCE,
+            on_open=self._watch_is_open,
             resourceVersion=version,
             allowWatchBookmarks="true",
             timeoutSeconds=str(WATCH_SECONDS + random.randrange(30)),
@@ -345,8 +353,11 @@ class _Informer:
                 self._tell_gone(raw)
             elif event["type"] != "BOOKMARK":
                 self._tell_present(raw)
-            self._trouble = None
             yield str(raw["metadata"]["resourceVersion"])
+
+    def _watch_is_open(self) -> None:
+        self._open_since = time.monotonic()
+        self._tell_recovered()
 
     # -- telling ---------------------------------------------------------------------------------------------
 
@@ -371,9 +382,19 @@ class _Informer:
         self._tell(key, Change(resource=self._resource, kind="gone", raw=raw))
 
     def _tell_trouble(self, error: GpuError) -> None:
-        if self._trouble is None or str(self._trouble) != str(error):
-            self._tell_all(Change(resource=self._resource, kind="trouble", error=error))
-        self._trouble = error
+        before, self._trouble = self._trouble, error
+        if before is None:
+            self._trouble_since = time.monotonic()
+        if str(before) != str(error):
+            self._tell_all(self._trouble_now(error))
+
+    def _trouble_now(self, error: GpuError) -> Change:
+        return Change(resource=self._resource, kind="trouble", error=error, since=self._trouble_since)
+
+    def _tell_recovered(self) -> None:
+        if self._trouble is not None:
+            self._trouble = None
+            self._tell_all(Change(resource=self._resource, kind="recovered"))
 
     def _tell(self, key: str, change: Change) -> None:
         for feed in self._feeds.get(key, ()):

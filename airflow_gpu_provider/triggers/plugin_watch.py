@@ -121,9 +121,9 @@ class _View:
             self._troubles.pop(change.resource, None)
             if change.kind == "synced":
                 self._told.add(change.resource)
-            elif change.resource == self._pods_resource:
+            elif change.raw and change.resource == self._pods_resource:
                 self._take_pod(change)
-            else:
+            elif change.raw:
                 self._take_node(change)
 
     def _take_pod(self, change: Change) -> None:

@@ -24,15 +24,17 @@ from airflow_gpu_provider.cluster.informer import (
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of, size_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import GpuError, PodUnschedulable
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodUnschedulable
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers import pool_keeper
 from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait
 from airflow_gpu_provider.triggers.pool_keeper import PoolNews
+from airflow_gpu_provider.triggers.unshown import AFTER_FAILURE, Unshown
 
 _LONGEST = 60.0
 
@@ -72,19 +74,19 @@ async def watch_pod(
         view = PodView(wait, pool, feed, on_pod)
         try:
             while True:
-                await view.confirm()
                 now = await feed.api.now()
+                await view.confirm(now)
                 snapshot = view.snapshot(now)
                 progress = wait.step(snapshot, now)
                 if progress.lines:
                     narrator.tell(now, *progress.lines)
                 if progress.done or progress.error:
                     return progress
-                if refusal := await view.refusal(now):
+                if refusal := view.refusal(now):
                     return Progress(error=refusal)
                 await _keep_pool(view, pool, owner)
                 seconds = (wait.next_deadline(snapshot) - now).total_seconds()
-                changes = await feed.changes(timeout=min(max(seconds, 0.0), _LONGEST))
+                changes = await feed.changes(timeout=min(max(seconds, 0.0), view.patience))
                 view.take(changes, await feed.api.now())
         finally:
             await pool_keeper.leave(pool, owner, view.take_news)
@@ -114,11 +116,15 @@ class PodView:
         self._pods = pods(wait.namespace)
         self._patience = Patience(wait.deadline, worked=True)  # the pod was created by the same access
         self._pod: PodState | None = None
+        self._shown = False
         self._gone = False
         self._synced = False
         self._events: dict[str, PodEvent] = {}
         self._nodes: dict[str, Node] = {}
+        self._unshown_nodes: dict[str, str] = {}  # name -> uid
+        self._lost_label: dict[str, str] = {}  # path -> what is told of it
         self._gone_nodes: set[str] = set()
+        self._unshown = Unshown(feed)
         self._machines: dict[str, str] = {}
         self._node_watches = pool_nodes(pool.node_selector).keys()
         self._nodes_synced: set[Resource] = set()
@@ -132,25 +138,33 @@ class PodView:
     def waits_for_node(self) -> bool:
         return self._pod is not None and not self._gone and self._pod.scheduled_at is None
 
-    async def refusal(self, now: datetime) -> GpuError | None:
-        """Return why the pod cannot be watched, where that has lasted: a permission is missing, say.
+    def refusal(self, now: datetime) -> GpuError | None:
+        """Return why nothing can be known of the pod, where that has lasted: a permission is missing, say.
 
         A pod that was seen goes on, and its wait with it, whatever the API server says meanwhile. And what the watch
-        has last met may be over: the server is asked for the pod before its refusal is believed.
+        has last met may be over: `confirm` has asked for the pod before a refusal is believed.
         """
-        error = self._trouble.get(self._pods)
-        if self._pod is not None or (error is None and now < self._wait.deadline):
+        error = self._unshown.failures.get(self._pod_path) or self._trouble.get(self._pods)
+        if self._pod is not None or self._gone or error is None:
             self._patience.succeeded()
             return None
-        if error is not None and self._patience.bears(error, now):
-            return None
-        try:
-            await self._ask()
-        except GpuError as still:
-            return None if self._patience.bears(still, now) else still
-        return None
+        return None if self._patience.bears(error, now) else error
+
+    @property
+    def _troubles(self) -> list[GpuError]:
+        return [*self._trouble.values(), *self._unshown.failures.values()]
+
+    @property
+    def patience(self) -> float:
+        """Seconds after which to look again though nothing was heard."""
+        return AFTER_FAILURE.total_seconds() if self._unshown.failures else _LONGEST
+
+    @property
+    def _pod_path(self) -> str:
+        return f"{self._pods.path}/{self._wait.name}"
 
     def take(self, changes: list[Change], now: datetime) -> None:
+        """Take what the feed tells."""
         for change in changes:
             if change.kind == "trouble" and change.error:
                 self._trouble[change.resource] = change.error
@@ -172,22 +186,41 @@ class PodView:
         if is_new:
             self._feed.wake()
 
-    async def confirm(self) -> None:
-        """Ask for the pod itself where the watch has not shown it: the watch may lag behind what was just created."""
-        if self._synced and self._pod is None and not self._gone:
-            try:
-                await self._ask()
-            except GpuError as error:
-                self._trouble[self._pods] = error
-            else:
-                self._trouble.pop(self._pods, None)
+    async def confirm(self, now: datetime) -> None:
+        """Ask for the pod, and for its node, where the watches do not show them (see `unshown`)."""
+        if self._is_pod_unshown(now):
+            await self._confirm_pod(now)
+        node = self._pod.node if self._pod and not self._gone else None
+        if node is not None and node in self._unshown_nodes:
+            await self._confirm_node(node, now)
 
-    async def _ask(self) -> None:
-        raw = await self._feed.api.get(f"{self._pods.path}/{self._wait.name}")
-        if raw is not None and raw["metadata"]["uid"] == self._wait.uid:
-            self._take_state(raw)
+    async def _confirm_pod(self, now: datetime) -> None:
+        answer = await self._unshown.ask(self._pod_path, self._wait.uid, now)
+        if answer is None:
+            return
+        self._gone = answer.raw is None
+        if answer.raw is not None:
+            self._take_state(answer.raw)
+            if POOL_LABEL not in (answer.raw["metadata"].get("labels") or {}):
+                self._lost_label[self._pod_path] = "the pod has lost its pool's label: it is asked for every minute"
+
+    async def _confirm_node(self, name: str, now: datetime) -> None:
+        answer = await self._unshown.ask(path := f"{NODES}/{name}", self._unshown_nodes[name], now)
+        if answer is None:
+            return
+        if answer.raw is None:
+            self._gone_nodes.add(name)
+            self._unshown_nodes.pop(name)
+            self._forget(path)
         else:
-            self._gone = True
+            self._lost_label[path] = f"node {name} has lost a label of its pool; the pod on it goes on"
+
+    def _is_pod_unshown(self, now: datetime) -> bool:
+        """Return True if the watch of pods says nothing of this one: it lags, shows it no more, or is refused."""
+        trouble = self._trouble.get(self._pods)
+        is_refused = trouble is not None and not isinstance(trouble, ClusterUnreachable)
+        is_last_look = self._pod is None and now >= self._wait.deadline
+        return not self._gone and (is_refused or is_last_look or (self._synced and not self._shown))
 
     def snapshot(self, now: datetime) -> PodSnapshot:
         is_full = self.waits_for_node and self._is_pool_full()
@@ -202,15 +235,16 @@ class PodView:
             full_at=now if is_full else self._full_at,
             too_large=self._too_large() if self.waits_for_node else None,
             no_capacity=self.pool_news.no_capacity,
-            notes=(*self.pool_news.said, *troubles_in_words(self._trouble.values())),
+            notes=(*self.pool_news.said, *self._lost_label.values(), *troubles_in_words(self._troubles)),
         )
 
     def _take_pod(self, change: Change) -> None:
+        self._forget(self._pod_path)
         if change.kind == "synced":
             self._synced = True
-        elif change.raw["metadata"]["uid"] == self._wait.uid:
+        elif change.raw and change.raw["metadata"]["uid"] == self._wait.uid:
+            self._shown = change.kind == "present"
             self._take_state(change.raw)
-            self._gone = change.kind == "gone"
 
     def _take_state(self, raw: Json) -> None:
         self._pod = PodState.parse(raw, self._wait.base_container)
@@ -228,9 +262,17 @@ class PodView:
             self._nodes[node.uid] = node
             self._machines[node.name] = node.machine
             self._gone_nodes.discard(node.name)
+            self._unshown_nodes.pop(node.name, None)
+            self._forget(f"{NODES}/{node.name}")
         elif change.kind == "gone":
-            self._nodes.pop(change.raw["metadata"]["uid"], None)
-            self._gone_nodes.add(change.raw["metadata"]["name"])
+            name, uid = change.raw["metadata"]["name"], change.raw["metadata"]["uid"]
+            self._nodes.pop(uid, None)
+            self._unshown_nodes[name] = uid
+
+    def _forget(self, path: str) -> None:
+        """Drop what was found by asking for an object: a watch tells of it again."""
+        self._lost_label.pop(path, None)
+        self._unshown.forget(path)
 
     def _take_event(self, raw: Json) -> None:
         event = PodEvent.parse(raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import statistics
+import time
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.informer import Feed, pods
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
 
 PODS = pods("ml")
 WHOSE_LOG = contextvars.ContextVar("WHOSE_LOG", default="nobody's")
@@ -28,6 +29,7 @@ class Server:
         self.watched_from: list[str] = []
         self.bookmarks_wanted: list[str] = []
         self.logs: list[str] = []
+        self.refuses = False
         self._watches = list(watches)
 
     async def get(self, path: str, **params: str) -> dict[str, Any]:
@@ -38,6 +40,8 @@ class Server:
     async def watch(self, path: str, **params: Any) -> AsyncIterator[dict[str, Any]]:
         self.watched_from.append(params["resourceVersion"])
         self.bookmarks_wanted.append(params["allowWatchBookmarks"])
+        if not self.refuses:
+            params["on_open"]()
         for event in self._watches.pop(0) if self._watches else [None]:
             if event is None:
                 await asyncio.Event().wait()
@@ -82,7 +86,8 @@ async def test_a_bookmark_moves_on_where_a_watch_is_taken_up_and_is_no_news() ->
 async def test_a_connection_that_breaks_off_is_taken_up_where_it_was_without_a_list() -> None:
     server = Server([event("MODIFIED", "old", "120"), ClusterUnreachable("It broke off.")], [])
     heard = await told(server, "old", watches=3)
-    assert heard == [("present", "10"), ("synced", "None"), ("present", "120"), ("trouble", "None")]
+    kinds = [("present", "10"), ("synced", "None"), ("present", "120"), ("trouble", "None"), ("recovered", "None")]
+    assert heard == kinds
     assert server.watched_from == ["100", "120", "120"]
     assert server.lists == 1
 
@@ -92,6 +97,35 @@ async def test_a_version_that_is_too_old_is_listed_anew_at_once() -> None:
     heard = await told(server, "old", watches=2)
     assert heard == [("present", "10"), ("synced", "None"), ("synced", "None")], "what did not change is no news"
     assert server.watched_from == ["100", "200"]
+
+
+async def test_versions_that_are_always_too_old_are_listed_anew_with_growing_pauses() -> None:
+    server = Server(*[[Expired()]] * 10_000)
+    started = asyncio.get_running_loop().time()
+    await told(server, "old", watches=5)
+    assert asyncio.get_running_loop().time() - started > 0.1 + 0.2 + 0.4, "half of each pause is drawn by chance"
+    assert server.lists == 5
+
+
+async def test_a_trouble_that_is_over_is_not_told_to_who_comes_later() -> None:
+    """A watch that the server has accepted may be quiet for minutes."""
+    server = Server([PermissionDenied("Not now.")])
+    server.refuses = True
+    watching = informer._Informer(cast("AsyncApi", server), PODS)
+    first, late = Feed(cast("AsyncApi", server)), Feed(cast("AsyncApi", server))
+    watching.subscribe(first, "old")
+    told: list[informer.Change] = []
+    async with asyncio.timeout(30):
+        before = time.monotonic()
+        while not any(change.kind == "trouble" for change in told):
+            told += await first.changes(1)
+        assert before <= told[-1].since <= time.monotonic()
+        server.refuses = False
+        while not any(change.kind == "recovered" for change in told):
+            told += await first.changes(1)
+    watching.subscribe(late, "old")
+    assert [change.kind for change in await late.changes(0)] == ["present", "synced"]
+    await watching.stop()
 
 
 async def test_the_shared_task_runs_in_nobodys_context() -> None:

@@ -18,8 +18,10 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.pools import KubernetesGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.triggers.pod_watch import PodView
 from airflow_gpu_provider.triggers.pool_keeper import PoolNews
+from airflow_gpu_provider.triggers.unshown import AFTER_FAILURE
 from tests.unit.operators.test_pod_placement import a_pool
 from tests.unit.triggers.test_pod_wait import WAIT
 
@@ -56,7 +58,8 @@ def a_view(max_nodes: int = 1, answer: Any = None) -> PodView:
 
 
 def refusal(view: PodView, now: datetime) -> GpuError | None:
-    return asyncio.run(view.refusal(now))
+    asyncio.run(view.confirm(now))
+    return view.refusal(now)
 
 
 def present(resource: Resource, raw: dict[str, Any]) -> Change:
@@ -72,7 +75,8 @@ def raw_pod(uid: str = "u1", *, scheduled: bool = False) -> dict[str, Any]:
     if scheduled:
         stamp = "2026-01-01T02:30:00Z"
         status["conditions"] = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp}]
-    metadata = {"namespace": "ml", "name": "train-x", "uid": uid, "creationTimestamp": "2026-01-01T02:00:00Z"}
+    metadata: dict[str, Any] = {"namespace": "ml", "name": "train-x", "uid": uid, "labels": {POOL_LABEL: "train-gpu"}}
+    metadata["creationTimestamp"] = "2026-01-01T02:00:00Z"
     return {"metadata": metadata, "spec": {"nodeName": "n1" if scheduled else None}, "status": status}
 
 
@@ -138,14 +142,6 @@ def test_node_whose_gpus_are_not_there_yet_does_not_fill_the_pool() -> None:
     view = a_view()
     view.take([present(PODS, raw_pod()), present(NODES, raw_node(gpus=0))], NOW)
     assert not view.snapshot(NOW).is_full
-
-
-def test_node_that_left_under_the_pod() -> None:
-    view = a_view()
-    view.take([present(PODS, raw_pod(scheduled=True)), present(NODES, raw_node())], NOW)
-    assert not view.snapshot(NOW).node_gone
-    view.take([Change(resource=NODES, kind="gone", raw=raw_node())], NOW)
-    assert view.snapshot(NOW).node_gone
 
 
 def test_machine_of_a_node_that_left_is_still_known() -> None:
@@ -231,11 +227,10 @@ def test_pod_that_is_not_there_when_it_is_asked_for_is_gone() -> None:
 def test_look_at_the_pod_itself_that_fails_is_one_that_is_tried_again() -> None:
     view = a_view(answer=PermissionDenied("May not get pods."))
     view.take([Change(resource=PODS, kind="synced")], NOW)
-    asyncio.run(view.confirm())
-    assert view.snapshot(NOW).notes == ("PermissionDenied: May not get pods.",)
     assert refusal(view, NOW) is None
+    assert view.snapshot(NOW).notes == ("PermissionDenied: May not get pods.",)
     cast("Woken", view._feed).api.answer = raw_pod()
-    asyncio.run(view.confirm())
+    asyncio.run(view.confirm(NOW + AFTER_FAILURE))
     assert view.snapshot(NOW).notes == ()
     assert view.waits_for_node
 
