@@ -115,6 +115,12 @@ MOMENTS: Mapping[str, Moment] = {
             in_worker=True,
         ),
         Moment(
+            name="train-queued",
+            says="the training's task waits for a worker",
+            task=TRAIN,
+            has_come=lambda look: look.state(TRAIN) in ("scheduled", "queued"),
+        ),
+        Moment(
             name="train-before-create",
             says="the training's task runs, and has no pod",
             task=TRAIN,
@@ -149,6 +155,13 @@ MOMENTS: Mapping[str, Moment] = {
             says="the pod has ended, its result not collected",
             task=TRAIN,
             has_come=lambda look: "Succeeded" in look.phases and look.state(TRAIN) not in TASK_ENDED,
+        ),
+        Moment(
+            name="train-waits-for-retry",
+            says="the training has failed, and waits for its next try",
+            task=TRAIN,
+            has_come=lambda look: look.state(TRAIN) == "up_for_retry",
+            dag_id="chaos_retried",
         ),
         Moment(
             name="scale-down-begins",

@@ -16,6 +16,8 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
     ("ensure-deferred", "triggerer-killed"),
     ("ensure-deferred", "dagrun-timeout"),
     ("ensure-deferred", "run-deleted"),
+    ("train-queued", "run-failed"),
+    ("train-waits-for-retry", "run-failed"),
     ("train-deferred", "triggerer-stalled"),
     ("train-deferred", "airflow-killed"),
     ("train-deferred", "api-server-down"),

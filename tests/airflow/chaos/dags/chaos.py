@@ -62,8 +62,11 @@ def gke_pool(**fields: Any) -> GkeGpuPool:
     return GkeGpuPool(**{**defaults, **fields})
 
 
-def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, **fields: Any) -> DAG:
-    """A night; without `plugin`, the cluster brings the device plugin (see ../world.py), as GKE always does."""
+def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, fails: int = 0, **fields: Any) -> DAG:
+    """A night; without `plugin`, the cluster brings the device plugin (see ../world.py), as GKE always does.
+
+    fails: so many of the training's first tries fail.
+    """
     if not plugin and PLATFORM == "eks":
         fields["node_labels"] = {"example.com/device-plugin": "there"}
     with (
@@ -89,11 +92,12 @@ def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, **field
         GpuPodOperator(
             task_id="train",
             image="busybox:1.36",
-            cmds=["bash", "-c", TRAINING],
+            cmds=["bash", "-c", f"test {{{{ ti.try_number }}}} -gt {fails} || exit 5\n{TRAINING}"],
             deferrable=deferrable,
             on_preemption="resume",
             schedule_timeout_seconds=60,
             termination_grace_period=1,
+            retries=1 + fails,
         )
     return dag
 
@@ -101,6 +105,7 @@ def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, **field
 deferred = night("chaos_deferred")
 blocking = night("chaos_blocking", deferrable=False)
 with_plugin = night("chaos_plugin", plugin=True)
+retried = night("chaos_retried", fails=1)
 # What goes on beside the matrix, for hours, while the cloud's deadlines come far sooner than the clock says.
 bystander = night("chaos_bystander", max_runtime=timedelta(days=30))
 
