@@ -197,6 +197,10 @@ class GroupFailed(GpuError):
     """The cloud could not create or update a node group; the message carries its health issues."""
 
 
+class PoolNotEnsured(GpuError):
+    """Nobody has prepared the pool: there is no node group, or no node, that a pod without a block could run on."""
+
+
 class GroupNotFound(GpuError):
     """A node group that the pool should not create (`manage="scale"`) does not exist."""
 

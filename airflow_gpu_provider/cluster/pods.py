@@ -49,6 +49,7 @@ class Pod:
         placeholder: It gives its place to any other pod, and no node stays for it.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         uncollected: Its log and result are still to be read.
+        active_deadline: How long its kubelet lets it run (activeDeadlineSeconds); None for as long as it likes.
         started_at: When its first container began to run; None where none has.
         finished_at: When its last container ended, if it has finished.
         reason: status.reason, in Kubernetes' words.
@@ -67,6 +68,7 @@ class Pod:
     placeholder: bool = False
     delete_at: datetime | None = None
     uncollected: bool = False
+    active_deadline: timedelta | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
     created_at: datetime
@@ -105,6 +107,13 @@ class Pod:
             return self.awaits_collection(now)
         return self.delete_at is None or now - self.delete_at < STUCK_AFTER
 
+    @property
+    def lets_go_at(self) -> datetime | None:
+        """When it stops holding its node, where its end has begun: it was deleted, or waits for its collection."""
+        if self.finished:
+            return (self.finished_at or self.created_at) + COLLECT_WITHIN
+        return self.delete_at
+
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
 
@@ -129,12 +138,17 @@ class Pod:
             placeholder=PLACEHOLDER_LABEL in (meta.get("labels") or {}),
             delete_at=parse_time(meta.get("deletionTimestamp")),
             uncollected=UNCOLLECTED in annotations,
+            active_deadline=_seconds(spec.get("activeDeadlineSeconds")),
             started_at=_started_at(status),
             finished_at=_finished_at(status) if phase in _FINISHED else None,
             created_at=created_at,
             reason=status.get("reason", ""),
             resource_version=meta.get("resourceVersion", ""),
         )
+
+
+def _seconds(number: int | None) -> timedelta | None:
+    return None if number is None else timedelta(seconds=number)
 
 
 def _owner(raw: dict[str, Any]) -> DemandKey | None:

@@ -67,7 +67,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
-from airflow_gpu_provider.scaling.unattended import release_unattended
+from airflow_gpu_provider.scaling.unattended import check_can_come, release_unattended
 from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.triggers.pod_wait import PodWait, phase_in_words
@@ -230,9 +230,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralTimeout, TaskDeferralError) as error:
             namespace = context["ti"].xcom_pull(key="pod_namespace", map_indexes=context["ti"].map_index)
-            for pod in self._pods.of_task(namespace or self.namespace or "default", self._owner(context)):
+            pods = self._pods.of_task(namespace or self.namespace or "default", self._owner(context))
+            for pod in pods:
                 self._pods.delete(pod)
-            self._release_unattended(context)
+            self._release_unattended(context, *pods)
             raise PodDeadline(
                 f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
                 "See the triggerer's log; the next try starts anew.",
@@ -296,15 +297,27 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         """Release the pod's node at the end where no demand covers it: no ScaleDownSensor will."""
         try:
             yield
-        except (TaskDeferred, TaskKilled):
-            raise
+        except (TaskDeferred, AirflowTaskTimeout):
+            raise  # after a timeout Airflow calls on_kill, which deletes the pod first
         except BaseException:
             self._release_unattended(context)
             raise
         self._release_unattended(context)
 
-    def _release_unattended(self, context: Context) -> None:
-        """Do so; an error here is logged, for how the pod ended is what the task is about."""
+    def _release_unattended(self, context: Context, *pods: V1Pod) -> None:
+        """Do so; an error here is logged, for how the pod ended is what the task is about.
+
+        A task that is told to stop has seconds left, and where that comes in the middle it begins anew: the first thing
+        that is written moves the cloud's own switch.
+        """
+        own = {pod.metadata.uid for pod in (*pods, self.pod) if pod is not None and pod.metadata.uid}
+        try:
+            self._release(context, own)
+        except TaskKilled:
+            self._release(context, own)
+            raise
+
+    def _release(self, context: Context, own: set[str]) -> None:
         from airflow_gpu_provider.run_identity import lock_holder
 
         pool, owner = self.gpu_pool, self._ownership
@@ -316,7 +329,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self.log.info("No demand covers the pod: the pool's nodes that nobody wants are released.")
             holder = lock_holder(context)
             reconciler = open_pool(pool, owner=owner.writer, holder=holder, say=self.log.info)
-            release_unattended(reconciler, owner.key, say=self.log.info)
+            release_unattended(reconciler, owner.key, own=own, say=self.log.info)
         except GpuError as error:
             self.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)
 
@@ -367,6 +380,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             check_location(self.checkpoint)
             check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool, groups)
         check_claims_reach(pod, pool, self.client, groups)
+        if not self._deadlines(context).is_wanted:
+            check_can_come(pool, groups)
         owner, now = self._owner(context), self._clock.now()
         seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
         return place(
@@ -524,6 +539,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             start_seconds=self.startup_timeout_seconds,
             deadline=deadline,
             until=until,
+            is_covered=self._deadlines(context).is_covered,
         )
 
     def _logged_containers(self, pod: V1Pod) -> list[str]:
@@ -611,7 +627,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self.log.info("Pod is kept, as on_kill_action says.")
         elif self.pod is not None:
             self._pods.delete_from_signal_handler(self.pod, grace_seconds=self.termination_grace_period)
-        if not timed_out:
+        if timed_out:
+            if self._context is not None:
+                self._release_unattended(self._context)
+        else:
             name = self.pod.metadata.name if self.pod else "none yet"
             self._stop.ask(TaskKilled(f"Task {self.task_id} was told to stop (pod: {name}).", "Run it again."))
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.clock import Clock
-from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, list_demand
 from airflow_gpu_provider.errors import PermissionDenied
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class PodDeadlines:
     execution_timeout: timedelta | None
     started_at: datetime | None
     at_latest: datetime | None = None
-    _until: datetime | None = field(default=None, init=False)
+    _leases: tuple[DemandLease, ...] | None = field(default=None, init=False)
 
     def of_pod(self, created_at: datetime) -> datetime:
         """Return when a pod created then has to have ended."""
@@ -44,13 +44,24 @@ class PodDeadlines:
             deadline = min(deadline, self.clock.of_local(self.started_at + self.execution_timeout))
         return deadline if self.at_latest is None else min(deadline, self.at_latest)
 
+    @property
+    def is_covered(self) -> bool:
+        """Whether the run wants nodes of the pool, by a lease that a ScaleDownSensor is to give up."""
+        return self._demand_until() is not None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether anybody wants nodes of the pool, this run or another."""
+        return any(lease.live(self.clock.now()) for lease in self._demand())
+
     def _demand_until(self) -> datetime | None:
-        if self._until is not None:
-            return self._until
-        try:
-            leases = list_demand(self.api, self.key.pool)
-        except PermissionDenied as error:
-            _log.warning("The run's own deadline is not known: %s", error)
-            return None
-        self._until = next((lease.until for lease in leases if lease.key == self.key), None)
-        return self._until
+        return next((lease.until for lease in self._demand() if lease.key == self.key), None)
+
+    def _demand(self) -> tuple[DemandLease, ...]:
+        if self._leases is None:
+            try:
+                self._leases = list_demand(self.api, self.key.pool)
+            except PermissionDenied as error:
+                _log.warning("The run's own deadline is not known: %s", error)
+                self._leases = ()
+        return self._leases

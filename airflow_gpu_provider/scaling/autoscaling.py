@@ -43,6 +43,8 @@ def autoscaler_lines(snapshot: PoolSnapshot, since: datetime) -> Iterator[str]:
             yield event.in_words
     status = snapshot.autoscaler
     if status is None:
+        if snapshot.pool.needs_cluster_autoscaler and any(pod.node is None for pod in snapshot.pods):
+            yield "no cluster-autoscaler has ever reported from the cluster: nobody adds nodes"
         return
     if not status.is_fresh(snapshot.now):
         yield f"cluster-autoscaler has not reported since {status.updated_at or 'ever'}: it does not run any more"

@@ -83,7 +83,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     warm, cool = placeholders(snapshot, machines)
     release = _release(snapshot, machines, wanted, grow)
     idle = _to_cordon(snapshot, machines, wanted)
-    switch, clear_switch = _switches(snapshot, grow)
+    switch, clear_switch = _switches(snapshot, machines, grow)
     return Decision(
         resume=tuple(group.name for group in snapshot.groups if group.left_suspended),
         label=tuple(each.node.name for each in machines if each.node and each.is_new and each not in release),
@@ -236,7 +236,9 @@ def _release_order(each: Supply) -> tuple[int, float]:
     return (2 if each.node.cordoned else 3), newest_first
 
 
-def _switches(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> tuple[dict[str, datetime], tuple[str, ...]]:
+def _switches(
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...], grow: Mapping[str, int]
+) -> tuple[dict[str, datetime], tuple[str, ...]]:
     at = switch_time(snapshot)
     groups = [group for group in snapshot.groups if scalable(group) and group.has_switch]
     if at is None:
@@ -246,10 +248,28 @@ def _switches(snapshot: PoolSnapshot, grow: Mapping[str, int]) -> tuple[dict[str
         # Nobody wants nodes, but a pod that ends holds a machine that the last switch was about to take.
         held = [group.name for group in groups if group.name in grow and not (group.switch_at or stays)]
         at_last = _switch_after(snapshot.now + COLLECT_WITHIN)
-        return dict.fromkeys(held, at_last), tuple(group.name for group in left if group.switch_at)
+        sooner = {} if stays or others_grow else _sooner(groups, machines)
+        return {**sooner, **dict.fromkeys(held, at_last)}, tuple(group.name for group in left if group.switch_at)
     # An autoscaler may grow any of them, whoever looks or does not.
     in_use = [g for g in groups if g.desired or g.live or g.name in grow or snapshot.pool.is_autoscaled]
     return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
+
+
+def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...]) -> dict[str, datetime]:
+    """Return the groups whose last pods are ending, and when their switch is to be now that nobody wants anything.
+
+    Whoever sees these pods end then removes the machines; the switch does where that one's process has died.
+    """
+    sooner = {}
+    for group in groups:
+        mine = [each for each in machines if each.machine.group == group.name]
+        ends = [pod.lets_go_at for each in mine for pod in each.holders]
+        if not ends or None in ends or any(each.state == "taken" for each in mine):
+            continue
+        at = _switch_after(max(end for end in ends if end))
+        if group.switch_at is None or group.switch_at > at + _SWITCH_SLACK:
+            sooner[group.name] = at
+    return sooner
 
 
 def _is_left(group: Group) -> bool:

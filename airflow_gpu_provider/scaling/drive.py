@@ -39,17 +39,22 @@ class Wait(Protocol):
 
 
 class Narrator:
-    """Says each line once while it stays true, with the time since the start."""
+    """Says each line once while it stays true, with the time since the start.
 
-    def __init__(self, say: Say, *, started: datetime) -> None:
+    `goes_on`: somebody else has told of the wait before; what is so at first may be long known, and is told as such.
+    """
+
+    def __init__(self, say: Say, *, started: datetime, goes_on: bool = False) -> None:
         self._say = say
         self._started = started
+        self._before = "so far: " if goes_on else ""
         self._true_now: frozenset[str] = frozenset()
 
     def tell(self, now: datetime, *lines: str) -> None:
         for line in dict.fromkeys(lines):
             if line not in self._true_now:
-                self._say(f"[{format_seconds(now - self._started)}] {line}")
+                self._say(f"[{format_seconds(now - self._started)}] {self._before}{line}")
+        self._before = ""
         self._true_now = frozenset(lines)
 
 

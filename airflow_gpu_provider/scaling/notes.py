@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.supply import Supply
+from airflow_gpu_provider.scaling.supply import READY_WITHIN, Supply
 from airflow_gpu_provider.scaling.wanted import wanted_by
+
+_SLOW = timedelta(minutes=3)  # most GPU machines are Ready by then
 
 
 def notes(
@@ -25,8 +28,13 @@ def notes(
     short = wanted - counted - sum(placed.values())
     lines = [str(each) for lease in snapshot.leases for each in lease.unreadable]
     lines += [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
+    if wanted and not snapshot.groups:
+        lines.append(
+            f"pool {snapshot.pool.name} has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them"
+        )
     if wanted > counted:
         lines += _failures_of_provisioners(snapshot)
+    lines += _late(snapshot, machines)
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
     lines += [f"{each} goes: {why_released(each)}" for each in release]
     if counted > wanted:
@@ -69,6 +77,17 @@ def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
     for group in snapshot.groups:
         if placed.get(group.name) and group.status == "creating":
             yield f"{group.name} grows to {placed[group.name]} when it has been created"
+
+
+def _late(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
+    """Say how long a machine is waited for that is slow to become usable."""
+    replaced = {group.name for group in snapshot.groups if group.when_idle == "remove"}
+    for each in machines:
+        since = each.coming_since
+        if each.machine.group in replaced and since is not None and snapshot.now - since > _SLOW:
+            what = "is not Ready" if each.node else "has not joined the cluster"
+            at = since + READY_WITHIN
+            yield f"{each} {what} since {since:%H:%M:%S}Z; it is waited for until {at:%H:%M:%S}Z, and then replaced"
 
 
 def why_released(each: Supply) -> str:

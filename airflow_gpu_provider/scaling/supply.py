@@ -58,6 +58,13 @@ class Supply:
         return self.node is not None and not self.node.labelled and not self.node.other_pool
 
     @property
+    def coming_since(self) -> datetime | None:
+        """Since when it is waited for to become usable; None where it is not, or nobody knows."""
+        if self.state != "coming":
+            return None
+        return self.machine.launched_at if self.node is None else _not_ready_since(self.node)
+
+    @property
     def since(self) -> datetime | None:
         """When it came into being, as far as is known."""
         return self.machine.launched_at or (self.node.created_at if self.node else None)
@@ -101,4 +108,8 @@ def _state(now: datetime, machine: Machine, node: Node | None) -> State:
         return "broken"
     if node.ready:
         return "usable"
-    return "broken" if now - (node.ready_changed_at or node.created_at) > READY_WITHIN else "coming"
+    return "broken" if now - _not_ready_since(node) > READY_WITHIN else "coming"
+
+
+def _not_ready_since(node: Node) -> datetime:
+    return node.ready_changed_at or node.created_at

@@ -1,46 +1,134 @@
 """Nodes that no ScaleDownSensor comes for.
 
-They are those of a pod that no demand covers - its task was cleared alone after the run's scale-down, say - and those
-of a run that Airflow ended together with its teardowns, as dagrun_timeout does. Whoever has waited there sees them go.
+They are those of a pod that no demand covers - its task has no `gpu_nodes` block around it, or was cleared alone after
+the run's scale-down - and those of a run that Airflow ended together with its teardowns, as dagrun_timeout does. The
+process that has waited for such a pod sees its node go. It may be killed over that, so each look first moves the switch
+to soon after the pod's end.
 """
 
 from __future__ import annotations
 
+import logging
 import time
-from datetime import timedelta
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.errors import GpuError, PoolNotEnsured
+from airflow_gpu_provider.platforms.base import Group, Say
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.decisions import Decision, decide
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.waits import format_seconds
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 _EVERY = 2.0
 
+_log = logging.getLogger(__name__)
+
+
+def check_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> None:
+    """Check that there is something that has nodes or can bring them, for a pod of a pool that nobody wants nodes of.
+
+    A cloud that does not answer `observe` (Platform.observe) now refuses nothing: the wait says more.
+
+    Raises:
+        PoolNotEnsured: There is no node group, or, of a pool whose nodes others bring, no node.
+    """
+    try:
+        groups = observe()
+    except GpuError as error:
+        _log.warning("Whether pool %s has nodes is not known: %s", pool.name, error)
+        return
+    if any(group.live or group.provisioner or group.when_idle == "remove" for group in groups):
+        return
+    what = "no node has its label" if groups else "it has no node group"
+    raise PoolNotEnsured(
+        f"Pool {pool.name}: {what}, and nobody wants nodes of it; the pod would wait for ever, and was not created.",
+        "Run EnsureGpuPoolOperator for the pool once, or put the task into a `with gpu_nodes(...)` block.",
+        pool=pool.name,
+    )
+
 
 def release_unattended(
-    reconciler: Reconciler, key: DemandKey, *, say: Say, within: timedelta = timedelta(minutes=1)
+    reconciler: Reconciler,
+    key: DemandKey,
+    *,
+    say: Say,
+    own: Collection[str] = (),
+    within: timedelta = timedelta(minutes=1),
 ) -> None:
-    """Give the demand up, where there is still one, and release what nobody wants as soon as its pods have ended.
+    """Give the demand up, where there is still one, and release what nobody wants as soon as the own pods have ended.
 
-    Pods of others, and demand of others, keep their nodes. `within` bounds the wait for pods that are being deleted.
+    Pods of others, and demand of others, keep their nodes; each waits for its own.
+
+    Args:
+        reconciler: The pool's.
+        key: The run's demand.
+        say: Takes lines for the task's log.
+        own: The uids of the pods that the caller has run. Default: none.
+        within: How long to go on after the own pods' grace period.
 
     Raises:
         GpuError: What the cluster or the cloud said; what was not released then goes at the next look at the pool.
     """
     narrator = Narrator(say, started=reconciler.clock.now())
-    give_up_at = time.monotonic() + within.total_seconds()
+    give_up_at: datetime | None = None
     while True:
         outcome = reconciler.give_up(key)
-        ending = [
-            f"waits for pod {pod} to end"
-            for pod in outcome.snapshot.pods
-            if pod.run == key.hash and pod.deleting and pod.holds_node(outcome.snapshot.now)
-        ]
-        narrator.tell(outcome.snapshot.now, *outcome.said, *ending)
-        if not ending and not outcome.decision.release:
+        now = outcome.snapshot.now
+        stays = [*_staying(outcome.snapshot, outcome.decision, own)]
+        narrator.tell(now, *outcome.said, *(each.words for each in stays))
+        waited_for = [each.pod for each in stays if each.is_waited_for]
+        if not waited_for and not outcome.decision.release:
             return
-        if time.monotonic() > give_up_at:
-            say(f"pool {key.pool} is not waited for any longer after {format_seconds(within)}: the next look goes on")
+        give_up_at = give_up_at or max([now, *(pod.delete_at or now for pod in waited_for)]) + within
+        if now > give_up_at:
+            say(f"pool {key.pool} is not waited for any longer")
             return
         time.sleep(_EVERY)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Staying:
+    """A pod of one's own that holds its node, in words; `is_waited_for` until it has ended, for then the node goes."""
+
+    pod: Pod
+    is_waited_for: bool
+    words: str
+
+
+def _staying(snapshot: PoolSnapshot, decision: Decision, own: Collection[str]) -> Iterator[_Staying]:
+    """Yield the own pods that run on, and those that are deleted and for which alone something stays."""
+    mine = [pod for pod in snapshot.pods if pod.uid in own and pod.holds_node(snapshot.now)]
+    without = decide(replace(snapshot, pods=tuple(pod for pod in snapshot.pods if pod not in mine)))
+    released = {machine.id for machine in without.release} - {machine.id for machine in decision.release}
+    going = {node.name for node in snapshot.nodes if node.machine in released or node.name in without.cordon}
+    for pod in mine:
+        if pod.deleting and pod.node in going:
+            words = f"node {pod.node} goes when pod {pod}, which is deleted, has ended"
+            yield _Staying(pod=pod, is_waited_for=True, words=words + _otherwise(snapshot, decision, pod))
+        elif not pod.deleting and not pod.finished:
+            words = f"pod {pod} is kept and runs on, and node {pod.node} stays for it{_until(pod)}"
+            words += f"; `kubectl -n {pod.namespace} delete pod {pod.name}` ends it"
+            yield _Staying(pod=pod, is_waited_for=False, words=words + _otherwise(snapshot, decision, pod))
+
+
+def _until(pod: Pod) -> str:
+    if pod.active_deadline is None or pod.started_at is None:
+        return ""
+    return f", until {pod.started_at + pod.active_deadline:%Y-%m-%d %H:%M}Z at the latest"
+
+
+def _otherwise(snapshot: PoolSnapshot, decision: Decision, pod: Pod) -> str:
+    """Return what ends the pod's node when nobody looks any more; empty where nothing has to."""
+    machine = next((node.machine for node in snapshot.nodes if node.name == pod.node), "")
+    group = next((each for each in snapshot.groups if any(m.id == machine for m in each.live)), None)
+    if group is None or group.when_idle != "remove":
+        return ""
+    at = decision.switch.get(group.name) or group.switch_at
+    if at is not None:
+        return f"; the switch of {group.name} ends the node at {at:%Y-%m-%d %H:%M}Z at the latest"
+    return "; then the next look at the pool removes the node, by a run that uses it or by `airflow gpu reap`"

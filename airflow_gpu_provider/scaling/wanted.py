@@ -75,15 +75,21 @@ def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:
 def wanted_until(snapshot: PoolSnapshot) -> datetime | None:
     """Return when the last demand ends by itself, or None where nobody wants anything.
 
-    A pod without a lease has no end of its own. It is given `max_runtime` from its creation, and that time again
+    A pod without a lease is given the time that its kubelet gives it, `max_runtime` at most, and that time again
     whenever it has passed and somebody looks.
     """
     ends = [lease.until for lease in live_leases(snapshot)]
-    period = snapshot.pool.max_runtime
-    for pod in _unleased_gpu_pods(snapshot):
-        periods = max(snapshot.now - pod.created_at, timedelta(0)) // period + 1
-        ends.append(pod.created_at + periods * period)
+    ends += [_ends_at(snapshot, pod) for pod in _unleased_gpu_pods(snapshot)]
     return max(ends, default=None)
+
+
+def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:
+    """Return when a pod without a lease ends by itself; counted from its start, or until then from its creation."""
+    longest = snapshot.pool.max_runtime
+    period = max(min(pod.active_deadline or longest, longest), timedelta(seconds=1))
+    since = pod.started_at or pod.created_at
+    periods = max(snapshot.now - since, timedelta(0)) // period + 1
+    return since + periods * period
 
 
 def wanted_by(snapshot: PoolSnapshot) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -34,6 +35,7 @@ from airflow_gpu_provider.triggers.unhurried import to_the_end
 RECORD_VERSION = 2
 """1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor, whatever happens."""
 _LAST_WORDS_WITHIN = 1.0
+_RETURNED_AFTER = 30.0  # a triggerer that is alive takes a wait up in seconds; a dead one's go to another after 30
 
 
 class GpuPodTrigger(BaseTrigger):
@@ -68,7 +70,8 @@ class GpuPodTrigger(BaseTrigger):
             pool = deserialize_pool(self.record["pool"])
             # Held until `cleanup`, which comes after `on_kill`: that has little time, and finding a cluster takes some.
             api = await self._connection.enter_async_context(self._connected())
-            narrator = Narrator(self.log.info, started=wait.started)
+            goes_on = time.time() - self.record["deferred_at"] > _RETURNED_AFTER
+            narrator = Narrator(self.log.info, started=wait.started, goes_on=goes_on)
             self._logs = PodLogs(api, wait, self.record.get("logs"), self.log.log)
             async with self._logs as logs:
                 progress = await watch_pod(
@@ -102,11 +105,12 @@ class GpuPodTrigger(BaseTrigger):
         The uid makes sure that a new try's pod of the same name stays.
         """
         wait = PodWait.from_record(self.record["wait"])
-        if not self.record["delete_on_kill"]:
-            self.log.info("Pod %s is kept, as on_kill_action says.", wait.name)
-            return
         if await is_still_deferred(self):
             self.log.info("The task still waits for pod %s, elsewhere; it is left alone.", wait.name)
+            return
+        if not self.record["delete_on_kill"]:
+            self.log.info("Pod %s is kept, as on_kill_action says.", wait.name)
+            await self._release()
             return
         path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
         try:
@@ -142,7 +146,8 @@ class GpuPodTrigger(BaseTrigger):
         pool = deserialize_pool(self.record["pool"])
         holder = f"{self.record['holder']}+trigger"
         reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-        release_unattended(reconciler, key, say=self.log.info)
+        own = {PodWait.from_record(self.record["wait"]).uid}
+        release_unattended(reconciler, key, own=own, say=self.log.info)
 
     def _note_use(self, pod: dict[str, Any]) -> None:
         """Write down when the pod ran, for its run's bill."""

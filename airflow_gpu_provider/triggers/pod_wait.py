@@ -78,6 +78,7 @@ class PodWait:
         start_seconds: How long it may take from the node to the running container: volumes, images, init containers.
         deadline: When the pod has to have ended.
         until: What is waited for.
+        is_covered: A demand Lease covers the pod. Where none does, somebody has to look at the pool once it is placed.
     """
 
     namespace: str
@@ -89,6 +90,7 @@ class PodWait:
     start_seconds: float
     deadline: datetime
     until: Literal["started", "ended"] = "ended"
+    is_covered: bool = True
 
     def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
         """Say whether the wait is over, and how; `lines` is what is so now, for the log."""

@@ -93,11 +93,11 @@ async def watch_pod(
 
 
 async def _keep_pool(view: PodView, pool: GpuPool, owner: str) -> None:
-    """Have the pool looked after exactly while the pod waits for a node."""
-    if view.waits_for_node and not view.kept:
+    """Have the pool looked after exactly while the pod waits for a node, and where it is demand by itself, once."""
+    if view.needs_keeper and not view.kept:
         view.kept = True
         pool_keeper.keep(pool, owner, view.take_news)
-    elif view.kept and not view.waits_for_node:
+    elif view.kept and not view.needs_keeper:
         view.kept = False
         view.pool_news = PoolNews()
         await pool_keeper.leave(pool, owner, view.take_news)
@@ -133,10 +133,21 @@ class PodView:
         self._trouble: dict[Resource, GpuError] = {}
         self.pool_news = PoolNews()
         self.kept = False
+        self._looked_at = False
 
     @property
     def waits_for_node(self) -> bool:
         return self._pod is not None and not self._gone and self._pod.scheduled_at is None
+
+    @property
+    def needs_keeper(self) -> bool:
+        """Whether the pool is to be looked at.
+
+        A pod that no demand covers is demand by itself, which the switch does not know of until somebody looks; on a
+        node that was there the pod waits for nothing.
+        """
+        is_placed = self._pod is not None and not self._gone and self._pod.scheduled_at is not None
+        return self.waits_for_node or (is_placed and not self._wait.is_covered and not self._looked_at)
 
     def refusal(self, now: datetime) -> GpuError | None:
         """Return why nothing can be known of the pod, where that has lasted: a permission is missing, say.
@@ -183,6 +194,8 @@ class PodView:
         """Take what the pool's keeper says. It looks every 15 seconds, and mostly there is nothing new for anybody."""
         is_new = news.said != self.pool_news.said
         self.pool_news = news
+        if not self.waits_for_node and not self._looked_at:
+            self._looked_at = is_new = True
         if is_new:
             self._feed.wake()
 

@@ -23,6 +23,8 @@ from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 
 EVERY = 15.0
+FIRST = 5.0
+"""Seconds to the first look: a pod that only waits for the scheduler has its node by then."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +85,10 @@ class _Keeper:
         await asyncio.wait([self._task])
 
     async def _run(self) -> None:
+        pause = min(FIRST, EVERY)
         while True:
-            await asyncio.sleep(EVERY)
+            await asyncio.sleep(pause)
+            pause = EVERY
             try:
                 # Shielded: a reconcile that is cut off between two writes would leave its lock behind.
                 news = await asyncio.shield(in_thread(self._reconcile))
@@ -102,7 +106,7 @@ class _Keeper:
             self._reconciler.patience = PATIENCE_IN_A_LOOP
         outcome = self._reconciler.reconcile()
         if self._started is None:
-            self._started = outcome.snapshot.now - timedelta(seconds=EVERY)
+            self._started = outcome.snapshot.now - timedelta(seconds=min(FIRST, EVERY))
         return PoolNews(
             said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),

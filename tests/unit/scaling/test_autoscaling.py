@@ -184,6 +184,11 @@ class TestWaits:
         (line,) = self.wait().step(replace(said, autoscaler=dead)).lines
         assert "has not reported since" in line
 
+    def test_say_that_no_autoscaler_has_ever_reported(self) -> None:
+        waiting = snapshot(leases=(lease(warm=IMAGE),), pods=(placeholder("p"),))
+        (line,) = self.wait().step(replace(waiting, autoscaler=None)).lines
+        assert line == "no cluster-autoscaler has ever reported from the cluster: nobody adds nodes"
+
     def test_keep_silent_about_what_was_before_them(self) -> None:
         old = self.event("TriggeredScaleUp", "pod triggered scale-up: [{a 0->1 (max: 3)}]")
         seen = replace(snapshot(leases=(lease(warm=IMAGE),)), placeholder_events=(old,))

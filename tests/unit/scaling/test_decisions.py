@@ -110,6 +110,29 @@ def test_a_machine_that_never_joins_is_replaced() -> None:
     assert "has not joined" in decision.notes[-1]
 
 
+def test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement() -> None:
+    slow = machine(1, launched_at=NOW - timedelta(minutes=4))
+    decision = decide(snapshot(slow, leases=(lease(),), nodes=()))
+    assert decision.notes == (
+        f"machine i-1, which has no node, of {A} has not joined the cluster since 01:56:00Z;"
+        " it is waited for until 02:11:00Z, and then replaced",
+    )
+    blinking = node(1, ready=False, ready_changed_at=NOW - timedelta(minutes=4))
+    decision = decide(snapshot(machine(1), leases=(lease(),), nodes=(blinking,)))
+    assert decision.notes == (
+        f"node node-1 of {A} is not Ready since 01:56:00Z; it is waited for until 02:11:00Z, and then replaced",
+    )
+    given = {"when_idle": "keep"}
+    assert decide(snapshot(machine(1), leases=(lease(),), nodes=(blinking,), train_a_g6_xlarge=given)).notes == ()
+
+
+def test_a_pool_without_groups_names_who_creates_them() -> None:
+    state = replace(snapshot(leases=(lease(),)), groups=())
+    assert decide(state).notes == (
+        "pool train has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them",
+    )
+
+
 def test_at_max_nodes_the_dead_machine_goes_before_the_next_comes() -> None:
     decision = decide(snapshot(machine(1), leases=(lease(),), nodes=(), spec=pool(max_nodes=1)))
     assert (released(decision), decision.grow) == (["i-1"], {})
@@ -265,7 +288,7 @@ def test_daemons_hold_nothing() -> None:
 
 def test_a_finished_pod_holds_its_node_until_it_is_collected_or_its_time_is_up() -> None:
     ended = {"phase": "Succeeded", "finished_at": NOW - timedelta(minutes=1)}
-    assert decide(snapshot(machine(1), pods=(pod("p", on=1, uncollected=True, **ended),))).is_empty
+    assert not decide(snapshot(machine(1), pods=(pod("p", on=1, uncollected=True, **ended),))).release
     assert released(decide(snapshot(machine(1), pods=(pod("p", on=1, **ended),)))) == ["i-1"]
     ended["finished_at"] = NOW - timedelta(minutes=11)
     assert released(decide(snapshot(machine(1), pods=(pod("p", on=1, uncollected=True, **ended),)))) == ["i-1"]
@@ -389,6 +412,34 @@ def test_the_switch_moves_back_when_the_latest_demand_is_given_up() -> None:
 
 def test_the_switch_stays_when_nobody_wants_anything() -> None:
     assert decide(snapshot(train_a_g6_xlarge={"switch_at": SWITCH})).is_empty
+
+
+def test_the_switch_comes_soon_after_the_last_pods_that_end_when_nobody_wants_anything() -> None:
+    """Whoever waits there to remove the machine may die."""
+    ending = pod("ending", on=1, delete_at=NOW + timedelta(seconds=30))
+    read = pod("read", on=1, phase="Succeeded", uncollected=True, finished_at=NOW - timedelta(minutes=1))
+    assert decide(snapshot(machine(1), pods=(ending,))).switch == {A: NOW + timedelta(minutes=16)}
+    assert decide(snapshot(machine(1), pods=(ending, read))).switch == {A: NOW + timedelta(minutes=24)}
+    moved = {"switch_at": NOW + timedelta(minutes=16)}
+    assert decide(snapshot(machine(1), pods=(ending,), train_a_g6_xlarge=moved)).is_empty
+
+
+def test_the_switch_stays_where_something_has_no_end_or_a_person_keeps_the_node() -> None:
+    ending = pod("ending", on=1, delete_at=NOW + timedelta(seconds=30))
+    theirs = pod("theirs", on=1, gpus=0)
+    assert decide(snapshot(machine(1), pods=(ending, theirs))).switch == {}
+    assert decide(snapshot(machine(1), nodes=(node(1, cordoned=True),), pods=(ending,))).switch == {}
+    assert decide(snapshot(machine(1), pods=(ending,), spec=pool(min_nodes=1))).switch == {}
+
+
+def test_a_pod_without_a_lease_is_demand_for_as_long_as_its_kubelet_lets_it_run() -> None:
+    hours = {n: timedelta(hours=n) for n in (2, 3, 6, 9)}
+    waiting = pod("p", active_deadline=hours[3])
+    assert switch_time(snapshot(pods=(waiting,))) == EARLIER + hours[3] + timedelta(minutes=15)
+    started = pod("p", on=1, active_deadline=hours[3], started_at=NOW)
+    assert switch_time(snapshot(machine(1), pods=(started,))) == NOW + hours[3] + timedelta(minutes=15)
+    longer = pod("p", on=1, active_deadline=hours[9])
+    assert switch_time(snapshot(machine(1), pods=(longer,))) == EARLIER + hours[6] + timedelta(minutes=15)
 
 
 def test_the_switch_is_a_whole_minute_and_never_too_early() -> None:

@@ -144,3 +144,12 @@ def test_the_narrator_stamps_the_time_since_the_start() -> None:
     now = datetime.now(UTC)
     Narrator(said.append, started=now - timedelta(seconds=200)).tell(now, "node joined", "node joined")
     assert said == ["[3 min 20 s] node joined"]
+
+
+def test_a_narrator_that_goes_on_tells_what_is_so_as_what_was() -> None:
+    said: list[str] = []
+    now = datetime.now(UTC)
+    narrator = Narrator(said.append, started=now, goes_on=True)
+    narrator.tell(now, "container base started")
+    narrator.tell(now, "container base started", "the pod is being deleted")
+    assert said == ["[0 s] so far: container base started", "[0 s] the pod is being deleted"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
@@ -287,3 +288,21 @@ def test_a_provisioner_may_bring_a_larger_node() -> None:
         [present(nodes, sized(raw_node("n1"), cpu="8", memory="32Gi")), Change(resource=nodes, kind="synced")], NOW
     )
     assert view.snapshot(NOW).too_large is None
+
+
+def test_a_pod_that_no_demand_covers_has_the_pool_looked_at_once_it_is_placed() -> None:
+    """On a node that was there it waits for nothing, and the switch knows of the demand that there was before it."""
+    for is_covered, needed in ((True, False), (False, True)):
+        view = PodView(replace(WAIT, is_covered=is_covered), a_pool(), cast("Feed", Woken()))
+        view.take([present(PODS, raw_pod(scheduled=True))], NOW)
+        assert view.needs_keeper is needed
+        view.take_news(PoolNews())
+        assert not view.needs_keeper
+
+
+def test_a_look_before_the_pod_is_placed_is_not_the_one() -> None:
+    view = PodView(replace(WAIT, is_covered=False), a_pool(), cast("Feed", Woken()))
+    view.take([present(PODS, raw_pod())], NOW)
+    view.take_news(PoolNews())
+    view.take([present(PODS, raw_pod(scheduled=True))], NOW)
+    assert view.needs_keeper

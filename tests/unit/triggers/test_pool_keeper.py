@@ -115,3 +115,14 @@ async def test_other_owners_reconcile_for_themselves(reconciles: Reconciles) -> 
     assert sorted(reconciles.opened) == ["train-gpu for me/a", "train-gpu for me/b"]
     for owner in ("me/a", "me/b"):
         await pool_keeper.leave(a_pool(), owner, lines.append)
+
+
+async def test_the_first_look_comes_sooner(reconciles: Reconciles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What keeps nodes from coming, like an autoscaler that is dead, is told in seconds."""
+    monkeypatch.setattr(pool_keeper, "EVERY", 3600.0)
+    monkeypatch.setattr(pool_keeper, "FIRST", 0.01)
+    lines: list[Any] = []
+    pool_keeper.keep(a_pool(), "me/dag", lines.append)
+    await heard(lines, 1)
+    await pool_keeper.leave(a_pool(), "me/dag", lines.append)
+    assert pool_keeper.FIRST <= 5.0

@@ -1,0 +1,181 @@
+"""A pod without a `gpu_nodes` block brings its node and takes it along, however it ends, or the log says what does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowTaskTimeout
+from airflow.sdk.execution_time.task_runner import _run_execute_callable
+from kubernetes import client, config
+from kubernetes.client import models as k8s
+from structlog.testing import capture_logs
+
+from airflow_gpu_provider.cluster.demand import list_demand
+from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import context_of, eventually, run
+
+BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+SAVES_FOR_A_WHILE = ["sh", "-c", "trap 'sleep 4; exit 143' TERM; while :; do sleep 0.1; done"]
+SOON = 120.0
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
+    """A pool whose groups are there, and that nobody wants nodes of."""
+    pool = EksGpuPool(
+        name="alone",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=["g6.xlarge"],
+        zones=[gpu_sandbox.zones[0]],
+        node_role=gpu_sandbox.node_role_arn,
+        max_nodes=1,
+        max_runtime=timedelta(hours=24),
+    )
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
+    run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
+    return pool
+
+
+@pytest.fixture
+def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
+    """The cluster, as its administrator."""
+    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+    assert not nodes(core)
+    yield core
+    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
+    eventually(lambda: not core.list_namespaced_pod("default").items, seconds=SOON)
+    assert not list_demand(core.api_client, pool.name)
+
+
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is waited for that only a real night has to wait for."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
+
+
+def pod(pool: EksGpuPool, *cmds: str, **changes: Any) -> GpuPodOperator:
+    arguments: dict[str, Any] = {"task_id": "train", "image": "busybox:1.36", "cmds": list(cmds)}
+    return GpuPodOperator(gpu_pool=pool, **(arguments | changes))
+
+
+def nodes(api: client.CoreV1Api) -> list[client.V1Node]:
+    return api.list_node(label_selector=f"{POOL_LABEL}=alone").items
+
+
+def running(api: client.CoreV1Api) -> client.V1Pod:
+    def look() -> client.V1Pod | None:
+        return next((each for each in api.list_namespaced_pod("default").items if is_up(each)), None)
+
+    return eventually(look, seconds=SOON)
+
+
+def is_up(pod: client.V1Pod) -> bool:
+    return any(state.ready and state.name == "base" for state in pod.status.container_statuses or ())
+
+
+def switch_of(pool: EksGpuPool) -> datetime:
+    (group,) = platform_for(pool).observe()
+    assert group.switch_at is not None
+    return group.switch_at
+
+
+def meanwhile(do: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=do)
+    thread.start()
+    return thread
+
+
+@pytest.mark.parametrize("head_start", [2.0, 0.0], ids=["timer in the release", "timer in the wait"])
+def test_execution_timeout_of_a_blocking_task(pool: EksGpuPool, api: client.CoreV1Api, head_start: float) -> None:
+    """Airflow's timer, which counts from `execute`, may end the wait, or what comes after the pod's own deadline."""
+    up = pod(pool, "true", task_id="up", deferrable=False)  # finds out how long a node takes on this machine
+    began = time.monotonic()
+    run(up)
+    eventually(lambda: not nodes(api), seconds=SOON)
+    timeout = timedelta(seconds=2 * (time.monotonic() - began) + 10)
+
+    task = pod(pool, *SAVES_FOR_A_WHILE, deferrable=False, execution_timeout=timeout)
+    context = context_of(task, start_date=datetime.now(UTC) - timedelta(seconds=head_start))
+    with pytest.raises((PodDeadline, AirflowTaskTimeout)):
+        _run_execute_callable(context, task.execute, task)  # type: ignore[arg-type]
+    eventually(lambda: not nodes(api), seconds=20)
+
+
+def test_blocking_task_that_is_told_to_stop(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    """Airflow kills the process five seconds later: first comes what ends the node without it."""
+    switches: list[datetime] = []
+
+    def worker_is_evicted() -> None:
+        running(api)
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: switch_of(pool) < datetime.now(UTC) + timedelta(minutes=20), seconds=4)
+        switches.append(switch_of(pool))
+
+    task = pod(pool, *SAVES_FOR_A_WHILE, deferrable=False)
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+    thread = meanwhile(worker_is_evicted)
+    try:
+        with capture_logs() as told, pytest.raises(TaskKilled):
+            run(task)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        thread.join()
+    assert switches
+    assert any("which is deleted, has ended; the switch of" in str(entry) for entry in told)
+    eventually(lambda: not nodes(api), seconds=20)
+
+
+@BOTH_WAYS
+def test_pod_that_is_kept_while_a_sidecar_runs_on(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    sidecar = k8s.V1Container(name="side", image="busybox:1.36", command=["sh", "-c", "while :; do sleep 0.1; done"])
+    task = pod(
+        pool,
+        "true",
+        deferrable=deferrable,
+        on_finish_action="keep_pod",
+        active_deadline_seconds=3600,
+        termination_grace_period=1,
+        full_pod_spec=k8s.V1Pod(spec=k8s.V1PodSpec(containers=[k8s.V1Container(name="base"), sidecar])),
+    )
+    with capture_logs() as told:
+        run(task)
+    (kept,) = api.list_namespaced_pod("default").items
+    (line,) = (entry["event"] for entry in told if "is kept and runs on" in str(entry["event"]))
+    assert f"pod default/{kept.metadata.name} is kept and runs on, and node {kept.spec.node_name} stays for it" in line
+    assert f"`kubectl -n default delete pod {kept.metadata.name}` ends it; the switch of" in line
+    assert switch_of(pool) < datetime.now(UTC) + timedelta(hours=1, minutes=20)
+    assert nodes(api)
+    api.delete_namespaced_pod(kept.metadata.name, "default", grace_period_seconds=0)
+    run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
+
+
+def test_pool_that_nobody_has_prepared_is_an_error_at_once(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    unknown = EksGpuPool(
+        name="nobodys",
+        cluster_name=pool.cluster_name,
+        region=pool.region,
+        instance_types=["g6.xlarge"],
+        zones=list(pool.zones or ()),
+        max_nodes=1,
+    )
+    with pytest.raises(PoolNotEnsured, match=r"Pool nobodys: it has no node group.*EnsureGpuPoolOperator"):
+        run(pod(unknown, "true"))
+    assert not api.list_namespaced_pod("default").items
