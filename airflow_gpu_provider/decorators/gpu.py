@@ -24,9 +24,9 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
         sorted({*_KubernetesDecoratedOperator.template_fields, *GpuPodOperator.template_fields})
     )
 
-    def __init__(self, **kwargs: Any) -> None:
-        kwargs.setdefault("name", kwargs["python_callable"].__name__.strip("_").replace("_", "-"))
-        super().__init__(**kwargs)
+    def __init__(self, *, name: str | None = None, random_name_suffix: bool = True, **kwargs: Any) -> None:
+        name = name or kwargs["python_callable"].__name__.strip("_").replace("_", "-")
+        super().__init__(name=name, random_name_suffix=random_name_suffix, **kwargs)
 
 
 def gpu_task(

@@ -8,11 +8,14 @@ default_args is not looked at: it is there for other operators.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pool_operator import PoolOperator
 from airflow_gpu_provider.pools.base import GpuPool, is_template
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 _EKS = ("cluster_name", "region", "aws_conn_id")
 _GKE = (
@@ -25,8 +28,11 @@ _GKE = (
     "use_dns_endpoint",
 )
 _OF_KIND = {"eks": _EKS, "gke": _GKE}
-_CONNECTION_S_PROJECT = "PROVIDE_PROJECT_ID"  # the Google provider's word for it
-_ANY_CONNECTION = "kubernetes_default"  # KubernetesPodOperator's default, so nobody need have given it
+_CONNECTION = ("kubernetes_conn_id", "cluster_context")
+_ANY = {
+    "project_id": "PROVIDE_PROJECT_ID",  # the Google provider's word for that of the connection
+    "kubernetes_conn_id": "kubernetes_default",  # KubernetesPodOperator's default, so nobody need have meant it
+}
 
 
 class MovedArguments(PoolOperator):
@@ -67,12 +73,21 @@ class MovedArguments(PoolOperator):
             "region": region,
             "aws_conn_id": aws_conn_id,
             "location": location,
-            "project_id": None if project_id == _CONNECTION_S_PROJECT else project_id,
+            "project_id": project_id,
             "gcp_conn_id": gcp_conn_id,
             "impersonation_chain": impersonation_chain,
             "use_internal_ip": use_internal_ip,
             "use_dns_endpoint": use_dns_endpoint,
         }
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Do as Airflow does; compare with a pool that is given when the DAG is parsed, too."""
+        made = super().partial(**kwargs)
+        if isinstance(kwargs.get("gpu_pool"), GpuPool):
+            moved = {name: value for name, value in kwargs.items() if name in {*_EKS, *_GKE, *_CONNECTION}}
+            check_agrees(made.kwargs["task_id"], moved, kwargs["gpu_pool"])
+        return made
 
     def _check_moved(self, pool: GpuPool) -> None:
         """Compare them with the pool, as far as both are rendered.
@@ -80,21 +95,14 @@ class MovedArguments(PoolOperator):
         Raises:
             PoolSpecError: Another cluster, or another connection, than the pool's.
         """
-        given = {**self._moved, **self._connection()}
+        given = {**self._moved, **{name: getattr(self, name, None) for name in _CONNECTION}}
         check_agrees(self.task_id, {name: value for name, value in given.items() if name in self._keywords}, pool)
-
-    def _connection(self) -> dict[str, Any]:
-        named = getattr(self, "kubernetes_conn_id", None)
-        return {
-            "kubernetes_conn_id": None if named == _ANY_CONNECTION else named,
-            "cluster_context": getattr(self, "cluster_context", None),
-        }
 
 
 def check_agrees(task_id: str, given: Mapping[str, Any], pool: GpuPool) -> None:
     """Raise PoolSpecError where an argument says something else than the pool; None and templates say nothing."""
     for name, value in given.items():
-        if value is None or is_template(value):
+        if value is None or value == _ANY.get(name) or is_template(value):
             continue
         if value is not False and name in {*_EKS, *_GKE} and name not in _OF_KIND.get(pool.kind, (name,)):
             raise PoolSpecError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,15 @@ from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_gpu_provider.cluster.clock import Clock
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.reconcile import Reconciler
     from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
 
+_HIDING = ("soft_fail", "never_fail", "silent_fail")
+_WAITING = ("depends_on_past", "wait_for_downstream")
 _FIRST_LEG = timedelta(seconds=10)
 _AIRFLOW_MARGIN = timedelta(minutes=2)
 
@@ -82,9 +85,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     ) -> None:
         hiding = {"soft_fail": soft_fail, "never_fail": never_fail, "silent_fail": silent_fail}
         waiting = {"depends_on_past": depends_on_past, "wait_for_downstream": wait_for_downstream}
-        _refuse(kwargs.get("task_id"), hiding, "would hide GPUs that still run")
         waiting = {name: self._by_keyword(name, value, False) for name, value in waiting.items()}
-        _refuse(kwargs.get("task_id"), waiting, "would leave GPUs running after a run that failed")
+        _check(kwargs.get("task_id"), {**hiding, **waiting})
         self.release_timeout = duration("timeout", timeout)
         super().__init__(
             poke_interval=poke_interval,
@@ -100,6 +102,17 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self.deferrable = deferrable
         self._wait: ReleaseWait | None = None
         self._stop = Stop()
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Do as Airflow does; check what is given when the DAG is parsed, not when the mapped tasks are made."""
+        made = super().partial(**kwargs)
+        parents = (made.kwargs["dag"], made.kwargs["task_group"])
+        default_args = [dict(each.default_args or {}) for each in parents if each is not None]
+        for_all = {name: value for each in default_args for name, value in each.items() if name in _HIDING}
+        _check(made.kwargs["task_id"], {**for_all, **kwargs})
+        made.kwargs |= dict.fromkeys(_WAITING, False)
+        return made
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
@@ -233,7 +246,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self.log.info("%s", line)
 
 
-def _refuse(task_id: Any, arguments: dict[str, bool], why: str) -> None:
-    given = [name for name, value in arguments.items() if value]
-    if given:
-        raise PoolSpecError(f"ScaleDownSensor {task_id!r}: {given[0]}=True {why}.", f"Leave {given[0]} out.")
+def _check(task_id: Any, arguments: Mapping[str, Any]) -> None:
+    for names, why in ((_HIDING, "would hide GPUs that still run"), (_WAITING, "would leave GPUs running")):
+        given = [name for name in names if arguments.get(name)]
+        if given:
+            raise PoolSpecError(f"ScaleDownSensor {task_id!r}: {given[0]}=True {why}.", f"Leave {given[0]} out.")

@@ -20,7 +20,7 @@ from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCal
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.secret import Secret
 from airflow.providers.google.cloud.operators.kubernetes_engine import GKEStartPodOperator
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
@@ -278,6 +278,43 @@ def test_what_contradicts_the_pool_is_refused_when_the_dag_is_parsed(
 ) -> None:
     with pytest.raises(PoolSpecError, match=says.replace("[", r"\[")):
         GpuPodOperator(task_id="train", gpu_pool=pool, **arguments)
+
+
+@pytest.mark.parametrize("where", ["dag", "group"])
+@pytest.mark.parametrize(
+    "default_args",
+    [
+        {"cluster_name": "other", "region": "eu-west-1", "aws_conn_id": "prod"},
+        {"location": "us-central1", "project_id": "my-project", "gcp_conn_id": "prod", "use_dns_endpoint": True},
+        {"kubernetes_conn_id": "prod", "cluster_context": "prod"},
+    ],
+    ids=lambda given: next(iter(given)),
+)
+@pytest.mark.parametrize("pool", [EKS, GKE, METAL], ids=lambda pool: pool.kind)
+def test_default_args_for_other_operators_are_let_pass(pool: GpuPool, default_args: dict[str, Any], where: str) -> None:
+    of_dag, of_group = (default_args, {}) if where == "dag" else ({}, default_args)
+    start = datetime(2026, 1, 1)
+    with (
+        DAG("nightly", schedule=None, start_date=start, default_args=of_dag),
+        TaskGroup("training", default_args=of_group),
+    ):
+        task = GpuPodOperator(task_id="train", gpu_pool=pool)
+        mapped = GpuPodOperator.partial(task_id="sweep", gpu_pool=pool).expand(arguments=[["a"]])
+        assert mapped.unmap({"arguments": ["a"]}).gpu_pool == task.gpu_pool == pool
+        with pytest.raises(PoolSpecError, match="cluster_name='third'"):
+            GpuPodOperator(task_id="refused", gpu_pool=EKS, cluster_name="third")
+
+
+def test_pod_name_of_default_args_does_not_contend_with_a_name() -> None:
+    with DAG("nightly", schedule=None, start_date=datetime(2026, 1, 1), default_args={"pod_name": "all"}):
+        assert GpuPodOperator(task_id="one", gpu_pool=EKS, name="one").name == "one"
+        assert GpuPodOperator(task_id="two", gpu_pool=EKS).name == "all"
+
+
+@pytest.mark.filterwarnings("ignore:.*never mapped")
+def test_mapped_tasks_are_refused_when_the_dag_is_parsed() -> None:
+    with pytest.raises(PoolSpecError, match="region='eu-west-1'"):
+        GpuPodOperator.partial(task_id="train", gpu_pool=EKS, region="eu-west-1")
 
 
 @pytest.mark.parametrize("operator", [EksPodOperator, GKEStartPodOperator])
