@@ -301,6 +301,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         _release_quietly(self, self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
 
     def _finish(self, reconciler: Reconciler, result: dict[str, Any], context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.scaling.hard_to_get import tried_in_words
+
         if result["nodes"]:
             _note_machines(self, reconciler)
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
@@ -313,7 +315,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             )
         for each in result.get("tried", ()):
             where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
-            self.log.info("  no %s, tried %d times: %s", where, each["times"], each["why"])
+            self.log.info("  no %s, %s: %s", where, tried_in_words(each["times"]), each["why"])
         for phase in result["timeline"]:
             self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
         return {**result, "plan": plan}

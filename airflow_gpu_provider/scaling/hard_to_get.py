@@ -105,6 +105,11 @@ def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> d
     return max(own, min((each.until for each in over.values()), default=own))
 
 
+def tried_in_words(times: int) -> str:
+    """Return how often something was tried, "tried once" say."""
+    return "tried once" if times == 1 else f"tried {times} times"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Tried:
     """What became of one candidate in a wait.
@@ -121,8 +126,8 @@ class Tried:
     quota: str | None
 
     def __str__(self) -> str:
-        often = "passed over," if not self.times else f"tried {self.times} time{'s' * (self.times > 1)},"
-        return f"{self.group.candidate} ({often} last failed at {self.at:%H:%M}Z: {self.why.rstrip('.')})"
+        often = tried_in_words(self.times) if self.times else "passed over"
+        return f"{self.group.candidate} ({often}, last failed at {self.at:%H:%M}Z: {self.why.rstrip('.')})"
 
     def to_result(self) -> dict[str, Any]:
         """Return it as JSON values."""

@@ -90,6 +90,14 @@ class Cluster:
     def phase(self, name: str) -> str:
         return str(self.call("GET", f"/api/v1/namespaces/default/pods/{name}").get("status", {}).get("phase"))
 
+    def unschedulable(self) -> list[str]:
+        """The names of the pods that the scheduler has found no node for."""
+        reasons = {
+            pod["metadata"]["name"]: [each.get("reason") for each in pod["status"].get("conditions") or ()]
+            for pod in self.pods()
+        }
+        return [name for name, found in reasons.items() if "Unschedulable" in found]
+
     def until_running(self, name: str, *, seconds: float = 60.0) -> None:
         eventually(lambda: self.phase(name) == "Running", seconds=seconds)
 

@@ -134,13 +134,18 @@ def test_a_self_managed_group_is_what_its_tags_say(eks: Eks) -> None:
         eks.client("autoscaling").delete_auto_scaling_group(AutoScalingGroupName="mine", ForceDelete=True)
 
 
-def test_several_pods_share_nodes_and_three_zones_share_them(eks: Eks) -> None:
+def test_several_pods_share_nodes_and_three_zones_share_them(eks: Eks, sandbox: SandboxProcess) -> None:
+    """They have to be there in one scan: a group that has a node is no longer like those without."""
     groups = [
         eks.node_group(f"zone-{index}", max_size=2, labels={"role": "spread"}, subnets=[eks.subnets[zone]])
         for index, zone in enumerate(eks.zones)
     ]
+    sandbox.apply_faults({"autoscaler_dead": True})
+    eventually(lambda: _stands_still(eks.status_updated), seconds=120)
     for index in range(4):
         eks.create(gpu_pod(f"pod-{index}", **for_group("spread")))
+    eventually(lambda: len(eks.unschedulable()) == 4, seconds=120)
+    sandbox.clear_faults()
     for index in range(4):
         eks.until_running(f"pod-{index}")
     assert sorted(eks.desired(group) for group in groups) == [1, 1, 2], eks.events("ScaledUpGroup")

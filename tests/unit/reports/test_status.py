@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 
 from airflow_gpu_provider.reports.status import pool_status
@@ -34,3 +35,10 @@ def test_nothing_costs_nothing_and_expired_demand_is_shown_as_such() -> None:
 def test_finished_pods_use_no_gpu() -> None:
     seen = snapshot(machine(1), nodes=(node(1),), pods=(pod("train", on=1, phase="Succeeded"),))
     assert pool_status(seen, "here").gpus_used == 0
+
+
+def test_a_node_that_we_cordoned_is_not_called_usable() -> None:
+    leaving = replace(node(2), cordoned=True, cordon_mark=True)
+    status = pool_status(snapshot(machine(1), machine(2), nodes=(node(1), leaving)), "here")
+    assert [row.state for row in status.machines] == ["usable", "cordoned"]
+    assert (status.nodes, status.booting) == (1, 1)

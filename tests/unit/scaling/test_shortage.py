@@ -32,7 +32,7 @@ def test_pods_for_which_no_machine_can_be_had_are_told_what_was_tried() -> None:
     assert type(error) is OutOfStock
     assert error.what == (
         "Pool train: 1 of 2 nodes. No capacity for g6.xlarge on-demand in us-west-2a"
-        " (tried 1 time, last failed at 01:59Z: InsufficientInstanceCapacity)."
+        " (tried once, last failed at 01:59Z: InsufficientInstanceCapacity)."
     )
     assert [each["zone"] for each in error.details["tried"]] == ["us-west-2a"]
 
