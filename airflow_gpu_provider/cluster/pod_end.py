@@ -181,7 +181,7 @@ def _pod_error(pod: PodState) -> GpuError:
             )
     return PodFailed(
         f"Pod {pod.name} failed before its container started{_because(pod.reason, pod.message)}.",
-        "See the pod's events, and on_finish_action='keep_pod' to keep it.",
+        "See the pod's events; on_finish_action='keep_pod' keeps it, but no longer than its node stays.",
         pod=pod.name,
         reason=pod.reason,
     )

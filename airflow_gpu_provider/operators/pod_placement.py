@@ -8,8 +8,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 
 from kubernetes.client import models as k8s
+from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of
@@ -104,9 +106,16 @@ def check_pod(pod: k8s.V1Pod, pool: GpuPool) -> None:
     check_fits(requests, pool.node_sizes, pool=pool.name)
 
 
-def _quantity(resources: k8s.V1ResourceRequirements | None, part: str, resource: str) -> str:
-    amounts = getattr(resources, part, None) or {}
-    return str(amounts.get(resource, ""))
+def _gpus_asked(container: k8s.V1Container, part: str) -> Decimal | None:
+    """Return what the container's limits or requests say of GPUs; None where they say nothing."""
+    asked = (getattr(container.resources, part, None) or {}).get(GPU_RESOURCE)
+    try:
+        return None if asked is None else parse_quantity(asked)
+    except ValueError as error:
+        raise PoolSpecError(
+            f"Container {container.name} has {part} of {GPU_RESOURCE}={asked!r}, which is not a Kubernetes quantity.",
+            "Give gpus= alone.",
+        ) from error
 
 
 def _base_container(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Container:
@@ -150,13 +159,13 @@ def _give_gpus(spec: k8s.V1PodSpec, base: k8s.V1Container, placement: Placement)
     wanted = str(placement.gpus)
     for container in spec.containers:
         for part in ("limits", "requests"):
-            asked = _quantity(container.resources, part, GPU_RESOURCE)
+            asked = _gpus_asked(container, part)
             if asked and container is not base:
                 raise PoolSpecError(
                     f"Container {container.name} asks for {asked} {GPU_RESOURCE}.",
                     f"Only the base container, {base.name}, gets GPUs: give gpus= and leave the others without.",
                 )
-            if asked and asked != wanted:
+            if container is base and asked not in (None, placement.gpus):
                 raise PoolSpecError(
                     f"container_resources has {part} of {GPU_RESOURCE}={asked}, but gpus={wanted}.",
                     "Give gpus= alone.",

@@ -10,7 +10,7 @@ from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
-from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, place
+from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.pools import EksGpuPool
 
 
@@ -131,6 +131,28 @@ def test_gpus_that_are_said_twice_must_agree() -> None:
     assert placed(a_pod(resources=_gpus("2")), gpus=2)
     with pytest.raises(PoolSpecError, match=r"nvidia\.com/gpu=4, but gpus=2"):
         placed(a_pod(resources=_gpus("4")), gpus=2)
+
+
+@pytest.mark.parametrize("part", ["limits", "requests"])
+@pytest.mark.parametrize("said", [None, "1000m", "1", 1, "1.0", "1e0"])
+def test_gpus_may_be_said_in_any_form_that_kubernetes_takes_or_left_open(said: Any, part: str) -> None:
+    resources = k8s.V1ResourceRequirements(**{part: {"nvidia.com/gpu": said, "memory": "2Gi", "cpu": None}})
+    pool = a_pool()
+    check_resources(resources, pool)
+    found = placed(a_pod(resources=resources), pool=pool)["spec"]["containers"][0]["resources"]
+    assert found["limits"]["nvidia.com/gpu"] == found["requests"]["nvidia.com/gpu"] == "1"
+
+
+@pytest.mark.parametrize("said", ["0", "500m", "2k", "one", ""])
+def test_gpus_that_are_not_those_wanted_are_refused(said: str) -> None:
+    with pytest.raises(PoolSpecError, match="Give gpus= alone"):
+        placed(a_pod(resources=_gpus(said)))
+
+
+@pytest.mark.parametrize("said", [None, 0, "0"])
+def test_other_containers_may_say_that_they_have_none(said: Any) -> None:
+    sidecar = k8s.V1Container(name="exporter", resources=limits(**{"nvidia.com/gpu": said}))
+    assert placed(a_pod(sidecar))["spec"]["containers"][0]["resources"]["limits"] == {"nvidia.com/gpu": "1"}
 
 
 def test_other_containers_with_gpus_are_refused() -> None:
