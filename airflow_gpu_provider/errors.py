@@ -24,7 +24,7 @@ AirflowSensorTimeout, which it never sees.
       PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
-                                   GpuOutOfMemory DriverMissing BadGpu
+                                   PodResultInvalid GpuOutOfMemory DriverMissing BadGpu
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process was told to stop; no GpuError, and no Exception
 
@@ -329,6 +329,12 @@ class BadGpu(PodFailed):
 
 class PodPreempted(PodFailed):
     """The pod's node was taken away (spot interruption, rebalancing, node failure) before it had finished."""
+
+
+class PodResultInvalid(PodFailed):
+    """The pod ended well, but what it left as its result is no JSON; the message has the file and how it begins."""
+
+    retryable = False
 
 
 class PodDeadline(PodFailed):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 READ_TIMEOUT = 30.0
 _BUFFER = 2 * 2**20  # etcd's largest object is 1.5 MiB
 _LOG_BUFFER = 2**16
+_EXEC = ("v5.channel.k8s.io", "v4.channel.k8s.io")  # each message of an exec begins with its channel's number
+_STDOUT, _STATUS = 1, 3
 _MERGE_PATCH = {"Content-Type": MERGE_PATCH}
 _VERBS = {"GET": "get", "DELETE": "delete", "PATCH": "patch"}
 
@@ -162,6 +164,39 @@ class AsyncApi:
                     if event["type"] == "ERROR":
                         _raise_watch_error(event["object"])
                     yield event
+
+    async def output(self, path: str, *, container: str, command: Sequence[str], within: float) -> bytes | None:
+        """Return what a command in a container writes to its stdout; None where it fails.
+
+        Args:
+            path: The pod.
+            container: Where it is run.
+            command: The command and its arguments.
+            within: Seconds after which it is given up.
+
+        Raises:
+            GpuError: The server refused, did not answer, or broke off.
+        """
+        url = f"{self._access.server.rstrip('/')}/{path}/exec"
+        params = [("container", container), ("stdout", "true"), *(("command", word) for word in command)]
+        written, status = bytearray(), {}
+        try:
+            async with (
+                asyncio.timeout(within),
+                self._session.ws_connect(url, params=params, protocols=_EXEC, headers=await self._headers()) as socket,
+            ):
+                async for message in socket:
+                    channel, data = message.data[0], message.data[1:]
+                    if channel == _STDOUT:
+                        written += data
+                    elif channel == _STATUS:
+                        status = json.loads(data)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, LookupError) as error:
+            raise ClusterUnreachable(
+                f"The API server {self._access.server} ran no command in {path}: {_in_words(error)}.",
+                "Check that pods/exec is granted, and that the node answers.",
+            ) from error
+        return bytes(written) if status.get("status") == "Success" else None
 
     @asynccontextmanager
     async def _request(

@@ -171,6 +171,14 @@ def machine_of(api: ApiClient, name: str) -> str:
         return ""
 
 
+def is_node_there(api: ApiClient, name: str | None) -> bool:
+    """Return False if the node with this name has left the cluster, or its kubelet no longer reports."""
+    try:
+        return name is not None and read_node(api, name).ready
+    except ObjectNotFound:
+        return False
+
+
 def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str | None) -> bool:
     """Write both fields at once, unless the node has changed since it was read."""
     metadata = {"uid": node.uid, "resourceVersion": node.resource_version, "annotations": {CORDONED_BY: mark}}

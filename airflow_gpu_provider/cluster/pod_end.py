@@ -177,6 +177,7 @@ def _pod_error(pod: PodState) -> GpuError:
                 f"{_because(container.reason, container.message)}.",
                 f"See the log of container {container.name}.",
                 pod=pod.name,
+                container=container.name,
                 exit_code=container.exit_code,
             )
     return PodFailed(

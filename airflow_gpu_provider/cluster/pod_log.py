@@ -103,6 +103,8 @@ class LogReader:
         self._newest = self._start.newest
         self._of_second: Counter[int] = Counter()
         self._at_start = True
+        self.at: datetime | None = None
+        """When the last line that was taken was printed, by its node's clock."""
 
     @property
     def position(self) -> LogPosition:
@@ -135,6 +137,7 @@ class LogReader:
         is_old = self._to_skip > 0 and at <= self._start.newest
         self._to_skip = self._to_skip - 1 if is_old else 0
         self._count(at)
+        self.at = _EPOCH + timedelta(microseconds=at // 1000)
         return None if is_old else text
 
     def _count(self, at: int) -> None:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import copy
+import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
+import pendulum
+from airflow.providers.cncf.kubernetes.callbacks import ExecutionMode
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction, OnKillAction, PodManager
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.providers.common.compat.sdk import redact
 from airflow.sdk.exceptions import (
     AirflowException,
@@ -28,13 +32,15 @@ from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
 from airflow_gpu_provider.cluster.api_errors import from_status
-from airflow_gpu_provider.cluster.clock import ServerClock
+from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
 from airflow_gpu_provider.cluster.demand import list_demand
-from airflow_gpu_provider.cluster.nodes import machine_of
-from airflow_gpu_provider.cluster.pod_end import end_of
+from airflow_gpu_provider.cluster.informer import connected
+from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
+from airflow_gpu_provider.cluster.pod_end import PodEnd, end_of
 from airflow_gpu_provider.cluster.pod_log import log_line
 from airflow_gpu_provider.cluster.pod_secrets import masked_words
 from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import (
     BadGpu,
     ClusterUnreachable,
@@ -57,10 +63,12 @@ from airflow_gpu_provider.operators.gpu_health import GpuHealth
 from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
 from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
-from airflow_gpu_provider.operators.pod_logs import followed, last_lines, logged_containers, write_rest
+from airflow_gpu_provider.operators.pod_logs import LogRest, last_lines, logged_containers
 from airflow_gpu_provider.operators.pod_machine import PodMachine
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
+from airflow_gpu_provider.operators.pod_result import RESULT_FILE, invalid, parsed, unread
+from airflow_gpu_provider.operators.pod_verdict import Watched
 from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, attempt_of
 from airflow_gpu_provider.pools import GpuPool
@@ -69,17 +77,23 @@ from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.unattended import check_can_come, release_unattended
 from airflow_gpu_provider.stopping import Stop
-from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
+from airflow_gpu_provider.triggers.pod import LAST_WORDS_WITHIN, RECORD_VERSION, GpuPodTrigger
+from airflow_gpu_provider.triggers.pod_log import PodLogs
 from airflow_gpu_provider.triggers.pod_wait import PodWait, phase_in_words
 from airflow_gpu_provider.triggers.pod_watch import watch_pod
+from airflow_gpu_provider.triggers.setbacks import Setbacks, persistently
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
 _DEFER_MARGIN = timedelta(minutes=5)
+_LOG_WITHIN = timedelta(minutes=2)
+"""For how long the rest of a log is tried to be read; then its node does not answer, and the pod's end counts."""
 
 
 class GpuPodOperator(MovedArguments, KubernetesPodOperator):
@@ -158,15 +172,15 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self.on_preemption = on_preemption
         self.max_preemptions = max_preemptions
         self._attempt = Attempt()
-        self._error: GpuError | None = None
+        self._setbacks = Setbacks()
         self._ownership: Ownership | None = None
         self._pod_deadlines: PodDeadlines | None = None
         self._context: Context | None = None
         self._narrator: Narrator | None = None
-        self._phases: list[dict[str, Any]] = []
+        self._phases: Sequence[Mapping[str, Any]] = ()
         self._stop = Stop()
-        self._log_rest: dict[str, Any] = {}
-        self._machine: PodMachine | None = None
+        self._followed: Mapping[str, Any] = {}
+        self._is_released = False
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
             if self.gpu_pool.is_rendered:
@@ -194,50 +208,79 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             except PodPreempted as error:
                 self._prepare_next_attempt(error, context)
 
+    def execute_sync(self, context: Context) -> Any:
+        """Run the pod, and wait for it here."""
+        self.execute_async(context)  # creates it, and defers only where that may be
+        assert self.pod is not None
+        try:
+            watched = self._watch_here(context)
+            while True:
+                try:
+                    return self._collect(watched, context)
+                except GpuError as error:
+                    self._take_setback(error)
+                    time.sleep(self._setbacks.pause)
+        except BaseException:
+            if not self._is_released:
+                self.cleanup(pod=self.pod, remote_pod=self.pod, context=context)
+            raise
+
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on when the trigger has an event: collect log and result, and resume or raise what the pod ended with."""
-        self._context = context
         self._attempt = Attempt.from_record(event.get("attempt") or {})
-        self._owner(context)
-        with self._leaving_no_nodes(context):
-            try:
-                return self._collect(context, event)
-            except PodPreempted as error:
-                self._prepare_next_attempt(error, context)
-            return self._execute_attempts(context)
-
-    def _collect(self, context: Context, event: dict[str, Any]) -> Any:
-        self._tell_timeline(event.get("timeline") or [], context)
-        self._log_rest = event.get("logs") or {}
-        self._machine = self._machine_named(event.get("machine") or "")
-        if event.get("error"):
-            self._error = GpuError.from_record(event["error"])
-        with self._typed_errors():
-            if self._error and (event["status"] == "timeout" or _is_final(event, self._error)):
-                self._end_unfinished(context, event)
-            result = super().trigger_reentry(context, event)
-            if self.pod is None and self.do_xcom_push:
-                raise PodPreempted(
-                    f"Pod {event['name']} had finished, but was deleted before its result was read.",
-                    "Retry the task.",
-                    pod=event["name"],
-                )
-            return result
+        self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
+        return self._go_on(Watched.of_event(event), context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Delete the pod also where the trigger itself died, or Airflow's own deferral timeout came first."""
+        """Go on also where the trigger itself died, or Airflow's own deferral timeout came first."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralTimeout, TaskDeferralError) as error:
-            namespace = context["ti"].xcom_pull(key="pod_namespace", map_indexes=context["ti"].map_index)
-            pods = self._pods.of_task(namespace or self.namespace or "default", self._owner(context))
-            for pod in pods:
-                self._pods.delete(pod)
+            return self._go_on_without_event(error, context)
+
+    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+        """Collect a pod that has ended; delete one that has not, for nobody can wait for it."""
+        late = PodDeadline(
+            f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
+            "See the triggerer's log; the next try starts anew.",
+        )
+        namespace = context["ti"].xcom_pull(key="pod_namespace", map_indexes=context["ti"].map_index)
+        namespace = namespace or self.namespace or "default"
+        pod = self._pods.newest_of_try(namespace, self._owner(context))
+        if pod is None:
+            pods = self._pods.of_task(namespace, self._owner(context))
+            for left in pods:
+                self._pods.delete(left)
             self._release_unattended(context, *pods)
-            raise PodDeadline(
-                f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
-                "See the triggerer's log; the next try starts anew.",
-            ) from error
+            raise late from error
+        self._attempt = Attempt(number=attempt_of(pod))
+        self._ownership = None
+        meta = pod.metadata
+        watched = Watched(name=meta.name, namespace=meta.namespace, uid=meta.uid, saw_end=False, error=late)
+        return self._go_on(watched, context)
+
+    def _go_on(self, watched: Watched, context: Context) -> Any:
+        self._context = context
+        self._owner(context)
+        with self._leaving_no_nodes(context), self._typed_errors():
+            try:
+                return self._collect(watched, context)
+            except PodPreempted as error:
+                self._prepare_next_attempt(error, context)
+            except GpuError as error:
+                self._take_setback(error)
+                self._defer(watched.wait or self._wait(context, "ended"), context)
+            return self._execute_attempts(context)
+
+    def _take_setback(self, error: GpuError) -> None:
+        """Count a failure that says nothing of the pod; raise any other one, and one that lasts."""
+        now = self._now()
+        setbacks = self._setbacks.one_more(now)
+        deadline = self._attempt.deadline
+        if not setbacks.may_pass(error) or (deadline and now > deadline + COLLECT_WITHIN):
+            raise error
+        self._setbacks = setbacks
+        self.log.warning("%s: %s The pod is looked at again in %.0f s.", type(error).__name__, error, setbacks.pause)
 
     def _preemptions(self) -> Preemptions:
         return Preemptions.of(
@@ -247,8 +290,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def _prepare_next_attempt(self, error: PodPreempted, context: Context) -> None:
         """Forget the pod that was taken away, so that `execute` makes a new one; raise `error` where it may not."""
         cause = error.__cause__
-        if self._machine is not None:
-            error = self._machine.explained(error)
         now = self._clock.now()
         deadline = self._attempt.deadline or self._deadlines(context).of_pod(now)
         if why_not := self._preemptions().why_not(self._attempt, deadline=deadline, now=now):
@@ -256,41 +297,25 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             raise error from cause
         self._attempt = self._attempt.following(deadline=deadline, phases=self._phases)
         self.log.warning("%s Attempt %s starts on new capacity.", error.what, self._attempt.number)
-        self._error = self._ownership = self._pod_deadlines = self._narrator = self._machine = None
+        self._ownership = self._pod_deadlines = self._narrator = None
         self.pod = self.pod_request_obj = self.remote_pod = None
-        self._phases = []
-        self._log_rest = {}
-
-    def _end_unfinished(self, context: Context, event: dict[str, Any]) -> None:
-        """Collect what there is of a pod whose container has not ended, and raise why nobody waits any longer."""
-        assert self._error is not None
-        self.pod = self._pods.read(event["name"], event["namespace"])
-        if self.pod is not None:
-            if self.get_logs and not isinstance(self._error, PodPreempted) and self._state(self.pod).started:
-                self._write_logs(self.pod)
-            self.post_complete_action(pod=self.pod, remote_pod=self.pod, context=context, result=None)
-        raise self._error
+        self._is_released = False
+        self._phases = ()
+        self._followed = {}
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
         """Let nothing out but this package's errors and Airflow's own signals; and nothing green after a kill."""
         try:
             yield
-        except (GpuError, AirflowSkipException):
-            raise
-        except AirflowException as error:
-            if self._error is None:
-                raise
-            raise self._error from (error if self.log_pod_spec_on_failure else None)
         except ApiException as error:
-            raise self._error or from_status(error, "use", "pods") from error
+            raise from_status(error, "use", "pods") from error
         except HTTPError as error:
-            raise self._error or ClusterUnreachable(
+            raise ClusterUnreachable(
                 f"The Kubernetes API server did not answer: {error}.", "Check that the worker can reach it."
             ) from error
         finally:
-            if not isinstance(sys.exc_info()[1], TaskKilled):
-                self._stop.check()
+            self._stop.check()
 
     @contextmanager
     def _leaving_no_nodes(self, context: Context) -> Iterator[None]:
@@ -405,13 +430,14 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self.env_vars = given
 
     def get_or_create_pod(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
-        """Return this try's pod, created now unless the try was interrupted before; all earlier pods are deleted."""
+        """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first."""
         owner, namespace = self._owner(context), pod_request_obj.metadata.namespace
         newest = self._pods.newest_of_try(namespace, owner) if self.reattach_on_restart else None
         current = newest if newest is not None and attempt_of(newest) >= owner.attempt else None
-        for pod in self._pods.of_task(namespace, owner):
-            is_current = current is not None and pod.metadata.uid == current.metadata.uid
-            if not is_current and not pod.metadata.deletion_timestamp:
+        there = self._pods.of_task(namespace, owner)
+        earlier = [pod for pod in there if current is None or pod.metadata.uid != current.metadata.uid]
+        for pod in earlier:
+            if not pod.metadata.deletion_timestamp:
                 self.log.info("Deleting pod %s of an earlier try or attempt.", pod.metadata.name)
                 self._pods.delete(pod)
         if current is not None:
@@ -419,6 +445,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self._attempt = replace(self._attempt, number=attempt_of(current))
             self._ownership = replace(owner, attempt=self._attempt.number)
             return current
+        self._pods.await_end(earlier, self._clock, self.log.info)
         # From here on on_kill has a name to delete, whether or not the answer to the create arrives.
         self.pod = pod_request_obj
         pod = self._pods.create(pod_request_obj, owner, grace_seconds=self.termination_grace_period or 30)
@@ -428,7 +455,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def find_pod(self, namespace: str, context: Context, *, exclude_checked: bool = True) -> V1Pod | None:
         """Return this task's pod, by its name once there is one."""
         if self.pod is not None:
-            return self._pods.read(self.pod.metadata.name, self.pod.metadata.namespace)
+            meta = self.pod.metadata
+            return self._pods.read(meta.name, meta.namespace, uid=meta.uid)
         return self._pods.newest_of_try(namespace, self._owner(context))
 
     def _owner(self, context: Context) -> Ownership:
@@ -455,11 +483,16 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def invoke_defer_method(self, last_log_time: Any = None, context: Context | None = None) -> None:
-        """Wait for the pod in the triggerer."""
+        """Wait for the pod in the triggerer; a task that is not to defer waits in `execute_sync`."""
+        assert context is not None
+        if self.deferrable:
+            self._defer(self._wait(context, "ended"), context)
+
+    def _defer(self, wait: PodWait, context: Context) -> None:
         from airflow_gpu_provider.run_identity import lock_holder
 
-        assert context is not None
-        wait = self._wait(context, "ended")
+        self._attempt = replace(self._attempt, deadline=self._attempt.deadline or wait.deadline)
+        carried = {"attempt": self._attempt.to_record(), "setbacks": self._setbacks.to_record()}
         record = {
             "version": RECORD_VERSION,
             "pool": self._rendered_pool().serialize(),
@@ -468,54 +501,54 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             "key": asdict(self._owner(context).key),
             "holder": lock_holder(context),
             "deferred_at": time.time(),
+            "pause": self._setbacks.pause,
             "delete_on_kill": self.on_kill_action == OnKillAction.DELETE_POD,
             "grace_seconds": self.termination_grace_period,
             "logs": self._logs_to_stream(),
-            "extra": {**(self.trigger_kwargs or {}), "attempt": self._attempt.to_record()},
+            "result": {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
+            if self.do_xcom_push
+            else None,
+            "extra": {**(self.trigger_kwargs or {}), **carried},
         }
-        timeout = wait.deadline - self._clock.now() + _DEFER_MARGIN
+        timeout = max(wait.deadline - self._now(), timedelta(0)) + _DEFER_MARGIN
         self.log.info("Waiting in the triggerer for pod %s, until %s at the latest", wait.name, wait.deadline)
         self.defer(trigger=GpuPodTrigger(record), method_name="trigger_reentry", timeout=timeout)
 
-    def await_pod_start(self, pod: V1Pod) -> None:
-        """Wait until the base container runs."""
-        self._block("started")
+    def _watch_here(self, context: Context) -> Watched:
+        """Wait in this process until the pod has ended, with its log."""
+        watched = self._block("started", context)
+        if watched.error is None or watched.container_ended:
+            self._call_back("on_pod_starting", context)
+        return self._block("ended", context) if watched.error is None and not watched.container_ended else watched
 
-    def await_pod_completion(self, pod: V1Pod) -> None:
-        """Follow the pod's log until its base container has ended, however that is heard of first."""
-        with followed(partial(self._read_logs, pod)):
-            self._block("ended")
-
-    def _read_logs(self, pod: V1Pod) -> None:
-        if not self.get_logs:
-            return
-        PodManager(kube_client=self.hook.new_client(), callbacks=self.callbacks).fetch_requested_container_logs(
-            pod=pod,
-            containers=self.container_logs,
-            follow_logs=True,
-            container_name_log_prefix_enabled=self.container_name_log_prefix_enabled,
-            log_formatter=self.log_formatter,
-        )
-
-    def _block(self, until: Literal["started", "ended"]) -> None:
-        assert self._context is not None
-        wait = self._wait(self._context, until)
-        owner = self._owner(self._context).writer
+    def _block(self, until: Literal["started", "ended"], context: Context) -> Watched:
+        wait = self._wait(context, until)
         if self._narrator is None:
             self._narrator = Narrator(self.log.info, started=wait.started)
-        watch = watch_pod(
-            self._rendered_pool(), wait, owner=owner, narrator=self._narrator, open_access=lambda: self.hook.access
-        )
-        progress = self._stop.run(watch)
-        result = progress.result or {}
-        self._error = progress.error
-        self._machine = self._machine_named(result.get("machine") or "")
-        if until == "ended" or progress.error:
-            self._tell_timeline(result.get("timeline") or [], self._context)
-        if progress.error and not result.get("container_ended"):
-            raise progress.error
+        watch = partial(self._watch, wait, self._narrator, self._owner(context).writer)
+        return self._stop.run(persistently(watch, until=wait.deadline, narrator=self._narrator))
 
-    def _tell_timeline(self, phases: list[dict[str, Any]], context: Context) -> None:
+    async def _watch(self, wait: PodWait, narrator: Narrator, owner: str) -> Watched:
+        pool = self._rendered_pool()
+
+        def open_access() -> ClusterAccess:
+            access: ClusterAccess = self.hook.access
+            return access
+
+        async with connected(pool.cluster_identity, open_access) as api:
+            logs = PodLogs(api, wait, self._logs_to_stream(), self.log.log, tell=self._tell_line, alone=True)
+            try:
+                async with logs:
+                    progress = await watch_pod(
+                        pool, wait, owner=owner, narrator=narrator, open_access=open_access, on_pod=logs.follow
+                    )
+                    if isinstance(progress.error, PodPreempted):
+                        await logs.drain(LAST_WORDS_WITHIN)
+            finally:
+                self._followed = logs.rest()
+        return Watched.of_progress(wait, progress, self._followed)
+
+    def _tell_timeline(self, phases: Sequence[Mapping[str, Any]], context: Context) -> None:
         if not phases:
             return
         self._phases = phases
@@ -542,72 +575,193 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             is_covered=self._deadlines(context).is_covered,
         )
 
+    def _now(self) -> datetime:
+        """Return the cluster's time, or this machine's where the cluster does not answer."""
+        try:
+            return self._clock.now()
+        except GpuError:
+            return SystemClock().now()
+
+    # -- its log ---------------------------------------------------------------------------------------------
+
     def _logged_containers(self, pod: V1Pod) -> list[str]:
         return logged_containers(pod.spec, self.container_logs, self.init_container_logs)
 
     def _logs_to_stream(self) -> dict[str, Any] | None:
-        """Return what the trigger streams; a log_formatter is a function, and stays here."""
-        if not self.get_logs or self.log_formatter is not None:
+        """Return what PodLogs streams; in a triggerer no log_formatter, which is a function, and stays here."""
+        if not self.get_logs:
             return None
-        assert self.pod is not None
+        followed = {"positions": self._followed.get("positions") or {}, "may_repeat": self._followed.get("may_repeat")}
+        if self.pod is None or (self.deferrable and self.log_formatter is not None):
+            return {"containers": [], **followed}
         raw = self.client.api_client.sanitize_for_serialization(self.pod)
         return {
             "containers": self._logged_containers(self.pod),
             "with_name": self.container_name_log_prefix_enabled,
-            "masked": masked_words(raw, lambda text: str(redact(text))),
-            "positions": self._log_rest.get("positions") or {},
+            "masked": masked_words(raw, lambda text: str(redact(text))) if self.deferrable else {},
+            **followed,
         }
 
-    def _write_logs(self, pod: V1Pod, follow: bool = False, since_time: Any = None) -> None:
-        # Never followed: KubernetesPodOperator would wait here for a pod that runs on after its deadline.
-        def tell(container: str, text: str) -> None:
-            with_name = self.container_name_log_prefix_enabled
-            log_line(self.log.log, container, text, with_name=with_name, formatter=self.log_formatter)
+    def _write_rest_of_log(self, pod: V1Pod, state: PodState, error: GpuError | None) -> None:
+        """Write what was not followed of the log; where it cannot be read for minutes, say that it is not whole."""
+        if not self.get_logs or (isinstance(error, PodPreempted) and end_of(state) is None):
+            return
+        started = {one.name for one in (*state.others, state.base) if one is not None and one.started_at is not None}
+        containers = [name for name in self._logged_containers(pod) if name in started]
+        rest = LogRest(self._followed)
+        try:
+            rest.write(self.client.api_client, pod, containers, self._tell_line)
+        except GpuError as unread:
+            setbacks = self._setbacks.one_more(self._now())
+            if not isinstance(error, PodPreempted) and setbacks.may_pass(unread) and setbacks.lasted < _LOG_WITHIN:
+                raise
+            self.log.warning("The rest of the pod's log could not be read, and is left out: %s", unread)
+        finally:
+            self._followed = {"positions": rest.positions, "may_repeat": False}
 
-        write_rest(self.client.api_client, pod, self._logged_containers(pod), self._log_rest, tell)
+    def _tell_line(self, container: str, text: str, at: datetime | None) -> None:
+        with_name = self.container_name_log_prefix_enabled
+        log_line(self.log.log, container, text, with_name=with_name, formatter=self.log_formatter)
+        if self.deferrable or not text:
+            return
+        for callback in self.callbacks:
+            try:
+                callback.progress_callback(
+                    line=text,
+                    client=self.client,
+                    mode=ExecutionMode.SYNC,
+                    container_name=container,
+                    timestamp=pendulum.instance(at) if at else None,
+                    pod=self.pod,
+                )
+            except Exception:
+                self.log.exception("The progress_callback of %s failed", callback)
 
     # -- the end ---------------------------------------------------------------------------------------------
+
+    def _collect(self, watched: Watched, context: Context) -> Any:
+        """Decide how the pod ended, collect what it has left, let it go, and then return its result or raise.
+
+        Raises:
+            GpuError: How the pod ended. Or that it may still run, or could not be collected: then it is untouched.
+        """
+        self.pod = pod = self._pods.read(watched.name, watched.namespace, uid=watched.uid or None)
+        state = self._state(pod) if pod is not None else None
+        self._followed = self._followed or watched.logs
+        end = watched.end(state, self._now())
+        if end is None:
+            assert watched.error is not None
+            if self._setbacks.one_more(self._now()).may_pass(watched.error):
+                raise watched.error
+            end = PodEnd(error=watched.error)
+        error = self._explained(end.error, watched, pod)
+        if pod is None or state is None:
+            return self._collect_gone(error, watched, context)
+        self._write_rest_of_log(pod, state, error)
+        result, error = self._result(pod, state, error, watched)
+        self._tell_timeline(watched.timeline, context)
+        if end_of(state) is not None:
+            self._call_back("on_pod_completion", context)
+            self._call_back("on_pod_teardown", context)
+        self.post_complete_action(pod=pod, remote_pod=pod, context=context, result=result)
+        if error is not None:
+            raise error
+        return result
+
+    def _collect_gone(self, error: GpuError | None, watched: Watched, context: Context) -> Any:
+        self._tell_timeline(watched.timeline, context)
+        if error is None and self.do_xcom_push and watched.result is None:
+            error = unread(None, LookupError(watched.name), pod=watched.name, node_is_there=True)
+        if error is not None:
+            raise error
+        return parsed(watched.result, pod=watched.name) if watched.result is not None else None
+
+    def _explained(self, error: GpuError | None, watched: Watched, pod: V1Pod | None) -> GpuError | None:
+        """Return how the pod ended, by what its machine, its last lines and its node tell of it, too."""
+        node = (pod.spec.node_name if pod is not None else "") or ""
+        error = self._machine(watched).judged(error, pod=watched.name, node=node)
+        if type(error) is not PodFailed or pod is None:
+            return error
+        lines = last_lines(self.client, pod, error.details.get("container") or self.base_container_name)
+        bad_gpu = self._gpu_health.of_node(node)
+        cause = diagnosed(error, lines, pool=self._rendered_pool(), node=node, bad_gpu=bad_gpu)
+        if isinstance(cause, BadGpu):
+            self._gpu_health.mark(node, cause.what)
+        return cause
+
+    def _result(
+        self, pod: V1Pod, state: PodState, error: GpuError | None, watched: Watched
+    ) -> tuple[Any, GpuError | None]:
+        """Return the pod's result, and how it ended; that of a failed pod is a bonus, of a good one it is owed."""
+        if not self.do_xcom_push or isinstance(error, PodPreempted) or end_of(state) is None:
+            return None, error
+        try:
+            if watched.result is not None:
+                self._end_sidecar(pod)
+                return parsed(watched.result, pod=watched.name), error
+            return self._read_result(pod), error
+        except GpuError as missing:
+            if error is not None:
+                self.log.info("The failed pod's result is left out: %s", missing.what)
+                return None, error
+            if isinstance(missing, PodFailed):
+                return None, self._explained(missing, watched, pod)
+            raise
+
+    def _read_result(self, pod: V1Pod) -> Any:
+        name = pod.metadata.name
+        try:
+            return self.extract_xcom(pod=pod)
+        except json.JSONDecodeError as error:
+            raise invalid(error.doc, error, pod=name) from None
+        except Exception as error:
+            # Of exec, every library below raises what it likes: the pod says what it means.
+            now = self._pods.read(name, pod.metadata.namespace, uid=pod.metadata.uid)
+            state = self._state(now) if now is not None else None
+            is_there = is_node_there(self.client.api_client, pod.spec.node_name)
+            raise unread(state, error, pod=name, node_is_there=is_there) from error
+
+    def _end_sidecar(self, pod: V1Pod) -> None:
+        """End the container that keeps the result, where its pod is kept and would run on for it."""
+        if self.on_finish_action == OnFinishAction.DELETE_POD:
+            return
+        try:
+            self.pod_manager.extract_xcom_kill(pod)
+        except Exception as error:  # noqa: BLE001 - exec's libraries raise what they like
+            self.log.warning("The XCom sidecar of pod %s runs on: %r", pod.metadata.name, error)
+
+    def _call_back(self, name: str, context: Context) -> None:
+        for callback in self.callbacks:
+            getattr(callback, name)(
+                pod=self.pod, client=self.client, mode=ExecutionMode.SYNC, context=context, operator=self
+            )
 
     def is_istio_enabled(self, pod: V1Pod) -> bool:
         """Say that sidecars may outlive the base container, whose end decides, whatever the sidecars are."""
         return True
 
     def cleanup(self, pod: V1Pod, remote_pod: V1Pod, xcom_result: Any = None, context: Context | None = None) -> None:
-        """Release the pod as on_finish_action says, and raise how it ended, unless an error is under way already."""
-        under_way = sys.exc_info()[1]
+        """Release the pod as on_finish_action says; how it ended is decided before.
+
+        Raises:
+            AirflowSkipException: skip_on_exit_code says so.
+        """
         if self._killed or not remote_pod:
             return
-        self._error = self._end_error(remote_pod)
+        self._is_released = True
         try:
             super().cleanup(pod=pod, remote_pod=remote_pod, xcom_result=xcom_result, context=context)
         except AirflowSkipException:
             raise
-        except AirflowException:
-            if under_way is None:
-                raise
+        except AirflowException as error:  # "returned a failure", mostly
+            self.log.debug("KubernetesPodOperator's view: %s", error)
         finally:
             if self.on_finish_action != OnFinishAction.DELETE_POD:
                 self._pods.mark_collected(remote_pod)
-        if self._error is not None and under_way is None:
-            raise self._error
 
-    def _end_error(self, pod: V1Pod) -> GpuError | None:
-        end = end_of(self._state(pod))
-        error = self._error or (end.error if end else None)
-        if self._machine is not None:
-            error = self._machine.judged(error, pod=pod.metadata.name, node=pod.spec.node_name or "")
-        if type(error) is not PodFailed:
-            return error
-        lines = last_lines(self.client, pod, self.base_container_name)
-        bad_gpu = self._gpu_health.of_node(pod.spec.node_name)
-        cause = diagnosed(error, lines, pool=self._rendered_pool(), node=pod.spec.node_name or "", bad_gpu=bad_gpu)
-        if isinstance(cause, BadGpu):
-            self._gpu_health.mark(pod.spec.node_name, cause.what)
-        return cause
-
-    def _machine_named(self, name: str) -> PodMachine:
+    def _machine(self, watched: Watched) -> PodMachine:
         return PodMachine(
-            name,
+            watched.machine,
             self._rendered_pool(),
             lambda: self.hook.platform,
             lambda node: machine_of(self.client.api_client, node),
@@ -633,11 +787,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         else:
             name = self.pod.metadata.name if self.pod else "none yet"
             self._stop.ask(TaskKilled(f"Task {self.task_id} was told to stop (pod: {name}).", "Run it again."))
-
-
-def _is_final(event: dict[str, Any], error: GpuError) -> bool:
-    """Say whether the wait itself failed, and would fail again: KubernetesPodOperator would only defer once more."""
-    return event["status"] == "error" and not error.retryable
 
 
 def _block_of(gpu_pool: Any) -> str:

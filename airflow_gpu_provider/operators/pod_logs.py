@@ -1,12 +1,10 @@
-"""A pod's log in a worker: followed while it waits, the rest of what a trigger has streamed, and its last lines."""
+"""A pod's log in a worker: what of it is wanted, the rest of what was followed, and a container's last lines."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
@@ -14,34 +12,19 @@ from kubernetes.client import ApiClient, CoreV1Api, V1Pod, V1PodSpec
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.pod_log import LineSplitter, LogReader, positions_from_record
+from airflow_gpu_provider.cluster.api_errors import mapped
+from airflow_gpu_provider.cluster.pod_log import LineSplitter, LogReader, positions_from_record, positions_to_record
 from airflow_gpu_provider.cluster.rest import TIMEOUT
-from airflow_gpu_provider.triggers.pod_log import REPEATED
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
+from airflow_gpu_provider.triggers.pod_log import REPEATED, Tell
 
 LAST_LINES = 100
 """How many are read: a traceback, and what libraries say after it."""
 
-_REST_WITHIN = 15.0
 _READ_ATTEMPTS = 3
 _NO_LOG = (400, 404)
 
 _log = logging.getLogger(__name__)
-
-
-@contextmanager
-def followed(follow: Callable[[], None]) -> Iterator[None]:
-    """Run `follow`, which reads a log to its end, beside the block; its end comes soon after the block's."""
-
-    def read() -> None:
-        try:
-            follow()
-        except (ApiException, HTTPError) as error:
-            _log.warning("The pod's log could not be read to its end: %s", error)
-
-    thread = threading.Thread(target=read, name="pod-log", daemon=True)
-    thread.start()
-    yield
-    thread.join(timeout=_REST_WITHIN)
 
 
 def logged_containers(spec: V1PodSpec, containers: Any, init_containers: Any) -> list[str]:
@@ -67,41 +50,52 @@ def _chosen(wanted: Iterable[str] | str | bool | None, there: list[str]) -> list
     return [name for name in names if name in there]
 
 
-def write_rest(
-    api: ApiClient, pod: V1Pod, containers: Iterable[str], rest: Mapping[str, Any], tell: Callable[[str, str], None]
-) -> None:
-    """Write what there is of the containers' logs, from where the trigger has left off (`rest`: PodLogs.rest).
+class LogRest:
+    """The rest of a pod's log, from where it was followed to.
 
-    `tell` takes a container's name and a line.
-
-    Raises:
-        ApiException, HTTPError: A log cannot be read, or not to its end.
+    Args:
+        followed: What PodLogs.rest said; empty: from the beginning.
     """
-    positions = positions_from_record(rest.get("positions") or {})
-    may_repeat = bool(rest.get("may_repeat"))
-    for name in containers:
-        for text in _new_lines(api, pod, name, LogReader(positions.get(name))):
-            if may_repeat:
-                may_repeat = False
-                _log.info(REPEATED)
-            tell(name, text)
+
+    def __init__(self, followed: Mapping[str, Any]) -> None:
+        positions = positions_from_record(followed.get("positions") or {})
+        self._readers = {name: LogReader(position) for name, position in positions.items()}
+        self._may_repeat = bool(followed.get("may_repeat"))
+
+    @property
+    def positions(self) -> dict[str, Any]:
+        """How far the log is written, for whoever goes on with it."""
+        return positions_to_record({name: reader.position for name, reader in self._readers.items()})
+
+    def write(self, api: ApiClient, pod: V1Pod, containers: Iterable[str], tell: Tell) -> None:
+        """Write what there is now of the containers' logs; it does not wait for more.
+
+        Raises:
+            GpuError: A log cannot be read, or not to its end. What was written is not written again.
+        """
+        for name in containers:
+            reader = self._readers.setdefault(name, LogReader())
+            for text in _new_lines(api, pod, name, reader):
+                if self._may_repeat:
+                    self._may_repeat = False
+                    _log.info(REPEATED)
+                tell(name, text, reader.at)
 
 
 def _new_lines(api: ApiClient, pod: V1Pod, container: str, reader: LogReader) -> Iterator[str]:
     for attempt in range(1, _READ_ATTEMPTS + 1):
         try:
-            for line in _lines(api, pod, container, reader.begin()):
-                text = reader.take(line)
-                if text is not None:
-                    yield text
+            with mapped("get", "pods/log"):
+                for line in _lines(api, pod, container, reader.begin()):
+                    text = reader.take(line)
+                    if text is not None:
+                        yield text
             return
-        except ApiException as error:
-            if error.status not in _NO_LOG:
-                raise
-            _log.info("Container %s has no log: %s", container, error.reason)
-            return
-        except HTTPError:
-            if attempt == _READ_ATTEMPTS:
+        except GpuError as error:
+            if error.details.get("status") in _NO_LOG:
+                _log.info("Container %s has no log.", container)
+                return
+            if not isinstance(error, ClusterUnreachable) or attempt == _READ_ATTEMPTS:
                 raise
         time.sleep(attempt)
 

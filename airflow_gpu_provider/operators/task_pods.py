@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
@@ -11,15 +13,19 @@ from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
-from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
+from airflow_gpu_provider.cluster.clock import Clock, ServerClock
+from airflow_gpu_provider.cluster.nodes import read_node
+from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
+from airflow_gpu_provider.cluster.pods import STUCK_AFTER, UNCOLLECTED, Pod
 from airflow_gpu_provider.cluster.usage import note_pods
-from airflow_gpu_provider.errors import GpuError, PodFailed
+from airflow_gpu_provider.errors import GpuError, PermissionDenied, PodFailed
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pool_hook import PoolHook
+from airflow_gpu_provider.triggers.pod_wait import UNCONFIRMED
 
 _NAME_FREED_IN = 60.0
+_LOOK_EVERY = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -40,14 +46,54 @@ class TaskPods:
         pods = (pod for pod in self.of_task(namespace, owner) if _is_of_try(pod, owner))
         return max((pod for pod in pods if not pod.metadata.deletion_timestamp), key=attempt_of, default=None)
 
-    def read(self, name: str, namespace: str) -> V1Pod | None:
-        """Return the pod as it is now; None if it is not there."""
+    def read(self, name: str, namespace: str, *, uid: str | None) -> V1Pod | None:
+        """Return the pod as it is now; None if it is not there, or another pod has its name.
+
+        Raises:
+            GpuError: It cannot be read.
+        """
+        with mapped("get", "pods"):
+            try:
+                pod = self._hook.get_pod(name, namespace)
+            except ApiException as error:
+                if error.status == 404:
+                    return None
+                raise
+        return pod if uid is None or pod.metadata.uid == uid else None
+
+    def await_end(self, pods: Iterable[V1Pod], clock: Clock, say: Callable[[str], None]) -> None:
+        """Wait until none of these deleted pods can run any longer: two of one task would write one checkpoint.
+
+        It takes a pod's grace period at most, and half a minute more where its node does not answer.
+
+        Raises:
+            GpuError: A pod or its node cannot be read.
+        """
+        for pod in pods:
+            told = False
+            while (state := self._state(pod)) is not None and self._may_still_run(state, clock):
+                if not told:
+                    told = True
+                    until = f", its grace period is over at {state.gone_by:%H:%M:%S} UTC" if state.gone_by else ""
+                    say(f"Waiting for pod {state.name} of an earlier try or attempt to end{until}.")
+                clock.sleep(_LOOK_EVERY)
+
+    def _state(self, pod: V1Pod) -> PodState | None:
+        now = self.read(pod.metadata.name, pod.metadata.namespace, uid=pod.metadata.uid)
+        api = self._hook.core_v1_client.api_client
+        return PodState.parse(api.sanitize_for_serialization(now), "") if now is not None else None
+
+    def _may_still_run(self, state: PodState, clock: Clock) -> bool:
+        if state.node is None:
+            return False
+        node: bool | None
         try:
-            return self._hook.get_pod(name, namespace)
-        except ApiException as error:
-            if error.status == 404:
-                return None
-            raise
+            node = read_node(self._hook.core_v1_client.api_client, state.node).ready
+        except ObjectNotFound:
+            node = None
+        except PermissionDenied:
+            node = True
+        return may_still_run(state, node_is_ready=node, now=clock.now())
 
     def create(self, request: V1Pod, owner: Ownership, *, grace_seconds: int) -> V1Pod:
         """Create the pod, or return what an earlier attempt with a lost answer has created.
@@ -63,7 +109,7 @@ class TaskPods:
                 if error.status != 409:
                     raise
             # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod still ends.
-            there = self.read(request.metadata.name, request.metadata.namespace)
+            there = self.read(request.metadata.name, request.metadata.namespace, uid=None)
             if there is not None and _is_of_attempt(there, owner) and not there.metadata.deletion_timestamp:
                 return there
             if time.monotonic() > give_up_at:
@@ -121,6 +167,21 @@ def _note_use(client: CoreV1Api, pod: Any) -> None:
             note_pods(client.api_client, [Pod.parse(raw)], ServerClock(client.api_client).now())
     except (GpuError, ApiException, HTTPError) as error:
         _log.warning("When pod %s ran could not be written down for the run's bill: %s", pod.metadata.name, error)
+
+
+def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -> bool:
+    """Return True if a container of a deleted pod may still run.
+
+    Args:
+        pod: The pod.
+        node_is_ready: Whether its node's kubelet reports; None where the node has left the cluster.
+        now: By the cluster's clock.
+    """
+    if pod.phase in ("Succeeded", "Failed") or pod.node is None or node_is_ready is None:
+        return False
+    if pod.gone_by is None:
+        return True
+    return now < pod.gone_by + (STUCK_AFTER if node_is_ready else UNCONFIRMED)
 
 
 def attempt_of(pod: V1Pod) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 from typing import Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
@@ -28,22 +30,31 @@ from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod_log import PodLogs
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
+from airflow_gpu_provider.triggers.setbacks import persistently
 from airflow_gpu_provider.triggers.settling import settle
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 RECORD_VERSION = 2
 """1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor, whatever happens."""
-_LAST_WORDS_WITHIN = 1.0
+LONGEST_RESULT = 2**14
+"""How many bytes a result may have to travel in the trigger's event, which Airflow logs and keeps in its database."""
+_RESULT_WITHIN = 10.0
+LAST_WORDS_WITHIN = 1.0
+"""Seconds in which the log of a pod that is taken away is read to its end."""
 _RETURNED_AFTER = 30.0  # a triggerer that is alive takes a wait up in seconds; a dead one's go to another after 30
 
 
 class GpuPodTrigger(BaseTrigger):
     """Waits until a pod's base container has ended.
 
-    Yields one event of the shape that KubernetesPodOperator.trigger_reentry reads (status, name, namespace, message),
-    with `error` (a GpuError's record or None), `timeline` and `logs` (see PodLogs.rest) next to it. It never raises:
-    what an exception in a trigger becomes has lost its type.
+    Yields one event for GpuPodOperator.trigger_reentry: `status` ("success", "failed": its container has ended;
+    "timeout": it is given up; "error": it could not be watched), `name`, `namespace`, `uid`, `wait`, `message`,
+    `error` (a GpuError's record or None), `timeline`, `machine`, `logs` (PodLogs.safe_rest) and `result`, the text of
+    the result file: read at once, for the pod's node may be gone before a worker comes; None where it is longer than
+    LONGEST_RESULT, or could not be read. It never raises: what an exception in a trigger becomes has lost its type.
+
+    A cluster that cannot be reached, or opened, is tried again until the pod's deadline.
 
     The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
 
@@ -51,13 +62,15 @@ class GpuPodTrigger(BaseTrigger):
         record: Its whole state, versioned: "pool" (the spec), "wait" (PodWait's record), "owner" (who writes the
             groups' spec), "key" (the demand that covers the pod), "holder" (for the pool's lock), "deferred_at",
             "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own), "logs" (which containers' logs
-            are streamed; see PodLogs) and "extra" (more entries for the event).
+            are streamed; see PodLogs), "result" (the "container" and "path" of the pod's result file), "pause" (seconds
+            before it begins, after a setback) and "extra" (more entries for the event).
     """
 
     def __init__(self, record: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.record = record
         self._connection = AsyncExitStack()
+        self._api: AsyncApi | None = None
         self._logs: PodLogs | None = None
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -66,32 +79,59 @@ class GpuPodTrigger(BaseTrigger):
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the pod's end and yield it."""
         wait = PodWait.from_record(self.record["wait"])
-        try:
-            pool = deserialize_pool(self.record["pool"])
-            # Held until `cleanup`, which comes after `on_kill`: that has little time, and finding a cluster takes some.
-            api = await self._connection.enter_async_context(self._connected())
-            goes_on = time.time() - self.record["deferred_at"] > _RETURNED_AFTER
-            narrator = Narrator(self.log.info, started=wait.started, goes_on=goes_on)
-            self._logs = PodLogs(api, wait, self.record.get("logs"), self.log.log)
-            async with self._logs as logs:
-                progress = await watch_pod(
-                    pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=logs.follow
-                )
-                await settle(self.record["deferred_at"])
-                if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
-                    await logs.drain(_LAST_WORDS_WITHIN)
-            event = _event(progress)
-        except GpuError as error:
-            event = {"status": "error", "message": str(error), "error": error.to_record()}
-        except Exception as error:
-            # The operator looks at the pod and goes on waiting where it still runs, or fails with this text.
-            self.log.exception("The wait for pod %s failed", wait.name)
-            event = {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
+        await asyncio.sleep(self.record.get("pause") or 0.0)
+        event = await self._event(wait)
         await settle(self.record["deferred_at"])
         extra = self.record.get("extra") or {}
         if self._logs is not None:
-            extra = {**extra, "logs": self._logs.rest()}
-        yield TriggerEvent({"name": wait.name, "namespace": wait.namespace, **event, **extra})  # type: ignore[no-untyped-call]
+            extra = {**extra, "logs": await self._logs.safe_rest()}
+        about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
+        yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
+
+    async def _event(self, wait: PodWait) -> dict[str, Any]:
+        goes_on = time.time() - self.record["deferred_at"] > _RETURNED_AFTER
+        narrator = Narrator(self.log.info, started=wait.started, goes_on=goes_on)
+        try:
+            watch = partial(self._watch, wait, narrator)
+            setbacks = Narrator(self.log.info, started=wait.started)
+            progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
+            result = await self._read_result(wait) if progress.error is None else None
+            return {**_event(progress), "result": result}
+        except GpuError as error:
+            return {"status": "error", "message": str(error), "error": error.to_record()}
+        except Exception as error:
+            # The operator looks at the pod, and has it watched again where it still runs.
+            self.log.exception("The wait for pod %s failed", wait.name)
+            return {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
+
+    async def _watch(self, wait: PodWait, narrator: Narrator) -> Progress:
+        pool = deserialize_pool(self.record["pool"])
+        if self._api is None:
+            # Held until `cleanup`, which comes after `on_kill`: that has little time, and finding a cluster takes some.
+            self._api = await self._connection.enter_async_context(self._connected())
+        wanted = self.record.get("logs")
+        if wanted is not None and self._logs is not None:
+            wanted = {**wanted, "positions": self._logs.rest()["positions"]}
+        self._logs = PodLogs(self._api, wait, wanted, self.log.log)
+        async with self._logs as logs:
+            progress = await watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=logs.follow)
+            await settle(self.record["deferred_at"])
+            if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
+                await logs.drain(LAST_WORDS_WITHIN)
+        return progress
+
+    async def _read_result(self, wait: PodWait) -> str | None:
+        where = self.record.get("result")
+        if where is None or self._api is None:
+            return None
+        command = ["sh", "-c", f'if [ -s "$0" ]; then head -c {LONGEST_RESULT + 1} "$0"; fi', where["path"]]
+        path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+        try:
+            read = await self._api.output(path, container=where["container"], command=command, within=_RESULT_WITHIN)
+            return read.decode() if read is not None and len(read) <= LONGEST_RESULT else None
+        except (GpuError, UnicodeDecodeError) as error:
+            self.log.info("The pod's result is left to a worker: %s", error)
+            return None
 
     async def on_kill(self) -> None:
         """Delete the pod of a task that a user ended, or dagrun_timeout; release nodes that nobody else will."""
@@ -172,6 +212,6 @@ def _event(progress: Progress) -> dict[str, Any]:
     has_ended = result.pop("container_ended", False)
     if progress.error is None:
         return {"status": "success", "message": "", "error": None, **result}
-    # KubernetesPodOperator's word for a container that nobody waits for any longer, though it has not ended.
-    status = "failed" if has_ended else "timeout"
+    given_up = "error" if progress.result is None else "timeout"
+    status = "failed" if has_ended else given_up
     return {"status": status, "message": str(progress.error), "error": progress.error.to_record(), **result}

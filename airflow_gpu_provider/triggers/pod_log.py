@@ -15,8 +15,9 @@ import json
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -35,11 +36,15 @@ from airflow_gpu_provider.cluster.pod_secrets import secrets_of
 from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.triggers.pod_wait import PodWait
+from airflow_gpu_provider.triggers.supervisor_log import supervisor_log
 
 STREAMS = 50
 """How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` says another number."""
 
-REPEATED = "(the following lines may repeat the last 5 s: the triggerer was restarted)"
+REPEATED = "(the following lines may repeat the last seconds: the triggerer was restarted or overloaded)"
+
+Tell = Callable[[str, str, datetime | None], None]
+"""Takes a container's name, a line's text, and when it was printed."""
 
 SAVE_EVERY = 3.0
 _OUTLIVED = 1.5
@@ -47,6 +52,8 @@ _SILENCE = 240.0  # load balancers drop what is silent for longer (EKS: 350 s), 
 _SOON, _LATEST = 0.5, 15.0
 _BUNCH = 50
 _LINES_PER_SECOND = 1000
+_READ_WITHIN = 5.0
+_TRAIL = 1000
 
 
 class PodLogs:
@@ -58,28 +65,43 @@ class PodLogs:
         api: The cluster.
         wait: The pod.
         wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
-            "positions" from which to go on, in a redeferral. None: nothing is streamed.
+            "positions" from which to go on, and whether lines "may_repeat", in a redeferral. None: nothing is streamed.
         log: The task's log; takes a level, a format and its arguments.
+        tell: Writes a line instead of `log`; takes a container's name, the text and when it was printed.
+        alone: In an event loop of the pod's own task: its streams are not bounded, and nobody follows on them.
     """
 
-    def __init__(self, api: AsyncApi, wait: PodWait, wanted: dict[str, Any] | None, log: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        api: AsyncApi,
+        wait: PodWait,
+        wanted: dict[str, Any] | None,
+        log: Callable[..., None],
+        *,
+        tell: Tell | None = None,
+        alone: bool = False,
+    ) -> None:
         self._api = api
         self._path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
         self._uid = wait.uid
         self._log = log
+        self._write = tell or self._log_line
+        self._alone = alone
         self._with_name: bool = (wanted or {}).get("with_name", True)
         self._names: list[str] = (wanted or {}).get("containers") or []
-        positions = positions_from_record((wanted or {}).get("positions") or {})
+        self._carried: dict[str, Any] = (wanted or {}).get("positions") or {}
+        positions = positions_from_record(self._carried)
         self._readers = {name: LogReader(positions.get(name)) for name in self._names}
         self._masked: dict[str, str] = (wanted or {}).get("masked") or {}
         self._secrets: set[str] = set()
         self._goes_on = bool(positions)
         self._has_seen_pod = False
         self._started_from: dict[str, Any] = {}
-        self._may_repeat = False
+        self._may_repeat = bool((wanted or {}).get("may_repeat"))
         self._states: dict[str, ContainerState] = {}
         self._streams: dict[tuple[str, datetime], asyncio.Task[None]] = {}
         self._saver: asyncio.Task[None] | None = None
+        self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
         self._unsaved = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -116,6 +138,14 @@ class PodLogs:
         """Return what the operator needs to go on: "positions", and whether lines may come twice (`may_repeat`)."""
         return {"positions": self._positions(), "may_repeat": self._may_repeat}
 
+    async def safe_rest(self) -> dict[str, Any]:
+        """Return `rest` as far as the lines are sure to be in the task's log: those after it are better read twice."""
+        log = supervisor_log()
+        if await log.until_read(log.written, within=_READ_WITHIN):
+            return self.rest()
+        safe = [positions for mark, positions in self._trail if mark <= log.read]
+        return {"positions": safe[-1] if safe else self._started_from or self._carried, "may_repeat": True}
+
     # -- streaming -------------------------------------------------------------------------------------------
 
     def _start(self, name: str, started_at: datetime) -> None:
@@ -130,7 +160,7 @@ class PodLogs:
             await amask_secret(secret)
         if before:
             await asyncio.wait(before)
-        async with _slot(lambda bound: self._say(_no_slot(name, bound))):
+        async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
             failures = 0
             while True:
                 began = time.monotonic()
@@ -154,21 +184,27 @@ class PodLogs:
             async for lines in bunches:
                 for start in range(0, len(lines), _BUNCH):
                     bunch = lines[start : start + _BUNCH]
-                    await _turn(len(bunch))
+                    await (asyncio.sleep(0) if self._alone else _turn(len(bunch)))
                     # Nothing is awaited in here: a line is taken and written, or neither.
                     for line in bunch:
                         text = reader.take(line)
                         if text is not None:
-                            self._tell(name, text)
+                            self._tell(name, text, reader.at)
+                    if not self._alone:
+                        self._trail.append((supervisor_log().written, self._positions()))
 
-    def _tell(self, name: str, text: str) -> None:
+    def _tell(self, name: str, text: str, at: datetime | None) -> None:
         if self._may_repeat:
             self._may_repeat = False
             self._say(REPEATED)
-        log_line(self._log, name, text, with_name=self._with_name)
+        self._write(name, text, at)
         self._unsaved.set()
-        if self._saver is None:
+        if self._saver is None and not self._alone:
             self._saver = asyncio.create_task(self._keep_saving())
+
+    def _log_line(self, name: str, text: str, at: datetime | None) -> None:
+        log_line(self._log, name, text, with_name=self._with_name)
+        supervisor_log().wrote(text)
 
     def _say(self, text: str) -> None:
         self._log(logging.INFO, "%s", text)
@@ -186,10 +222,10 @@ class PodLogs:
             return
         newer = [n for n, reader in self._readers.items() if n in kept and kept[n].newest > reader.position.newest]
         self._readers |= {name: LogReader(kept[name]) for name in newer}
-        self._may_repeat = bool(newer) or not self._goes_on
+        self._may_repeat = self._may_repeat or bool(newer) or not self._goes_on
 
     def _positions(self) -> dict[str, Any]:
-        return positions_to_record({name: reader.position for name, reader in self._readers.items()})
+        return self._carried | positions_to_record({name: reader.position for name, reader in self._readers.items()})
 
     async def _keep_saving(self) -> None:
         """Write the positions down while there are new ones; at first that there are lines at all."""

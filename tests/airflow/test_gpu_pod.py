@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Any
+
+import pytest
+from kubernetes import client, config
+from kubernetes.stream import stream
 
 from airflow_gpu_provider.sandbox.airflow_api import wait_until
 from airflow_gpu_provider.triggers.pod_log import REPEATED
@@ -58,6 +63,34 @@ def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(airflow: Air
     assert numbers(before) == [*range(len(numbers(before)))]
     assert numbers(after) == [*range(numbers(after)[0], 900)]
     assert 0 <= len(numbers(before)) - numbers(after)[0] <= 50, "at most 5 s are repeated, at ten lines a second"
+
+
+@pytest.mark.timeout(900)
+def test_training_outlives_ten_triggerers_whose_cluster_is_away_at_first(airflow: Airflow) -> None:
+    """What ended well is a success, after all of them, and its log is whole."""
+
+    def said(what: str, times: int) -> None:
+        wait_until(lambda: airflow.log(run, "train").count(what) >= times, timeout=300, what=f"{what!r} {times} times")
+
+    run = airflow.trigger("pod_watched_anew")
+    said("started on node", 1)
+    for number in range(1, 11):
+        airflow.home.kill("triggerer", signal.SIGTERM)
+        airflow.sandbox.faults.set_error_rate(1.0)  # a triggerer finds the cluster by asking AWS for it
+        airflow.home.restart("triggerer")
+        said("The wait goes on.", number)
+        airflow.sandbox.faults.set_error_rate(0)
+        said("started on node", number + 1)
+    (pod,) = pods(airflow)
+    core = client.CoreV1Api(config.new_client_from_config(airflow.sandbox.env()["KUBECONFIG"]))
+    touch = ["touch", "/dev/shm/end"]
+    stream(core.connect_get_namespaced_pod_exec, pod["metadata"]["name"], "default", command=touch, container="base")
+    finished = airflow.finish(run, timeout=300)
+    assert finished.state == "success", airflow.account()
+    assert finished.task("train").try_number == 1
+    lines = re.findall(r"^\[base\] line (\d+)$", airflow.log(finished, "train"), flags=re.MULTILINE)
+    assert sorted({int(line) for line in lines}) == [*range(airflow.xcom(finished, "train"))]
+    assert airflow.leftovers().nothing
 
 
 def test_sweep_in_a_block(airflow: Airflow) -> None:

@@ -43,7 +43,10 @@ pytestmark = pytest.mark.timeout(600)  # the first test starts Airflow and all t
 
 
 class PodHistory:
-    """Follows the pods, from a watch: which ones each run has had, which it has, and where it had two together."""
+    """Follows the pods, from a watch: which ones each run has had, which it has, and where two of it ran together.
+
+    A pod that is deleted runs on for its grace period.
+    """
 
     def __init__(self, core: client.CoreV1Api) -> None:
         self.seen: dict[str, set[str]] = defaultdict(set)
@@ -82,12 +85,13 @@ class PodHistory:
     def _take(self, kind: str, pod: client.V1Pod) -> None:
         run, uid = pod.metadata.labels["run_id"], pod.metadata.uid
         self.seen[run].add(uid)
-        if kind == "DELETED" or pod.metadata.deletion_timestamp:
+        if kind == "DELETED":
             self.there[run].pop(uid, None)
             return
         self.there[run][uid] = pod.status.phase
-        if len(self.there[run]) > 1:
-            self.together.append({*self.there[run]})
+        running = {other for other, phase in self.there[run].items() if phase not in ("Succeeded", "Failed")}
+        if len(running) > 1:
+            self.together.append(running)
 
 
 class Training:

@@ -56,6 +56,24 @@ with (
     )
 
 with (
+    DAG("pod_watched_anew", schedule=None, start_date=datetime(2026, 1, 1)),
+    gpu_nodes(pool("pod-watched-anew"), gpus=1),
+):
+    GpuPodOperator(
+        task_id="train",
+        image="busybox:1.36",
+        cmds=["sh", "-c"],
+        arguments=[
+            """
+            i=0; until [ -e /dev/shm/end ]; do echo line $i; i=$((i+1)); sleep 0.2; done
+            echo $i > /airflow/xcom/return.json
+            """
+        ],
+        do_xcom_push=True,
+        retries=0,
+    )
+
+with (
     DAG("pod_sweep", schedule=None, start_date=datetime(2026, 1, 1)) as sweep,
     gpu_nodes(pool("pod-sweep", instance_types=["g6.12xlarge"]), gpus=4),
 ):
@@ -84,10 +102,10 @@ def kills_pool() -> EksGpuPool:
     return pool("kills", instance_types=["g6.12xlarge"], max_nodes=3)
 
 
-def endless(**arguments: Any) -> GpuPodOperator:
-    """A training whose first try goes on until its test lets it end, or until it is told to stop."""
+def endless(*, stops_in: int = 0, **arguments: Any) -> GpuPodOperator:
+    """A training whose first try goes on until its test lets it end, or for some seconds after it is told to stop."""
     command = (
-        "trap 'exit 143' TERM; "
+        f"trap 'sleep {stops_in}; exit 143' TERM; "
         "test {{ ti.try_number }} -gt 1 || until [ -e /dev/shm/end ]; do sleep 0.2; done; "
         "echo trained"
     )
@@ -102,7 +120,9 @@ def train_alone(dag_id: str, **arguments: Any) -> DAG:
 
 kill_deferred = train_alone("kill_deferred", retries=0)
 kill_blocking = train_alone("kill_blocking", deferrable=False, retries=0)
-kill_blocking_retried = train_alone("kill_blocking_retried", deferrable=False, retries=1, retry_delay=timedelta(0))
+kill_blocking_retried = train_alone(
+    "kill_blocking_retried", deferrable=False, retries=1, retry_delay=timedelta(0), stops_in=10
+)
 with (
     DAG("kill_dag_deleted", schedule=None, start_date=datetime(2026, 1, 1)),
     gpu_nodes(pool("kill-dag-deleted"), gpus=1),

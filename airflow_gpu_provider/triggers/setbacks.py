@@ -1,0 +1,95 @@
+"""Setbacks: how often in a row a pod could not be watched or collected, and for how long.
+
+A pod that runs, or that has ended well, is not given up because an API server or a cloud's token service was away: the
+wait is taken up again, each time after a longer pause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Self, TypeVar
+
+from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.errors import GpuError, PodFailed
+from airflow_gpu_provider.patience import Patience
+from airflow_gpu_provider.scaling.drive import Narrator
+
+T = TypeVar("T")
+
+_FORGOTTEN_AFTER = timedelta(minutes=10)
+_LONGEST_PAUSE = 60.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setbacks:
+    """Failures in a row.
+
+    Attributes:
+        times: How many.
+        since: When the first of them was; None before that.
+        last: When the last one was.
+    """
+
+    times: int = 0
+    since: datetime | None = None
+    last: datetime | None = None
+
+    def one_more(self, now: datetime) -> Self:
+        """Return them with one more; those before a time without any are forgotten."""
+        if self.since is None or self.last is None or now - self.last > _FORGOTTEN_AFTER:
+            return type(self)(times=1, since=now, last=now)
+        return type(self)(times=self.times + 1, since=self.since, last=now)
+
+    @property
+    def pause(self) -> float:
+        """How many seconds to wait before the next attempt."""
+        return min(_LONGEST_PAUSE, 2.0 ** min(self.times, 10)) if self.times else 0.0
+
+    @property
+    def lasted(self) -> timedelta:
+        return self.last - self.since if self.since and self.last else timedelta(0)
+
+    def may_pass(self, error: GpuError) -> bool:
+        """Return True if `error` says nothing of the pod, and the next attempt may not meet it.
+
+        The same access has worked when the pod was created, so what may pass is not taken for a mistake in it.
+        """
+        if isinstance(error, PodFailed):
+            return False
+        if type(error) is GpuError:  # what nobody foresaw, in a trigger
+            return True
+        borne_for = error.borne_for
+        return borne_for is None or (error.retryable and bool(borne_for)) or self.lasted < borne_for
+
+    def to_record(self) -> dict[str, Any]:
+        """Return them as JSON values."""
+        since, last = (at.isoformat() if at else None for at in (self.since, self.last))
+        return {"times": self.times, "since": since, "last": last}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read what `to_record` wrote; none where there is nothing."""
+        since, last = (datetime.fromisoformat(record[name]) if record.get(name) else None for name in ("since", "last"))
+        return cls(times=record.get("times", 0), since=since, last=last)
+
+
+async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narrator: Narrator) -> T:
+    """Return what `do` returns; what it raises is borne while it may pass, with a line in the log.
+
+    Raises:
+        GpuError: It may not pass, or `until` (by this machine's clock) is over.
+    """
+    clock, setbacks, patience = SystemClock(), Setbacks(), Patience(until, worked=True)
+    while True:
+        try:
+            return await do()
+        except GpuError as error:
+            now = clock.now()
+            if not patience.bears(error, now):
+                raise
+            setbacks = setbacks.one_more(now)
+            narrator.tell(now, f"{type(error).__name__}: {error} The wait goes on.")
+        await asyncio.sleep(setbacks.pause)
