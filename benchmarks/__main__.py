@@ -10,7 +10,7 @@ from pathlib import Path
 from kubernetes import client, config
 
 from airflow_gpu_provider.sandbox import Sandbox
-from benchmarks import imports, ready_nodes, waiting_pods
+from benchmarks import imports, large_pool, ready_nodes, waiting_pods
 from benchmarks.figure import Figure, table
 
 DOCUMENT = Path("docs/performance.md")
@@ -21,6 +21,8 @@ SIDE_BY_SIDE, WHAT_GROWS = "side by side", "what grows"
 def main() -> None:
     print("== what a DAG file's imports cost", flush=True)
     figures: list[Figure] = imports.measure()
+    print("== what a decision on a large pool takes", flush=True)
+    figures += large_pool.measure()
     with Sandbox(progress=print, autoscaler="none") as sandbox:
         os.environ.update(sandbox.env())
         api = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.errors import CredentialsError
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class ClusterAccess:
             status_forcelist={502, 503, 504},
             raise_on_status=False,
         )
-        options: dict[str, Any] = {"maxsize": 4, "retries": retries, "ssl_context": self.ssl_context()}
+        options: dict[str, Any] = {"maxsize": AT_ONCE, "retries": retries, "ssl_context": self.ssl_context()}
         client = _client_class()(configuration, self.token)
         bypass = should_bypass_proxies(configuration.host, no_proxy=configuration.no_proxy or "")
         if configuration.proxy and not bypass:

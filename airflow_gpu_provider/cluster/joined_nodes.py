@@ -35,13 +35,14 @@ def label(api: ApiClient, node: Node, labels: Mapping[str, str]) -> None:
     Raises:
         ObjectNotFound: The node is gone.
     """
+    now = node
     for _ in range(_TRIES):
-        now = read_node(api, node.name)
         metadata = {"uid": node.uid, "resourceVersion": now.resource_version, "labels": dict(labels)}
         try:
             path = f"{_NODES}/{node.name}"
             call(api, "patch", path, resource="nodes", body={"metadata": metadata}, content_type=MERGE_PATCH)
         except ObjectChanged:
+            now = read_node(api, node.name)
             continue
         return
     raise ObjectChanged(f"Node {node.name} changed each time that it was to be labelled.")

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _KIND = "airflow-gpu-provider/kind"
 _LABELS = {"app.kubernetes.io/managed-by": "airflow-gpu-provider", _KIND: "lock"}
 _SPEC = "airflow-gpu-provider/spec"
+_LONGEST = 120.0  # seconds
 _POLL = (0.2, 0.8)  # seconds between two looks at a lock that is held; drawn, so that waiters do not march in step
 
 
@@ -75,6 +76,7 @@ class PoolLock:
         self._taken: dict[str, Any] = {}  # what we took it with, by which it is known as ours
         self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
         self._written_at = 0.0
+        self._taken_at = 0.0
 
     @property
     def name(self) -> str:
@@ -117,6 +119,18 @@ class PoolLock:
             raise self._lost() from error
         if self._is_old:  # stalled in this request: the pool that was looked at may be hours old, if nobody else came
             raise self._lost()
+
+    def keep(self) -> None:
+        """Renew it, when a third of its time has passed, between the steps of something long that gets ahead.
+
+        That is done for two minutes at most, so that nobody has the lock for good.
+
+        Raises:
+            DemandLockLost: As `check`.
+        """
+        now = self._clock.monotonic()
+        if now - self._written_at > self._duration / 3 and now - self._taken_at < _LONGEST:
+            self.check()
 
     @property
     def _is_old(self) -> bool:
@@ -179,6 +193,7 @@ class PoolLock:
         except (ObjectChanged, ObjectNotFound):
             self._taken = {}
             return False  # another one was faster
+        self._taken_at = self._written_at
         return True
 
     def _write(self, before: dict[str, Any] | None, spec: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -34,6 +35,7 @@ _LEAVING = {
 }
 
 _NODES = "/api/v1/nodes"
+_FEW = 8  # that are asked for one by one
 _TRIES = 5  # a node's status is written every few seconds while it boots, and each write is a conflict
 
 
@@ -134,12 +136,13 @@ def cordon(api: ApiClient, node: Node, *, by: str) -> bool:
     Raises:
         ObjectNotFound: The node is gone.
     """
+    now = node
     for _ in range(_TRIES):
-        now = read_node(api, node.name)
         if now.cordoned:
             return now.cordoned_by_us
         if _patch(api, now, unschedulable=True, mark=by):
             return True
+        now = read_node(api, node.name)
     raise ObjectChanged(f"Node {node.name} changed each time that it was to be cordoned.")
 
 
@@ -156,6 +159,18 @@ def uncordon(api: ApiClient, node: Node) -> bool:
         if _patch(api, now, unschedulable=None, mark=None):
             return True
     raise ObjectChanged(f"Node {node.name} changed each time that it was to be uncordoned.")
+
+
+def read_nodes(api: ApiClient, names: Collection[str]) -> list[Node]:
+    """Return the nodes with these names as they are now, but those that are gone."""
+    if len(names) > _FEW:
+        raw = list_items(api, _NODES, resource="nodes")
+        return [Node.parse(each) for each in raw if each["metadata"]["name"] in names]
+    found = []
+    for name in names:
+        with suppress(ObjectNotFound):
+            found.append(read_node(api, name))
+    return found
 
 
 def read_node(api: ApiClient, name: str) -> Node:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -11,7 +11,8 @@ from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFoun
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.rest import call, count_items, list_items, list_pages
+from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -31,6 +32,10 @@ COLLECT_WITHIN = timedelta(minutes=10)
 STUCK_AFTER = timedelta(minutes=10)
 """How long after its grace period ended a pod that does not go stops holding its node: its kubelet is dead."""
 
+_PODS = "/api/v1/pods"
+_FEW_NODES = 8  # that are asked one by one, all at once
+_PODS_FOR_A_REQUEST = 50  # as many, read in pages, cost both sides about as much as one more request
+_NODES_BETWEEN_SIGNS_OF_LIFE = 64
 _MIRROR = "kubernetes.io/config.mirror"
 _FINISHED = ("Succeeded", "Failed")
 
@@ -198,25 +203,76 @@ def _finished_at(status: dict[str, Any]) -> datetime | None:
     return max((at for at in times if at), default=None)
 
 
-def list_pool_pods(api: ApiClient, selector: Mapping[str, str], nodes: Iterable[Node]) -> tuple[Pod, ...]:
+def list_pool_pods(
+    api: ApiClient,
+    selector: Mapping[str, str],
+    nodes: Iterable[Node],
+    *,
+    at_once: int = AT_ONCE,
+    alive: Callable[[], None] = lambda: None,
+) -> tuple[Pod, ...]:
     """Return all pods on these nodes, and the unbound pods that select the pool.
 
-    The unbound ones are read first: a pod that is bound in between is then seen twice, not missed.
+    Where nodes are asked one by one, the unbound pods are read first: a pod that is bound in between is then seen
+    twice, not missed. All pages of one list show the same moment.
+
+    Args:
+        api: The cluster's client.
+        selector: The labels of the pool's nodes.
+        nodes: The pool's nodes.
+        at_once: How many requests are made at a time.
+        alive: Called between requests, for whoever has a lock to renew.
     """
-    found = {pod.uid: pod for pod in _list(api, "spec.nodeName=,status.phase=Pending") if pod.selects(selector)}
-    for node in nodes:
-        found |= {pod.uid: pod for pod in list_node_pods(api, node.name)}
+    names = {node.name for node in nodes}
+    if _is_one_list_cheaper(api, names):
+        raw = [*_bound_or_unbound(api, names, alive)]
+    else:
+        raw = [*_list(api, "spec.nodeName=,status.phase=Pending"), *_on_each(api, names, at_once, alive)]
+    found = {pod.uid: pod for pod in map(Pod.parse, raw) if pod.node or pod.selects(selector)}
     return tuple(sorted(found.values(), key=lambda pod: (pod.created_at, pod.namespace, pod.name)))
 
 
-def list_node_pods(api: ApiClient, node_name: str) -> list[Pod]:
-    """Return the pods that are bound to a node, finished ones too."""
-    return _list(api, f"spec.nodeName={node_name}")
+def list_pods_on(api: ApiClient, nodes: Iterable[Node], *, at_once: int = AT_ONCE) -> list[Pod]:
+    """Return the pods that are bound to these nodes, finished ones too."""
+    names = {node.name for node in nodes}
+    if _is_one_list_cheaper(api, names):
+        return [pod for pod in map(Pod.parse, _bound_or_unbound(api, names)) if pod.node]
+    return [Pod.parse(raw) for raw in _on_each(api, names, at_once)]
+
+
+def _is_one_list_cheaper(api: ApiClient, names: Collection[str]) -> bool:
+    """Return True if a list of the cluster's pods costs less than one for each node."""
+    if len(names) <= _FEW_NODES:
+        return False
+    pods = count_items(api, _PODS, resource="pods")
+    return pods is not None and pods <= len(names) * _PODS_FOR_A_REQUEST
+
+
+def _bound_or_unbound(
+    api: ApiClient, names: Collection[str], alive: Callable[[], None] = lambda: None
+) -> Iterator[dict[str, Any]]:
+    """Yield the pods on these nodes, and all that wait for one, from a list of the whole cluster's."""
+    for page in list_pages(api, _PODS, resource="pods"):
+        for raw in page:
+            node = raw["spec"].get("nodeName")
+            if node in names if node else raw.get("status", {}).get("phase", "Pending") == "Pending":
+                yield raw
+        alive()
+
+
+def _on_each(
+    api: ApiClient, names: Iterable[str], at_once: int, alive: Callable[[], None] = lambda: None
+) -> Iterator[dict[str, Any]]:
+    """Yield the pods on these nodes, asking for each node's."""
+    for some in batches(sorted(names), _NODES_BETWEEN_SIGNS_OF_LIFE):
+        for found in in_parallel(lambda name: _list(api, f"spec.nodeName={name}"), some, at_once=at_once):
+            yield from found
+        alive()
 
 
 def list_run_pods(api: ApiClient, selector: Mapping[str, str], run: str) -> list[Pod]:
     """Return the pods of a run on this pool, those that are ending too; `run` is the hash of the run's DemandKey."""
-    raw = list_items(api, "/api/v1/pods", resource="pods", labelSelector=f"{RUN_LABEL}={run}")
+    raw = list_items(api, _PODS, resource="pods", labelSelector=f"{RUN_LABEL}={run}")
     return [pod for pod in map(Pod.parse, raw) if pod.selects(selector)]
 
 
@@ -230,5 +286,5 @@ def delete_pod(api: ApiClient, pod: Pod) -> bool:
     return True
 
 
-def _list(api: ApiClient, field_selector: str) -> list[Pod]:
-    return [Pod.parse(raw) for raw in list_items(api, "/api/v1/pods", resource="pods", fieldSelector=field_selector)]
+def _list(api: ApiClient, field_selector: str) -> list[dict[str, Any]]:
+    return list_items(api, _PODS, resource="pods", fieldSelector=field_selector)

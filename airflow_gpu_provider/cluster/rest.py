@@ -6,7 +6,7 @@ No request sets resourceVersion on a read: every read is a quorum read, for deci
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_gpu_provider.cluster.api_errors import mapped
@@ -67,13 +67,27 @@ def label_selector(labels: Mapping[str, str]) -> str:
 
 
 def list_items(api: ApiClient, path: str, *, resource: str, **selectors: str) -> list[dict[str, Any]]:
-    """Return all items of a list, page by page; all pages show the moment of the first."""
-    items: list[dict[str, Any]] = []
+    """Return all items of a list; all show the moment of the first page."""
+    return [item for page in list_pages(api, path, resource=resource, **selectors) for item in page]
+
+
+def list_pages(api: ApiClient, path: str, *, resource: str, **selectors: str) -> Iterator[list[dict[str, Any]]]:
+    """Yield the items of a list, page by page, as they come; all pages show the moment of the first."""
     query = {**selectors, "limit": str(_PAGE)}
     while True:
         page = call(api, "list", path, resource=resource, query=query)
-        items += page.get("items") or []
+        yield page.get("items") or []
         token = page.get("metadata", {}).get("continue")
         if not token:
-            return items
+            return
         query["continue"] = token
+
+
+def count_items(api: ApiClient, path: str, *, resource: str) -> int | None:
+    """Return how many objects there are, in one small answer; None where the server does not say."""
+    page = call(api, "list", path, resource=resource, query={"limit": "1"})
+    metadata, seen = page.get("metadata", {}), len(page.get("items") or [])
+    if not metadata.get("continue"):
+        return seen
+    left = metadata.get("remainingItemCount")
+    return None if left is None else seen + int(left)

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import functools
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -38,6 +38,12 @@ def in_parallel(function: Callable[[_T], _R], items: Iterable[_T], *, at_once: i
         return [function(item) for item in items]
     with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="gpu-request") as threads:
         return list(threads.map(function, items))
+
+
+def batches(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    """Yield the items in their order, so many at a time."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
 
 
 @functools.cache

@@ -7,9 +7,11 @@ tries, crashes and other processes find them; writing them again changes nothing
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 import time
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -34,6 +36,8 @@ _PREFIX = "airflow-gpu-provider/"
 _KIND = f"{_PREFIX}kind"
 _PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 _TRIES = 8
+_LONG = 50_000
+_ZLIB = "zlib:"
 
 Span = tuple[datetime, datetime]
 
@@ -143,12 +147,20 @@ def note_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
 
 def note_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
     """Write down when these pods ran; those that do not say whose they are, and those without GPUs, are left out."""
+    work: dict[DemandKey, list[tuple[str, Span]]] = {}
     for pod in pods:
         span = pod.ran(now)
         if pod.owner is None or pod.node is None or not pod.gpus or pod.placeholder or span is None:
             continue
-        node = pod.node
-        _amend_run(api, pod.owner, lambda usage, node=node, span=span: usage.with_work(node, span))  # type: ignore[misc]
+        work.setdefault(pod.owner, []).append((pod.node, span))
+    for owner, done in work.items():
+        _amend_run(api, owner, lambda usage, done=done: _with_work(usage, done))  # type: ignore[misc]
+
+
+def _with_work(usage: RunUsage, done: Iterable[tuple[str, Span]]) -> RunUsage:
+    for node, span in done:
+        usage = usage.with_work(node, span)
+    return usage
 
 
 def note_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]) -> None:
@@ -162,7 +174,7 @@ def note_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]
         oldest = max(each.seen_until for each in seen.values()) - KEEP_FOR
         merged = {each.id: known[each.id].merged(each) if each.id in known else each for each in seen.values()}
         kept = {id_: each for id_, each in {**known, **merged}.items() if each.seen_until > oldest}
-        return {f"{_PREFIX}machines": json.dumps([_machine_to_json(each) for each in kept.values()])}
+        return {f"{_PREFIX}machines": _packed([_machine_to_json(each) for each in kept.values()])}
 
     labels = {_KIND: "machines", POOL_LABEL: pool_name}
     _amend(api, f"machines-{pool_name}", labels, amend)
@@ -249,7 +261,7 @@ def read_machines(api: ApiClient, pool_name: str) -> tuple[MachineUse, ...]:
 
 
 def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
-    said = json.loads(notes.get(f"{_PREFIX}usage", "{}"))
+    said = _unpacked(notes.get(f"{_PREFIX}usage", "{}"))
     return RunUsage(
         key=key,
         wanted=_spans(said.get("wanted", ())),
@@ -264,7 +276,7 @@ def _run_to_notes(usage: RunUsage) -> dict[str, str]:
         "open": usage.open,
         "worked": {node: [[format_time(at) for at in span] for span in spans] for node, spans in usage.worked.items()},
     }
-    return {**usage.key.annotations, f"{_PREFIX}usage": json.dumps(said)}
+    return {**usage.key.annotations, f"{_PREFIX}usage": _packed(said)}
 
 
 def _spans(raw: Iterable[Any]) -> tuple[Span, ...]:
@@ -273,11 +285,23 @@ def _spans(raw: Iterable[Any]) -> tuple[Span, ...]:
 
 def _machines(notes: Mapping[str, str]) -> dict[str, MachineUse]:
     found = {}
-    for said in json.loads(notes.get(f"{_PREFIX}machines", "[]")):
+    for said in _unpacked(notes.get(f"{_PREFIX}machines", "[]")):
         names = [name for name in ("launched_at", "usable_at", "seen_until") if said[name]]
         times = {name: datetime.fromisoformat(said[name]) for name in names}
         found[said["id"]] = MachineUse(**{**said, **times})
     return found
+
+
+def _packed(said: Any) -> str:
+    """Return it as JSON, compressed where it is long: an object's annotations have 256 KiB together."""
+    text = json.dumps(said)
+    return text if len(text) < _LONG else _ZLIB + base64.b64encode(zlib.compress(text.encode())).decode()
+
+
+def _unpacked(text: str) -> Any:
+    if text.startswith(_ZLIB):
+        text = zlib.decompress(base64.b64decode(text.removeprefix(_ZLIB))).decode()
+    return json.loads(text)
 
 
 def _machine_to_json(machine: MachineUse) -> dict[str, Any]:

@@ -10,6 +10,8 @@ from datetime import datetime
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
 
+from airflow_gpu_provider.cluster.threads import AT_ONCE
+
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
     from airflow_gpu_provider.pools import Candidate, GpuPool
@@ -204,9 +206,11 @@ class Platform(ABC):
     Attributes:
         over_quota: Groups that `check_quota` found to have too small a quota; they do not grow. Whoever goes on in
             another process hands them over.
+        releases_at_once: How many machines `release` removes in about the time of one.
     """
 
     over_quota: frozenset[str] = frozenset()
+    releases_at_once: int = AT_ONCE
 
     @abstractmethod
     def cluster_access(self) -> ClusterAccess:

@@ -43,6 +43,8 @@ class GkeBase(Platform):
         pool: The rendered spec.
     """
 
+    releases_at_once = 500  # an instance group deletes a thousand in one call
+
     def __init__(self, pool: GkeGpuPool) -> None:
         self._pool = pool
         self._clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
@@ -133,16 +135,19 @@ class GkeBase(Platform):
                 self._groups.grow(groups[0].path, groups[0].target + missing)
 
     def release(self, machines: Sequence[Machine]) -> None:
-        errors = [error for error in in_parallel(self._remove, machines) if error]
+        by_group: dict[str, set[str]] = {}
+        for machine in machines:
+            by_group.setdefault(machine.group, set()).add(machine.id)
+        errors = [error for error in in_parallel(lambda item: self._remove(*item), by_group.items()) if error]
         if errors:
             raise errors[0]
 
-    def _remove(self, machine: Machine) -> GpuError | None:
-        """Return the error, so that one machine's does not keep the others."""
+    def _remove(self, name: str, machines: set[str]) -> GpuError | None:
+        """Return the error, so that one group's does not keep the others."""
         try:
-            for group in self._groups.read(self._paths_of(machine.group)):
-                if machine.id in map(name_of, group.members):
-                    self._groups.remove(group.path, [machine.id])
+            for group in self._groups.read(self._paths_of(name)):
+                if going := sorted(machines & set(map(name_of, group.members))):
+                    self._groups.remove(group.path, going)
         except GpuError as error:
             return error
         return None

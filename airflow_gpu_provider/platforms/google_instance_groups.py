@@ -41,7 +41,8 @@ class InstanceGroups:
             if has_status(error, "NOT_FOUND"):
                 return InstanceGroup(path=path, target=0)
             raise
-        launched = {name_of(one): at for one in managed if (at := self._launched_at(path, one))}
+        born = zip(managed, in_parallel(lambda one: self._launched_at(path, one), managed), strict=True)
+        launched = {name_of(one): at for one, at in born if at}
         return InstanceGroup(path=path, target=target, managed=managed, errors=errors, launched=launched)
 
     def _managed(self, path: str) -> tuple[Mapping[str, Any], ...]:

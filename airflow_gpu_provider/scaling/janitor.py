@@ -79,10 +79,11 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
     leases = tuple(lease for lease in snapshot.leases if over.has(lease.key))
     gone = {lease.key.hash for lease in leases}
     pods = tuple(pod for pod in snapshot.pods if pod.run and not pod.deleting and _is_of(pod, gone, over))
+    leaving = {str(pod) for pod in pods}
     without = replace(
         snapshot,
         leases=tuple(lease for lease in snapshot.leases if lease not in leases),
-        pods=tuple(pod for pod in snapshot.pods if pod not in pods and pod.run not in gone),
+        pods=tuple(pod for pod in snapshot.pods if str(pod) not in leaving and pod.run not in gone),
     )
     leftovers = (
         *(_lease(snapshot, lease) for lease in leases),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
@@ -13,9 +14,10 @@ from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
 from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting
-from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_node, uncordon
+from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_nodes, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
-from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_node_pods, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.claims import check_claims, claimed
@@ -39,11 +41,19 @@ that are idle, a binding takes milliseconds.
 FRESH = timedelta(seconds=5)
 """How old the last look at a machine may be when it is removed."""
 
+RELEASE_FOR = timedelta(seconds=20)
+"""For how long one decision removes machines; those that are left then are for the next, and others get their turn."""
+
 PATIENCE = timedelta(seconds=60)
 """How long to wait for the pool's lock: longer than a dead holder has it."""
 
 PATIENCE_IN_A_LOOP = timedelta(seconds=1)
 """The same where an event loop comes again: between two tries it waits without a thread."""
+
+_BETWEEN_CHECKS = 64  # writes, several at a time, between two checks of the lock
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +81,7 @@ class Reconciler:
         holder: Who this is, for people who look at the lock: dag/run/task/try, host and pid.
         say: Takes a line at once: that the lock is waited for. All others are in the outcome.
         clock: The time that all who change the pool go by. Default: the API server's.
+        at_once: How many requests it makes at a time.
 
     Attributes:
         patience: How long it waits for the pool's lock before DemandLockBusy.
@@ -85,6 +96,7 @@ class Reconciler:
         holder: str,
         say: Say,
         clock: Clock | None = None,
+        at_once: int = AT_ONCE,
     ) -> None:
         self.pool = pool
         self.platform = platform
@@ -92,16 +104,20 @@ class Reconciler:
         self.holder = holder
         self._say = say
         self.clock: Clock = clock or ServerClock(api)
+        self.at_once = at_once
         self.ledger = Ledger(api, pool, say)
         self.patience = PATIENCE
         self._seen_of_lock = Sighting()
 
-    def snapshot(self) -> PoolSnapshot:
-        """Read everything that a decision looks at."""
+    def snapshot(self, lock: PoolLock | None = None) -> PoolSnapshot:
+        """Read everything that a decision looks at; a lock that is held is kept meanwhile."""
+        alive = lock.keep if lock else _nothing
         leases = list_demand(self.api, self.pool.name)
         nodes = list_nodes(self.api, self.pool.node_selector)
-        pods = list_pool_pods(self.api, self.pool.node_selector, nodes)
+        alive()
+        pods = list_pool_pods(self.api, self.pool.node_selector, nodes, at_once=self.at_once, alive=alive)
         groups = self.platform.observe()
+        alive()
         now = self.clock.now()
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._of_others(seen) if self.pool.manage == "scale" else seen
@@ -114,7 +130,7 @@ class Reconciler:
         machines = {machine.id for group in groups for machine in group.live}
         new = machines - {node.machine for node in seen.nodes}
         joined = list_joined(self.api, self.pool.name, new) if new else ()
-        pods = {pod.uid: pod for pod in (*seen.pods, *(pod for node in joined for pod in self._pods_now(node)))}
+        pods = {pod.uid: pod for pod in (*seen.pods, *self._pods_now(joined))}
         return replace(seen, groups=groups, claimed=taken, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
@@ -138,7 +154,7 @@ class Reconciler:
             GpuError: What the cluster or the cloud said.
         """
         with self._lock() as lock:
-            before = self.snapshot()
+            before = self.snapshot(lock)
             check_claims(before)
             lease = replace(_lease(before, key, nodes, until), warm=warm)
             others = tuple(each for each in before.leases if each.key != key)
@@ -157,7 +173,7 @@ class Reconciler:
         if decision.is_empty:
             return Outcome(snapshot=snapshot, decision=decision, said=decision.notes)
         with self._lock() as lock:
-            snapshot = self.snapshot()
+            snapshot = self.snapshot(lock)
             writes = _Writes(self, lock, snapshot, decide(snapshot))
             writes.set_switch()
             return writes.outcome()
@@ -168,7 +184,7 @@ class Reconciler:
         A run that has given its demand up meanwhile does not get it back.
         """
         with self._lock() as lock:
-            before = self.snapshot()
+            before = self.snapshot(lock)
             if ask.before not in before.leases:
                 writes = _Writes(self, lock, before, decide(before))
                 writes.set_switch()
@@ -188,7 +204,7 @@ class Reconciler:
             self.ledger.end(key, self.clock.now())
             lock.check()
             give_up(self.api, key)
-            snapshot = self.snapshot()
+            snapshot = self.snapshot(lock)
             writes = _Writes(self, lock, snapshot, decide(snapshot))
             writes.set_switch()
             return writes.outcome()
@@ -206,7 +222,9 @@ class Reconciler:
         """Delete exactly these pods, and return the names of those that were there, as namespace/name."""
         leaving = tuple(pods)
         self.ledger.pods(leaving, self.clock.now())
-        return [str(pod) for pod in leaving if not pod.deleting and delete_pod(self.api, pod)]
+        to_go = [pod for pod in leaving if not pod.deleting]
+        were_there = in_parallel(lambda pod: delete_pod(self.api, pod), to_go, at_once=self.at_once)
+        return [str(pod) for pod, was_there in zip(to_go, were_there, strict=True) if was_there]
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
@@ -234,15 +252,15 @@ class Reconciler:
     def _mark(self) -> str:
         return f"{self.holder} at {self.clock.now():%Y-%m-%dT%H:%M:%SZ}"
 
-    def _remove(self, machine: Machine) -> None:
-        self.platform.release([machine])
+    def _remove(self, machines: Sequence[Machine]) -> None:
+        self.platform.release(machines)
 
-    def has_joined(self, machine: Machine) -> bool:
-        """Say whether there is a node of the machine by now, in the pool or not."""
+    def joined(self, machines: Collection[str]) -> set[str]:
+        """Return the machines of which there is a node by now, in the pool or not."""
         nodes = list_nodes(self.api, self.pool.node_selector)
         if self.pool.manage == "scale":
-            nodes += list_joined(self.api, self.pool.name, {machine.id})
-        return any(node.machine == machine.id for node in nodes)
+            nodes += list_joined(self.api, self.pool.name, machines)
+        return {node.machine for node in nodes} & set(machines)
 
     def _add_placeholder(self, lease: DemandLease, now: datetime) -> None:
         create_placeholder(
@@ -254,8 +272,8 @@ class Reconciler:
             now=now,
         )
 
-    def _pods_now(self, node: Node) -> list[Pod]:
-        return list_node_pods(self.api, node.name)
+    def _pods_now(self, nodes: Iterable[Node]) -> list[Pod]:
+        return list_pods_on(self.api, nodes, at_once=self.at_once)
 
 
 class _Writes:
@@ -296,10 +314,8 @@ class _Writes:
 
     def outcome(self) -> Outcome:
         """Do all that comes after the switch."""
-        for name in self._decision.label:
-            self._label(self._nodes[name])
-        for name in self._decision.uncordon:
-            self._uncordon(self._nodes[name])
+        self._each(self._label, [self._nodes[name] for name in self._decision.label])
+        self._uncordon([self._nodes[name] for name in self._decision.uncordon])
         self._warm()
         self._grow(self._shrink())
         self._on.ledger.machines(self._snapshot)
@@ -312,13 +328,9 @@ class _Writes:
 
     def _warm(self) -> None:
         leases = {lease.key: lease for lease in self._snapshot.leases}
-        for pod in self._decision.cool:
-            self._lock.check()
-            delete_placeholder(self._on.api, pod.name)
-        for key, number in self._decision.warm.items():
-            for _ in range(number):
-                self._lock.check()
-                self._on._add_placeholder(leases[key], self._snapshot.now)
+        self._each(lambda pod: delete_placeholder(self._on.api, pod.name), self._decision.cool)
+        missing = [leases[key] for key, number in self._decision.warm.items() for _ in range(number)]
+        self._each(lambda lease: self._on._add_placeholder(lease, self._snapshot.now), missing)
 
     def _shrink(self) -> bool:
         """Return whether all groups that were to be shrunk are: a launch under way can come in the way."""
@@ -339,73 +351,109 @@ class _Writes:
                 self._lock.check()
                 self._on.platform.grow({name: size})
 
-    def _release(self) -> None:
-        signed = {name for name in self._decision.cordon if self._cordon(self._nodes[name])}
-        if signed:
-            self._on.clock.sleep(SETTLE.total_seconds())
-        by_machine = {node.machine: node for node in self._snapshot.nodes}
-        for machine in self._decision.release:
-            node = by_machine.get(machine.id)
-            if node is None:
-                self._release_without_node(machine)
-            elif node.cordoned or node.name in signed:
-                self._release_node(machine, node)
+    def _each(self, write: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+        """Write for each of many, several at a time, and return what came of each; the lock is checked in between."""
+        done: list[_R] = []
+        for some in batches(items, _BETWEEN_CHECKS):
+            self._lock.check()
+            done += in_parallel(write, some, at_once=self._on.at_once)
+        return done
 
     def _label(self, node: Node) -> None:
-        self._lock.check()
-        try:
+        with suppress(ObjectNotFound):  # it has just gone; the next look sees what is left
             label(self._on.api, node, self._on.pool.labels)
-        except ObjectNotFound:
-            return  # it has just gone; the next look sees what is left
 
     def _cordon(self, node: Node) -> bool:
-        self._lock.check()
         try:
             return cordon(self._on.api, node, by=self._on._mark())
         except ObjectNotFound:
             return False  # it has just gone; the next look sees what is left
 
-    def _uncordon(self, node: Node) -> None:
-        self._lock.check()
-        try:
-            uncordon(self._on.api, node)
-        except ObjectNotFound:
-            return
-        self._said.append(f"node {node.name} is uncordoned: it stays")
+    def _uncordon(self, nodes: Sequence[Node]) -> None:
+        def undo(node: Node) -> bool:
+            try:
+                uncordon(self._on.api, node)
+            except ObjectNotFound:
+                return False
+            return True
 
-    def _release_node(self, machine: Machine, node: Node) -> None:
-        looked_at = self._on.clock.monotonic()
+        done = zip(nodes, self._each(undo, nodes), strict=True)
+        self._said += [f"node {node.name} is uncordoned: it stays" for node, is_there in done if is_there]
+
+    # -- machines go -----------------------------------------------------------------------------------------
+
+    def _release(self) -> None:
+        to_sign = [self._nodes[name] for name in self._decision.cordon]
+        done = zip(to_sign, self._each(self._cordon, to_sign), strict=True)
+        signed = {node.name for node, is_ours in done if is_ours}
+        if signed:
+            self._on.clock.sleep(SETTLE.total_seconds())
+        by_machine = {node.machine: node for node in self._snapshot.nodes}
+        without = [machine for machine in self._decision.release if machine.id not in by_machine]
+        pairs = [(machine, by_machine[machine.id]) for machine in self._decision.release if machine.id in by_machine]
+        until = self._on.clock.monotonic() + RELEASE_FOR.total_seconds()
+        self._release_all(without, self._not_joined, until)
+        closed = {machine.id: node for machine, node in pairs if node.cordoned or node.name in signed}
+        is_closed = [machine for machine, _ in pairs if machine.id in closed]
+        self._release_all(is_closed, lambda some: self._still_idle(some, closed), until)
+
+    def _release_all(
+        self, machines: Sequence[Machine], look: Callable[[Sequence[Machine]], list[Machine]], until: float
+    ) -> None:
+        """Remove machines, after each look as many as it stays fresh for.
+
+        `look` returns those that may go. Where a look at all of them takes too long for any to be removed, it is a few
+        that are looked at; what is left in the end is for the next decision.
+        """
+        clock, at_a_look = self._on.clock, len(machines)
+        while machines and clock.monotonic() < until:
+            looked_at = clock.monotonic()
+            some, later = machines[:at_a_look], machines[at_a_look:]
+            fit = look(some)
+            gone = self._remove_while_fresh(fit, looked_at)
+            if fit and not gone:
+                if at_a_look == AT_ONCE:
+                    return
+                at_a_look = AT_ONCE
+            machines = [*fit[gone:], *later]
+
+    def _remove_while_fresh(self, machines: Sequence[Machine], looked_at: float) -> int:
+        """Return how many were removed. A process that was stalled after its look leaves them to the next one."""
+        if machines:
+            self._lock.check()
+        gone = 0
+        for few in batches(machines, self._on.platform.releases_at_once):
+            if self._on.clock.monotonic() - looked_at >= FRESH.total_seconds():
+                break
+            self._on._remove(few)
+            gone += len(few)
+        return gone
+
+    def _not_joined(self, machines: Sequence[Machine]) -> list[Machine]:
+        joined = self._on.joined({machine.id for machine in machines})
+        self._said += [f"machine {id_} has joined the cluster meanwhile" for id_ in sorted(joined)]
+        return [machine for machine in machines if machine.id not in joined]
+
+    def _still_idle(self, machines: Sequence[Machine], nodes: Mapping[str, Node]) -> list[Machine]:
+        """Return those whose nodes nobody uses by now; what is said of the others is why they stay."""
+        looked_at = [nodes[machine.id] for machine in machines]
         now = replace(self._snapshot, now=self._on.clock.now())
-        holders = [p for p in self._on._pods_now(node) if p.holds_node(now.now) and not is_overdue(now, p)]
-        if holders:
-            self._said.append(f"pod {holders[0]} has come to node {node.name}")
-            self._uncordon(node)
-            return
-        if not node.ready and self._is_ready_now(node):
-            self._said.append(f"node {node.name} has become Ready")
-            self._uncordon(node)
-            return
-        self._lock.check()
-        self._remove_if_fresh(machine, looked_at)
+        holders: dict[str | None, Pod] = {}
+        for pod in self._on._pods_now(looked_at):
+            if pod.holds_node(now.now) and not is_overdue(now, pod):
+                holders.setdefault(pod.node, pod)
+        were_unready = {node.name for node in looked_at if not node.ready}
+        ready = {node.name for node in read_nodes(self._on.api, were_unready) if node.ready}
+        why = {name: f"node {name} has become Ready" for name in ready}
+        busy = (node.name for node in looked_at if node.name in holders)
+        why |= {name: f"pod {holders[name]} has come to node {name}" for name in busy}
+        self._said += why.values()
+        self._uncordon([node for node in looked_at if node.name in why])
+        return [machine for machine in machines if nodes[machine.id].name not in why]
 
-    def _is_ready_now(self, node: Node) -> bool:
-        try:
-            return read_node(self._on.api, node.name).ready
-        except ObjectNotFound:
-            return False
 
-    def _release_without_node(self, machine: Machine) -> None:
-        looked_at = self._on.clock.monotonic()
-        if self._on.has_joined(machine):
-            self._said.append(f"machine {machine.id} has joined the cluster meanwhile")
-            return
-        self._lock.check()
-        self._remove_if_fresh(machine, looked_at)
-
-    def _remove_if_fresh(self, machine: Machine, looked_at: float) -> None:
-        """A process that was stalled after its look leaves the machine to the next one."""
-        if self._on.clock.monotonic() - looked_at < FRESH.total_seconds():
-            self._on._remove(machine)
+def _nothing() -> None:
+    return
 
 
 def _lease(before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime) -> DemandLease:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -77,8 +78,15 @@ class Supply:
 def supply(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
     """Return the pool's live machines, group by group."""
     nodes = {node.machine: node for node in snapshot.nodes}
-    machines = (machine for group in snapshot.groups for machine in group.live)
-    return tuple(_supply_of(snapshot, machine, nodes.get(machine.id)) for machine in machines)
+    pods: dict[str, list[Pod]] = {}
+    for pod in snapshot.pods:
+        if pod.node and pod.holds_node(snapshot.now):
+            pods.setdefault(pod.node, []).append(pod)
+    found = []
+    for machine in (machine for group in snapshot.groups for machine in group.live):
+        node = nodes.get(machine.id)
+        found.append(_supply_of(snapshot, machine, node, pods.get(node.name, ()) if node else ()))
+    return tuple(found)
 
 
 def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:
@@ -86,8 +94,7 @@ def usable_nodes(snapshot: PoolSnapshot) -> tuple[Node, ...]:
     return tuple(each.node for each in supply(snapshot) if each.node and each.node.usable and each.counts)
 
 
-def _supply_of(snapshot: PoolSnapshot, machine: Machine, node: Node | None) -> Supply:
-    on_node = [pod for pod in snapshot.pods if node and pod.node == node.name and pod.holds_node(snapshot.now)]
+def _supply_of(snapshot: PoolSnapshot, machine: Machine, node: Node | None, on_node: Sequence[Pod]) -> Supply:
     overdue = tuple(pod for pod in on_node if is_overdue(snapshot, pod))
     return Supply(
         machine=machine,

@@ -12,7 +12,7 @@ The same machine has to fail on lighter protocols, or it would prove nothing.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -370,6 +370,9 @@ class _NoLock:
     def check(self) -> None:
         return
 
+    def keep(self) -> None:
+        return
+
 
 class _WithoutLock(Reconciler):
     def _lock(self) -> Any:
@@ -391,15 +394,16 @@ class _WithoutChecks(Reconciler):
 class _AbsoluteSizes(Reconciler):
     """Removes a machine by a size one less: the cloud chooses which."""
 
-    def _remove(self, machine: Machine) -> None:
-        (group,) = (group for group in self.platform.observe() if group.name == machine.group)
-        self.platform.grow({group.name: len(group.live) - 1})
+    def _remove(self, machines: Sequence[Machine]) -> None:
+        for machine in machines:
+            (group,) = (group for group in self.platform.observe() if group.name == machine.group)
+            self.platform.grow({group.name: len(group.live) - 1})
 
 
 class _WithoutAnotherLook(Reconciler):
     """Removes a machine by what it knew before the cordon."""
 
-    def _pods_now(self, node: Node) -> list[Pod]:
+    def _pods_now(self, nodes: Iterable[Node]) -> list[Pod]:
         return []
 
 

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
-from airflow_gpu_provider.errors import NodesNotReady
+from airflow_gpu_provider.errors import GpuError, NodesNotReady
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.drive import TRANSIENT
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
 from airflow_gpu_provider.scaling.waits import NodesWait, Progress
@@ -157,11 +156,13 @@ class Run:
 
 
 def patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
-    """Try again, as whoever waits does."""
+    """Try again, as whoever waits does, after an error that is borne until the deadline."""
     while True:
         try:
             outcome = work()
-        except TRANSIENT as error:
+        except GpuError as error:
+            if error.borne_for is not None:
+                raise
             world.actors.note(type(error).__name__)
             world.actors.clock.sleep(5)
         else:

@@ -115,6 +115,7 @@ class World:
             self.api,
             holder=holder,
             say=self.actors.note,
+            at_once=1,
             clock=ServerClock(self.api, self.clocks[number % 2]),  # type: ignore[arg-type]
         )
 

@@ -1,0 +1,124 @@
+"""What a scale-down of a pool of a thousand nodes takes: requests, and seconds under the pool's lock.
+
+`python -m benchmarks.large_pool` measures this alone, in a minute. Nothing but the package and threads is needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import timedelta
+
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.cluster.clock import Clock
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from benchmarks.figure import Figure
+from benchmarks.played_cluster import PlayedCloud, PlayedCluster, add_pod
+
+NODES = 1000
+DAEMONS = 2  # pods on each node that come and go with it
+OTHERS = 2000  # pods elsewhere in the cluster
+LATENCY = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What one decision took."""
+
+    seconds: float
+    locked_seconds: float
+    requests: Counter[str]
+
+    def reads(self) -> int:
+        """Count what was asked of the cluster and the cloud."""
+        return sum(n for what, n in self.requests.items() if what.startswith("GET") or what == "cloud observe")
+
+    def lock_writes(self) -> int:
+        return self.requests["PUT leases/lock"] + self.requests["POST leases/lock"]
+
+
+class LargePool:
+    """A pool whose nodes a run wants; busy: with a pod of somebody's on each."""
+
+    def __init__(
+        self,
+        nodes: int,
+        *,
+        busy: bool,
+        others: int = OTHERS,
+        latency: float = LATENCY,
+        cloud_latency: float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self.pool = EksGpuPool(
+            name="large", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=nodes
+        )
+        self.cluster = PlayedCluster(latency=latency, clock=clock)
+        self.cloud = PlayedCloud(self.pool, self.cluster, nodes, latency=cloud_latency or latency)
+        for number in range(nodes):
+            for daemon in range(DAEMONS):
+                add_pod(self.cluster, f"daemon-{number}-{daemon}", f"node-i-{number}", daemon=True)
+            if busy:
+                add_pod(self.cluster, f"training-{number}", f"node-i-{number}", daemon=False, gpus=1)
+        for number in range(others):
+            add_pod(self.cluster, f"other-{number}", f"node-elsewhere-{number % 100}", daemon=False)
+        self.reconciler = Reconciler(
+            self.pool,
+            self.cloud,
+            self.cluster,  # type: ignore[arg-type]
+            holder="bench",
+            say=print,
+            clock=clock,
+        )
+        self.key = DemandKey(installation="bench", dag_id="bench", run_id="1", pool=self.pool.name)
+        self.reconciler.want(self.key, nodes, self.cluster.clock.now() + timedelta(hours=1))
+
+    def give_up(self) -> Decision:
+        """Take the run's demand away: one decision."""
+        self.cluster.requests.clear()
+        self.cluster.locked_seconds = 0.0
+        at = self.cluster.clock.monotonic()
+        self.reconciler.give_up(self.key)
+        return Decision(
+            seconds=self.cluster.clock.monotonic() - at,
+            locked_seconds=self.cluster.locked_seconds,
+            requests=Counter(self.cluster.requests),
+        )
+
+
+def measure() -> list[Figure]:
+    """Return what decisions took: where each node is in use, and where each is to go."""
+    figures = []
+    pool = LargePool(NODES, busy=True)
+    kept = pool.give_up()
+    name = f"scale-down decision, {NODES} nodes in use"
+    figures += [
+        Figure(name=f"{name}: seconds under the lock", unit="s", ours=kept.locked_seconds, peer=None, n=1),
+        Figure(name=f"{name}: requests", unit="requests", ours=kept.requests.total(), peer=None, n=1),
+    ]
+    pool, took = LargePool(NODES, busy=False), []
+    while pool.cloud.machines:
+        took.append(pool.give_up())
+    name = f"scale-down of {NODES} idle nodes"
+    reads = sum(each.reads() for each in took)
+    longest = max(each.locked_seconds for each in took)
+    return [
+        *figures,
+        Figure(name=f"{name}: longest time under the lock", unit="s", ours=longest, peer=None, n=len(took)),
+        Figure(name=f"{name}: all of it", unit="s", ours=sum(each.seconds for each in took), peer=None, n=1),
+        Figure(name=f"{name}: what is read", unit="requests", ours=reads, peer=None, n=1),
+        Figure(
+            name=f"{name}: what is written beside a cordon and a call to the cloud for each",
+            unit="requests",
+            ours=sum(each.requests.total() for each in took) - reads - 2 * NODES,
+            peer=None,
+            n=1,
+        ),
+    ]
+
+
+if __name__ == "__main__":
+    from benchmarks.figure import table
+
+    print("\n".join(table(measure())))
