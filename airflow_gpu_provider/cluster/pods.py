@@ -99,10 +99,15 @@ class Pod:
         return self.finished and self.uncollected and now - (self.finished_at or self.created_at) < COLLECT_WITHIN
 
     def ran(self, now: datetime) -> tuple[datetime, datetime] | None:
-        """Return from when to when its containers ran, until now where they still do; None if none has."""
+        """Return from when to when its containers ran, until now where they still do; None if none has.
+
+        One that is deleted and whose node is gone never finishes: it ran until its grace period was over at most.
+        """
         if self.started_at is None:
             return None
-        return self.started_at, (self.finished_at or now) if self.finished else now
+        if self.finished:
+            return self.started_at, self.finished_at or now
+        return self.started_at, max(self.started_at, min(now, self.delete_at or now))
 
     def holds_node(self, now: datetime) -> bool:
         """Whether its node has to stay for it."""

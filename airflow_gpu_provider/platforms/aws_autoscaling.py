@@ -12,7 +12,7 @@ from airflow_gpu_provider.errors import CloudError, GpuError
 from airflow_gpu_provider.platforms.aws_clients import AwsService, in_parallel
 from airflow_gpu_provider.platforms.aws_errors import has_code, message_of
 from airflow_gpu_provider.platforms.aws_suspensions import SuspensionMarks, TagMarks
-from airflow_gpu_provider.platforms.eks_scaling import ending_cause, is_launching, machine_state, machines
+from airflow_gpu_provider.platforms.eks_scaling import OVER, ending_cause, is_launching, machine_state, machines
 
 SWITCH = "airflow-gpu-provider-switch"
 _STALE_SUSPENSION = timedelta(minutes=1)
@@ -44,6 +44,19 @@ class AutoScaling:
         """Return the newest activities of each group, the newest first."""
         wanted = sorted(names)
         return dict(zip(wanted, in_parallel(self._activities, wanted), strict=True))
+
+    def activities_since(self, name: str, since: datetime) -> Sequence[Mapping[str, Any]]:
+        """Return the activities of a group back to `since`, in AWS' order: those under way, then the newest first."""
+        found = []
+        try:
+            for activity in self._service.items("describe_scaling_activities", "Activities", AutoScalingGroupName=name):
+                found.append(activity)
+                if activity["StatusCode"] in OVER and activity["StartTime"] < since:
+                    break
+        except CloudError as error:
+            if not _is_not_found(error):
+                raise
+        return found
 
     def switches(self) -> dict[str, datetime]:
         """Return when each group of the region, by name, is set to zero by our scheduled action."""

@@ -64,6 +64,25 @@ class MachineEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MachineLife:
+    """When a machine of a pool ran, by the cloud's own word.
+
+    Attributes:
+        id: As `Machine.id`. A cloud may give a name again: each machine that had it has a life of its own.
+        group: Its group.
+        node: Its node's name, where the cloud tells it.
+        launched_at: None where the cloud no longer says it.
+        ended_at: When it stopped to run; None while it runs.
+    """
+
+    id: str
+    group: str
+    node: str = ""
+    launched_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchFailure:
     """A failed launch of a group: when, why, and in the cloud's words.
 
@@ -283,6 +302,16 @@ class Platform(ABC):
         """Return why a machine of the pool (`Machine.id`) has ended or is about to; None where it is not.
 
         Default: None, for clouds whose nodes tell their pods' end themselves.
+        """
+        return None
+
+    def lives(
+        self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()
+    ) -> tuple[MachineLife, ...] | None:
+        """Return when machines of these groups ran: those that ran after `since`, those that nobody saw among them.
+
+        Of what a cloud forgets soon, `known` machines (`Machine.id`) are asked for by name too. Default None: there is
+        no cloud that could tell.
         """
         return None
 

@@ -8,11 +8,20 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import CloudError, GpuError, GroupNotFound, PermissionDenied
-from airflow_gpu_provider.platforms import eks_permissions
+from airflow_gpu_provider.platforms import eks_lives, eks_permissions
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
 from airflow_gpu_provider.platforms.aws_errors import has_code
-from airflow_gpu_provider.platforms.base import GroupStatus, Machine, MachineEnd, Platform, Refusals, Say
+from airflow_gpu_provider.platforms.base import (
+    Group,
+    GroupStatus,
+    Machine,
+    MachineEnd,
+    MachineLife,
+    Platform,
+    Refusals,
+    Say,
+)
 from airflow_gpu_provider.platforms.eks_groups import NodeGroups, asg_name
 from airflow_gpu_provider.platforms.eks_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.eks_scaling import instance_end
@@ -33,6 +42,9 @@ STATUS: dict[str, GroupStatus] = {
     "DELETING": "deleting",
 }
 """What EKS's word for a node group's state means for the pool."""
+
+_FILTER_VALUES = 200
+"""How many values a filter of EC2 may have."""
 
 
 class EksBase(Platform):
@@ -144,6 +156,29 @@ class EksBase(Platform):
                 return end
         cause = self._scaling.why_ending(machine)
         return MachineEnd(why=cause) if cause else None
+
+    def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
+        behind = {group.autoscaler_name: group.name for group in groups if group.autoscaler_name}
+        read = in_parallel(lambda asg: self._scaling.activities_since(asg, since), behind)
+        instances = self._instances({*known, *(each for some in read for each in eks_lives.instance_ids(some))})
+        return tuple(
+            life
+            for asg, activities in zip(behind, read, strict=True)
+            for life in eks_lives.lives(behind[asg], activities, eks_lives.launched_by(asg, instances), since)
+        )
+
+    def _instances(self, ids: Collection[str]) -> list[Mapping[str, Any]]:
+        """Return what EC2 says of these instances; by a filter, which leaves out those that it has forgotten."""
+        wanted = sorted(ids)
+        parts = [wanted[start : start + _FILTER_VALUES] for start in range(0, len(wanted), _FILTER_VALUES)]
+        return [
+            instance
+            for some in parts
+            for reservation in self._clients.ec2.items(
+                "describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": some}]
+            )
+            for instance in reservation["Instances"]
+        ]
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         sizes = {group: self._scaling.shrink_to_existing(name) for group, name in self._asgs_of(groups).items()}

@@ -11,7 +11,9 @@ from typing import Any
 from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure, Machine, MachineEnd, MachineState
 
 _INSTANCE_ID = re.compile(r"\bi-[0-9a-f]+\b")
-_OVER = ("Successful", "Failed", "Cancelled")
+OVER = ("Successful", "Failed", "Cancelled")
+"""The StatusCode of an activity that has ended."""
+
 # EC2's words for "no machine there now"; groups with a mixed instances policy put the code before the text, others
 # have the text alone.
 _OUT_OF_STOCK = (
@@ -55,7 +57,7 @@ def machines(group: str, asg: Mapping[str, Any], activities: Iterable[Mapping[st
     launched = {
         instance_id: _started(activity)
         for activity in activities
-        if _is_launch(activity) and (instance_id := _instance_of(activity))
+        if _is_launch(activity) and (instance_id := instance_of(activity))
     }
     return tuple(
         Machine(
@@ -80,7 +82,7 @@ def instance_end(instance: Mapping[str, Any]) -> MachineEnd | None:
 def ending_cause(instance_id: str, activities: Iterable[Mapping[str, Any]]) -> str:
     """Return the newest cause for which the group ends an instance; empty where it does not. Newest activity first."""
     for activity in activities:
-        if str(activity.get("Description", "")).startswith("Terminating") and _instance_of(activity) == instance_id:
+        if str(activity.get("Description", "")).startswith("Terminating") and instance_of(activity) == instance_id:
             return str(activity.get("Cause") or "no reason given").rstrip(".")
     return ""
 
@@ -92,9 +94,9 @@ def is_launching(activities: Iterable[Mapping[str, Any]], known: Iterable[Machin
     """
     activities = tuple(activities)
     seen = {machine.id for machine in known}
-    seen.update(_instance_of(a) or "" for a in activities if str(a.get("Description", "")).startswith("Terminating"))
-    under_way = (a for a in activities if _is_launch(a) and a["StatusCode"] not in _OVER)
-    return any(_instance_of(activity) not in seen for activity in under_way)
+    seen.update(instance_of(a) or "" for a in activities if str(a.get("Description", "")).startswith("Terminating"))
+    under_way = (a for a in activities if _is_launch(a) and a["StatusCode"] not in OVER)
+    return any(instance_of(activity) not in seen for activity in under_way)
 
 
 def failures(activities: Iterable[Mapping[str, Any]], quota: str | None = None) -> tuple[LaunchFailure, ...]:
@@ -138,7 +140,8 @@ def _is_launch(activity: Mapping[str, Any]) -> bool:
     return str(activity.get("Description", "")).startswith("Launching")
 
 
-def _instance_of(activity: Mapping[str, Any]) -> str | None:
+def instance_of(activity: Mapping[str, Any]) -> str | None:
+    """Return the instance that an activity launches or ends; None where it tells of none."""
     match = _INSTANCE_ID.search(str(activity.get("Description", "")))
     return match[0] if match else None
 

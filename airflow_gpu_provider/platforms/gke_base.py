@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
-from airflow_gpu_provider.platforms.base import GroupStatus, Machine, Platform, Refusals, Say
+from airflow_gpu_provider.platforms import gke_lives
+from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, MachineLife, Platform, Refusals, Say
 from airflow_gpu_provider.platforms.gke_instances import name_of
 from airflow_gpu_provider.platforms.gke_node_pools import NodePools
 from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.google_clients import GoogleClients
-from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups
+from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups, zone_of
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 if TYPE_CHECKING:
@@ -151,6 +152,19 @@ class GkeBase(Platform):
         except GpuError as error:
             return error
         return None
+
+    def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
+        paths = [(group.name, path) for group in groups for path in self._paths_of(group.name)]
+        zones = sorted({zone_of(path) for _, path in paths})
+        read = in_parallel(lambda zone: self._groups.operations_since(zone, since), zones)
+        operations = dict(zip(zones, read, strict=True))
+        base_names = in_parallel(self._groups.base_name, [path for _, path in paths])
+        return tuple(
+            life
+            for (name, path), base_name in zip(paths, base_names, strict=True)
+            if base_name
+            for life in gke_lives.lives(name, base_name, operations[zone_of(path)], since)
+        )
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         sizes = {name: self._groups.shrink_to_existing(self._paths_of(name)) for name in groups}

@@ -55,7 +55,7 @@ class InstanceGroups:
             return None
         key = (name_of(managed), str(managed.get("id", "")))
         if key not in self._launched:
-            zone = path.partition("/instanceGroupManagers/")[0]
+            zone = zone_of(path)
             try:
                 found = self._compute.get(f"{zone}/instances/{key[0]}", permission="compute.instances.get")
             except CloudError as error:
@@ -68,6 +68,29 @@ class InstanceGroups:
             self._launched[key] = parse_time(str(born))
         return self._launched[key]
 
+    def base_name(self, path: str) -> str:
+        """Return with what the names of a group's instances begin; empty where the group is gone."""
+        try:
+            return str(self._compute.get(path, permission=_READ).get("baseInstanceName", ""))
+        except CloudError as error:
+            if has_status(error, "NOT_FOUND"):
+                return ""
+            raise
+
+    def operations_since(self, zone: str, since: datetime) -> list[Mapping[str, Any]]:
+        """Return the operations of a zone ("projects/P/zones/Z") back to `since`, the newest first."""
+        found: list[Mapping[str, Any]] = []
+        for operation in self._compute.items(
+            f"{zone}/operations",
+            "items",
+            permission="compute.zoneOperations.list",
+            orderBy="creationTimestamp desc",
+        ):
+            if operation.get("insertTime") and parse_time(operation["insertTime"]) < since:
+                break
+            found.append(operation)
+        return found
+
     # -- sizes -----------------------------------------------------------------------------------------------
 
     def grow(self, path: str, size: int) -> None:
@@ -77,7 +100,7 @@ class InstanceGroups:
 
     def remove(self, path: str, names: Sequence[str]) -> None:
         """Delete exactly these instances and lower the group's size by as many; fine if they are gone."""
-        zone = path.partition("/instanceGroupManagers/")[0]
+        zone = zone_of(path)
         body = {
             "instances": [f"{zone}/instances/{name}" for name in names],
             "skipInstancesOnValidationError": True,  # those that are gone, or going already
@@ -113,6 +136,11 @@ class InstanceGroups:
         errors = (operation.get("error") or {}).get("errors") or ()
         for error in errors:
             raise _error(error, doing)
+
+
+def zone_of(path: str) -> str:
+    """Return the path of an instance group's zone, "projects/P/zones/Z"."""
+    return path.partition("/instanceGroupManagers/")[0]
 
 
 def path_of(url: str) -> str:

@@ -23,6 +23,7 @@ from airflow_gpu_provider.errors import (
     ConnectionNotFound,
     CredentialsError,
     GpuError,
+    PermissionDenied,
     QuotaExceeded,
 )
 from airflow_gpu_provider.platforms.backoff import passed_over
@@ -151,6 +152,10 @@ class _Doctor:
             yield "ok", f"what only reads is tried by the other checks; {answer.unasked}", ""
         elif not answer.refused:
             yield "ok", "all that a run changes in the cloud", ""
+        try:
+            self._on.platform.lives(self._seen.groups, self._seen.now)
+        except PermissionDenied as error:
+            yield "warning", f'bills will say "at least": {error.what}', error.fix
 
     def _groups(self) -> Said:
         plan = self._on.platform.plan(1)

@@ -37,11 +37,13 @@ class Bill:
         seconds: By phase.
         cost: By phase; None where a machine's price is not known.
         machines: How many machines it had a part in.
+        at_least: Why it may have been more; empty where the numbers are whole.
     """
 
     seconds: Mapping[Phase, float]
     cost: Mapping[Phase, float | None]
     machines: int
+    at_least: str = ""
 
     @property
     def total_seconds(self) -> float:
@@ -62,13 +64,16 @@ class Bill:
         costs: dict[str, float | None] = {**dict(self.cost.items()), "total": self.total_cost}
         return {
             "machines": self.machines,
+            "at_least": self.at_least or None,
             "node_seconds": {phase: round(seconds, 1) for phase, seconds in self.seconds.items()},
             "cost": {name: UNKNOWN if cost is None else round(cost, 4) for name, cost in costs.items()},
         }
 
 
-def bill(pool: GpuPool, key: DemandKey, runs: Sequence[RunUsage], machines: Iterable[MachineUse]) -> Bill:
-    """Return the bill of one run, from what is known of all runs that used the pool."""
+def bill(
+    pool: GpuPool, key: DemandKey, runs: Sequence[RunUsage], machines: Iterable[MachineUse], *, at_least: str = ""
+) -> Bill:
+    """Return the bill of one run, from what is known of all runs that used the pool; `at_least` as `Bill` has it."""
     seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
     cost: dict[Phase, float | None] = dict.fromkeys(PHASES, 0.0)
     number = 0
@@ -82,7 +87,7 @@ def bill(pool: GpuPool, key: DemandKey, runs: Sequence[RunUsage], machines: Iter
             seconds[phase] += part
             so_far = cost[phase]
             cost[phase] = None if price is None or so_far is None else so_far + price * part / 3600
-    return Bill(seconds=seconds, cost=cost, machines=number)
+    return Bill(seconds=seconds, cost=cost, machines=number, at_least=at_least)
 
 
 def shares(machine: MachineUse, runs: Sequence[RunUsage]) -> Shares:

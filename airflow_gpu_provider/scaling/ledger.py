@@ -7,12 +7,14 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster import usage
-from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.usage import MachineUse
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Say
-from airflow_gpu_provider.scaling.bill import Bill, bill
+from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Say
+from airflow_gpu_provider.scaling.bill import Bill, bill, shares
+from airflow_gpu_provider.scaling.claims import claimed
+from airflow_gpu_provider.scaling.lives import machines_to_bill
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 if TYPE_CHECKING:
@@ -45,14 +47,44 @@ class Ledger:
         """Write down the pool's machines; before any is released."""
         self._quietly(lambda: usage.note_machines(self._api, self._pool.name, machine_uses(snapshot)))
 
-    def bill(self, key: DemandKey) -> Bill:
-        """Return what a run's nodes did and cost.
+    def bill(self, key: DemandKey, platform: Platform, now: datetime) -> Bill:
+        """Return what a run's nodes did and cost, by the times at which the cloud says that they came and went.
+
+        Where the cloud does not say it (a permission is missing), it is what the looks saw at least.
 
         Raises:
             GpuError: The cluster did not say.
         """
         runs = usage.read_runs(self._api, self._pool.name)
-        return bill(self._pool, key, runs, usage.read_machines(self._api, self._pool.name))
+        seen = usage.read_machines(self._api, self._pool.name)
+        wanted = [span for run in runs if run.key == key for span in run.wanted]
+        since = min((start for start, _ in wanted), default=now)
+        try:
+            groups, told = self._told(platform, seen, since, now)
+            at_least = ""
+        except GpuError as error:
+            groups, told = (), None
+            at_least = f"when machines came and went could not be read ({error})"
+        markets = {group.name: group.candidate.market for group in groups}
+        machines = machines_to_bill(seen, told or (), runs, since=since, now=now, markets=markets)
+        if told is None and not at_least:
+            until = max((end for _, end in wanted), default=now)
+            gone = [
+                each.node or each.id for each in machines if each.seen_until < until and shares(each, runs).get(key)
+            ]
+            if gone:
+                at_least = f"when {', '.join(gone)} went nobody says; it counts until it was seen last"
+        return bill(self._pool, key, runs, machines, at_least=at_least)
+
+    def _told(
+        self, platform: Platform, seen: Iterable[MachineUse], since: datetime, now: datetime
+    ) -> tuple[tuple[Group, ...], tuple[MachineLife, ...] | None]:
+        """Return the pool's groups, and when their machines ran; None where there is no cloud that could tell."""
+        groups = platform.observe()
+        taken = claimed(self._pool, groups, list_demand(self._api), now) if self._pool.manage == "scale" else {}
+        in_use = {each.group for each in seen}
+        own = tuple(group for group in groups if group.name in in_use or group.name not in taken)
+        return own, platform.lives(own, since, known=[each.id for each in seen])
 
     def _quietly(self, write: Callable[[], None]) -> None:
         try:

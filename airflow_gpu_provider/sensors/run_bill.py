@@ -14,7 +14,10 @@ def tell(log: Any, key: DemandKey, bill: Bill) -> None:
     what = ", ".join(f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase])})" for phase in PHASES)
     machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"
     total = f"{_hours(bill.total_seconds)} of node time on {machines}: {what}; cost in all: {_money(bill.total_cost)}."
-    log.info("Run %s used %s", key, total)
+    if bill.at_least:
+        log.warning("Run %s used at least %s It may be more: %s.", key, total, bill.at_least.rstrip("."))
+    else:
+        log.info("Run %s used %s", key, total)
     if bill.idle_share > MUCH_IDLE:
         log.warning(
             "%.0f %% of the run's node time on pool %s was idle (%s, cost %s): no run had a pod with GPUs there."

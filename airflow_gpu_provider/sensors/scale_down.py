@@ -215,7 +215,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
         key = run_key(context, self.gpu_pool.name, self.block_id)
         reconciler = self._reconciler if self._wait else self._open(context)
-        bill = reconciler.ledger.bill(key)
+        bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
         run_bill.tell(self.log, key, bill)
         run_bill.measure(key, bill)
         return bill.to_json()

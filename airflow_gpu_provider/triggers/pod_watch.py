@@ -24,7 +24,10 @@ from airflow_gpu_provider.cluster.informer import (
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of, size_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodUnschedulable
+from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.usage import note_pods
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
@@ -70,7 +73,8 @@ async def watch_pod(
     """
     own = dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
     wants = {**own, **pool_nodes(pool.node_selector)}
-    async with watching(pool.cluster_identity, open_access or partial(cluster_access, pool), wants) as feed:
+    open_access = open_access or partial(cluster_access, pool)
+    async with watching(pool.cluster_identity, open_access, wants) as feed:
         view = PodView(wait, pool, feed, on_pod)
         try:
             while True:
@@ -80,6 +84,8 @@ async def watch_pod(
                 progress = wait.step(snapshot, now)
                 if progress.lines:
                     narrator.tell(now, *progress.lines)
+                if isinstance(progress.error, PodPreempted) and view.raw is not None:
+                    await in_thread(_note_lost, view.raw, now, open_access, narrator)
                 if progress.done or progress.error:
                     return progress
                 if refusal := view.refusal(now):
@@ -90,6 +96,14 @@ async def watch_pod(
                 view.take(changes, await feed.api.now())
         finally:
             await pool_keeper.leave(pool, owner, view.take_news)
+
+
+def _note_lost(pod: Json, now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator) -> None:
+    """Write down when a pod ran that is lost, for its run's bill: nobody may find it to do so later."""
+    try:
+        note_pods(open_access().api_client(), [Pod.parse(dict(pod))], now)
+    except GpuError as error:
+        narrator.tell(now, f"when the pod ran could not be written down for the run's bill: {error}")
 
 
 async def _keep_pool(view: PodView, pool: GpuPool, owner: str) -> None:
@@ -117,6 +131,7 @@ class PodView:
         self._patience = Patience(wait.deadline, worked=True)  # the pod was created by the same access
         self._pod: PodState | None = None
         self._shown = False
+        self.raw: Json | None = None
         self._gone = False
         self._synced = False
         self._events: dict[str, PodEvent] = {}
@@ -260,7 +275,7 @@ class PodView:
             self._take_state(change.raw)
 
     def _take_state(self, raw: Json) -> None:
-        self._pod = PodState.parse(raw, self._wait.base_container)
+        self._pod, self.raw = PodState.parse(raw, self._wait.base_container), raw
         if self._requests is None:
             spec = raw.get("spec") or {}
             self._requests = requests_of(spec.get("containers") or (), spec.get("initContainers") or ())

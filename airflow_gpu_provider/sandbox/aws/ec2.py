@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from moto.core.responses import ActionResult
@@ -95,7 +96,7 @@ def set_state(instance: Ec2Instance, state: StateName) -> None:
 
 
 def shut_down(instance: Ec2Instance, *, reason: str | None = None) -> None:
-    """Begin to take the instance away. EC2 says at once why."""
+    """Begin to take the instance away. EC2 says at once why, and from when on it is not paid for."""
     set_state(instance, "shutting-down")
     _give_reason(instance, reason)
 
@@ -104,13 +105,22 @@ def end(instance: Ec2Instance, *, reason: str | None = None) -> None:
     """Take the instance away; it stays visible as terminated, as in EC2."""
     if instance.state == "terminated":
         return
+    told = instance._reason if instance.state == "shutting-down" else ""
     instance.terminate()
     _give_reason(instance, reason)
+    instance._reason = told or instance._reason
 
 
 def _give_reason(instance: Ec2Instance, reason: str | None) -> None:
-    reason = reason or "Client.UserInitiatedShutdown: User initiated shutdown"
-    instance.state_reason = StateReason(reason, reason.split(":")[0])
+    """Set StateReason, and StateTransitionReason, which has the time where somebody ended the instance, else a code.
+
+    As in "Find the reason for an unexpected instance termination" of EC2's user guide: "User initiated (2026-11-22
+    03:04:05 GMT)" or "Server.SpotInstanceTermination".
+    """
+    message = reason or "Client.UserInitiatedShutdown: User initiated shutdown"
+    code = message.split(":")[0]
+    instance.state_reason = StateReason(message, code)
+    instance._reason = code if reason else f"User initiated ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} GMT)"
 
 
 class Ec2Response(EC2Response):

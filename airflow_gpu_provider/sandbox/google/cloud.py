@@ -127,6 +127,7 @@ class GoogleCloud:
             catalogue=self.catalogue,
             quotas=self.quotas,
             groups=lambda: self.node_pools.groups(),
+            operations=self._around.operations,
             clock=self._now,
         )
         self._api = Api(

@@ -6,12 +6,12 @@ operation is DONE when it is answered, as is every one here; what it set going s
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
+from airflow_gpu_provider.sandbox.google.compute_operations import ComputeOperation, ComputeOperations
 from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, invalid, not_found
 from airflow_gpu_provider.sandbox.google.http_server import Call, Route, route
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, LaunchError, Member
@@ -36,6 +36,7 @@ class ComputeApi:
         catalogue: Catalogue,
         quotas: Quotas,
         groups: Callable[[], Sequence[InstanceGroup]],
+        operations: ComputeOperations,
         clock: Callable[[], float],
     ) -> None:
         self._project_id = project_id
@@ -43,7 +44,7 @@ class ComputeApi:
         self._quotas = quotas
         self._groups = groups
         self._clock = clock
-        self._operations: dict[str, dict[str, Any]] = {}
+        self._operations = operations
 
     def routes(self) -> list[Route]:
         groups = [
@@ -70,6 +71,7 @@ class ComputeApi:
             self._route("GetAcceleratorType", "GET", f"{_ZONE}/acceleratorTypes/{{name}}", self._get_accelerator),
         ]
         operations = [
+            self._route("ListZoneOperations", "GET", f"{_ZONE}/operations", self._list_operations),
             self._route("GetZoneOperation", "GET", f"{_ZONE}/operations/{{operation}}", self._get_operation),
             self._route("WaitZoneOperation", "POST", f"{_ZONE}/operations/{{operation}}/wait", self._get_operation),
         ]
@@ -120,7 +122,7 @@ class ComputeApi:
                 f"Invalid value for field 'instances': instance '{strangers[0]}' is not a member of '{group.name}'."
             )
         group.delete(names, self._clock())
-        return self._done("compute.instanceGroupManagers.deleteInstances", call.path["zone"], group.url)
+        return self._done("compute.instanceGroupManagers.deleteInstances", group, call)
 
     def _resize(self, call: Call) -> Any:
         group = self._group(call)
@@ -128,7 +130,7 @@ class ComputeApi:
         if not size.isdecimal():
             raise invalid(f"Invalid value for field 'size': '{size}'. Must be greater than or equal to 0")
         group.resize(int(size), self._clock())
-        return self._done("compute.instanceGroupManagers.resize", call.path["zone"], group.url)
+        return self._done("compute.instanceGroupManagers.resize", group, call)
 
     def _in_zone(self, call: Call) -> list[InstanceGroup]:
         return [group for group in self._groups() if group.zone == call.path["zone"]]
@@ -157,8 +159,7 @@ class ComputeApi:
     def _delete_instance(self, call: Call) -> Any:
         group, member = self._instance(call)
         group.delete_instance(member.name, self._clock())
-        url = group.url_of("instances", member.name)
-        return self._done("delete", group.zone, url)
+        return self._operations.newest.describe()
 
     def _instance(self, call: Call) -> tuple[InstanceGroup, Member]:
         for group in self._in_zone(call):
@@ -230,26 +231,12 @@ class ComputeApi:
 
     # Operations
 
-    def _done(self, kind: str, zone: str, target: str) -> dict[str, Any]:
-        now = timestamp(self._clock())
-        name = f"operation-{secrets.token_hex(8)}"
-        where = f"{_BASE}/projects/{self._project_id}/zones/{zone}"
-        operation = {
-            "kind": "compute#operation",
-            "id": str(secrets.randbelow(9 * 10**18) + 10**18),
-            "name": name,
-            "zone": where,
-            "operationType": kind,
-            "targetLink": target,
-            "status": "DONE",
-            "progress": 100,
-            "insertTime": now,
-            "startTime": now,
-            "endTime": now,
-            "selfLink": f"{where}/operations/{name}",
-        }
-        self._operations[name] = operation
-        return operation
+    def _done(self, kind: str, group: InstanceGroup, call: Call) -> dict[str, Any]:
+        now = self._clock()
+        operation = ComputeOperation(
+            kind=kind, target=group.url, target_id=group.id, started_at=now, ended_at=now, user=call.caller.email
+        )
+        return self._operations.add(operation).describe()
 
     def _get_operation(self, call: Call) -> Any:
         operation = self._operations.get(call.path["operation"])
@@ -257,7 +244,18 @@ class ComputeApi:
             raise not_found(
                 f"The resource 'projects/{self._project_id}/operations/{call.path['operation']}' was not found"
             )
-        return operation
+        return operation.describe()
+
+    def _list_operations(self, call: Call) -> Any:
+        described = [each.describe() for each in self._operations.in_zone(call.path["zone"])]
+        order = call.query.get("orderBy", "name")
+        if order == "creationTimestamp desc":
+            described.reverse()
+        elif order == "name":
+            described.sort(key=lambda each: each["name"])
+        else:
+            raise invalid(f"Invalid value for field 'orderBy': '{order}'.")
+        return _page(call, "operation", described)
 
 
 def _page(call: Call, kind: str, items: list[dict[str, Any]]) -> dict[str, Any]:

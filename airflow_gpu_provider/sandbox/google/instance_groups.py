@@ -13,6 +13,7 @@ from typing import Literal
 from airflow_gpu_provider.accelerators import gce_machine_type
 from airflow_gpu_provider.sandbox.cloud_events import Outbox
 from airflow_gpu_provider.sandbox.faults import Faults
+from airflow_gpu_provider.sandbox.google.compute_operations import ComputeOperation, ComputeOperations
 from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance, ScalableGroup
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 from airflow_gpu_provider.sandbox.google.templates import Template
@@ -34,6 +35,7 @@ class Surroundings:
     quotas: Quotas
     faults: Faults
     outbox: Outbox[Instance]
+    operations: ComputeOperations = field(default_factory=ComputeOperations)
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -68,6 +70,8 @@ class Member:
     draining_until: float | None = None
     taken_at: float | None = None
     """When a spot instance that has had its notice ends."""
+    under_way: ComputeOperation | None = None
+    """The operation that makes its instance, or deletes it."""
 
     @property
     def leaving(self) -> bool:
@@ -127,7 +131,8 @@ class InstanceGroup:
         """Its instance was deleted behind the group's back, which makes it anew: the target size stays."""
         member = self.member(name)
         if member is not None and member.status:
-            self._end_instance(member)
+            self._begin(member, "delete", now)
+            self._end_instance(member, now)
             self._make_anew(member, now)
 
     def drained(self, instance_id: str, now: float) -> None:
@@ -222,7 +227,7 @@ class InstanceGroup:
             self._begin_deletion(member, now)
         elif member.action == "DELETING":
             if now >= member.deadline:
-                self._end_instance(member)
+                self._end_instance(member, now)
                 self.members.remove(member)
         elif not member.status:
             if now >= member.deadline:
@@ -235,7 +240,8 @@ class InstanceGroup:
 
     def _advance_running(self, member: Member, now: float) -> None:
         if member.taken_at is not None and now >= member.taken_at:
-            self._end_instance(member)
+            self._begin(member, "compute.instances.preempted", now)
+            self._end_instance(member, now)
             self._make_anew(member, now)
             return
         if member.run_ends_at is not None and self._around.faults.deadline_seconds() >= member.run_ends_at:
@@ -268,6 +274,7 @@ class InstanceGroup:
             member.instance_id = str(secrets.randbelow(9 * 10**18) + 10**18)
             member.failing_since = member.error = None
             member.deadline = now + self._around.timings.instance_create
+            self._begin(member, "insert", now)
 
     def _out_of_stock(self) -> bool:
         """A stock-out's type may be the machine's or the accelerator's."""
@@ -287,6 +294,7 @@ class InstanceGroup:
     def _run(self, member: Member, now: float) -> None:
         member.status, member.action = "RUNNING", "NONE"
         member.running_since = now
+        self._finish(member, now)
         if self.template.max_run_seconds is not None:
             member.run_ends_at = self._around.faults.deadline_seconds() + self.template.max_run_seconds
         member.announced = self._announcement(member)
@@ -315,13 +323,26 @@ class InstanceGroup:
         member.deadline = now + (self._around.timings.instance_delete if member.status else 0.0)
         if member.status:
             member.status = "STOPPING"
+            self._begin(member, "delete", now)
 
-    def _end_instance(self, member: Member) -> None:
+    def _end_instance(self, member: Member, now: float) -> None:
+        self._finish(member, now)
         self._around.quotas.give_back(member.counted)
         member.counted = Counter()
         announced, member.announced = member.announced, None
         if announced is not None:
             self._around.outbox.instance_terminated(announced)
+
+    def _begin(self, member: Member, kind: str, now: float) -> None:
+        """Begin an operation on a member's instance, which ends the one before it."""
+        self._finish(member, now)
+        url = self.url_of("instances", member.name)
+        operation = ComputeOperation(kind=kind, target=url, target_id=member.instance_id, started_at=now)
+        member.under_way = self._around.operations.add(operation)
+
+    def _finish(self, member: Member, now: float) -> None:
+        if member.under_way is not None:
+            member.under_way.ended_at, member.under_way = now, None
 
     def _make_anew(self, member: Member, now: float) -> None:
         """As a group does with an instance that was lost: the same name, another instance."""

@@ -45,6 +45,7 @@ PERMISSIONS: dict[str, str] = {
     "compute:ListAcceleratorTypes": "compute.acceleratorTypes.list",
     "compute:GetAcceleratorType": "compute.acceleratorTypes.get",
     "compute:GetZoneOperation": "compute.zoneOperations.get",
+    "compute:ListZoneOperations": "compute.zoneOperations.list",
     "compute:WaitZoneOperation": "compute.zoneOperations.get",
     "resourcemanager:TestIamPermissions": "",
 }

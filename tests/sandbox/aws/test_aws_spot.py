@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -66,3 +67,30 @@ def test_on_demand_and_unknown_instances_cannot_be_interrupted(account: Account)
         account.cloud.interrupt_spot(instance)
     with pytest.raises(ValueError, match="i-nope"):
         account.cloud.interrupt_spot("i-nope")
+
+
+def test_the_times_of_its_end_are_those_at_which_it_ended(account: Account) -> None:
+    """EC2 gives the time where somebody ended an instance; where it took the instance itself, the group's activity."""
+    asg = account.node_group(capacityType="SPOT")
+    (taken,) = account.grow(asg, 1)
+    account.cloud.interrupt_spot(taken)
+    ends_at = eventually(lambda: account.events.notices.get(taken), lambda at: at is not None)
+    assert ends_at
+    eventually(lambda: account.ec2_state(taken), lambda state: state == "terminated")
+    (released,) = eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [taken])
+    eventually(lambda: account.ec2_state(released), lambda state: state == "running")
+    before = datetime.now(UTC).replace(microsecond=0)
+    account.asg.terminate_instance_in_auto_scaling_group(InstanceId=released, ShouldDecrementDesiredCapacity=True)
+    eventually(lambda: account.ec2_state(released), lambda state: state != "running")
+    after = datetime.now(UTC)
+    eventually(lambda: account.ec2_state(released), lambda state: state == "terminated")
+
+    told = {each: account.ec2.describe_instances(InstanceIds=[each])["Reservations"][0] for each in (taken, released)}
+    reasons = {each: reservation["Instances"][0]["StateTransitionReason"] for each, reservation in told.items()}
+    assert reasons[taken] == "Server.SpotInstanceTermination"
+    said = re.fullmatch(r"User initiated \((.*) GMT\)", reasons[released])
+    assert said
+    assert before <= datetime.fromisoformat(f"{said[1]}+00:00") <= after
+    activities = account.asg.describe_scaling_activities(AutoScalingGroupName=asg)["Activities"]
+    (loss,) = [each for each in activities if each["Description"] == f"Terminating EC2 instance: {taken}"]
+    assert ends_at - timedelta(seconds=1) < loss["StartTime"] < loss["EndTime"] < before + timedelta(seconds=1)

@@ -53,6 +53,36 @@ def test_a_machine_deleted_behind_its_groups_back_is_made_anew(project: Project)
     eventually(lambda: project.events.names("launched"), lambda names: names == [managed["name"]] * 2)
 
 
+def test_operations_tell_when_machines_came_and_went(project: Project) -> None:
+    """The newest first by `orderBy`; one name has several machines, each with a number of its own."""
+    project.create(nodes=1, spot=True)
+    [managed] = project.managed()
+    project.cloud.preempt(managed["name"])
+    eventually(lambda: project.events.names("launched"), lambda names: names == [managed["name"]] * 2)
+    again = eventually(lambda: [one for one in project.managed() if one["currentAction"] == "NONE"])[0]
+    born = project.compute("GET", f"zones/us-central1-a/instances/{again['name']}")["creationTimestamp"]
+    project.resize(0)
+    eventually(lambda: not project.managed())
+
+    listed = project.compute("GET", "zones/us-central1-a/operations", params={"orderBy": "creationTimestamp desc"})
+    of_it = [each for each in listed["items"] if each["targetLink"].endswith(f"/instances/{managed['name']}")]
+    told = [(each["operationType"], each["targetId"], each["status"]) for each in of_it]
+    assert told == [
+        ("delete", again["id"], "DONE"),
+        ("insert", again["id"], "DONE"),
+        ("compute.instances.preempted", managed["id"], "DONE"),
+        ("insert", managed["id"], "DONE"),
+    ]
+    assert of_it[1]["insertTime"] == born
+    times = [each[which] for each in reversed(of_it) for which in ("insertTime", "endTime")]
+    assert times == sorted(times)
+    with pytest.raises(exceptions.BadRequest, match="orderBy"):
+        project.compute("GET", "zones/us-central1-a/operations", params={"orderBy": "insertTime"})
+    first = project.compute("GET", "zones/us-central1-a/operations", params={"maxResults": 1})
+    assert len(first["items"]) == 1
+    assert first["nextPageToken"]
+
+
 def test_use_counts_against_the_right_quotas(project: Project) -> None:
     def used() -> dict[str, float]:
         quotas = project.compute("GET", "regions/us-central1")["quotas"] + project.compute("GET", "")["quotas"]

@@ -120,6 +120,18 @@ def test_a_finished_pod_holds_its_node_until_it_is_collected_or_late(phase: str)
     assert not Pod.parse(raw_pod(status=status)).holds_node(NOW)
 
 
+def test_how_long_a_pod_ran() -> None:
+    """One that is deleted and whose node is gone never finishes, and did not run on until somebody asked."""
+    started = {"containerStatuses": [{"state": {"running": {"startedAt": "2026-03-01T01:10:00Z"}}}]}
+    begun = datetime(2026, 3, 1, 1, 10, tzinfo=UTC)
+    assert Pod.parse(raw_pod()).ran(NOW) is None
+    assert Pod.parse(raw_pod(status=started)).ran(NOW) == (begun, NOW)
+    deleted = {"deletionTimestamp": "2026-03-01T01:40:00Z"}
+    lost = Pod.parse(raw_pod(status=started, metadata=deleted))
+    assert lost.ran(NOW) == (begun, NOW - timedelta(minutes=20))
+    assert lost.ran(NOW - timedelta(minutes=25)) == (begun, NOW - timedelta(minutes=25))
+
+
 def test_an_evicted_pod_ended_when_its_conditions_last_changed() -> None:
     conditions = [{"type": "DisruptionTarget", "lastTransitionTime": "2026-03-01T01:30:00Z"}]
     pod = Pod.parse(raw_pod(status={"phase": "Failed", "reason": "Evicted", "conditions": conditions}))

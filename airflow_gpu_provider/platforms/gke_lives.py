@@ -1,0 +1,57 @@
+"""When instances of managed instance groups ran, read from the operations of their zone. Pure.
+
+Compute Engine keeps operations for 14 days, `gcloud compute operations list` says. What takes an instance away is one
+too, whoever asks for it: "compute.instances.preempted" is Compute Engine's own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+from airflow_gpu_provider.platforms.base import MachineLife
+from airflow_gpu_provider.platforms.gke_instances import parse_time
+
+_STARTS = ("insert",)
+_ENDS = ("delete", "stop", "compute.instances.preempted")
+
+
+def lives(
+    group: str, base_name: str, operations: Iterable[Mapping[str, Any]], since: datetime
+) -> tuple[MachineLife, ...]:
+    """Return when the instances of a group ran that these operations tell of, and that ran after `since`.
+
+    Args:
+        group: Its name in the pool.
+        base_name: The instance group's baseInstanceName, with which its instances' names begin.
+        operations: Of the group's zone.
+        since: What ended before is left out.
+    """
+    names: dict[str, str] = {}
+    starts: dict[str, list[datetime]] = defaultdict(list)
+    ends: dict[str, list[datetime]] = defaultdict(list)
+    for operation in operations:
+        what, _, name = str(operation.get("targetLink", "")).rpartition("/instances/")
+        kind, instance_id = operation.get("operationType"), str(operation.get("targetId", ""))
+        if not what or not name.startswith(f"{base_name}-") or operation.get("error"):
+            continue
+        if kind in _STARTS:
+            starts[instance_id].append(parse_time(operation["insertTime"]))
+        elif kind in _ENDS and operation.get("endTime"):
+            ends[instance_id].append(parse_time(operation["endTime"]))
+        else:
+            continue
+        names[instance_id] = name
+    found = (
+        MachineLife(
+            id=name,
+            group=group,
+            node=name,
+            launched_at=min(starts[each], default=None),
+            ended_at=min(ends[each], default=None),
+        )
+        for each, name in names.items()
+    )
+    return tuple(life for life in found if life.ended_at is None or life.ended_at > since)

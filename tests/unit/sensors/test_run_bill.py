@@ -1,0 +1,37 @@
+"""What the task's log says a run cost: whole, or at least."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from airflow_gpu_provider.scaling.bill import Bill
+from airflow_gpu_provider.sensors.run_bill import tell
+from tests.unit.scaling.pools import key
+
+LOG = logging.getLogger("bill")
+
+
+def bill(at_least: str = "") -> Bill:
+    seconds = {"booting": 480.0, "working": 20160.0, "idle": 660.0}
+    return Bill(seconds=seconds, cost={"booting": 0.1, "working": 4.5, "idle": 0.15}, machines=2, at_least=at_least)
+
+
+def test_a_whole_bill(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    tell(LOG, key("a"), bill())
+    (record,) = caplog.records
+    assert record.levelname == "INFO"
+    assert " used 5.9 h of node time on 2 nodes: 480 s booting (0.1000), " in record.getMessage()
+    assert bill().to_json()["at_least"] is None
+
+
+def test_a_bill_that_may_be_more_says_why(caplog: pytest.LogCaptureFixture) -> None:
+    why = "when machines came and went could not be read (AWS refused ec2:DescribeInstances.)"
+    tell(LOG, key("a"), bill(why))
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert "used at least 5.9 h of node time" in record.getMessage()
+    assert record.getMessage().endswith(f"It may be more: {why}.")
+    assert bill(why).to_json()["at_least"] == why
