@@ -266,7 +266,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.scaling.drive import drive
 
         async def until_done() -> dict[str, Any]:
-            async with pool_changes(reconciler) as change:
+            async with pool_changes(self.gpu_pool, reconciler.platform.cluster_access) as change:
                 progress = await drive(
                     wait, reconciler.reconcile, say=self.log.info, every=15.0, amend=reconciler.amend, change=change
                 )

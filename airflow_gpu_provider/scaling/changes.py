@@ -4,23 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
-from airflow_gpu_provider.cluster.informer import Change, pool_nodes, unlabelled_nodes, watching
-from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.informer import Change, Feed, pool_nodes, unlabelled_nodes, watching
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pools import GpuPool
 
 
 @asynccontextmanager
-async def pool_changes(reconciler: Reconciler) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
+async def pool_changes(
+    pool: GpuPool, open_access: Callable[[], ClusterAccess]
+) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
     """Lend a function that returns when a node of the pool has changed, at the latest after the seconds it is given.
 
-    Where others own the groups, it returns too when a node joins that is in no pool: it may be the pool's.
+    Where others own the groups, it returns too when a node joins that is in no pool: it may be the pool's. While the
+    cluster cannot be found it only waits; each call tries again.
+
+    Args:
+        pool: The rendered spec.
+        open_access: Finds the cluster; called in a thread.
     """
-    pool = reconciler.pool
     wants = pool_nodes(pool.node_selector)
     if pool.manage == "scale":
         wants = {**wants, unlabelled_nodes(): ""}
-    async with watching(pool.cluster_identity, reconciler.platform.cluster_access, wants) as feed:
+    async with AsyncExitStack() as stack:
+        feed: Feed | None = None
         known: set[str] = set()
 
         def is_news(change: Change) -> bool:
@@ -33,8 +42,15 @@ async def pool_changes(reconciler: Reconciler) -> AsyncIterator[Callable[[float]
             return True
 
         async def change(seconds: float) -> None:
+            nonlocal feed
             loop = asyncio.get_running_loop()
             deadline = loop.time() + seconds
+            if feed is None:
+                try:
+                    feed = await stack.enter_async_context(watching(pool.cluster_identity, open_access, wants))
+                except GpuError:
+                    await asyncio.sleep(max(0.0, deadline - loop.time()))
+                    return
             while (left := deadline - loop.time()) > 0:
                 if any([is_news(each) for each in await feed.changes(left)]):
                     return

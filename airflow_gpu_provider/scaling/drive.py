@@ -75,6 +75,11 @@ class _ClusterTime:
         return self._at + timedelta(seconds=self._clock.monotonic() - self._counted_from)
 
 
+def _patience(wait: Wait) -> Patience:
+    """Return what judges errors from now on; whatever has brought the wait here has used the same access."""
+    return Patience(wait.deadline, worked=True)
+
+
 async def drive(
     wait: Wait,
     reconcile: Callable[[], Outcome],
@@ -83,7 +88,6 @@ async def drive(
     every: float,
     amend: Callable[[Ask], Outcome] | None = None,
     change: Callable[[float], Awaitable[None]] = asyncio.sleep,
-    patience: Patience | None = None,
 ) -> Progress:
     """Reconcile and step until the wait is done.
 
@@ -95,15 +99,13 @@ async def drive(
         every: Seconds after which to look again when nothing was heard; at first it is sooner, for a cloud that is
             just starting or ending a machine does not call.
         change: Returns when something may have changed, at the latest after the seconds it is given.
-        patience: Judges errors of `reconcile` and `amend`. Default: one of this wait's own, as for access that has
-            worked: what brought the wait here has used it.
 
     Raises:
         GpuError: The wait's own error, or one of `reconcile` that is not borne any longer.
     """
     narrator = Narrator(say, started=wait.started)
     clock = _ClusterTime()
-    patience = patience or Patience(wait.deadline, worked=True)
+    patience = _patience(wait)
     look = reconcile
     while True:
         try:
@@ -114,9 +116,9 @@ async def drive(
             narrator.tell(clock.now(), f"{type(error).__name__}: {error} Trying again.")
             look = reconcile
         else:
-            patience.succeeded()
             clock.is_now(outcome.snapshot.now)
             progress = wait.step(outcome.snapshot)
+            patience = _patience(wait)
             narrator.tell(clock.now(), *outcome.said, *progress.lines)
             if progress.done:
                 return progress

@@ -230,6 +230,12 @@ class Reconciler:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
         return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
 
+    def release(self, key: DemandKey) -> Outcome:
+        """Delete the pods that the run left, and give its demand up. May be repeated."""
+        deleted = self.delete_run_pods(key)
+        outcome = self.give_up(key)
+        return replace(outcome, said=(*(f"deleted leftover pod {name}" for name in deleted), *outcome.said))
+
     def note_machines(self) -> None:
         """Write down which machines the pool has now, for the bills of its runs."""
         self.ledger.machines(self.snapshot())

@@ -7,10 +7,11 @@ the wait. Whoever waits - the blocking operator, the sensor's poke, the trigger 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
+from airflow_gpu_provider.cluster.clock import Clock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import (
@@ -325,6 +326,10 @@ class ReleaseWait:
         gone = [node for node in snapshot.nodes if node.machine not in live]
         lines += [f"waiting for node {node.name} to leave the cluster" for node in gone]
         return lines
+
+    def by(self, clock: Clock) -> Self:
+        """Return a wait that goes by this machine's clock as one that goes by the cluster's."""
+        return replace(self, started=clock.of_local(self.started), deadline=clock.of_local(self.deadline))
 
     def _late(self, snapshot: PoolSnapshot, pending: tuple[str, ...]) -> GpuError:
         waited = format_seconds(snapshot.now - self.started)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
-    from airflow_gpu_provider.cluster.clock import Clock
+    from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.patience import Patience
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.drive import Narrator
     from airflow_gpu_provider.scaling.reconcile import Reconciler
     from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
 
@@ -43,8 +45,9 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         block_id: EnsureGpuPoolOperator's, where that has one. `gpu_nodes` gives it. Default: empty.
         deferrable: Wait in the triggerer. Default True; else `mode` says how: "poke" or "reschedule".
         poke_interval: Seconds between two looks when not deferrable. Default 5.
-        timeout: How long machines may take to go, draining included. Default 30 minutes. After that the task
-            fails with PoolNotReleased, and is tried again.
+        timeout: How long machines may take to go, draining included, and how long a cloud or a cluster that does not
+            answer is asked again; a permission that is missing is borne for five minutes of it. Default 30 minutes.
+            After that the task fails with PoolNotReleased, and is tried again.
         retries: Default 3.
         retry_delay: Default half a minute.
         weight_rule: Default "upstream": it comes before work that is yet to begin.
@@ -56,7 +59,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         where the pool has no `price_per_hour` for a machine. It is not there if the cluster did not say.
 
     Raises:
-        PoolNotReleased: Something did not go in time; the message names it.
+        PoolNotReleased: Something did not go in time, or could not be released; the message names the machines that
+            are still there, what the run has cost so far, and when the cloud's own switch ends them.
         PoolSpecError: `soft_fail`, `never_fail` or `silent_fail` is set, which would hide a GPU that still runs, or
             `depends_on_past` or `wait_for_downstream` is, which would leave it running.
     """
@@ -100,7 +104,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self.gpu_pool = gpu_pool
         self.block_id = block_id
         self.deferrable = deferrable
+        self._reconciler: Reconciler | None = None
+        self._local: ReleaseWait | None = None
         self._wait: ReleaseWait | None = None
+        self._patience: Patience | None = None
+        self._narrator: Narrator | None = None
         self._stop = Stop()
 
     @classmethod
@@ -118,51 +126,77 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         if not self.deferrable:
             return super().execute(context)
         progress = self._first_leg(context)
-        if progress.result is None:
+        if progress is None or progress.result is None:
             self._defer(context)
-        return self._finish(context, dict(progress.result or {}))
+        return self._finish(context, dict(progress.result))
 
     def poke(self, context: Context) -> PokeReturnValue:
-        progress = self._release(context)
-        if progress.error:
-            raise progress.error
-        return PokeReturnValue(progress.done, self._finish(context, dict(progress.result)) if progress.result else None)
+        progress = self._look(context)
+        if progress and progress.error:
+            raise self._not_released(context, progress.error)
+        if progress is None or progress.result is None:
+            return PokeReturnValue(False)
+        return PokeReturnValue(True, self._finish(context, dict(progress.result)))
 
-    def _first_leg(self, context: Context) -> Progress:
+    def _first_leg(self, context: Context) -> Progress | None:
         """Release, and look for a few seconds whether that was all: a deferral costs several seconds by itself."""
         until = time.monotonic() + _FIRST_LEG.total_seconds()
         while True:
-            progress = self._release(context)
-            if progress.done or time.monotonic() > until:
+            progress = self._look(context)
+            if (progress and progress.done) or time.monotonic() > until:
                 return progress
             time.sleep(1)
 
-    def _release(self, context: Context) -> Progress:
-        """Do everything once that can be done now; every part of it may be repeated."""
-        from airflow_gpu_provider.run_identity import run_key
+    def _look(self, context: Context) -> Progress | None:
+        """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
+        from airflow_gpu_provider.cluster.clock import SystemClock
+        from airflow_gpu_provider.patience import Patience
         from airflow_gpu_provider.scaling.drive import Narrator
 
-        key = run_key(context, self.gpu_pool.name, self.block_id)
-        if self._wait is None:
-            self._reconciler = self._open(context)
-            self._wait = self._new_wait(context, self._reconciler.clock)
-            self._narrator = Narrator(self._say, started=self._wait.started)
-        deleted = self._reconciler.delete_run_pods(key)
-        outcome = self._reconciler.give_up(key)
+        wait = self._local_wait(context)
+        narrator = self._narrator = self._narrator or Narrator(self._say, started=wait.started)
+        patience = self._patience = self._patience or Patience(wait.deadline, worked=True)
+        try:
+            reconciler = self._opened(context)
+            outcome = reconciler.release(self._key(context))
+            self._wait = self._wait or wait.by(reconciler.clock)
+        except GpuError as error:
+            now = SystemClock().now()
+            if not patience.bears(error, now):
+                raise self._not_released(context, error) from error
+            narrator.tell(now, f"{type(error).__name__}: {error} Trying again.")
+            return None
+        patience.succeeded()
         progress = self._wait.step(outcome.snapshot)
-        said = (*(f"deleted leftover pod {name}" for name in deleted), *outcome.said)
-        self._narrator.tell(outcome.snapshot.now, *said, *progress.lines)
+        narrator.tell(SystemClock().now(), *outcome.said, *progress.lines)
         return progress
 
-    def _new_wait(self, context: Context, clock: Clock) -> ReleaseWait:
-        from airflow_gpu_provider.run_identity import run_key
+    def _local_wait(self, context: Context) -> ReleaseWait:
+        """Return the wait by this machine's clock: the cluster's is not known before it has answered."""
+        from airflow_gpu_provider.cluster.clock import SystemClock
         from airflow_gpu_provider.scaling.waits import ReleaseWait
 
-        started = clock.now()
-        if self.reschedule and (first := context["ti"].get_first_reschedule_date(context)):
-            started = clock.of_local(first)
-        key = run_key(context, self.gpu_pool.name, self.block_id)
-        return ReleaseWait(key=key, started=started, deadline=started + self.release_timeout)
+        if self._local is None:
+            started = SystemClock().now()
+            if self.reschedule and (first := context["ti"].get_first_reschedule_date(context)):
+                started = first
+            self._local = ReleaseWait(key=self._key(context), started=started, deadline=started + self.release_timeout)
+        return self._local
+
+    def _key(self, context: Context) -> DemandKey:
+        from airflow_gpu_provider.run_identity import run_key
+
+        return run_key(context, self.gpu_pool.name, self.block_id)
+
+    def _opened(self, context: Context) -> Reconciler:
+        if self._reconciler is None:
+            self._reconciler = self._open(context)
+        return self._reconciler
+
+    def _not_released(self, context: Context, error: GpuError) -> PoolNotReleased:
+        from airflow_gpu_provider.sensors.not_released import not_released
+
+        return not_released(error, self._key(context), lambda: self._opened(context))
 
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import lock_holder
@@ -175,12 +209,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
         return f"{installation_id()}/{context['ti'].dag_id}"
 
-    def _defer(self, context: Context) -> None:
+    def _defer(self, context: Context) -> NoReturn:
         from airflow_gpu_provider.run_identity import lock_holder
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, ReleaseTrigger
 
-        wait = self._wait
-        assert wait is not None
+        wait = self._wait or self._local_wait(context)
         record = {
             "version": RECORD_VERSION,
             "pool": self.gpu_pool.serialize(),
@@ -188,14 +221,16 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             "holder": lock_holder(context),
             "deferred_at": time.time(),
             "wait": wait.to_record(),
+            "untried": self._wait is None,
         }
         self.log.info("Waiting in the triggerer for the machines to go, until %s at the latest", wait.deadline)
-        self.defer(trigger=ReleaseTrigger(record), method_name="resume", timeout=self.release_timeout + _AIRFLOW_MARGIN)
+        within = self.release_timeout + _AIRFLOW_MARGIN
+        self.defer(trigger=ReleaseTrigger(record), method_name="resume", timeout=within)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event: return what it found, or raise its error."""
         if event["status"] != "done":
-            raise GpuError.from_record(event["error"])
+            raise self._not_released(context, GpuError.from_record(event["error"]))
         return self._finish(context, event["result"])
 
     def _finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
@@ -210,11 +245,10 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return {**result, "usage": usage}
 
     def _usage(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import run_key
         from airflow_gpu_provider.sensors import run_bill
 
-        key = run_key(context, self.gpu_pool.name, self.block_id)
-        reconciler = self._reconciler if self._wait else self._open(context)
+        key = self._key(context)
+        reconciler = self._opened(context)
         bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
         run_bill.tell(self.log, key, bill)
         run_bill.measure(key, bill)
@@ -227,11 +261,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (AirflowSensorTimeout, TaskDeferralError) as error:
-            raise PoolNotReleased(
+            ended = PoolNotReleased(
                 f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
                 "See the triggerer's log; the next try releases the machines again.",
-                pool=self.gpu_pool.name,
-            ) from error
+            )
+            raise self._not_released(context, ended) from error
 
     def on_kill(self) -> None:
         """End the task with an error, so that a scale-down cut short is tried again and never green."""

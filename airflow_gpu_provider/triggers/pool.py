@@ -5,6 +5,7 @@ Both reconcile the pool while they wait.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,11 +18,16 @@ from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_defer
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 if TYPE_CHECKING:
-    from airflow_gpu_provider.scaling.drive import Wait
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from datetime import datetime
 
-RECORD_VERSION = 2
-"""1: without `over_quota`, and without what a run does when its nodes are hard to get."""
+    from airflow_gpu_provider.cluster.clock import Clock
+    from airflow_gpu_provider.scaling.drive import Wait
+    from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+    from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+    from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
+
+RECORD_VERSION = 3
+"""1: without `over_quota`, and without what a run does when its nodes are hard to get. 2: without `untried`."""
 
 
 class _PoolTrigger(RecordTrigger):
@@ -35,18 +41,28 @@ class _PoolTrigger(RecordTrigger):
         from airflow_gpu_provider.scaling.drive import drive
         from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
 
-        reconciler = await in_thread(self._reconciler)
-        reconciler.patience = PATIENCE_IN_A_LOOP
-        async with pool_changes(reconciler) as change:
+        @functools.cache  # an error is not kept: where the pool cannot be opened, the next look tries it again
+        def opened() -> Reconciler:
+            reconciler = self._reconciler()
+            reconciler.patience = PATIENCE_IN_A_LOOP
+            return reconciler
+
+        async with pool_changes(
+            deserialize_pool(self.record["pool"]), lambda: opened().platform.cluster_access()
+        ) as change:
             progress = await drive(
                 self._wait_record(),
-                reconciler.reconcile,
+                lambda: self._look(opened()),
                 say=self.log.info,
                 every=self.every,
-                amend=reconciler.amend,
+                amend=lambda ask: opened().amend(ask),
                 change=change,
             )
         return progress.result
+
+    def _look(self, reconciler: Reconciler) -> Outcome:
+        """Look at the pool once, and bring it closer to what is wanted."""
+        return reconciler.reconcile()
 
     def _reconciler(self) -> Reconciler:
         from airflow_gpu_provider.scaling.session import open_pool
@@ -100,6 +116,14 @@ class ReleaseTrigger(_PoolTrigger):
 
     every = 5.0
 
+    def _look(self, reconciler: Reconciler) -> Outcome:
+        if not self._wait.untried:
+            return reconciler.reconcile()
+        self._wait.go_by(reconciler.clock)
+        outcome = reconciler.release(self._wait.key)
+        self._wait.untried = False
+        return outcome
+
     async def on_kill(self) -> None:
         """Release what is still to be released, unless the task waits elsewhere or its run goes on."""
         await to_the_end(self._go_on_releasing())
@@ -118,6 +142,40 @@ class ReleaseTrigger(_PoolTrigger):
             self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
 
     def _wait_record(self) -> Wait:
+        return self._wait
+
+    @functools.cached_property
+    def _wait(self) -> _Release:
         from airflow_gpu_provider.scaling.waits import ReleaseWait
 
-        return ReleaseWait.from_record(self.record["wait"])
+        return _Release(ReleaseWait.from_record(self.record["wait"]), untried=self.record.get("untried", False))
+
+
+class _Release:
+    """A ReleaseWait, and whether the run's share has not been given up: no call of the task had worked.
+
+    The task could not ask the cluster for the time then, and its wait goes by its machine's clock.
+    """
+
+    def __init__(self, wait: ReleaseWait, *, untried: bool) -> None:
+        self._wait = wait
+        self._is_local = untried
+        self.untried = untried
+        self.key = wait.key
+
+    @property
+    def started(self) -> datetime:
+        return self._wait.started
+
+    @property
+    def deadline(self) -> datetime:
+        return self._wait.deadline
+
+    def step(self, snapshot: PoolSnapshot) -> Progress:
+        return self._wait.step(snapshot)
+
+    def go_by(self, clock: Clock) -> None:
+        """Go by the cluster's clock from now on."""
+        if self._is_local:
+            self._wait = self._wait.by(clock)
+            self._is_local = False

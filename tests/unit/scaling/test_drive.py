@@ -19,10 +19,11 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolDrift,
 )
-from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.scaling import drive as module
 from airflow_gpu_provider.scaling.drive import Narrator, drive
 from airflow_gpu_provider.scaling.waits import Progress
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Script:
@@ -88,30 +89,25 @@ def test_a_refusal_that_may_pass_is_sat_out(cls: type[GpuError]) -> None:
     assert Script(Progress(), cls("No."), cls("No."), Progress(done=True)).run().done
 
 
-def test_the_patience_that_is_given_is_told_of_each_call() -> None:
-    script = Script(Progress(), PermissionDenied("No."), CloudError("Throttled."), Progress(done=True))
-    calls: list[str] = []
+@pytest.mark.parametrize(("between", "goes_on"), [(Progress(), True), (None, False)])
+def test_a_refusal_that_lasts_ends_the_wait_and_a_success_in_between_starts_it_anew(
+    monkeypatch: pytest.MonkeyPatch, between: Progress | None, goes_on: bool
+) -> None:
+    denied, passed = PermissionDenied("No."), iter(range(0, 10_000, 200))
 
-    class Recording(Patience):
-        def succeeded(self) -> None:
-            calls.append("success")
+    class Later(module._ClusterTime):
+        """Each look at the clock is 200 seconds after the one before."""
 
-        def bears(self, error: GpuError, now: datetime) -> bool:
-            calls.append(type(error).__name__)
-            return type(error) is PermissionDenied
+        def now(self) -> datetime:
+            return START + timedelta(seconds=next(passed))
 
-    with pytest.raises(CloudError):
-        asyncio.run(
-            drive(
-                script,
-                script.reconcile,
-                say=script.said.append,
-                every=15,
-                change=script.pause,
-                patience=Recording(script.deadline),
-            )
-        )
-    assert calls == ["success", "PermissionDenied", "CloudError"]
+    monkeypatch.setattr(module, "_ClusterTime", Later)
+    script = Script(denied, *([between] if between else []), denied, Progress(done=True), deadline_in=1e9)
+    if goes_on:
+        assert script.run().done
+    else:
+        with pytest.raises(PermissionDenied):
+            script.run()
 
 
 def test_the_wait_s_own_error_is_not_judged() -> None:

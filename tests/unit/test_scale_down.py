@@ -1,0 +1,180 @@
+"""ScaleDownSensor when calls fail: what it bears, what it hands to its trigger, and what its error says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.errors import (
+    CloudError,
+    ClusterUnreachable,
+    ConnectionNotFound,
+    CredentialsError,
+    GpuError,
+    PermissionDenied,
+    PoolNotReleased,
+)
+from airflow_gpu_provider.scaling import changes, drive
+from airflow_gpu_provider.scaling.bill import PHASES, Bill
+from airflow_gpu_provider.sensors import scale_down as module
+from airflow_gpu_provider.sensors.not_released import not_released
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import context_of, copy_of, first_event
+from tests.unit.scaling.pools import A, key, machine, pool, snapshot
+
+BILL = Bill(seconds=dict.fromkeys(PHASES, 60.0), cost=dict.fromkeys(PHASES, 0.41), machines=1)
+
+
+class Played:
+    """A pool that can be opened, and released, as a list of answers says; its last answer is its answer for ever."""
+
+    pool = pool()
+
+    def __init__(self, *answers: GpuError | Any) -> None:
+        self._answers = list(answers)
+        self.calls: list[str] = []
+        self.clock = SystemClock()
+        self.platform = SimpleNamespace(cluster_access=lambda: None)
+        self.ledger = SimpleNamespace(bill=lambda *_: BILL)
+
+    def open(self, *_: Any, **__: Any) -> Played:
+        if self._answers and isinstance(self._answers[0], ConnectionNotFound | CredentialsError):
+            raise self._answers.pop(0)
+        return self
+
+    def release(self, key: Any) -> Any:
+        self.calls.append("release")
+        return self._answer()
+
+    def reconcile(self) -> Any:
+        self.calls.append("reconcile")
+        return self._answer()
+
+    def snapshot(self) -> Any:
+        return with_a_machine()
+
+    def _answer(self) -> Any:
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, GpuError):
+            raise answer
+        return SimpleNamespace(snapshot=replace(answer, now=self.clock.now()), said=())
+
+
+def with_a_machine() -> Any:
+    return snapshot(machine(1))
+
+
+@pytest.fixture
+def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    monkeypatch.setattr(module, "_FIRST_LEG", timedelta(0))
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+
+    async def soon(seconds: float) -> None:
+        await asyncio.sleep(0)
+
+    def use(played: Played) -> None:
+        monkeypatch.setattr("airflow_gpu_provider.scaling.session.open_pool", played.open)
+
+    monkeypatch.setattr(drive, "SOONEST", 0.0)
+    monkeypatch.setattr(changes, "watching", _refuses)
+    return use
+
+
+def _refuses(*_: Any) -> Any:
+    raise ClusterUnreachable("Away.")
+
+
+def a_sensor(**arguments: Any) -> ScaleDownSensor:
+    return ScaleDownSensor(task_id="zero", gpu_pool=pool(), **arguments)
+
+
+PASSING = [
+    ConnectionNotFound("No connection."),
+    CredentialsError("Who?"),
+    ClusterUnreachable("Away."),
+    CloudError("Throttled."),
+    PermissionDenied("No."),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+def test_a_first_leg_that_fails_goes_on_in_the_triggerer(opens: Any, error: GpuError) -> None:
+    opens(Played(error, error, error))
+    sensor = a_sensor()
+    with pytest.raises(TaskDeferred) as deferral:
+        sensor.execute(context_of(sensor))
+    record = deferral.value.trigger.record
+    assert record["untried"]
+    assert datetime.fromisoformat(record["wait"]["deadline"]) > datetime.now(UTC) + timedelta(minutes=29)
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+def test_the_trigger_gives_up_the_run_s_share_where_its_task_could_not(opens: Any, error: GpuError) -> None:
+    opens(Played(error, error))
+    sensor = a_sensor()
+    with pytest.raises(TaskDeferred) as deferral:
+        sensor.execute(context_of(sensor))
+    played = Played(error, error, with_a_machine(), snapshot())
+    opens(played)
+    event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
+    assert event["status"] == "done", event
+    assert played.calls.count("reconcile") >= 1
+    assert played.calls.index("reconcile") > played.calls.index("release")
+
+
+@pytest.mark.parametrize("error", PASSING, ids=lambda error: type(error).__name__)
+def test_poke_mode_goes_on_too(opens: Any, error: GpuError) -> None:
+    opens(Played(error, error, snapshot()))
+    sensor = a_sensor(deferrable=False, poke_interval=0.01)
+    assert sensor.execute(context_of(sensor))["nodes"] == 0
+
+
+def test_what_fails_for_the_whole_timeout_is_an_error_that_is_tried_again(opens: Any) -> None:
+    opens(Played(CloudError("Throttled.")))
+    sensor = a_sensor(deferrable=False, poke_interval=0.01, timeout=0.2)
+    began = datetime.now(UTC)
+    with pytest.raises(PoolNotReleased, match=r"Pool train is not released: Throttled\. Still there: i-1"):
+        sensor.execute(context_of(sensor))
+    assert datetime.now(UTC) - began > timedelta(seconds=0.2)
+
+
+def test_an_error_of_the_trigger_says_what_still_runs(opens: Any) -> None:
+    opens(Played(snapshot()))
+    sensor = a_sensor()
+    event = {"status": "error", "error": PermissionDenied("AWS refused autoscaling:X.", "Allow it.").to_record()}
+    with pytest.raises(PoolNotReleased, match=r"AWS refused autoscaling:X\. Still there: i-1.*Allow it\."):
+        sensor.resume(context_of(sensor), event)
+
+
+def test_the_error_names_machines_price_and_the_switch_s_time() -> None:
+    opened: Any = Played
+    error = not_released(CloudError("AWS did not answer.", "Try again."), key("run"), opened)
+    said = str(error)
+    for words in (
+        "Pool train is not released: AWS did not answer. Still there: i-1 (g6.xlarge on-demand in us-west-2a)",
+        f"in group {A}.",
+        "Cost of the run's nodes so far: 1.23.",
+        f"The switch of {A} ends them at 2026-03-01 08:15Z.",
+        "Try again.",
+    ):
+        assert words in said
+    assert error.details["machines"] == {A: ["i-1"]}
+    assert error.details["cause"] == "CloudError"
+    assert error.retryable
+
+
+def test_a_pool_that_cannot_be_read_does_not_replace_the_error() -> None:
+    def away() -> Any:
+        raise ClusterUnreachable("The server is away.")
+
+    error = not_released(PermissionDenied("Refused."), key("run"), away)
+    assert "Refused. What still runs could not be read (The server is away.)" in str(error)
