@@ -8,14 +8,13 @@ running or hide how they ended. Everything else has the operator's own default, 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, TypeVar
 
 from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pool_operator import argument_defaults
 
 Operator = TypeVar("Operator", bound=BaseOperator)
 
@@ -43,7 +42,6 @@ TAKEN_BY_BEGIN = TAKEN_BY_SETUPS | {
 }
 """What the block's first task takes besides: it decides for the block whether and when it starts."""
 
-_OF_AIRFLOW = frozenset({"self", "kwargs", "task_id", "dag", "task_group", "params", "default_args"})
 _OF_THE_BLOCK = frozenset({"task_id", "dag", "task_group", "trigger_rule", "start_date", "end_date"})
 
 
@@ -74,19 +72,8 @@ def own_task(
             f"{task_id}: {refused[0]}= is not for one of the block's own tasks.",
             f"Give it to gpu_nodes, if that has it, or leave {refused[0]} out.",
         )
-    own = {name: default for name, default in _defaults(operator).items() if name not in taken}
+    own = {name: default for name, default in argument_defaults(operator).items() if name not in taken}
     return operator(task_id=task_id, **{**own, **given, **(more or {})})
-
-
-@cache
-def _defaults(operator: type[BaseOperator]) -> dict[str, Any]:
-    """Return the arguments of an operator that have a default, by name; the most derived class's counts."""
-    found: dict[str, Any] = {}
-    for level in reversed(operator.__mro__[: operator.__mro__.index(BaseOperator) + 1]):
-        if "__init__" in vars(level):
-            parameters = inspect.signature(vars(level)["__init__"]).parameters
-            found |= {name: each.default for name, each in parameters.items() if name not in _OF_AIRFLOW}
-    return {name: default for name, default in found.items() if default is not inspect.Parameter.empty}
 
 
 def wait_for_the_past_at(begin: BaseOperator, tasks: Sequence[Any]) -> None:

@@ -6,7 +6,10 @@ that an operator sets in its **kwargs would win over them. So what has a default
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Mapping
 from datetime import timedelta
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import BaseOperator
@@ -16,7 +19,10 @@ from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.retries import DEFAULT_RETRY_POLICY
 
 if TYPE_CHECKING:
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
+
+_MADE_WITH = frozenset({"self", "kwargs", "task_id", "dag", "task_group", "params", "default_args"})
 
 
 class PoolOperator(BaseOperator):
@@ -42,13 +48,52 @@ class PoolOperator(BaseOperator):
     def __init__(
         self, *, retry_policy: RetryPolicy | None = DEFAULT_RETRY_POLICY, pool: str | None = None, **kwargs: Any
     ) -> None:
-        if isinstance(pool, GpuPool):
-            raise PoolSpecError("pool= was given a GPU pool.", "Give it as gpu_pool=; pool= is Airflow's slot pool.")
+        _refuse_gpu_pool(pool)
         super().__init__(retry_policy=retry_policy, pool=pool, **kwargs)
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Do as Airflow does, with our own defaults, which Airflow before 3.3.2 replaces by BaseOperator's."""
+        made = super().partial(**kwargs)
+        parents = (made.kwargs["dag"], made.kwargs["task_group"])
+        default_args = {k: v for each in parents if each is not None for k, v in (each.default_args or {}).items()}
+        default_args |= kwargs.get("default_args") or {}
+        given = {**default_args, **kwargs}
+        own = {name: value for name, value in argument_defaults(cls).items() if name not in given}
+        made.kwargs |= {name: value for name, value in own.items() if name in made.kwargs}
+        cls._check_partial(made, kwargs, default_args)
+        return made
+
+    @classmethod
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        """Refuse now what would otherwise be refused when each of the mapped tasks is made.
+
+        Args:
+            made: What `partial` returns.
+            kwargs: What was given to it.
+            default_args: What the DAG, the task group and the call's own default_args give.
+        """
+        _refuse_gpu_pool(made.kwargs.get("pool"))
 
     def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
         """Return the value of an argument that is not for default_args: there, its name means another operator's."""
         return value if name in self._keywords else otherwise
+
+
+def _refuse_gpu_pool(pool: Any) -> None:
+    if isinstance(pool, GpuPool):
+        raise PoolSpecError("pool= was given a GPU pool.", "Give it as gpu_pool=; pool= is Airflow's slot pool.")
+
+
+@cache
+def argument_defaults(operator: type[BaseOperator]) -> dict[str, Any]:
+    """Return the arguments of an operator that have a default, by name; the most derived class's counts."""
+    found: dict[str, Any] = {}
+    for level in reversed(operator.__mro__[: operator.__mro__.index(BaseOperator) + 1]):
+        if "__init__" in vars(level):
+            parameters = inspect.signature(vars(level)["__init__"]).parameters
+            found |= {name: each.default for name, each in parameters.items() if name not in _MADE_WITH}
+    return {name: default for name, default in found.items() if default is not inspect.Parameter.empty}
 
 
 def duration(name: str, value: float | timedelta) -> timedelta:

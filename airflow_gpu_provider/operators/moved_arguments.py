@@ -81,13 +81,11 @@ class MovedArguments(PoolOperator):
         }
 
     @classmethod
-    def partial(cls, **kwargs: Any) -> OperatorPartial:
-        """Do as Airflow does; compare with a pool that is given when the DAG is parsed, too."""
-        made = super().partial(**kwargs)
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        super()._check_partial(made, kwargs, default_args)
         if isinstance(kwargs.get("gpu_pool"), GpuPool):
             moved = {name: value for name, value in kwargs.items() if name in {*_EKS, *_GKE, *_CONNECTION}}
             check_agrees(made.kwargs["task_id"], moved, kwargs["gpu_pool"])
-        return made
 
     def _check_moved(self, pool: GpuPool) -> None:
         """Compare them with the pool, as far as both are rendered.

@@ -112,15 +112,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self._stop = Stop()
 
     @classmethod
-    def partial(cls, **kwargs: Any) -> OperatorPartial:
-        """Do as Airflow does; check what is given when the DAG is parsed, not when the mapped tasks are made."""
-        made = super().partial(**kwargs)
-        parents = (made.kwargs["dag"], made.kwargs["task_group"])
-        default_args = [dict(each.default_args or {}) for each in parents if each is not None]
-        for_all = {name: value for each in default_args for name, value in each.items() if name in _HIDING}
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        super()._check_partial(made, kwargs, default_args)
+        for_all = {name: default_args.get(name) for name in _HIDING}
         _check(made.kwargs["task_id"], {**for_all, **kwargs})
         made.kwargs |= dict.fromkeys(_WAITING, False)
-        return made
 
     def execute(self, context: Context) -> Any:
         if not self.deferrable:

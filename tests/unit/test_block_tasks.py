@@ -18,7 +18,7 @@ POOL = EksGpuPool(
 )
 OTHER = EksGpuPool(name="other", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2)
 
-OWN = ("begin", "ensure", "device_plugin", "scale_down", "done")
+OWN = ("begin", "ensure", "device_plugin", "scale_down", "witness", "done")
 TRAININGS = {"image": "my/training:1", "namespace": "ml", "container_resources": {"limits": {"cpu": "8"}}}
 
 
@@ -95,6 +95,7 @@ def test_only_begin_takes_a_trigger_rule() -> None:
         "ensure": "all_success",
         "device_plugin": "all_success",
         "scale_down": "all_done_setup_success",
+        "witness": "all_done_setup_success",
         "done": "all_done_setup_success",
     }
 
