@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.scaling.decisions import Decision, decide, wanted_nodes
+from airflow_gpu_provider.scaling.decisions import SWITCH_MARGIN, Decision, decide, switch_time, wanted_nodes
 from airflow_gpu_provider.scaling.placement import place
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
@@ -225,6 +226,21 @@ def test_what_grows_has_a_switch_after_the_last_demand(state: PoolSnapshot) -> N
             at = decision.switch.get(group.name) or group.switch_at
             assert at is not None
             assert at > max(ends)
+
+
+@given(snapshots())
+def test_where_nobody_wants_anything_no_switch_is_moved_before_the_end_of_a_pod(state: PoolSnapshot) -> None:
+    assume(switch_time(state) is None)
+    decision = decide(state)
+    for group in state.groups:
+        mine = [each for each in supply(state) if each.machine.group == group.name]
+        at = decision.switch.get(group.name)
+        if at is None or at == group.switch_at or group.name in decision.grow:
+            continue
+        for holder in chain.from_iterable(each.holders for each in mine):
+            assert holder.lets_go_at is not None
+            assert at >= holder.lets_go_at + SWITCH_MARGIN
+        assert group.switch_at is None or at < group.switch_at, "it is only ever moved to come sooner"
 
 
 @given(snapshots())
