@@ -87,6 +87,7 @@ async def drive(
     say: Say,
     every: float,
     amend: Callable[[Ask], Outcome] | None = None,
+    goes_on: bool = False,
     change: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Progress:
     """Reconcile and step until the wait is done.
@@ -98,12 +99,13 @@ async def drive(
         say: Takes lines for the task's log.
         every: Seconds after which to look again when nothing was heard; at first it is sooner, for a cloud that is
             just starting or ending a machine does not call.
+        goes_on: Somebody else has told of the wait before; see Narrator.
         change: Returns when something may have changed, at the latest after the seconds it is given.
 
     Raises:
         GpuError: The wait's own error, or one of `reconcile` that is not borne any longer.
     """
-    narrator = Narrator(say, started=wait.started)
+    narrator = Narrator(say, started=wait.started, goes_on=goes_on)
     clock = _ClusterTime()
     patience = _patience(wait)
     look = reconcile

@@ -111,7 +111,7 @@ def _staying(snapshot: PoolSnapshot, decision: Decision, own: Collection[str]) -
             words = f"node {pod.node} goes when pod {pod}, which is deleted, has ended"
             yield _Staying(pod=pod, is_waited_for=True, words=words + _otherwise(snapshot, decision, pod))
         elif not pod.deleting and not pod.finished:
-            words = f"pod {pod} is kept and runs on, and node {pod.node} stays for it{_until(pod)}"
+            words = f"pod {pod} runs on, and node {pod.node} stays for it{_until(pod)}"
             words += f"; `kubectl -n {pod.namespace} delete pod {pod.name}` ends it"
             yield _Staying(pod=pod, is_waited_for=False, words=words + _otherwise(snapshot, decision, pod))
 

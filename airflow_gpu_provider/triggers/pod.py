@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 import traceback
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -31,7 +30,7 @@ from airflow_gpu_provider.triggers.pod_log import PodLogs
 from airflow_gpu_provider.triggers.pod_wait import PodWait
 from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
 from airflow_gpu_provider.triggers.setbacks import persistently
-from airflow_gpu_provider.triggers.settling import settle
+from airflow_gpu_provider.triggers.settling import has_returned, settle
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
@@ -42,7 +41,6 @@ LONGEST_RESULT = 2**14
 _RESULT_WITHIN = 10.0
 LAST_WORDS_WITHIN = 1.0
 """Seconds in which the log of a pod that is taken away is read to its end."""
-_RETURNED_AFTER = 30.0  # a triggerer that is alive takes a wait up in seconds; a dead one's go to another after 30
 
 
 class GpuPodTrigger(BaseTrigger):
@@ -89,8 +87,7 @@ class GpuPodTrigger(BaseTrigger):
         yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
 
     async def _event(self, wait: PodWait) -> dict[str, Any]:
-        goes_on = time.time() - self.record["deferred_at"] > _RETURNED_AFTER
-        narrator = Narrator(self.log.info, started=wait.started, goes_on=goes_on)
+        narrator = Narrator(self.log.info, started=wait.started, goes_on=has_returned(self.record))
         try:
             watch = partial(self._watch, wait, narrator)
             setbacks = Narrator(self.log.info, started=wait.started)

@@ -14,6 +14,7 @@ from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.triggers.record import RecordTrigger
+from airflow_gpu_provider.triggers.settling import has_returned
 from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, may_need_it
 from airflow_gpu_provider.triggers.unhurried import to_the_end
 
@@ -54,6 +55,7 @@ class _PoolTrigger(RecordTrigger):
                 self._wait_record(),
                 lambda: self._look(opened()),
                 say=self.log.info,
+                goes_on=has_returned(self.record),
                 every=self.every,
                 amend=lambda ask: opened().amend(ask),
                 change=change,

@@ -1,4 +1,4 @@
-"""A moment's patience after a deferral, for the scheduler's sake.
+"""How long ago the task was deferred: a moment's patience after it, for the scheduler's sake; and a wait's return.
 
 Airflow 3.3 fails a task that runs again before the scheduler has read the executor's "success" of the leg that
 deferred it ("executor reported that the task instance finished with state success, but the task instance's state
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from typing import Any
 
 SETTLE_SECONDS = 6.0
+_TAKEN_UP_WITHIN = 30.0  # by a triggerer that is alive; a dead one's waits go to another after 30 s without a heartbeat
 
 
 async def settle(deferred_at: float) -> None:
@@ -19,3 +22,8 @@ async def settle(deferred_at: float) -> None:
     rest = deferred_at + SETTLE_SECONDS - time.time()
     if rest > 0:
         await asyncio.sleep(min(rest, SETTLE_SECONDS))
+
+
+def has_returned(record: Mapping[str, Any]) -> bool:
+    """Return True if the wait of this record goes on after another one: of a dead triggerer's, or after a setback."""
+    return bool(record.get("pause")) or time.time() - record["deferred_at"] > _TAKEN_UP_WITHIN

@@ -90,7 +90,7 @@ def test_a_kept_pod_is_named_with_its_node_and_its_end(look: Callable[..., Looks
     looks = look(snapshot(machine(1), pods=(kept,)))
     assert looks.count == 1
     assert looks.said == [
-        "[0 s] pod default/p is kept and runs on, and node node-1 stays for it, until 2026-03-01 03:00Z at the latest;"
+        "[0 s] pod default/p runs on, and node node-1 stays for it, until 2026-03-01 03:00Z at the latest;"
         " `kubectl -n default delete pod p` ends it;"
         f" the switch of {A} ends the node at 2026-03-01 03:15Z at the latest",
     ]
