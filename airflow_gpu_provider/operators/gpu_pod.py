@@ -211,9 +211,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def execute_sync(self, context: Context) -> Any:
         """Run the pod, and wait for it here."""
-        self.execute_async(context)  # creates it, and defers only where that may be
-        assert self.pod is not None
         try:
+            self.execute_async(context)  # creates it, and defers only where that may be
             watched = self._watch_here(context)
             while True:
                 try:
@@ -222,7 +221,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
                     self._take_setback(error)
                     time.sleep(self._setbacks.pause)
         except BaseException:
-            if not self._is_released:
+            if self.pod is not None and self.pod.metadata.uid and not self._is_released:
                 self.cleanup(pod=self.pod, remote_pod=self.pod, context=context)
             raise
 
@@ -262,6 +261,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _go_on(self, watched: Watched, context: Context) -> Any:
         self._context = context
+        self._followed = watched.logs
         self._owner(context)
         with self._leaving_no_nodes(context), self._typed_errors():
             try:
@@ -291,7 +291,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def _prepare_next_attempt(self, error: PodPreempted, context: Context) -> None:
         """Forget the pod that was taken away, so that `execute` makes a new one; raise `error` where it may not."""
         cause = error.__cause__
-        now = self._clock.now()
+        now = self._now()
         deadline = self._attempt.deadline or self._deadlines(context).of_pod(now)
         if why_not := self._preemptions().why_not(self._attempt, deadline=deadline, now=now):
             self.log.info("The pod is not started again: %s.", why_not)
@@ -648,7 +648,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         """
         self.pod = pod = self._pods.read(watched.name, watched.namespace, uid=watched.uid or None)
         state = self._state(pod) if pod is not None else None
-        self._followed = self._followed or watched.logs
         end = watched.end(state, self._now())
         if end is None:
             assert watched.error is not None
@@ -679,6 +678,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _explained(self, error: GpuError | None, watched: Watched, pod: V1Pod | None) -> GpuError | None:
         """Return how the pod ended, by what its machine, its last lines and its node tell of it, too."""
+        if error is None and watched.result:
+            return None  # it was written before the container ended, and its machine has answered after that
         node = (pod.spec.node_name if pod is not None else "") or ""
         error = self._machine(watched).judged(error, pod=watched.name, node=node)
         if type(error) is not PodFailed or pod is None:

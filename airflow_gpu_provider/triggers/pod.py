@@ -80,9 +80,7 @@ class GpuPodTrigger(BaseTrigger):
         await asyncio.sleep(self.record.get("pause") or 0.0)
         event = await self._event(wait)
         await settle(self.record["deferred_at"])
-        extra = self.record.get("extra") or {}
-        if self._logs is not None:
-            extra = {**extra, "logs": await self._logs.safe_rest()}
+        extra = {**(self.record.get("extra") or {}), "logs": await self._logs_so_far()}
         about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
         yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
 
@@ -116,6 +114,11 @@ class GpuPodTrigger(BaseTrigger):
             if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
                 await logs.drain(LAST_WORDS_WITHIN)
         return progress
+
+    async def _logs_so_far(self) -> dict[str, Any]:
+        if self._logs is not None:
+            return await self._logs.safe_rest()
+        return {"positions": (self.record.get("logs") or {}).get("positions") or {}, "may_repeat": True}
 
     async def _read_result(self, wait: PodWait) -> str | None:
         where = self.record.get("result")
