@@ -194,6 +194,7 @@ class PoolLock:
             self._taken = {}
             return False  # another one was faster
         self._taken_at = self._written_at
+        self._seen.is_told = False
         return True
 
     def _write(self, before: dict[str, Any] | None, spec: dict[str, Any]) -> None:
@@ -211,9 +212,9 @@ class PoolLock:
         self._written_at = sent_at
 
     def _tell(self, found: dict[str, Any]) -> None:
-        if self._say:
+        if self._say and not self._seen.is_told:
             self._say(f"waiting for the lock of pool {self._pool_name}: {found['spec'].get('holderIdentity')} has it")
-            self._say = None
+        self._seen.is_told = True
 
     def _busy(self, found: dict[str, Any]) -> DemandLockBusy:
         spec = found["spec"]
@@ -246,9 +247,10 @@ def list_pool_specs(api: ApiClient) -> dict[str, Mapping[str, Any]]:
 
 
 class Sighting:
-    """What a waiter has seen of a held lock: which record, and since when by its own clock."""
+    """What a waiter has seen of a held lock: which record, and since when by its own clock; and whether it said so."""
 
     def __init__(self) -> None:
+        self.is_told = False
         self._version = ""
         self._since = 0.0
 

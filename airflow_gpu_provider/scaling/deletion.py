@@ -21,7 +21,7 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
         PoolInUse: A pod is on its nodes or waits for one, or a run wants nodes; not with `force`.
     """
     with PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder, say=say) as lock:
-        snapshot = reconciler.snapshot()
+        snapshot = reconciler.snapshot(lock)
         users = _users(snapshot)
         if users and not force:
             raise PoolInUse(

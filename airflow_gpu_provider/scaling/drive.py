@@ -14,7 +14,7 @@ from typing import Protocol
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.scaling.hard_to_get import Ask
@@ -115,7 +115,8 @@ async def drive(
         except GpuError as error:
             if not patience.bears(error, clock.now()):
                 raise
-            narrator.tell(clock.now(), f"{type(error).__name__}: {error} Trying again.")
+            if not isinstance(error, DemandLockBusy):  # who has the lock is said where it is waited for
+                narrator.tell(clock.now(), f"{type(error).__name__}: {error} Trying again.")
             look = reconcile
         else:
             clock.is_now(outcome.snapshot.now)

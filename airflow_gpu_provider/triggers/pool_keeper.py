@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
@@ -92,6 +92,8 @@ class _Keeper:
             try:
                 # Shielded: a reconcile that is cut off between two writes would leave its lock behind.
                 news = await asyncio.shield(in_thread(self._reconcile))
+            except DemandLockBusy:
+                continue  # another one looks after the pool at this moment
             except GpuError as error:
                 news = PoolNews(said=(f"{type(error).__name__}: {error}",))
             except Exception as error:  # noqa: BLE001 - the wait goes on without the keeper's help, and says why

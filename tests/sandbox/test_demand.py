@@ -25,8 +25,8 @@ from airflow_gpu_provider.cluster.demand import (
 )
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node, cordon, list_nodes, uncordon
-from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pool_pods, list_run_pods
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
+from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pods_on, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, count_items, list_items
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     CredentialsError,
@@ -276,9 +276,12 @@ def test_a_node_is_read_as_it_is(api: Any, pool: str, node: Node) -> None:
     assert (now.machine, now.gpus, now.ready) == ("i-0123", 1, True)
 
 
+@pytest.mark.parametrize("few_nodes", [8, 0], ids=["node by node", "by one list of all"])
 def test_the_pool_s_pods_are_those_on_its_nodes_and_those_that_wait_for_it(
-    api: Any, pool: str, node: Node, pods: list[str]
+    api: Any, pool: str, node: Node, pods: list[str], few_nodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.cluster.pods._FEW_NODES", few_nodes)
+    monkeypatch.setattr("airflow_gpu_provider.cluster.rest._PAGE", 2)
     pods.append(a_pod(api, f"bound-{pool}", nodeName=node.name))
     pods.append(a_pod(api, f"waiting-{pool}", nodeSelector={POOL_LABEL: pool}))
     pods.append(a_pod(api, f"elsewhere-{pool}", nodeSelector={POOL_LABEL: "another"}))
@@ -288,6 +291,8 @@ def test_the_pool_s_pods_are_those_on_its_nodes_and_those_that_wait_for_it(
     assert set(found) == {f"bound-{pool}", f"waiting-{pool}"}
     assert (found[f"bound-{pool}"].node, found[f"bound-{pool}"].gpus) == (node.name, 1)
     assert found[f"waiting-{pool}"].node is None
+    assert [pod.name for pod in list_pods_on(api, [node])] == [f"bound-{pool}"]
+    assert count_items(api, "/api/v1/pods", resource="pods") == len(list_items(api, "/api/v1/pods", resource="pods"))
 
 
 def test_only_the_run_s_pods_on_this_pool_are_its_own(api: Any, pool: str, pods: list[str]) -> None:

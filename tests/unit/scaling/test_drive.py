@@ -14,6 +14,7 @@ from airflow_gpu_provider.errors import (
     CloudError,
     ConnectionNotFound,
     CredentialsError,
+    DemandLockBusy,
     GpuError,
     NodesNotReady,
     PermissionDenied,
@@ -72,6 +73,13 @@ def test_what_passes_is_sat_out_until_the_deadline() -> None:
     assert "CloudError: Throttled. Trying again." in script.said[0]
     with pytest.raises(CloudError):
         Script(CloudError("Throttled."), deadline_in=-1).run()
+
+
+def test_a_lock_that_another_has_is_sat_out_without_a_word_of_its_own() -> None:
+    booting, done = Progress(lines=("booting",)), Progress(lines=("booting",), done=True)
+    script = Script(booting, DemandLockBusy("Another has it."), done)
+    assert script.run().done
+    assert [line.split("] ")[1] for line in script.said] == ["booting"]
 
 
 @pytest.mark.parametrize("ahead", [-600, 600])

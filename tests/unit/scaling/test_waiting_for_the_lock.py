@@ -62,6 +62,8 @@ def test_one_that_comes_again_waits_for_a_moment_and_takes_a_dead_holder_s_lock_
     world = World(max_nodes=1)
     clock = Waiting(world.actors)
     reconciler = world.reconciler("comes again", 0)
+    said: list[str] = []
+    reconciler._say = said.append
     reconciler.clock, reconciler.patience = clock, PATIENCE_IN_A_LOOP
     PoolLock(world.api, "train", "dead", clock=clock).__enter__()  # type: ignore[arg-type]
     busy = 0
@@ -73,5 +75,6 @@ def test_one_that_comes_again_waits_for_a_moment_and_takes_a_dead_holder_s_lock_
         busy += 1
         clock.sleep(5)
     assert busy > 3
+    assert said == ["waiting for the lock of pool train: dead has it"]
     with reconciler._lock() as lock:
         lock.check()
