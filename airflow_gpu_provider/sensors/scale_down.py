@@ -50,6 +50,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             After that the task fails with PoolNotReleased, and is tried again.
         retries: Default 3.
         retry_delay: Default half a minute.
+        execution_timeout: Default None, whatever Airflow's configuration has as default: `timeout` bounds each try.
         weight_rule: Default "upstream": it comes before work that is yet to begin.
         depends_on_past, wait_for_downstream: Not taken from default_args: machines do not wait for an earlier run.
 
@@ -82,6 +83,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         silent_fail: bool = False,
         retries: int | None = 3,
         retry_delay: float | timedelta = timedelta(seconds=30),
+        execution_timeout: timedelta | None = None,
         depends_on_past: bool = False,
         wait_for_downstream: bool = False,
         weight_rule: Any = "upstream",
@@ -98,6 +100,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             timeout=self.release_timeout + _AIRFLOW_MARGIN,
             retries=retries,
             retry_delay=retry_delay,
+            execution_timeout=execution_timeout,
             weight_rule=weight_rule,
             **{**hiding, **waiting, **kwargs},
         )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -165,3 +168,16 @@ def test_explicit_arguments_go_through() -> None:
     )
     assert (tasks["scale_down"].retries, tasks["scale_down"].pool) == (5, "gpu")
     assert tasks["scale_down"].release_timeout == timedelta(minutes=30)
+
+
+PROGRAM = """
+from tests.unit.test_block_tasks import block_of, new_dag
+tasks = block_of(new_dag())
+print(*(tasks[name].execution_timeout for name in ("ensure", "scale_down")))
+"""
+
+
+def test_no_timeout_of_airflow_s_configuration_cuts_a_scale_down_off() -> None:
+    environment = {**os.environ, "AIRFLOW__CORE__DEFAULT_TASK_EXECUTION_TIMEOUT": "600"}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "0:10:00 None"
