@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, ScaleDownIsOver, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.operators.work_to_come import scale_downs_of, work_is_to_come
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
 from airflow_gpu_provider.stopping import Stop
 
@@ -31,6 +32,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     The run's demand is kept in the cluster until ScaleDownSensor gives it up, at the latest until the pool's
     `max_runtime` is over, or the DAG's dagrun_timeout has ended the run. A second run of this task plans no change.
+    Where all tasks between it and its ScaleDownSensor have begun, or have ended, it brings nothing.
     When it fails or is killed, it gives the demand up and removes what it has grown.
 
     Where a provisioner brings nodes (`KubernetesGpuPool(provisioner=...)`), they come when pods ask for them: the task
@@ -162,6 +164,8 @@ class EnsureGpuPoolOperator(PoolOperator):
 
         self._check_scale_down_is_to_come(context)
         nodes = self._wanted_nodes()
+        if not self.plan_only and not work_is_to_come(self, context["ti"]):
+            return self._bring_nothing()
         reconciler = self._open(context)
         check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now())
         plan = reconciler.platform.plan(nodes)
@@ -184,8 +188,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         Raises:
             ScaleDownIsOver: The ScaleDownSensor that is this task's teardown has run, and will not run again.
         """
-        direct: Any = self.downstream_list if self.downstream_task_ids else ()
-        sensors = [each.task_id for each in direct if each.is_teardown and each.task_type == "ScaleDownSensor"]
+        sensors = [each.task_id for each in scale_downs_of(self)]
         if not sensors or self.plan_only:
             return
         ti: Any = context["ti"]
@@ -197,6 +200,15 @@ class EnsureGpuPoolOperator(PoolOperator):
                 'Clear this task together with its downstream tasks, and not "only failed" ones.',
                 pool=self.gpu_pool.name,
             )
+
+    def _bring_nothing(self) -> dict[str, Any]:
+        self.log.warning(
+            "Pool %s: all tasks of the block have begun or have ended, and no nodes are brought. The DAG's file was "
+            "changed in the middle of the run, or this task cleared alone. A task's next try brings its own node.",
+            self.gpu_pool.name,
+        )
+        counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
+        return {"pool": self.gpu_pool.name, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
 
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import lock_holder

@@ -135,9 +135,20 @@ class AirflowApi:
 
         wait_until(there, timeout=timeout, what=f"the DAG {dag_id} to be parsed")
 
-    def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None, run_id: str | None = None) -> RunStatus:
-        """Start a DAG run now, with `conf` as its configuration; Airflow names it where no `run_id` is given."""
-        body = {"logical_date": None, "conf": dict(conf or {}), "dag_run_id": run_id}
+    def trigger(
+        self,
+        dag_id: str,
+        *,
+        conf: Mapping[str, Any] | None = None,
+        run_id: str | None = None,
+        logical_date: datetime | None = None,
+    ) -> RunStatus:
+        """Start a DAG run now, with `conf` as its configuration; Airflow names it where no `run_id` is given.
+
+        logical_date: the date that the run is for; runs with one have an order.
+        """
+        at = logical_date.isoformat() if logical_date else None
+        body = {"logical_date": at, "conf": dict(conf or {}), "dag_run_id": run_id}
         return RunStatus.from_json(self._call("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body))
 
     def backfill(self, dag_id: str, first: datetime, last: datetime, *, max_active_runs: int) -> None:
@@ -152,6 +163,10 @@ class AirflowApi:
 
     def run(self, dag_id: str, run_id: str) -> RunStatus:
         return RunStatus.from_json(self._call("GET", _run_path(dag_id, run_id)))
+
+    def last_scheduled_at(self, dag_id: str, run_id: str) -> datetime | None:
+        """When the scheduler last looked at the run."""
+        return _time(self._call("GET", _run_path(dag_id, run_id))["last_scheduling_decision"])
 
     def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float) -> RunStatus:
         """Wait until the run has ended, however it ends; `timeout` in seconds."""
@@ -236,6 +251,10 @@ class AirflowApi:
     def delete_dag(self, dag_id: str) -> None:
         """What the UI's "Delete DAG" does: all that is known of it goes; its file may bring it back."""
         self._call("DELETE", f"/dags/{quote(dag_id)}")
+
+    def pause(self, dag_id: str, paused: bool) -> None:
+        """What the switch beside the DAG's name does."""
+        self._call("PATCH", f"/dags/{quote(dag_id)}", json={"is_paused": paused})
 
     def set_slots(self, pool: str, slots: int) -> None:
         """Give a slot pool so many slots; makes it where it is missing."""

@@ -188,7 +188,7 @@ def reap_pools(
             result = replace(result, where=reconciler.platform.account())
             say(f"pool {pool.name}: {result.where}")
             if others:
-                for other in _others(reconciler, known, say):
+                for other in other_pools(reconciler, known, say):
                     known.add((other.cluster_identity, other.name))
                     todo.append((other, False))
             if dry_run:
@@ -204,10 +204,11 @@ def reap_pools(
     return tuple(done)
 
 
-def _others(reconciler: Reconciler, known: Collection[tuple[str, str]], say: Say) -> Iterator[GpuPool]:
-    """Yield the pools of the cluster that nobody named, and that are reached by the same connection.
+def other_pools(reconciler: Reconciler, known: Collection[tuple[str, str]], say: Say) -> Iterator[GpuPool]:
+    """Yield the pools of the cluster that are not among `known`, and that are reached by the same connection.
 
-    What lies in a cluster may not choose the credentials by which this process speaks to a cloud.
+    `known` has clusters' identities and pools' names. What lies in a cluster may not choose the credentials by which
+    this process speaks to a cloud.
     """
     here = reconciler.pool.cluster_identity
     for name, spec in list_pool_specs(reconciler.api).items():

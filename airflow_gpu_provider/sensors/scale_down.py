@@ -237,11 +237,30 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             "Pool {pool} is released after {seconds} s: {nodes} nodes left, desired size {desired}.".format(**result)
         )
         try:
+            self._release_former_blocks(context)
             usage = self._usage(context)
         except GpuError as error:
             self.log.warning("The machines are gone, and what they cost is not known: %s", error)
             return result
         return {**result, "usage": usage}
+
+    def _release_former_blocks(self, context: Context) -> None:
+        """Release, too, what the run wanted for blocks that its DAG does not have any more."""
+        from airflow_gpu_provider.run_identity import lock_holder
+        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.sensors import former_blocks
+
+        blocks = former_blocks.blocks_of(self.get_dag())
+        if not blocks:
+            return
+        owner, holder = self._owner(context), lock_holder(context)
+        former_blocks.release(
+            self._opened(context),
+            self._key(context),
+            blocks,
+            connect=lambda pool: open_pool(pool, owner=owner, holder=holder, say=self._say),
+            say=self._say,
+        )
 
     def _usage(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.sensors import run_bill
