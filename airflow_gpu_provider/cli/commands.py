@@ -10,6 +10,7 @@ import socket
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -27,6 +28,7 @@ from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.waits import format_seconds
 
+_AT_ONCE = 8  # pools that are asked at the same time
 _WIDE = 400  # columns; more than any row takes
 
 _NO_POOLS = (
@@ -207,17 +209,25 @@ def _pools(args: Namespace) -> list[GpuPool]:
 def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple[list[Found], bool]:
     """Return what each pool that the arguments choose is found to be, and whether one of them could not be asked.
 
-    Whose pools they are is told first; a pool that cannot be asked does not keep the others from being shown.
+    They are asked at the same time, and told in their order: whose each pool is first. A pool that cannot be asked does
+    not keep the others from being shown.
     """
+
+    def ask(pool: GpuPool) -> tuple[str, Found]:
+        reconciler = _open(pool)
+        return reconciler.platform.account(), look(reconciler)
+
     found, failed = [], False
-    for pool in _pools(args):
-        try:
-            reconciler = _open(pool)
-            _tell(f"{pool.name}: {reconciler.platform.account()}")
-            found.append(look(reconciler))
-        except GpuError as error:
-            failed = True
-            _tell(f"{pool.name}: {type(error).__name__}: {error}")
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        for pool, asked in [(pool, threads.submit(ask, pool)) for pool in _pools(args)]:
+            try:
+                account, what = asked.result()
+            except GpuError as error:
+                failed = True
+                _tell(f"{pool.name}: {type(error).__name__}: {error}")
+            else:
+                _tell(f"{pool.name}: {account}")
+                found.append(what)
     return found, failed
 
 
