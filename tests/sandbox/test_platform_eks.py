@@ -774,13 +774,15 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
 ) -> None:
     spec: dict[str, Any] = {"zones": [A, B], "node_role": None}
     account.node_group("web")
-    before = account.calls
+    before, started = account.calls, datetime.now(UTC)
     pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).check_quota(1, print)
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
     platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
     platform.grow({GROUP_A: 1})
     machine = running(platform, 1).machines[0]
+    (life,) = platform.lives(platform.observe(), started)
+    assert (life.id, life.group, life.ended_at) == (machine.id, GROUP_A, None)
     account.hold_drains()
     platform.release([machine])
     platform.release([machine])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -478,8 +478,14 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     platform = ready(node_locations=[A, B])
     applied(GkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
     platform.check_quota(1, pytest.fail)
+    since = datetime.now(UTC)
     platform.grow({GROUP_A: 1})
-    platform.release(running(platform, 1).machines)
+    (machine,) = running(platform, 1).machines
+    platform.release([machine])
+    eventually(platform.observe, lambda groups: not groups[0].machines)
+    assert [(life.id, life.launched_at) for life in platform.lives(platform.observe(), since)] == [
+        (machine.id, machine.launched_at)
+    ]
     faults.add(Stockout())
     platform.grow({GROUP_B: 1})
     eventually(platform.observe, lambda groups: groups[1].launch_failure and not groups[1].launching)
@@ -494,6 +500,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     [
         ("container.clusters.update", applied),
         ("compute.instanceGroupManagers.update", lambda platform: platform.grow({GROUP_A: 1})),
+        ("compute.zoneOperations.list", lambda platform: platform.lives(platform.observe(), datetime.now(UTC))),
     ],
 )
 def test_a_missing_permission_is_named(
