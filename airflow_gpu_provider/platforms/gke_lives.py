@@ -37,7 +37,7 @@ def lives(
         kind, instance_id = operation.get("operationType"), str(operation.get("targetId", ""))
         if not what or not name.startswith(f"{base_name}-") or operation.get("error"):
             continue
-        if kind in _STARTS:
+        if kind in _STARTS and operation.get("insertTime"):
             starts[instance_id].append(parse_time(operation["insertTime"]))
         elif kind in _ENDS and operation.get("endTime"):
             ends[instance_id].append(parse_time(operation["endTime"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -12,7 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import boto3
 import pytest
 from google.auth.transport.requests import AuthorizedSession
 from google.oauth2 import service_account
@@ -26,15 +24,13 @@ from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.ec2_times import instances_of
 from tests.sandbox.running import run
 
 NIGHT = "scheduled__2026-01-01T02:00:00+00:00"
 IAM = Path(__file__).parents[2] / "docs" / "iam"
 TRAINS = 5.0
-TIMES = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 SCRIPT = f'echo "$AIRFLOW_GPU_ATTEMPT"; if [ "$AIRFLOW_GPU_ATTEMPT" != 3 ]; then exec sleep 600; fi; sleep {TRAINS:.0f}'
-
-Life = tuple[datetime, datetime]
 
 
 @pytest.fixture(autouse=True)
@@ -136,29 +132,6 @@ def train(pool: GpuPool, take: Callable[[str], object], *, deferrable: bool) -> 
     assert len(losses.nodes) == 2
 
 
-def seconds(lives: list[Life]) -> float:
-    return sum((end - start).total_seconds() for start, end in lives)
-
-
-def ec2_lives(group: str) -> list[Life]:
-    """Return when the instances of a node group ran, as EC2 says it, and of those taken back as their group does."""
-    ec2, autoscaling = boto3.client("ec2"), boto3.client("autoscaling")
-    of_group = [{"Name": "tag:eks:nodegroup-name", "Values": [group]}]
-    reservations = ec2.describe_instances(Filters=of_group)["Reservations"]
-    ends = {
-        activity["Description"].rpartition(" ")[2]: activity["StartTime"]
-        for activity in autoscaling.describe_scaling_activities(IncludeDeletedGroups=True)["Activities"]
-        if activity["Description"].startswith("Terminating")
-    }
-    found = []
-    for instance in (each for reservation in reservations for each in reservation["Instances"]):
-        assert instance["State"]["Name"] in ("shutting-down", "terminated")
-        told = TIMES.search(instance["StateTransitionReason"])
-        end = datetime.fromisoformat(f"{told[1]}+00:00") if told else ends[instance["InstanceId"]]
-        found.append((instance["LaunchTime"], end))
-    return found
-
-
 @pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 def test_two_losses_on_eks(
     eks_pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deferrable: bool
@@ -168,13 +141,14 @@ def test_two_losses_on_eks(
     train(pool, gpu_sandbox.aws.interrupt_spot, deferrable=deferrable)
     usage = scale_down(pool)
 
-    lives = ec2_lives(f"{pool.name}-a-g6-xlarge-spot")
-    assert len(lives) == usage["machines"] == 3
+    ran = instances_of(pool.name)
+    assert len(ran) == usage["machines"] == 3
+    seconds = sum(each.seconds for each in ran)
     assert usage["at_least"] is None
-    assert sum(usage["node_seconds"].values()) == pytest.approx(seconds(lives), rel=0.02)
-    assert usage["cost"]["total"] == pytest.approx(seconds(lives), rel=0.02)
+    assert sum(usage["node_seconds"].values()) == pytest.approx(seconds, rel=0.02)
+    assert usage["cost"]["total"] == pytest.approx(seconds, rel=0.02)
     assert usage["node_seconds"]["working"] > 2.5 * TRAINS, "the lost pods' work is work"
-    assert usage["node_seconds"]["booting"] < seconds(lives) / 2
+    assert usage["node_seconds"]["booting"] < seconds / 2
     assert scale_down(pool) == usage, "another try says the same"
 
     policy = json.loads((IAM / "eks-full.json").read_text())
@@ -193,8 +167,8 @@ def test_two_losses_on_eks(
     assert 2.5 * TRAINS < least["node_seconds"]["working"] < usage["node_seconds"]["working"] + TRAINS
 
 
-def gke_lives(sandbox: Sandbox) -> list[Life]:
-    """Return when the instances of the sandbox's spot pools ran, as the operations of their zone say it."""
+def seconds_on_gke(sandbox: Sandbox) -> list[float]:
+    """Return how long the instances of the sandbox's spot pools ran, as the operations of their zone say."""
     scopes = ["https://www.googleapis.com/auth/cloud-platform"]
     credentials = service_account.Credentials.from_service_account_info(sandbox.google.keyfile(), scopes=scopes)
     zone = f"{sandbox.google.endpoint_url}/compute/v1/projects/{sandbox.google.project_id}/zones/{sandbox.zones[0]}"
@@ -205,7 +179,7 @@ def gke_lives(sandbox: Sandbox) -> list[Life]:
             is_start = operation["operationType"] == "insert"
             at = operation["insertTime" if is_start else "endTime"]
             times.setdefault(operation["targetId"], {})["start" if is_start else "end"] = datetime.fromisoformat(at)
-    return [(each["start"], each["end"]) for each in times.values()]
+    return [(each["end"] - each["start"]).total_seconds() for each in times.values()]
 
 
 def test_two_losses_on_gke(gke_pool: GkeGpuPool, gke_sandbox: Sandbox) -> None:
@@ -213,11 +187,11 @@ def test_two_losses_on_gke(gke_pool: GkeGpuPool, gke_sandbox: Sandbox) -> None:
     train(gke_pool, gke_sandbox.google.preempt, deferrable=True)
     usage = scale_down(gke_pool)
 
-    lives = gke_lives(gke_sandbox)
-    assert len(lives) == usage["machines"] == 3
+    ran = seconds_on_gke(gke_sandbox)
+    assert len(ran) == usage["machines"] == 3
     assert usage["at_least"] is None
-    assert sum(usage["node_seconds"].values()) == pytest.approx(seconds(lives), rel=0.02)
-    assert usage["cost"]["total"] == pytest.approx(seconds(lives), rel=0.02)
+    assert sum(usage["node_seconds"].values()) == pytest.approx(sum(ran), rel=0.02)
+    assert usage["cost"]["total"] == pytest.approx(sum(ran), rel=0.02)
     assert usage["node_seconds"]["working"] > 2.5 * TRAINS
     reconciler = open_pool(gke_pool, owner="", holder="a test", say=print)
     assert len({machine.id for machine in read_machines(reconciler.api, gke_pool.name)}) == 1
