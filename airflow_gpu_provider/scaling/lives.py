@@ -7,6 +7,7 @@ last pod ended.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -46,14 +47,21 @@ def machines_to_bill(
     by_cloud = {each.id for each in found}
     rest = [look for look in looks.values() if look.id not in by_cloud]
     # A cloud that tells of machines tells of all that matter: the rest ended before.
-    found += rest if by_cloud else [_until_last_pod(look, work.get(look.node, ())) for look in rest]
+    found += rest if by_cloud else _until_their_last_pods(rest, work)
     named, unknown = _with_nodes(found, work)
     found = named if by_cloud else [*named, *unknown]
     return tuple(_usable(each, work.get(each.node, ())) for each in found)
 
 
-def _until_last_pod(look: MachineUse, work: Sequence[Span]) -> MachineUse:
-    return replace(look, seen_until=max(look.seen_until, *(end for _, end in work))) if work else look
+def _until_their_last_pods(looks: Iterable[MachineUse], work: Mapping[str, Sequence[Span]]) -> list[MachineUse]:
+    """Return the machines as long as pods ran there; a node's name may come again, and then a pod is not told apart."""
+    looks = tuple(looks)
+    names = Counter(look.node for look in looks)
+    found = []
+    for look in looks:
+        ends = [end for _, end in work.get(look.node, ()) if names[look.node] == 1]
+        found.append(replace(look, seen_until=max(look.seen_until, *ends)) if ends else look)
+    return found
 
 
 def _lived(life: MachineLife, look: MachineUse | None, *, since: datetime, now: datetime, market: str) -> MachineUse:

@@ -99,6 +99,10 @@ class TestWithoutTheCloud:
         assert billed([look(0, 3, 5)], [], run(span(0, 90), worked={NODE: (span(10, 50),)})) == [look(0, 3, 50)]
         assert billed([look(0, 3, 60)], [], run(span(0, 90), worked={NODE: (span(10, 50),)})) == [look(0, 3, 60)]
 
+    def test_a_name_that_came_again_is_no_reason_to_count_one_machine_on(self) -> None:
+        seen = [look(0, 3, 5), look(20, 23, 25, id="i-2")]
+        assert billed(seen, [], run(span(0, 90), worked={NODE: (span(4, 5), span(24, 50))})) == seen
+
     def test_a_node_that_nobody_saw_ran_as_long_as_its_pods(self) -> None:
         worked = {"node-9": (span(10, 20), span(30, 50))}
         assert billed([], [], run(span(0, 90), worked=worked)) == [look(10, 10, 50, id="node-9", node="node-9")]
