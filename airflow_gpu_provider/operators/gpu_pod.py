@@ -92,6 +92,7 @@ if TYPE_CHECKING:
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
 _DEFER_MARGIN = timedelta(minutes=5)
+_WHEN_KILLED = timedelta(seconds=1)  # SIGKILL comes 5 s after SIGTERM, and Airflow is to hear before of how it ended
 _LOG_WITHIN = timedelta(minutes=2)
 """For how long the rest of a log is tried to be read; then its node does not answer, and the pod's end counts."""
 
@@ -355,7 +356,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self.log.info("No demand covers the pod: the pool's nodes that nobody wants are released.")
             holder = lock_holder(context)
             reconciler = open_pool(pool, owner=owner.writer, holder=holder, say=self.log.info)
-            release_unattended(reconciler, owner.key, own=own, say=self.log.info)
+            within = _WHEN_KILLED if self._stop.error is not None else None
+            release_unattended(reconciler, owner.key, own=own, say=self.log.info, within=within)
         except GpuError as error:
             self.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)
 

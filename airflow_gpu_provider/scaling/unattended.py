@@ -25,6 +25,7 @@ from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 _EVERY = 2.0
+_AFTER_GRACE = timedelta(minutes=1)
 
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def release_unattended(
     *,
     say: Say,
     own: Collection[str] = (),
-    within: timedelta = timedelta(minutes=1),
+    within: timedelta | None = None,
 ) -> None:
     """Give the demand up, where there is still one, and release what nobody wants as soon as the own pods have ended.
 
@@ -69,12 +70,13 @@ def release_unattended(
         key: The run's demand.
         say: Takes lines for the task's log.
         own: The uids of the pods that the caller has run. Default: none.
-        within: How long to go on after the own pods' grace period.
+        within: How long to go on. Default: a minute longer than the own pods' grace period.
 
     Raises:
         GpuError: What the cluster or the cloud said; what was not released then goes at the next look at the pool.
     """
     narrator = Narrator(say, started=reconciler.clock.now())
+    pause = _EVERY if within is None else min(_EVERY, within.total_seconds())
     give_up_at: datetime | None = None
     while True:
         outcome = reconciler.give_up(key)
@@ -84,11 +86,13 @@ def release_unattended(
         waited_for = [each.pod for each in stays if each.is_waited_for]
         if not waited_for and not outcome.decision.release:
             return
-        give_up_at = give_up_at or max([now, *(pod.delete_at or now for pod in waited_for)]) + within
-        if now > give_up_at:
+        if give_up_at is None:
+            last = max([now, *(pod.delete_at or now for pod in waited_for)])
+            give_up_at = last + _AFTER_GRACE if within is None else now + within
+        if now >= give_up_at:
             say(f"pool {key.pool} is not waited for any longer")
             return
-        time.sleep(_EVERY)
+        time.sleep(pause)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,10 +45,10 @@ class Looks:
 
 @pytest.fixture
 def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Looks]:
-    def release(*snapshots: PoolSnapshot, own: str = "mine") -> Looks:
+    def release(*snapshots: PoolSnapshot, within: timedelta | None = None) -> Looks:
         looks = Looks(snapshots)
         monkeypatch.setattr(unattended.time, "sleep", looks.sleep)
-        release_unattended(cast("Reconciler", looks), key("run"), own={own}, say=looks.said.append)
+        release_unattended(cast("Reconciler", looks), key("run"), own={"mine"}, say=looks.said.append, within=within)
         return looks
 
     return release
@@ -81,8 +81,15 @@ def test_nothing_is_waited_for_where_the_node_stays_anyway(look: Callable[..., L
 
 def test_a_pod_that_does_not_end_is_given_up_a_minute_after_its_grace_period(look: Callable[..., Looks]) -> None:
     looks = look(snapshot(machine(1), pods=(pod("p", on=1, uid="mine", **ENDING),)))
-    assert looks.now() - NOW == timedelta(seconds=92)
+    assert looks.now() - NOW == timedelta(seconds=90)
     assert looks.said[-1] == "pool train is not waited for any longer"
+
+
+def test_who_has_no_time_does_not_wait_for_the_grace_period(look: Callable[..., Looks]) -> None:
+    ending = snapshot(machine(1), pods=(pod("p", on=1, uid="mine", **ENDING),))
+    second = timedelta(seconds=1)
+    assert look(ending, within=second).now() - NOW == second
+    assert look(ending, snapshot(machine(1)), within=second).said[-2].endswith("no pod holds it")
 
 
 def test_a_kept_pod_is_named_with_its_node_and_its_end(look: Callable[..., Looks]) -> None:
