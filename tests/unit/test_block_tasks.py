@@ -5,12 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from datetime import datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.models.dagrun import DagRun
 from airflow.sdk import DAG, BaseOperator, TaskGroup
 from airflow.sdk.definitions.mappedoperator import MappedOperator
+from airflow.serialization.serialized_objects import DagSerialization
+from airflow.ti_deps.dep_context import DepContext
+from airflow.ti_deps.deps.prev_dagrun_dep import PrevDagrunDep
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.errors import PoolSpecError
@@ -137,6 +143,54 @@ def test_the_block_as_a_whole_depends_on_the_run_before(name: str, where: str) -
     assert {"night.train-gpu.scale_down", "night.train-gpu.done"} <= set(
         dag.get_task("night.train-gpu.begin").downstream_task_ids
     )
+
+
+def may_start(dag: DAG, night_before: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Return the tasks that Airflow's scheduler would let start after such a night, as far as that night goes."""
+
+    def unsuccessful(task_ids: Iterable[str]) -> int:
+        return sum(night_before[task_id] not in ("success", "skipped") for task_id in task_ids)
+
+    answers: dict[str, Any] = {
+        "_has_tis": lambda run, task_id, session: True,
+        "_count_unsuccessful_tis": lambda run, task_id, session: unsuccessful([task_id]),
+        "_has_unsuccessful_dependants": lambda run, task, session: bool(unsuccessful(task.downstream_task_ids)),
+    }
+    for name, answer in answers.items():
+        monkeypatch.setattr(PrevDagrunDep, name, staticmethod(answer))
+    monkeypatch.setattr(DagRun, "get_previous_dagrun", staticmethod(lambda run, session: run))
+    run = SimpleNamespace(id=1, backfill_id=None)
+    stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    tis: dict[str, Any] = {
+        task_id: SimpleNamespace(task=task, task_id=task_id, get_dagrun=lambda session: run)
+        for task_id, task in stored.task_dict.items()
+    }
+    context = DepContext()
+    found = {name: PrevDagrunDep()._get_dep_statuses(ti, context, session=None) for name, ti in tis.items()}
+    return {name for name, statuses in found.items() if all(status.passed for status in statuses)}
+
+
+@pytest.mark.parametrize(
+    ("last_night", "starts"),
+    [
+        ({}, True),
+        ({"train": "failed", "train-gpu.done": "failed"}, False),
+        ({"train": "running", "train-gpu.scale_down": "none", "train-gpu.done": "none"}, False),
+        ({"train-gpu.scale_down": "failed", "train-gpu.done": "failed"}, False),
+        ({"train-gpu.ensure": "failed", "train": "upstream_failed", "train-gpu.done": "failed"}, False),
+        ({"train": "failed"}, True),  # and another task has saved the night: the block has succeeded
+    ],
+    ids=lambda value: "-".join(value) or "all-well" if isinstance(value, dict) else None,
+)
+@pytest.mark.parametrize("own", [{}, {"depends_on_past": True}], ids=["default_args", "keyword"])
+def test_after_a_night_that_failed_no_node_is_brought(
+    own: dict[str, Any], last_night: dict[str, str], starts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dag = new_dag(**({} if own else {"depends_on_past": True}))
+    block_of(dag, inner=own)
+    night_before = {**dict.fromkeys(dag.task_ids, "success"), **last_night}
+    held = set() if starts else {"train-gpu.begin"}
+    assert may_start(dag, night_before, monkeypatch) == set(dag.task_ids) - held
 
 
 def test_the_first_run_of_a_block_is_let_through() -> None:
