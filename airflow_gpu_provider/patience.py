@@ -35,12 +35,14 @@ class Patience:
         """Take note of a call that failed at `now`, and return True if the wait goes on."""
         if type(error) is not self._kind:
             self._kind, self._since = type(error), now
-        return now < self._deadline and self._is_borne(error, now - self._since)
+        return now < self._deadline and is_borne(error, now - self._since, worked=self._worked)
 
-    def _is_borne(self, error: GpuError, lasted: timedelta) -> bool:
-        borne_for = error.borne_for
-        if borne_for is None:
-            return True
-        if self._worked and error.retryable and borne_for:
-            return True
-        return lasted < borne_for
+
+def is_borne(error: GpuError, lasted: timedelta, *, worked: bool) -> bool:
+    """Return True if an error that has kept coming for so long is borne; `worked` as for `Patience`."""
+    borne_for = error.borne_for
+    if borne_for is None:
+        return True
+    if worked and error.retryable and borne_for:
+        return True
+    return lasted < borne_for

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
@@ -98,7 +99,15 @@ class InstallDevicePluginOperator(PoolOperator):
         self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.scaling.perseverance import until_it_works
+
+        result, now = until_it_works(self._install, within=self.wait_timeout, say=self._say)
+        return self._finish({**result, "nodes": {}}) if self.plan_only else self._wait(result, now)
+
+    def _install(self) -> tuple[dict[str, Any], datetime]:
+        """Apply what is missing, and return what that came to, and the cluster's time; may be repeated."""
         from airflow_gpu_provider.addons.detection import look, served_by
+        from airflow_gpu_provider.cluster.clock import ServerClock
         from airflow_gpu_provider.platforms.base import platform_for
 
         api = platform_for(self.gpu_pool).cluster_access().api_client()
@@ -113,10 +122,10 @@ class InstallDevicePluginOperator(PoolOperator):
             change, name = "unchanged", str(server)
             self.log.info("Nothing to do: the nodes of pool %s are served by %s", self.gpu_pool.name, name)
         self._install_driver(api)
-        result = {"pool": self.gpu_pool.name, "served_by": name, "change": change}
-        if self.plan_only:
-            return self._finish({**result, "nodes": {}})
-        return self._wait(api, result, name)
+        return {"pool": self.gpu_pool.name, "served_by": name, "change": change}, ServerClock(api).now()
+
+    def _say(self, line: str) -> None:
+        self.log.info("%s", line)
 
     def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
         """Apply what the plugin is made of, and say what that came to for all of it."""
@@ -147,12 +156,11 @@ class InstallDevicePluginOperator(PoolOperator):
             namespace=self.namespace,
         )
 
-    def _wait(self, api: ApiClient, result: dict[str, Any], server: str) -> dict[str, Any]:
+    def _wait(self, result: dict[str, Any], now: datetime) -> dict[str, Any]:
         from airflow_gpu_provider.addons.device_plugin import GpusWait
-        from airflow_gpu_provider.cluster.clock import ServerClock
 
-        now = ServerClock(api).now()
-        wait = GpusWait(pool=self.gpu_pool.name, server=server, started=now, deadline=now + self.wait_timeout)
+        server, deadline = result["served_by"], now + self.wait_timeout
+        wait = GpusWait(pool=self.gpu_pool.name, server=server, started=now, deadline=deadline)
         progress = self._block(wait, until=now + _BLOCK_FIRST if self.deferrable else None)
         if progress.error:
             raise progress.error
@@ -161,10 +169,13 @@ class InstallDevicePluginOperator(PoolOperator):
         return self._finish({**result, **(progress.result or {})})
 
     def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
+        from airflow_gpu_provider.scaling.drive import Narrator
         from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
+        from airflow_gpu_provider.triggers.setbacks import persistently
 
-        watch = watch_plugin(self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
-        return self._stop.run(watch)
+        watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
+        narrator = Narrator(self._say, started=wait.started)
+        return self._stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
         from airflow_gpu_provider.triggers.device_plugin import RECORD_VERSION, GpusTrigger

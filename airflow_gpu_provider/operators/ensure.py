@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow.sdk.exceptions import TaskDeferred
 
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.platforms.base import Plan
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
     from airflow_gpu_provider.scaling.waits import NodesWait
+
+T = TypeVar("T")
 
 _DEFER_MARGIN = timedelta(minutes=2)
 _OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
@@ -166,18 +169,20 @@ class EnsureGpuPoolOperator(PoolOperator):
         nodes = self._wanted_nodes()
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
             return self._bring_nothing()
-        reconciler = self._open(context)
-        check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now())
-        plan = reconciler.platform.plan(nodes)
+        reconciler = self._bear(lambda: self._open(context))
+        self._bear(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
+        plan = self._bear(lambda: reconciler.platform.plan(nodes))
         for line in plan.lines():
             self.log.info("%s", line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
         key = run_key(context, self.gpu_pool.name, self.block_id)
-        reconciler.platform.check_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
+        self._bear(
+            lambda: reconciler.platform.check_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
+        )
         with _gives_up_on_failure(self, reconciler, key):
-            reconciler.platform.apply(plan, self.log.info)
+            self._apply(reconciler, plan, nodes)
             result = self._wait(reconciler, key, nodes, context)
             self._stop.check()
             return result
@@ -210,6 +215,21 @@ class EnsureGpuPoolOperator(PoolOperator):
         counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
         return {"pool": self.gpu_pool.name, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
 
+    def _bear(self, call: Callable[[], T]) -> T:
+        """Make a call that may be repeated, until it works, or its error is not borne any longer."""
+        from airflow_gpu_provider.scaling.perseverance import until_it_works
+
+        return until_it_works(call, within=self.wait_timeout, say=self._say)
+
+    def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int) -> None:
+        """Bring the groups to the plan; where that fails on its way, to one that goes on from there."""
+        plans = [plan]
+        platform = reconciler.platform
+        self._bear(lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self._say))
+
+    def _say(self, line: str) -> None:
+        self.log.info("%s", line)
+
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import lock_holder
         from airflow_gpu_provider.scaling.session import open_pool
@@ -220,11 +240,17 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.run_identity import lock_holder, run_ends_by
         from airflow_gpu_provider.scaling.waits import NodesWait
 
-        warm = self._warm_image(reconciler)
-        now, ends_by = reconciler.clock.now(), run_ends_by(context)
-        latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
-        until = now + self.gpu_pool.max_runtime
-        outcome = reconciler.want(key, nodes, until if latest is None else min(until, latest), warm=warm)
+        warm = self._bear(lambda: self._warm_image(reconciler))
+        ends_by = run_ends_by(context)
+
+        def want() -> tuple[Outcome, datetime, datetime | None]:
+            now = reconciler.clock.now()
+            latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
+            until = now + self.gpu_pool.max_runtime
+            until = until if latest is None else min(until, latest)
+            return reconciler.want(key, nodes, until, warm=warm), now, latest
+
+        outcome, now, latest = self._bear(want)
         wait = NodesWait(
             key=key,
             wait_for="groups" if self.gpu_pool.nodes_come_with_pods and not warm else self.wait_for,
@@ -242,10 +268,10 @@ class EnsureGpuPoolOperator(PoolOperator):
         if progress.error:
             raise progress.error
         if progress.result is not None:
-            return self._finish(reconciler, dict(progress.result), context)
+            return self._finish(lambda: reconciler, dict(progress.result), context)
         if self.deferrable:
             self._defer(wait, reconciler, _owner(context), lock_holder(context))
-        return self._finish(reconciler, self._block(wait, reconciler), context)
+        return self._finish(lambda: reconciler, self._block(wait, reconciler), context)
 
     def _warm_image(self, reconciler: Reconciler) -> str:
         """Return the placeholders' image, with all in place that they need; empty where none are wanted."""
@@ -291,7 +317,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         if event["status"] != "done":
             self._give_up(context)
             raise GpuError.from_record(event["error"])
-        return self._finish(self._open(context), event["result"], context)
+        return self._finish(lambda: self._open(context), event["result"], context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Give the demand up also where the trigger itself died, or Airflow's own deferral timeout came first."""
@@ -310,13 +336,14 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _give_up(self, context: Context) -> None:
         from airflow_gpu_provider.run_identity import run_key
 
-        _release_quietly(self, self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
+        key = run_key(context, self.gpu_pool.name, self.block_id)
+        _release_quietly(self, lambda: self._open(context), key)
 
-    def _finish(self, reconciler: Reconciler, result: dict[str, Any], context: Context) -> dict[str, Any]:
+    def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.hard_to_get import tried_in_words
 
         if result["nodes"]:
-            _note_machines(self, reconciler)
+            _note_machines(self, opened)
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         names = ", ".join(f"{n['name']}{_kind_of(n)}" for n in result["nodes"])
         self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names or "none yet, they come when pods do")
@@ -354,10 +381,10 @@ def _owner(context: Context) -> str:
     return f"{installation_id()}/{context['ti'].dag_id}"
 
 
-def _note_machines(operator: EnsureGpuPoolOperator, reconciler: Reconciler) -> None:
+def _note_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler]) -> None:
     """Write down which machines there are, for those that are gone before scale-down looks; it fails no task."""
     try:
-        reconciler.note_machines()
+        opened().note_machines()
     except GpuError as error:
         operator.log.warning("The machines could not be written down for the run's bill: %s", error)
 
@@ -378,13 +405,13 @@ class _gives_up_on_failure:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         if error is not None and not isinstance(error, TaskDeferred):
-            _release_quietly(self._operator, self._reconciler, self._key)
+            _release_quietly(self._operator, lambda: self._reconciler, self._key)
 
 
-def _release_quietly(operator: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey) -> None:
+def _release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
     """Give the demand up; an error here is logged, for it must not replace the task's first one."""
     try:
-        outcome = reconciler.give_up(key)
+        outcome = opened().give_up(key)
     except GpuError as error:
         operator.log.error("The run's demand could not be given up; it ends at max_runtime. %s", error)
         return

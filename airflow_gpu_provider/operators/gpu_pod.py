@@ -31,7 +31,7 @@ from kubernetes.client import V1Pod, V1ResourceRequirements
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.api_errors import from_status
+from airflow_gpu_provider.cluster.api_errors import from_status, mapped
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.informer import connected
@@ -74,6 +74,7 @@ from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
 from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.perseverance import until_it_works
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.unattended import check_can_come, release_unattended
 from airflow_gpu_provider.stopping import Stop
@@ -93,6 +94,8 @@ SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
 _DEFER_MARGIN = timedelta(minutes=5)
 _WHEN_KILLED = timedelta(seconds=1)  # SIGKILL comes 5 s after SIGTERM, and Airflow is to hear before of how it ended
+_CREATE_WITHIN = timedelta(minutes=5)
+"""For how long a worker tries to create a pod: a quota that is used up for longer is the task's retries' affair."""
 _LOG_WITHIN = timedelta(minutes=2)
 """For how long the rest of a log is tried to be read; then its node does not answer, and the pod's end counts."""
 
@@ -395,6 +398,11 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def build_pod_request_obj(self, context: Context | None = None, **kwargs: Any) -> V1Pod:
         """Return the pod to create: KubernetesPodOperator's, placed on the pool."""
+        if context is None:
+            return self._build(None, **kwargs)
+        return until_it_works(lambda: self._build(context, **kwargs), within=_CREATE_WITHIN, say=self.log.warning)
+
+    def _build(self, context: Context | None, **kwargs: Any) -> V1Pod:
         pool, gpus = self._rendered_pool(), int(self.gpus)
         check_gpus(pool, gpus)
         pod = self._build_unplaced(context, **kwargs)
@@ -433,7 +441,18 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self.env_vars = given
 
     def get_or_create_pod(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
-        """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first."""
+        """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first.
+
+        A refusal that may pass is borne for some minutes (see `patience`): a quota that is used up, say.
+        """
+
+        def once() -> V1Pod:
+            with mapped("create", "pods"):
+                return self._get_or_create(pod_request_obj, context)
+
+        return until_it_works(once, within=_CREATE_WITHIN, say=self.log.warning)
+
+    def _get_or_create(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
         owner, namespace = self._owner(context), pod_request_obj.metadata.namespace
         newest = self._pods.newest_of_try(namespace, owner) if self.reattach_on_restart else None
         current = newest if newest is not None and attempt_of(newest) >= owner.attempt else None

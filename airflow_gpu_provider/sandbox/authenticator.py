@@ -35,7 +35,8 @@ class Authenticator:
 
     `identify` returns None for a token that proves nothing: malformed, expired, for another cluster, signed by
     nobody known. `access_entries` maps a user name (an ARN, an e-mail address) to its Kubernetes groups and may be
-    changed at any time (the API server keeps answers for its cache's time); one without an entry gets `default_groups`.
+    changed at any time (the API server keeps answers for its cache's time); one without an entry gets
+    `default_groups`, which may be changed too.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Authenticator:
     ) -> None:
         self.access_entries: dict[str, Sequence[str]] = dict(access_entries or {})
         self._identify = identify
-        self._default_groups = default_groups
+        self.default_groups = default_groups
         self._path = f"/{secrets.token_urlsafe(16)}"
         self._server = LoopbackServer(self._answer, name="sandbox-authenticator")
         self.url = self._server.url + self._path
@@ -88,7 +89,7 @@ class Authenticator:
             "user": {
                 "username": identity.username,
                 "uid": identity.uid,
-                "groups": list(self.access_entries.get(identity.username, self._default_groups)),
+                "groups": list(self.access_entries.get(identity.username, self.default_groups)),
                 "extra": dict(identity.extra),
             },
         }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from airflow_gpu_provider.addons.device_plugin import GpusWait
 from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
 from airflow_gpu_provider.triggers.record import RecordTrigger
+from airflow_gpu_provider.triggers.setbacks import persistently
 
 RECORD_VERSION = 1
 
@@ -23,12 +26,16 @@ class GpusTrigger(RecordTrigger):
     record_version = RECORD_VERSION
 
     async def _result(self) -> dict[str, Any]:
-        progress = await watch_plugin(
+        wait = GpusWait.from_record(self.record["wait"])
+        watch = partial(
+            watch_plugin,
             deserialize_pool(self.record["pool"]),
-            GpusWait.from_record(self.record["wait"]),
+            wait,
             namespace=self.record["namespace"],
             say=self.log.info,
         )
+        narrator = Narrator(self.log.info, started=wait.started)
+        progress = await persistently(watch, until=wait.deadline, narrator=narrator)
         if progress.error:
             raise progress.error
         return {**self.record["result"], **(progress.result or {})}

@@ -14,7 +14,7 @@ from typing import Any, Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
-from airflow_gpu_provider.patience import Patience
+from airflow_gpu_provider.patience import Patience, is_borne
 from airflow_gpu_provider.scaling.drive import Narrator
 
 T = TypeVar("T")
@@ -61,8 +61,7 @@ class Setbacks:
             return False
         if type(error) is GpuError:  # what nobody foresaw, in a trigger
             return True
-        borne_for = error.borne_for
-        return borne_for is None or (error.retryable and bool(borne_for)) or self.lasted < borne_for
+        return is_borne(error, self.lasted, worked=True)
 
     def to_record(self) -> dict[str, Any]:
         """Return them as JSON values."""

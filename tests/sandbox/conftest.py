@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.errors import error_types
 from airflow_gpu_provider.sandbox.aws import AwsTimings
 from airflow_gpu_provider.sandbox.build import control_plane_binary
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
@@ -44,6 +46,14 @@ def gpu_sandbox_settings() -> dict[str, Any]:
     """The shared sandbox runs the example training, has an image of some size, and spot notices are short in it."""
     images = (training_image(), Image(pattern="large:*", pull_seconds=1.5))
     return {"images": images, "timings": AwsTimings(spot_notice=1.0)}
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait bears what it would bear for some minutes: what is missing stays missing."""
+    for cls in error_types():
+        if cls.borne_for is not None:
+            monkeypatch.setattr(cls, "borne_for", timedelta(0))
 
 
 @pytest.fixture(scope="module")

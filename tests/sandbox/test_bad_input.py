@@ -33,6 +33,9 @@ NAME = "bad-input"
 IAM = Path(__file__).parents[2] / "docs" / "iam"
 
 
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
 @dataclass
 class Cloud:
     """One cloud with a cluster: a pool that would work there, and how to spoil it."""

@@ -158,7 +158,7 @@ def test_a_group_that_cannot_be_created_after_another_one(
                 created.append(record.getMessage())
                 gpu_sandbox.faults.set_error_rate(1.0, service="eks")
 
-    operator = ensure(slow)
+    operator = ensure(slow, timeout=timedelta(seconds=6))
     logger = logging.getLogger("tests.ensure")
     logger.setLevel(logging.INFO)
     logger.addHandler(FailsAfterTheFirst())

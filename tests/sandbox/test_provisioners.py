@@ -144,7 +144,7 @@ def test_a_night_from_nothing_to_nothing(gpu_sandbox: Sandbox, provisioner: str)
     assert is_told(logs, *leaving)
 
 
-@pytest.mark.usefixtures("karpenter")
+@pytest.mark.usefixtures("karpenter", "impatient")
 def test_a_night_with_karpenter_needs_no_more_than_the_documented_roles(
     gpu_sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,6 +89,7 @@ def train(pool: EksGpuPool) -> Any:
     return run(GpuPodOperator(task_id="train", gpu_pool=pool, image="busybox:1.36", cmds=command, do_xcom_push=True))
 
 
+@pytest.mark.usefixtures("impatient")
 def test_without_the_roles_the_missing_permission_is_named(pool: EksGpuPool) -> None:
     with pytest.raises(PermissionDenied, match="leases"):
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
@@ -102,6 +103,7 @@ def test_a_night_needs_no_more_than_the_documented_roles(pool: EksGpuPool, admin
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["nodes"] == 0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_night_of_an_autoscaler_needs_its_roles_too(pool: EksGpuPool, administrator: client.ApiClient) -> None:
     give(administrator, "full.yaml")
     take(administrator, "autoscaler.yaml")

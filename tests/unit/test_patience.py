@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -14,7 +16,8 @@ from airflow_gpu_provider.patience import Patience
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 DEADLINE = START + timedelta(minutes=30)
-ZERO, MINUTE, MINUTES = timedelta(0), timedelta(minutes=1), timedelta(minutes=5)
+DOCS = Path(__file__).parents[2] / "docs" / "gpu-pod.md"
+ZERO = timedelta(0)
 
 
 def at(seconds: float) -> datetime:
@@ -73,6 +76,25 @@ def test_a_success_or_another_error_in_between_starts_it_anew() -> None:
         assert patience.bears(denied, at(300))
         assert patience.bears(denied, at(599))
         assert not patience.bears(denied, at(600))
+
+
+def test_the_table_of_refusals_is_what_the_types_say() -> None:
+    rows = re.findall(
+        r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (its whole time|(\d+)[^|]*) \|$", DOCS.read_text(), re.MULTILINE
+    )
+    assert len(rows) > 9
+    for names, says, minutes in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            cls: type[errors.GpuError] = getattr(errors, name)
+            assert cls.borne_for == (timedelta(minutes=int(minutes)) if minutes else None), name
+            with_access = cls.borne_for is None or (cls.retryable and cls.borne_for != ZERO)
+            assert ("whole time" in says) == with_access, name
+    named = {name for names, _, _ in rows for name in re.findall(r"`(\w+)`", names)}
+    assert named >= {cls.__name__ for cls in vars(errors).values() if isinstance(cls, type) and _is_borne(cls)}
+
+
+def _is_borne(cls: type) -> bool:
+    return issubclass(cls, errors.GpuError) and cls.borne_for != ZERO
 
 
 KINDS = st.sampled_from(errors.error_types())

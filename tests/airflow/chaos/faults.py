@@ -252,6 +252,13 @@ def token_expired(world: World, night: Night) -> Iterator[None]:
 
 
 @contextmanager
+def kubernetes_403(world: World, night: Night) -> Iterator[None]:
+    """The binding of Airflow's role is deleted, and created anew."""
+    with world.without_permission():
+        yield
+
+
+@contextmanager
 def cloud_errors(world: World, night: Night) -> Iterator[None]:
     world.sandbox.faults.set_error_rate(0.2)
     try:
@@ -438,6 +445,14 @@ FAULTS: Mapping[str, Fault] = {
             hits="all",
             strike=token_expired,
             lasts=20,
+            promise=Promise(),
+        ),
+        Fault(
+            name="kubernetes-403",
+            says="the Kubernetes API server answers 403 to all that Airflow asks, for 60 s",
+            hits="all",
+            strike=kubernetes_403,
+            lasts=60,
             promise=Promise(),
         ),
         Fault(

@@ -21,6 +21,7 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
     ("train-deferred", "triggerer-stalled"),
     ("train-deferred", "airflow-killed"),
     ("train-deferred", "api-server-down"),
+    ("train-deferred", "kubernetes-403"),
     ("train-deferred", "dagrun-timeout"),
     ("train-deferred", "spot-lost"),
     ("train-in-worker", "scheduler-killed"),
@@ -28,6 +29,7 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
     ("scale-down-begins", "worker-killed"),
     ("scale-down-begins", "two-runs"),
     ("scale-down-begins", "cloud-errors"),
+    ("scale-down-begins", "kubernetes-403"),
 )
 """Pairs that are in every cover."""
 

@@ -64,6 +64,17 @@ _DEVICE_PLUGIN = {
 }
 
 
+_AIRFLOW = "chaos-airflow"
+_BINDINGS = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+_BINDING = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": _AIRFLOW},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+    "subjects": [{"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": _AIRFLOW}],
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class PoolLeft:
     """What there is of one pool; all zero is what a night is to leave behind."""
@@ -120,6 +131,15 @@ class World:
                 self._shortages[shortage] -= 1
                 if not self._shortages[shortage]:
                     self.sandbox.faults.remove(shortage)
+
+    @contextmanager
+    def without_permission(self) -> Iterator[None]:
+        """Meanwhile Airflow's role in the cluster is not bound: every request of its own is answered with 403."""
+        insist_on(self.sandbox, "DELETE", f"{_BINDINGS}/{_AIRFLOW}")
+        try:
+            yield
+        finally:
+            bind(self.sandbox)
 
     def items(self, path: str) -> list[dict[str, Any]]:
         """What the API server lists; OSError while it is away."""
@@ -184,6 +204,26 @@ def insist(call: Callable[[], T], *, times: int = 5) -> T:
     return call()
 
 
+def bind(sandbox: Sandbox) -> None:
+    """Give those who come by the cloud's identities a role that can be taken from them, unlike system:masters."""
+    insist_on(sandbox, "POST", _BINDINGS, _BINDING)
+    sandbox.authenticator.default_groups = (_AIRFLOW,)
+
+
+def insist_on(sandbox: Sandbox, method: str, path: str, body: dict[str, Any] | None = None) -> None:
+    """Make an administrator's request of the API server, once more where it is away by another fault."""
+    for left in reversed(range(30)):
+        try:
+            status, reply = sandbox.control_plane.request(method, path, body)
+        except OSError:
+            status, reply = 0, {}
+        if status in (200, 201, 404, 409):
+            return
+        if not left:
+            raise OSError(f"{method} {path}: {status} {reply}")
+        time.sleep(1)
+
+
 def open_sandbox(platform: Platform, folder: Path) -> Sandbox:
     """A cluster with nothing in it, and its cloud; to be entered."""
     # A machine's end takes as long as others need to see it.
@@ -202,6 +242,7 @@ def open_world(sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[
     )
     if status not in (201, 409):
         raise OSError(f"the device plugin's DaemonSet cannot be created: {reply}")
+    bind(sandbox)
     pods, trainings = PodStories(sandbox.kubeconfig), Trainings()
     pods.start()
     try:

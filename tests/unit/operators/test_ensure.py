@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,22 @@ import pytest
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
-from airflow_gpu_provider.errors import ScaleDownIsOver
+from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.errors import (
+    CloudError,
+    ClusterUnreachable,
+    CredentialsError,
+    DemandLockBusy,
+    GpuError,
+    OutOfStock,
+    PermissionDenied,
+    PoolDrift,
+    ScaleDownIsOver,
+)
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.run_identity import run_ends_by
+from airflow_gpu_provider.scaling.waits import NodesWait, Progress
+from tests.sandbox.running import context_of
 
 START = datetime(2026, 1, 1, 2, tzinfo=UTC)
 POOL = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
@@ -45,3 +60,113 @@ def test_run_ends_a_moment_after_its_timeout() -> None:
     timed = {"dag": nightly(dagrun_timeout=timedelta(hours=2)), "dag_run": dag_run}
     assert run_ends_by(timed) == START + timedelta(hours=2, minutes=1)
     assert run_ends_by({"dag": nightly(), "dag_run": dag_run}) is None
+
+
+class Pool:
+    """A pool whose calls fail in a row first, and then work."""
+
+    def __init__(self, **failures: list[GpuError]) -> None:
+        self._failures = failures
+        self.calls: list[str] = []
+        self.clock = self.platform = self
+        self.pool = POOL
+        self.api = None
+        self.over_quota: frozenset[str] = frozenset()
+
+    def _call(self, name: str) -> None:
+        self.calls.append(name)
+        if self._failures.get(name):
+            raise self._failures[name].pop(0)
+
+    def now(self) -> datetime:
+        return START
+
+    def plan(self, nodes: int) -> Any:
+        self._call("plan")
+        return SimpleNamespace(lines=list, is_empty=True)
+
+    def check_quota(self, nodes: int, say: Any) -> None:
+        self._call("check_quota")
+
+    def apply(self, plan: Any, say: Any) -> None:
+        self._call("apply")
+
+    def want(self, *_: Any, **__: Any) -> Any:
+        self._call("want")
+        return SimpleNamespace(snapshot=None, said=())
+
+    def note_machines(self) -> None:
+        self._call("note_machines")
+
+    def give_up(self, key: Any) -> Any:
+        self._call("give_up")
+        return SimpleNamespace(said=())
+
+
+RESULT = {"nodes": [{"name": "n1", "instance_type": "", "zone": ""}], "timeline": []}
+
+
+@pytest.fixture
+def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
+    """Run Ensure on a pool; no time passes."""
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    passed = iter(range(0, 10**6, 5))
+    monkeypatch.setattr(SystemClock, "now", lambda self: START + timedelta(seconds=next(passed)))
+    monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.autoscaling.check_autoscaler", lambda *_: None)
+    monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", lambda *_: [])
+    monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
+
+    def run(pool: Pool) -> Any:
+        def open_pool(*_: Any, **__: Any) -> Pool:
+            pool._call("open")
+            return pool
+
+        monkeypatch.setattr("airflow_gpu_provider.scaling.session.open_pool", open_pool)
+        operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
+        return operator.execute(context_of(operator))
+
+    return run
+
+
+@pytest.mark.parametrize("step", ["open", "plan", "check_quota", "apply", "want"])
+@pytest.mark.parametrize("cls", [PermissionDenied, CloudError, ClusterUnreachable, CredentialsError, DemandLockBusy])
+def test_first_leg_bears_what_may_pass(ensure: Any, step: str, cls: type[GpuError]) -> None:
+    pool = Pool(**{step: [cls("No."), cls("No.")]})
+    assert ensure(pool)["nodes"] == RESULT["nodes"]
+    assert pool.calls.count(step) >= 3
+    assert "give_up" not in pool.calls
+
+
+@pytest.mark.parametrize("step", ["open", "plan", "check_quota", "apply", "want"])
+@pytest.mark.parametrize("error", [PoolDrift("Changed."), PermissionDenied("No.")])
+def test_first_leg_ends_with_what_lasts_or_cannot_pass(ensure: Any, step: str, error: GpuError) -> None:
+    pool = Pool(**{step: [error] * 100})
+    with pytest.raises(type(error)):
+        ensure(pool)
+    times = pool.calls.count(step) - (step == "plan" and "apply" in pool.calls)
+    assert times == 1 if error.borne_for == timedelta(0) else 25 < times < 65  # five minutes, five seconds a look
+    assert ("give_up" in pool.calls) == (step in ("apply", "want"))
+
+
+def test_a_groups_change_that_failed_on_its_way_is_planned_anew(ensure: Any) -> None:
+    pool = Pool(apply=[CloudError("Throttled.")])
+    ensure(pool)
+    assert [call for call in pool.calls if call in ("plan", "apply")] == ["plan", "apply", "plan", "apply"]
+
+
+def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+
+    def open_pool(*_: Any, **__: Any) -> None:
+        raise CredentialsError("The token is not accepted.")
+
+    monkeypatch.setattr("airflow_gpu_provider.scaling.session.open_pool", open_pool)
+    operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
+    event = {"status": "done", "result": RESULT}
+    assert operator.resume(context_of(operator), event)["nodes"] == RESULT["nodes"]
+    lost = {"status": "error", "error": OutOfStock("No machine.").to_record()}
+    with pytest.raises(OutOfStock):
+        operator.resume(context_of(operator), lost)

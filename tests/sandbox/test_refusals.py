@@ -1,0 +1,302 @@
+"""Refusals of the real API server, and of its admission: which are sat out, which end a task, and as what."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.errors import (
+    AdmissionDenied,
+    ClusterUnreachable,
+    GpuError,
+    NamespaceTerminating,
+    ObjectRejected,
+    PermissionDenied,
+    PoolNotReleased,
+    ResourceQuotaExceeded,
+)
+from airflow_gpu_provider.operators import gpu_pod
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox.running import context_of, eventually, run
+
+GROUP = "refusals-airflow"
+RBAC = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
+HOOKS = "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations"
+BINDING = {
+    "apiVersion": "rbac.authorization.k8s.io/v1",
+    "kind": "ClusterRoleBinding",
+    "metadata": {"name": GROUP},
+    "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+    "subjects": [{"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": GROUP}],
+}
+
+Ask = Callable[..., Any]
+
+
+@pytest.fixture
+def ask(gpu_sandbox: Sandbox) -> Ask:
+    """Make an administrator's request; fine if the object is there already, or gone."""
+
+    def make(method: str, path: str, body: Any = None) -> Any:
+        status, reply = gpu_sandbox.control_plane.request(method, path, body)
+        assert status < 300 or status in (404, 409), reply
+        return reply
+
+    return make
+
+
+@pytest.fixture
+def identity(gpu_sandbox: Sandbox, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is an Airflow whose identity is an administrator by a binding that can be taken away."""
+    key = gpu_sandbox.aws.add_identity(f"refusals-{time.monotonic_ns()}")
+    gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
+    connection = {
+        "conn_type": "aws",
+        "login": key.access_key_id,
+        "password": key.secret_access_key,
+        "extra": {"region_name": gpu_sandbox.region, "endpoint_url": gpu_sandbox.aws.endpoint_url},
+    }
+    monkeypatch.setenv("AIRFLOW_CONN_REFUSALS", json.dumps(connection))
+    ask("POST", RBAC, BINDING)
+
+
+@pytest.fixture
+def pool(gpu_sandbox: Sandbox, env: None, identity: None) -> EksGpuPool:
+    return EksGpuPool(
+        name="refused",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=["g6.xlarge"],
+        zones=[gpu_sandbox.zones[0]],
+        max_nodes=1,
+        price_per_hour=2.0,
+        aws_conn_id="refusals",
+    )
+
+
+@pytest.fixture
+def namespace(ask: Ask) -> Iterator[str]:
+    name = f"refusals-{time.monotonic_ns()}"
+    ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    eventually(lambda: ask("GET", f"/api/v1/namespaces/{name}/serviceaccounts/default").get("metadata"))
+    yield name
+    ask("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@contextmanager
+def meanwhile(act: Callable[[], object], *, after: float) -> Iterator[None]:
+    """Do something in a while, in another thread."""
+    timer = threading.Timer(after, act)
+    timer.start()
+    yield
+    timer.join()
+
+
+def train(pool: EksGpuPool, **arguments: Any) -> GpuPodOperator:
+    usual: dict[str, Any] = {"image": "busybox:1.36", "cmds": ["sh", "-c", "sleep 4; echo trained"]}
+    return GpuPodOperator(task_id="train", gpu_pool=pool, **{**usual, **arguments})
+
+
+def quota(ask: Ask, namespace: str, pods: int) -> str:
+    path = f"/api/v1/namespaces/{namespace}/resourcequotas"
+    ask("POST", path, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": str(pods)}}})
+    eventually(lambda: ask("GET", f"{path}/few").get("status", {}).get("hard"))
+    return f"{path}/few"
+
+
+# -- the pod's creation ------------------------------------------------------------------------------------------
+
+
+def test_a_quota_that_is_lifted_after_some_seconds_costs_no_try(pool: EksGpuPool, namespace: str, ask: Ask) -> None:
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    full = quota(ask, namespace, 0)
+    with meanwhile(lambda: ask("DELETE", full), after=8):
+        run(train(pool, namespace=namespace, deferrable=False))
+
+
+def test_a_quota_that_stays_full_is_named_and_may_be_tried_again(
+    pool: EksGpuPool, namespace: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_pod, "_CREATE_WITHIN", timedelta(seconds=2))
+    quota(ask, namespace, 0)
+    says = r"ResourceQuota few is used up, cannot create pods: requested: pods=1, used: pods=0, limited: pods=0"
+    with pytest.raises(ResourceQuotaExceeded, match=says) as error:
+        run(train(pool, namespace=namespace))
+    assert error.value.retryable
+
+
+def test_a_role_that_is_bound_anew_costs_no_try(pool: EksGpuPool, namespace: str, ask: Ask) -> None:
+    ask("DELETE", f"{RBAC}/{GROUP}")
+    with meanwhile(lambda: ask("POST", RBAC, BINDING), after=8):
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    ask("DELETE", f"{RBAC}/{GROUP}")
+    with meanwhile(lambda: ask("POST", RBAC, BINDING), after=8):
+        run(train(pool, namespace=namespace))
+
+
+def test_a_webhook_that_is_away_for_some_seconds_costs_no_try(pool: EksGpuPool, namespace: str, ask: Ask) -> None:
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    hook = {
+        "metadata": {"name": namespace},
+        "webhooks": [
+            {
+                "name": "pods.example.com",
+                "clientConfig": {"url": "https://127.0.0.1:9/", "caBundle": base64.b64encode(b"").decode()},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}},
+                "failurePolicy": "Fail",
+                "sideEffects": "None",
+                "admissionReviewVersions": ["v1"],
+            }
+        ],
+    }
+    ask("POST", HOOKS, hook)
+
+    def is_there() -> bool:
+        pod = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
+        return "failed calling webhook" in str(
+            ask_for_anything("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+        )
+
+    def ask_for_anything(*request: Any) -> Any:
+        try:
+            return ask(*request)
+        except AssertionError as error:
+            return str(error)
+
+    eventually(is_there)
+    with meanwhile(lambda: ask("DELETE", f"{HOOKS}/{namespace}"), after=8):
+        run(train(pool, namespace=namespace))
+
+
+@pytest.mark.parametrize(
+    ("labels", "arguments", "cls", "says"),
+    [
+        (
+            {"pod-security.kubernetes.io/enforce": "restricted"},
+            {},
+            AdmissionDenied,
+            "violates PodSecurity.*container_security_context",
+        ),
+        ({}, {"labels": {"team": "x" * 64}}, ObjectRejected, r"must be no more than 63.*Correct metadata\.labels"),
+    ],
+)
+def test_what_cannot_pass_ends_the_task_at_once(
+    pool: EksGpuPool,
+    namespace: str,
+    gpu_sandbox: Sandbox,
+    labels: dict[str, str],
+    arguments: dict[str, Any],
+    cls: type[GpuError],
+    says: str,
+) -> None:
+    gpu_sandbox.control_plane.request(
+        "PATCH",
+        f"/api/v1/namespaces/{namespace}",
+        {"metadata": {"labels": labels}},
+        content_type="application/merge-patch+json",
+    )
+    began = time.monotonic()
+    with pytest.raises(cls, match=says) as error:
+        run(train(pool, namespace=namespace, **arguments))
+    assert not error.value.retryable
+    assert time.monotonic() - began < 60
+
+
+def test_a_namespace_that_is_being_deleted_is_told(pool: EksGpuPool, namespace: str, ask: Ask) -> None:
+    """A finalizer holds one of its objects, and so the namespace."""
+    held = {"metadata": {"name": "held", "finalizers": ["tests/held"]}}
+    path = f"/api/v1/namespaces/{namespace}/configmaps"
+    ask("POST", path, held)
+    ask("DELETE", f"/api/v1/namespaces/{namespace}")
+    try:
+        with pytest.raises(NamespaceTerminating):
+            run(train(pool, namespace=namespace))
+    finally:
+        ask("PUT", f"{path}/held", {"metadata": {"name": "held"}})
+
+
+# -- waits -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_a_training_outlives_a_time_without_permission(
+    pool: EksGpuPool, namespace: str, ask: Ask, gpu_sandbox: Sandbox, deferrable: bool
+) -> None:
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    path = f"/api/v1/namespaces/{namespace}/pods"
+
+    def take_away_and_give_back() -> None:
+        eventually(lambda: ask("GET", path)["items"], seconds=60)
+        ask("DELETE", f"{RBAC}/{GROUP}")
+        gpu_sandbox.cut_connections()
+        time.sleep(15)  # how long the fault lasts
+        ask("POST", RBAC, BINDING)
+
+    with meanwhile(take_away_and_give_back, after=0):
+        command = ["sh", "-c", "sleep 25; echo trained"]
+        run(train(pool, namespace=namespace, deferrable=deferrable, cmds=command))
+
+
+@pytest.mark.parametrize("arguments", [{}, {"deferrable": False, "poke_interval": 1}], ids=["deferred", "poke"])
+def test_a_scale_down_outlives_a_time_without_permission(pool: EksGpuPool, ask: Ask, arguments: dict[str, Any]) -> None:
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    ask("DELETE", f"{RBAC}/{GROUP}")
+    with meanwhile(lambda: ask("POST", RBAC, BINDING), after=20):
+        result = run(ScaleDownSensor(task_id="zero", gpu_pool=pool, **arguments))
+    assert (result["nodes"], result["desired"]) == (0, 0)
+
+
+def test_a_scale_down_that_fails_says_what_still_runs(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AWS refuses to end machines: what is there, its price and its switch can be read all the same."""
+    monkeypatch.setattr(PermissionDenied, "borne_for", timedelta(seconds=3))
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    terminate = "airflow_gpu_provider.platforms.aws_autoscaling.AutoScaling.terminate"
+
+    def refuses(self: Any, instance_id: str) -> None:
+        raise PermissionDenied("AWS refused autoscaling:TerminateInstanceInAutoScalingGroup.", "Allow it.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(terminate, refuses)
+        sensor = ScaleDownSensor(task_id="zero", gpu_pool=pool)
+        with pytest.raises(PoolNotReleased) as error:
+            run(sensor, context_of(sensor))
+    assert error.value.retryable
+    for words in (
+        "Pool refused is not released: AWS refused autoscaling:TerminateInstanceInAutoScalingGroup.",
+        "Still there: i-",
+        "(g6.xlarge on-demand in ",
+        "2.00 an hour each) in group refused-a-g6-xlarge",
+        "Cost of the run's nodes so far: ",
+        "The switch of refused-a-g6-xlarge ends them at ",
+    ):
+        assert words in str(error.value)
+    assert run(ScaleDownSensor(task_id="zero", gpu_pool=pool))["nodes"] == 0
+
+
+def test_an_api_server_that_does_not_come_back_ends_a_scale_down_at_its_timeout(
+    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any, **__: Any) -> Any:
+        raise ClusterUnreachable("The API server is away.")
+
+    began = time.monotonic()
+    with monkeypatch.context() as patch:
+        patch.setattr("airflow_gpu_provider.scaling.session.open_pool", away)
+        with pytest.raises(PoolNotReleased, match=r"The API server is away\. What still runs could not be read"):
+            run(ScaleDownSensor(task_id="zero", gpu_pool=pool, timeout=20))
+    assert time.monotonic() - began >= 20
