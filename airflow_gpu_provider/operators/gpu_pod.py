@@ -67,7 +67,7 @@ from airflow_gpu_provider.operators.pod_logs import LogRest, last_lines, logged_
 from airflow_gpu_provider.operators.pod_machine import PodMachine
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
-from airflow_gpu_provider.operators.pod_result import RESULT_FILE, invalid, parsed, unread
+from airflow_gpu_provider.operators.pod_result import RESULT_FILE, ResultUnread, invalid, parsed, unread
 from airflow_gpu_provider.operators.pod_verdict import Watched
 from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, attempt_of
@@ -225,8 +225,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
                     self._take_setback(error)
                     time.sleep(self._setbacks.pause)
         except BaseException:
-            if self.pod is not None and self.pod.metadata.uid and not self._is_released:
-                self.cleanup(pod=self.pod, remote_pod=self.pod, context=context)
+            self._let_go(context)
             raise
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
@@ -273,7 +272,11 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             except PodPreempted as error:
                 self._prepare_next_attempt(error, context)
             except GpuError as error:
-                self._take_setback(error)
+                try:
+                    self._take_setback(error)
+                except GpuError:
+                    self._let_go(context)
+                    raise
                 self._defer(watched.wait or self._wait(context, "ended"), context)
             return self._execute_attempts(context)
 
@@ -282,10 +285,17 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         now = self._now()
         setbacks = self._setbacks.one_more(now)
         deadline = self._attempt.deadline
-        if not setbacks.may_pass(error) or (deadline and now > deadline + COLLECT_WITHIN):
+        is_late = deadline is not None and now > deadline + COLLECT_WITHIN
+        is_unread = isinstance(error, ResultUnread) and setbacks.lasted > COLLECT_WITHIN
+        if is_late or is_unread or not setbacks.may_pass(error):
             raise error
         self._setbacks = setbacks
         self.log.warning("%s: %s The pod is looked at again in %.0f s.", type(error).__name__, error, setbacks.pause)
+
+    def _let_go(self, context: Context) -> None:
+        """Release a pod that is not collected, where it is known and that has not been done."""
+        if self.pod is not None and self.pod.metadata.uid and not self._is_released:
+            self.cleanup(pod=self.pod, remote_pod=self.pod, context=context)
 
     def _preemptions(self) -> Preemptions:
         return Preemptions.of(

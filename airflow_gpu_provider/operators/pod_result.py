@@ -41,6 +41,10 @@ def invalid(text: str, error: ValueError, *, pod: str) -> PodResultInvalid:
     )
 
 
+class ResultUnread(ClusterUnreachable):
+    """The result of a pod that ended well is there, and could not be read."""
+
+
 def unread(state: PodState | None, error: Exception, *, pod: str, node_is_there: bool) -> GpuError:
     """Return what it means that the result of a pod that ended well could not be read.
 
@@ -58,8 +62,11 @@ def unread(state: PodState | None, error: Exception, *, pod: str, node_is_there:
             pod=pod,
             node=(state.node if state else "") or "",
         )
-    return ClusterUnreachable(
-        f"The result of pod {pod} could not be read: {error!r}.", "It is tried again while the pod is there."
+    said = str(error).strip().partition("\n")[0][:_SHOWN] or "no words"
+    return ResultUnread(
+        f"The result of pod {pod} could not be read ({type(error).__name__}: {said}).",
+        "Check that the connection's identity may create pods/exec, and that the pod's node answers.",
+        pod=pod,
     )
 
 

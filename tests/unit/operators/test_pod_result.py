@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, PodPreempted, PodResultInvalid
-from airflow_gpu_provider.operators.pod_result import parsed, unread
+from airflow_gpu_provider.errors import PodPreempted, PodResultInvalid
+from airflow_gpu_provider.operators.pod_result import ResultUnread, parsed, unread
 from tests.unit.cluster.test_pod_end import disrupted, ended, pod, running
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
@@ -46,8 +46,8 @@ def test_anything_else_is_shown_in_part(rest: str) -> None:
         (pod(ended(0), SIDECAR, deleted_at=70), True, PodPreempted),
         (pod(ended(0), SIDECAR, conditions=(disrupted(at=70),)), True, PodPreempted),
         (pod(ended(0), ended(143, name="airflow-xcom-sidecar"), phase="Failed"), True, PodPreempted),
-        (pod(ended(0), SIDECAR), True, ClusterUnreachable),
-        (pod(ended(0)), True, ClusterUnreachable),
+        (pod(ended(0), SIDECAR), True, ResultUnread),
+        (pod(ended(0)), True, ResultUnread),
     ],
 )
 def test_result_that_cannot_be_read_is_lost_or_asked_for_again(
