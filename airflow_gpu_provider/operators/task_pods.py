@@ -128,6 +128,11 @@ class TaskPods:
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
         try:
             client = self._hook.new_client()
+            if not pod.metadata.uid:  # the answer to its creation has not come: another task's pod may have the name
+                there = client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
+                if _try_of(there) != _try_of(pod):
+                    return
+                pod = there
             last = client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod, **options))
             _note_use(client, last)  # after it: the process may be ended any moment, and a pod that runs costs more
         except (ApiException, HTTPError, GpuError) as error:
@@ -189,8 +194,13 @@ def attempt_of(pod: V1Pod) -> int:
     return int((pod.metadata.annotations or {}).get(ATTEMPT_ANNOTATION, 1))
 
 
+def _try_of(pod: V1Pod) -> str | None:
+    try_id: str | None = (pod.metadata.annotations or {}).get(OWNER_ANNOTATION)
+    return try_id
+
+
 def _is_of_try(pod: V1Pod, owner: Ownership) -> bool:
-    return (pod.metadata.annotations or {}).get(OWNER_ANNOTATION) == owner.try_id
+    return _try_of(pod) == owner.try_id
 
 
 def _is_of_attempt(pod: V1Pod, owner: Ownership) -> bool:

@@ -1,14 +1,18 @@
-"""Whether a deleted pod may still run, so that the task's next one has to wait."""
+"""Whether a deleted pod may still run, so that the task's next one has to wait; and whose pod is deleted."""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.client import V1ObjectMeta, V1Pod
 
-from airflow_gpu_provider.operators.task_pods import may_still_run
+from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.operators.task_pods import TaskPods, may_still_run
 from tests.unit.cluster.test_pod_end import START, ended, pod, running
 
 DELETED = pod(running(), deleted_at=100, grace=30)
@@ -39,3 +43,38 @@ def test_nothing_is_waited_for_without_end(node_is_ready: bool | None, seconds: 
     assert not may_still_run(pod(ended(0), phase="Failed", deleted_at=100), node_is_ready=node_is_ready, now=now)
     unbound = pod(phase="Pending", spec={"nodeName": None}, deleted_at=100)
     assert not may_still_run(unbound, node_is_ready=node_is_ready, now=now)
+
+
+class Hook:
+    """A cluster with one pod, which was created by `owner`."""
+
+    def __init__(self, owner: str) -> None:
+        self.owner = owner
+        self.deleted: list[Any] = []
+
+    def new_client(self) -> Hook:
+        return self
+
+    def read_namespaced_pod(self, name: str, namespace: str) -> V1Pod:
+        return _pod(self.owner, uid="u2")
+
+    def delete_namespaced_pod(self, name: str, namespace: str, body: Any) -> V1Pod:
+        self.deleted.append(body.preconditions.uid)
+        return _pod(self.owner, uid="u2")
+
+    @property
+    def api_client(self) -> Any:
+        return SimpleNamespace(sanitize_for_serialization=lambda pod: {})
+
+
+def _pod(owner: str, *, uid: str | None) -> V1Pod:
+    annotations = {OWNER_ANNOTATION: owner}
+    return V1Pod(metadata=V1ObjectMeta(name="train", namespace="ml", uid=uid, annotations=annotations))
+
+
+@pytest.mark.parametrize(("owner", "deleted"), [("this try", ["u2"]), ("another task", [])])
+def test_kill_while_the_pod_is_created_deletes_no_other_tasks_pod(owner: str, deleted: list[str]) -> None:
+    hook = Hook(owner)
+    asked_for = _pod("this try", uid=None)
+    TaskPods(cast("Any", hook), cast("Any", None)).delete_from_signal_handler(asked_for, grace_seconds=1)
+    assert hook.deleted == deleted
