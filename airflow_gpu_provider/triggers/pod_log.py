@@ -241,9 +241,13 @@ class PodLogs:
             await asyncio.sleep(SAVE_EVERY - _OUTLIVED)
             await self._unsaved.wait()
             self._unsaved.clear()
-            positions = self._positions()
+            safe, mark = self._positions(), supervisor_log().written
             # A runner whose supervisor was killed goes on for up to a second, and what it writes is in nobody's log.
             await asyncio.sleep(_OUTLIVED)
+            if await supervisor_log().until_read(mark, within=_READ_WITHIN):
+                positions = safe
+            else:
+                self._unsaved.set()
 
     async def _save(self, positions: dict[str, Any]) -> None:
         text = json.dumps(positions, separators=(",", ":"))
