@@ -63,5 +63,5 @@ class PodDeadlines:
                 self._leases = list_demand(self.api, self.key.pool)
             except PermissionDenied as error:
                 _log.warning("The run's own deadline is not known: %s", error)
-                self._leases = ()
+                return ()  # for now: it may be a refusal that passes
         return self._leases
