@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.aws import AwsCloud, AwsTimings
     from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings
     from airflow_gpu_provider.sandbox.machines import Machines
-    from airflow_gpu_provider.sandbox.nodes import Image, NodeAgent
+    from airflow_gpu_provider.sandbox.nodes import Image, NodeAgent, NodeSpec
 
 __all__ = ["SYSTEM_NODE", "Sandbox", "default_images", "python_image"]
 
@@ -49,6 +50,7 @@ class Sandbox:
         zones: The region's zones that are used; in AWS with one subnet each. Default the first three.
         location: Of a GKE cluster: the region (the default), or a zone.
         boot_seconds: From an instance's launch to its Node, while no fault says otherwise.
+        container_log_max_size: Bytes of a container's log at which its kubelet rotates it; by default 10 MiB.
         images: What image references stand for, before the defaults (`default_images`).
         timings: How long the cloud takes; far quicker than a real one by default.
         autoscaler: "stand-in" plays cluster-autoscaler (on GKE the platform's own); with "none" there is none, and a
@@ -67,6 +69,7 @@ class Sandbox:
         zones: Sequence[str] | None = None,
         location: str | None = None,
         boot_seconds: float = 3.0,
+        container_log_max_size: int = 10 * 2**20,
         images: Sequence[Image] = (),
         timings: AwsTimings | GoogleTimings | None = None,
         autoscaler: Literal["stand-in", "none"] = "stand-in",
@@ -81,6 +84,7 @@ class Sandbox:
         self.cluster_name = cluster_name
         self.platform: Platform = platform
         self.boot_seconds = boot_seconds
+        self._container_log_max_size = container_log_max_size
         self.faults = Faults()
         self.cluster = managed_cluster(
             platform,
@@ -214,12 +218,16 @@ class Sandbox:
             agent=self.agent,
             faults=self.faults,
             boot_seconds=self.boot_seconds,
-            node_spec=lambda instance: self.cluster.node_spec(instance, version=self.control_plane.version),
+            node_spec=self._node_spec,
             complete_drain=self.cluster.complete_drain,
             shuts_down_at_notice=self.cluster.shuts_down_at_notice,
         )
         self.cluster.start(control_plane=self.control_plane, machines=self._machines)
         starting.callback(self.cluster.stop)
+
+    def _node_spec(self, instance: Any) -> NodeSpec:
+        spec = self.cluster.node_spec(instance, version=self.control_plane.version)
+        return replace(spec, container_log_max_size=self._container_log_max_size)
 
     def _start_nodes(self, starting: contextlib.ExitStack) -> None:
         from airflow_gpu_provider.sandbox.nodes import NodeAgentError

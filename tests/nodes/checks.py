@@ -9,6 +9,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.nodes.stories import IMAGE, deletes
 from tests.sandbox.running import eventually, run
 
 GPUS = 4
+LINES_OF_11_MB = 80_000  # of 100 bytes, each with some 40 of the log's own
 # Of this tier's stand-in for the plugin; NVIDIA's passes by what it does not know.
 PLUGIN_OPTIONS = {"GPUS": str(GPUS)}
 
@@ -161,6 +163,38 @@ class NodeChecks:
         assert log_of(core, "talks", tail_lines=1) == "line 3\n"
         stamp, _, line = log_of(core, "talks", timestamps=True).splitlines()[0].partition(" ")
         assert (stamp[10], stamp[-1], line) == ("T", "Z", "line 1")
+
+    def test_long_line_has_one_time_and_many_parts(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
+        pod = gpu_pod(pool, "long")
+        script = "echo first; head -c 50000 /dev/zero | tr '\\0' x; echo; echo last"
+        pod["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+        core.create_namespaced_pod("default", pod)
+        eventually(lambda: phase(core, "long") == "Succeeded", seconds=60)
+        lines = log_of(core, "long", timestamps=True).splitlines()
+        assert [len(line.partition(" ")[2]) for line in lines] == [5, 50000, 4]
+        assert log_of(core, "long", tail_lines=2) == "x" * (50000 % 16384) + "\nlast\n"
+
+    def test_log_of_ten_mebibytes_is_rotated(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
+        """Who follows it gets all, who comes later what was written since."""
+        pod = gpu_pod(pool, "prints")
+        wait = "while ! [ -e /tmp/%s ]; do sleep 0.1; done"
+        lines = f"yes {'x' * 99} | head -n {LINES_OF_11_MB}"
+        script = f"echo start; {wait % 'on'}; {lines}; {wait % 'after'}; echo after; {wait % 'end'}"
+        pod["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+        core.create_namespaced_pod("default", pod)
+        eventually(lambda: phase(core, "prints") == "Running", seconds=60)
+        follower = core.read_namespaced_pod_log("prints", "default", follow=True, _preload_content=False)
+        pieces = follower.stream()
+        text = next(pieces)
+        execute(core, "prints", "touch /tmp/on")
+        with ThreadPoolExecutor(1) as thread:
+            rest = thread.submit(lambda: b"".join(pieces))
+            eventually(lambda: log_of(core, "prints", tail_lines=1) == "", seconds=120)
+            execute(core, "prints", "touch /tmp/after")
+            eventually(lambda: log_of(core, "prints") == "after\n", seconds=60)
+            execute(core, "prints", "touch /tmp/end")
+            text += rest.result(120)
+        assert text == b"start\n" + (b"x" * 99 + b"\n") * LINES_OF_11_MB + b"after\n"
 
     def test_node_is_left_as_a_machine_of_its_owner(
         self, core: client.CoreV1Api, pool: KubernetesGpuPool, node: str

@@ -229,7 +229,7 @@ class ContainerRunner:
         record.container_id = f"containerd://{secrets.token_hex(32)}"
         # From now on the container's own words: before, only the pod's are known.
         record.image, record.image_id = images.full(self.container["image"]), images.image_id(self.container["image"])
-        container_log = ContainerLog(attempt / "log")
+        container_log = ContainerLog(attempt / "log", max_size=self._home.node.spec.container_log_max_size)
         self.logs.append(container_log)
         stdio = Stdio(container_log, tty=bool(self.container.get("tty")), stdin=bool(self.container.get("stdin")))
         try:

@@ -35,6 +35,8 @@ class NodeSpec:
     ``device_plugin_builtin`` is for machines whose image carries NVIDIA's device plugin (Bottlerocket): their
     GPUs are allocatable without a plugin pod. ``driver_seconds`` is how long after the Node NVIDIA's driver is there;
     None means never, until a container of an image of kind ``driver`` installs it on the node.
+    ``container_log_max_size`` is in bytes, with the kubelet's default: a log that has grown to it is rotated, and what
+    was written before is served no more.
     """
 
     name: str
@@ -49,6 +51,7 @@ class NodeSpec:
     device_plugin_builtin: bool = False
     driver_seconds: float | None = 0.0
     kubernetes_version: str = "v1.36.3"
+    container_log_max_size: int = 10 * 2**20
 
     def to_json(self) -> dict[str, Any]:
         """The fields as JSON types."""
