@@ -12,7 +12,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Self
 
@@ -105,6 +105,8 @@ class LogReader:
         self._at_start = True
         self.at: datetime | None = None
         """When the last line that was taken was printed, by its node's clock."""
+        self.is_after_gap = False
+        """Whether lines may be missing before it: none of those that were read last is there any more."""
 
     @property
     def position(self) -> LogPosition:
@@ -114,6 +116,10 @@ class LogReader:
         since = self._newest // 10**9 - _LAG
         seen = sum(count for second, count in self._of_second.items() if second >= since)
         return LogPosition(since=since, seen=seen, newest=self._newest)
+
+    def of_next_run(self) -> LogReader:
+        """Return the reader of the log of the container's next run, which has none of these lines."""
+        return LogReader(replace(self.position, seen=0))
 
     def begin(self) -> dict[str, str]:
         """Return the parameters of a request for what is new, and of a little before it."""
@@ -135,6 +141,7 @@ class LogReader:
             # The end of a long line whose beginning is older than what was asked for, or the kubelet's own words.
             return None if is_first and self._start.since > 0 else line.decode(errors="backslashreplace")
         is_old = self._to_skip > 0 and at <= self._start.newest
+        self.is_after_gap = not is_old and 0 < self._start.seen == self._to_skip
         self._to_skip = self._to_skip - 1 if is_old else 0
         self._count(at)
         self.at = _EPOCH + timedelta(microseconds=at // 1000)

@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.api_errors import mapped
 from airflow_gpu_provider.cluster.pod_log import LineSplitter, LogReader, positions_from_record, positions_to_record
 from airflow_gpu_provider.cluster.rest import TIMEOUT
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
-from airflow_gpu_provider.triggers.pod_log import REPEATED, Tell
+from airflow_gpu_provider.triggers.pod_log import REPEATED, ROTATED, Tell
 
 LAST_LINES = 100
 """How many are read: a traceback, and what libraries say after it."""
@@ -79,6 +79,8 @@ class LogRest:
                 if self._may_repeat:
                     self._may_repeat = False
                     _log.info(REPEATED)
+                if reader.is_after_gap:
+                    _log.info(ROTATED)
                 tell(name, text, reader.at)
 
 

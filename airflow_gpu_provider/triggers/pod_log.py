@@ -43,6 +43,8 @@ STREAMS = 50
 
 REPEATED = "(the following lines may repeat the last seconds: the triggerer was restarted or overloaded)"
 
+ROTATED = '(lines may be missing here: the node has rotated the log; see "The log" in docs/gpu-pod.md)'
+
 Tell = Callable[[str, str, datetime | None], None]
 """Takes a container's name, a line's text, and when it was printed."""
 
@@ -160,6 +162,7 @@ class PodLogs:
             await amask_secret(secret)
         if before:
             await asyncio.wait(before)
+            self._readers[name] = self._readers[name].of_next_run()
         async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
             failures = 0
             while True:
@@ -194,6 +197,8 @@ class PodLogs:
                         self._trail.append((supervisor_log().written, self._positions()))
 
     def _tell(self, name: str, text: str, at: datetime | None) -> None:
+        if self._readers[name].is_after_gap:
+            self._say(ROTATED)
         if self._may_repeat:
             self._may_repeat = False
             self._say(REPEATED)

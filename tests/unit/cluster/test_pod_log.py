@@ -97,6 +97,36 @@ def test_lines_that_the_kubelet_rotated_away_do_not_cost_new_ones() -> None:
     assert read(reader, answer(log[5:], reader.begin())) == ["line 8", "line 9"]
 
 
+@given(log=logs(), cuts=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=8))
+def test_no_gap_is_told_where_nothing_was_rotated_away(log: list[tuple[int, str]], cuts: list[tuple[int, int]]) -> None:
+    reader, kept = LogReader(), 0
+    for written, received in [*cuts, (40, 40)]:
+        kept = written = max(written, kept)  # a log does not shrink
+        for line in answer(log[:written], reader.begin())[:received]:
+            reader.take(line)
+            assert not reader.is_after_gap
+
+
+def test_gap_is_told_where_none_of_the_lines_that_were_read_last_is_left() -> None:
+    reader = LogReader()
+    second = START * 10**9
+    log = [(second + offset * 10**9, f"line {offset}") for offset in range(6)]
+    read(reader, answer(log[:3], reader.begin()))
+    for line in answer(log[4:], reader.begin()):
+        reader.take(line)
+        assert reader.is_after_gap == (line == stamped(*log[4]))
+    read(reader, answer(log[5:], reader.begin()))
+    assert not reader.is_after_gap, "the last line that was read is there"
+
+
+def test_next_run_of_a_container_comes_after_no_gap() -> None:
+    reader = LogReader()
+    read(reader, answer([(START * 10**9, "last")], reader.begin()))
+    reader = reader.of_next_run()
+    assert read(reader, answer([(START * 10**9 + 1, "first")], reader.begin())) == ["first"]
+    assert not reader.is_after_gap
+
+
 def test_request_asks_for_whole_seconds() -> None:
     reader = LogReader()
     assert reader.begin() == {"timestamps": "true"}
