@@ -98,6 +98,17 @@ async def test_feed_hears_of_its_own_pod_only(access: ClusterAccess, core: clien
         assert told[-1].raw["metadata"]["name"] == "mine"
 
 
+async def test_pod_that_loses_the_label_is_told_as_gone_though_it_is_there(
+    access: ClusterAccess, core: client.CoreV1Api
+) -> None:
+    create(core, "mine")
+    async with watching("c", lambda: access, {PODS: "mine"}) as feed:
+        await until(feed, is_synced)
+        core.patch_namespaced_pod("mine", NAMESPACE, {"metadata": {"labels": {"airflow-gpu-provider/pool": None}}})
+        await until(feed, lambda change: change.kind == "gone")
+        assert await feed.api.get(f"{PODS.path}/mine") is not None
+
+
 async def test_late_joiner_gets_what_is_known(access: ClusterAccess, core: client.CoreV1Api) -> None:
     create(core, "mine")
     async with watching("c", lambda: access, {PODS: "mine"}) as first:
@@ -159,6 +170,7 @@ async def test_api_server_restart_is_told_and_outlived(
         await asyncio.to_thread(control_plane.restart_apiserver, 1.0)
         told = await until(feed, lambda change: change.kind == "trouble")
         assert {type(change.error) for change in told if change.kind == "trouble"} == {ClusterUnreachable}
+        await until(feed, lambda change: change.kind == "recovered", seconds=60)
         await asyncio.to_thread(mark, core, "mine", "after")
         await until(feed, lambda change: change.kind == "present" and mark_of(change) == "after", seconds=30)
 
