@@ -81,7 +81,7 @@ async def watch_pod(
                 now = await feed.api.now()
                 await view.confirm(now)
                 snapshot = view.snapshot(now)
-                progress = wait.step(snapshot, now)
+                progress = view.believed(wait.step(snapshot, now), now)
                 if progress.lines:
                     narrator.tell(now, *progress.lines)
                 if isinstance(progress.error, PodPreempted) and view.raw is not None:
@@ -92,7 +92,7 @@ async def watch_pod(
                     return Progress(error=refusal)
                 await _keep_pool(view, pool, owner)
                 seconds = (wait.next_deadline(snapshot) - now).total_seconds()
-                changes = await feed.changes(timeout=min(max(seconds, 0.0), view.patience))
+                changes = await feed.changes(timeout=min(max(seconds, view.pause), view.patience))
                 view.take(changes, await feed.api.now())
         finally:
             await pool_keeper.leave(pool, owner, view.take_news)
@@ -175,6 +175,25 @@ class PodView:
             self._patience.succeeded()
             return None
         return None if self._patience.bears(error, now) else error
+
+    def believed(self, progress: Progress, now: datetime) -> Progress:
+        """Return how the wait stands, without an error that may come of what was last seen of the pod being old.
+
+        A pod that cannot be looked at may have got its node, or have ended, in time.
+        """
+        if progress.error is None or not self._is_blind or now >= self._wait.deadline:
+            return progress
+        return Progress(lines=progress.lines)
+
+    @property
+    def _is_blind(self) -> bool:
+        is_away = isinstance(self._trouble.get(self._pods), ClusterUnreachable)
+        return not self._gone and (is_away or self._pod_path in self._unshown.failures)
+
+    @property
+    def pause(self) -> float:
+        """Seconds within which not to look again, though a deadline is over."""
+        return AFTER_FAILURE.total_seconds() if self._is_blind else 0.0
 
     @property
     def _troubles(self) -> list[GpuError]:

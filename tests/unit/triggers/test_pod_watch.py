@@ -16,6 +16,7 @@ from airflow_gpu_provider.errors import (
     GpuError,
     OutOfStock,
     PermissionDenied,
+    PodDeadline,
     PodUnschedulable,
 )
 from airflow_gpu_provider.pools import KubernetesGpuPool
@@ -306,3 +307,17 @@ def test_a_look_before_the_pod_is_placed_is_not_the_one() -> None:
     view.take_news(PoolNews())
     view.take([present(PODS, raw_pod(scheduled=True))], NOW)
     assert view.needs_keeper
+
+
+@pytest.mark.parametrize("cls", [ClusterUnreachable, PermissionDenied])
+def test_deadline_that_passes_while_the_pod_cannot_be_looked_at_is_not_believed(cls: type[GpuError]) -> None:
+    """It has got its node, and runs, for all that is known."""
+    view = a_view(answer=cls("No."))
+    view.take([present(PODS, raw_pod()), trouble(PODS, cls("No."))], NOW)
+    asyncio.run(view.confirm(NOW))
+    late = WAIT.step(view.snapshot(NOW), NOW)
+    assert isinstance(late.error, PodDeadline)
+    assert view.believed(late, NOW).error is None
+    assert view.believed(late, WAIT.deadline).error is late.error
+    view.take([Change(resource=PODS, kind="synced"), present(PODS, raw_pod())], NOW)
+    assert view.believed(late, NOW).error is late.error

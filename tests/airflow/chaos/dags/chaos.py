@@ -24,7 +24,7 @@ echo trained
 # A night has two tries, as most have, and no outage lasts for both: Airflow's own retry_delay is 5 minutes.
 # Nothing waits for longer than a machine under load needs.
 ARGUMENTS = {"retries": 1, "retry_delay": timedelta(seconds=20)}
-PATIENCE = timedelta(seconds=45)
+PATIENCE = timedelta(seconds=75)  # longer than an outage that ends
 
 PLATFORM = os.environ.get("GPU_SANDBOX_PLATFORM", "eks")
 OF_BOTH = {
