@@ -132,7 +132,7 @@ def _forbidden(message: str, verb: str, resource: str, details: dict[str, Any]) 
     if over := _QUOTA.search(message):
         return ResourceQuotaExceeded(
             f"The namespace's ResourceQuota {over['quota']} is used up, cannot {verb} {resource}: {over['numbers']}",
-            "Wait until pods that count have ended, or raise the quota.",
+            "Wait until what counts there has ended, or raise the quota.",
             **details,
             quota=over["quota"],
         )
@@ -167,7 +167,7 @@ def _fix_of(message: str) -> str:
         return "Set what the policy asks for by security_context and container_security_context, or another namespace."
     if "must specify" in message:
         return "Give those in container_resources: a ResourceQuota of the namespace counts them."
-    return "Change the pod to what the policy asks for, or ask for an exception from it."
+    return "Change it to what the policy asks for, or ask for an exception from it."
 
 
 def _status_of(body: Any, reason: str | None) -> Mapping[str, Any]:
