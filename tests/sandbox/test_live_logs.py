@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
 import time
@@ -19,7 +20,7 @@ from kubernetes.client import models as k8s
 from structlog.contextvars import bound_contextvars, get_contextvars, merge_contextvars
 from structlog.stdlib import PositionalArgumentsFormatter
 
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.pod_log import POSITIONS, positions_from_record
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -27,6 +28,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.triggers import pod_log
 from airflow_gpu_provider.triggers.pod_log import REPEATED
+from tests.nodes.checks import execute, log_of
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption
 
 
@@ -165,6 +167,11 @@ def annotations_of(core: client.CoreV1Api, task: Task) -> dict[str, str]:
     return core.read_namespaced_pod(task.pod_name, "default").metadata.annotations or {}
 
 
+def lines_done_with(annotations: dict[str, str]) -> int:
+    positions = json.loads(annotations.get(POSITIONS, "{}"))
+    return positions_from_record(positions)["base"].seen if positions else 0
+
+
 async def test_lines_come_while_the_pod_runs_and_once(pool: EksGpuPool, core: client.CoreV1Api, logs: TaskLogs) -> None:
     task = await asyncio.to_thread(Task, pool, "train", count(60))
     async with task.triggered() as event:
@@ -199,6 +206,36 @@ async def test_no_line_is_lost_or_doubled_over_an_api_server_restart(
         assert not event.done()
         await asyncio.to_thread(task.finish, await event)
     assert logs.numbers("train") == [*range(300)]
+
+
+@pytest.mark.parametrize("away", [False, True], ids=["followed", "nobody there"])
+async def test_log_that_its_node_rotates(
+    pool: EksGpuPool, core: client.CoreV1Api, logs: TaskLogs, *, away: bool
+) -> None:
+    """A follower loses nothing; what is printed and set aside while nobody follows is lost, and said to be."""
+    wait = "while ! [ -e /tmp/%s ]; do sleep 0.1; done"
+    eleven_mib = "for i in $(seq 200); do echo line $i; head -c 58000 /dev/zero | tr '\\0' x; echo; done"
+    script = f"echo line 0; {wait % 'on'}; {eleven_mib}; {wait % 'after'}; echo line 201"
+    task = await asyncio.to_thread(Task, pool, "train", script)
+
+    def print_and_rotate() -> None:
+        assert execute(core, task.pod_name, "touch /tmp/on") == ("", "", 0)
+        eventually(lambda: log_of(core, task.pod_name, tail_lines=1) == "", seconds=120)
+        assert execute(core, task.pod_name, "touch /tmp/after") == ("", "", 0)
+
+    async with task.triggered() as event:
+        await logs.until(lambda: logs.numbers("train"), seconds=60)
+        if away:
+            await asyncio.to_thread(eventually, lambda: lines_done_with(annotations_of(core, task)) == 1)
+        else:
+            await asyncio.to_thread(print_and_rotate)
+            await asyncio.to_thread(task.finish, await event)
+    if away:
+        await asyncio.to_thread(print_and_rotate)
+        async with task.triggered() as event:
+            await asyncio.to_thread(task.finish, await event)
+    assert logs.numbers("train") == ([0, 201] if away else [*range(202)])
+    assert (pod_log.ROTATED in logs.of("train")) == away
 
 
 async def test_two_triggers_of_one_loop_keep_their_lines_apart(

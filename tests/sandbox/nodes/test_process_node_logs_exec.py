@@ -54,10 +54,10 @@ def test_logs_of_a_container_that_waits(cluster: Cluster) -> None:
 
 
 def test_a_large_log_comes_whole(cluster: Cluster) -> None:
-    name = cluster.pod("python", "-c", "for i in range(200000): print(f'{i:>24}')", image="python:3.11")
+    name = cluster.pod("python", "-c", "for i in range(100000): print(f'{i:>24}')", image="python:3.11")
     cluster.wait(name, "Succeeded")
-    assert len(cluster.logs(name)) == 200000 * 25
-    assert cluster.logs(name, tail_lines=2).split() == ["199998", "199999"]
+    assert len(cluster.logs(name)) == 100000 * 25
+    assert cluster.logs(name, tail_lines=2).split() == ["99998", "99999"]
 
 
 @pytest.fixture
