@@ -24,6 +24,7 @@ from airflow_gpu_provider.errors import (
     ResourceQuotaExceeded,
 )
 from airflow_gpu_provider.operators import gpu_pod
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
@@ -104,8 +105,14 @@ def meanwhile(act: Callable[[], object], *, after: float) -> Iterator[None]:
     timer.join()
 
 
+def ensure(pool: EksGpuPool) -> None:
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
+
+
 def train(pool: EksGpuPool, **arguments: Any) -> GpuPodOperator:
     usual: dict[str, Any] = {"image": "busybox:1.36", "cmds": ["sh", "-c", "sleep 4; echo trained"]}
+    usual["schedule_timeout_seconds"] = 120
     return GpuPodOperator(task_id="train", gpu_pool=pool, **{**usual, **arguments})
 
 
@@ -120,7 +127,7 @@ def quota(ask: Ask, namespace: str, pods: int) -> str:
 
 
 def test_a_quota_that_is_lifted_after_some_seconds_costs_no_try(pool: EksGpuPool, namespace: str, ask: Ask) -> None:
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    ensure(pool)
     full = quota(ask, namespace, 0)
     with meanwhile(lambda: ask("DELETE", full), after=8):
         run(train(pool, namespace=namespace, deferrable=False))
@@ -140,14 +147,14 @@ def test_a_quota_that_stays_full_is_named_and_may_be_tried_again(
 def test_a_role_that_is_bound_anew_costs_no_try(pool: EksGpuPool, namespace: str, ask: Ask) -> None:
     ask("DELETE", f"{RBAC}/{GROUP}")
     with meanwhile(lambda: ask("POST", RBAC, BINDING), after=8):
-        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+        ensure(pool)
     ask("DELETE", f"{RBAC}/{GROUP}")
     with meanwhile(lambda: ask("POST", RBAC, BINDING), after=8):
         run(train(pool, namespace=namespace))
 
 
 def test_a_webhook_that_is_away_for_some_seconds_costs_no_try(pool: EksGpuPool, namespace: str, ask: Ask) -> None:
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    ensure(pool)
     hook = {
         "metadata": {"name": namespace},
         "webhooks": [
@@ -235,7 +242,7 @@ def test_a_namespace_that_is_being_deleted_is_told(pool: EksGpuPool, namespace: 
 def test_a_training_outlives_a_time_without_permission(
     pool: EksGpuPool, namespace: str, ask: Ask, gpu_sandbox: Sandbox, deferrable: bool
 ) -> None:
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
+    ensure(pool)
     path = f"/api/v1/namespaces/{namespace}/pods"
 
     def take_away_and_give_back() -> None:
