@@ -6,25 +6,85 @@ The DAGs of gpu_block_rows.py all run at once, each on a pool of its own, so eac
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox.airflow_api import RunStatus
+from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
+from tests.airflow.chaos.trainings import Trainings
 from tests.airflow.harness import Airflow
-from tests.airflow.test_blocks import PATIENCE, ended, state, zero
+from tests.airflow.test_blocks import PATIENCE, demand, ended, items, left_of, state, zero
 
-DAGS = ("rows_waits_for_retry", "rows_scheduled", "rows_queued", "rows_trigger_rules")
+DAGS = (
+    *("rows_ensure_timeout", "rows_waits_for_retry", "rows_scheduled", "rows_queued", "rows_trigger_rules"),
+    *("rows_one_at_a_time", "rows_slots"),
+)
+CHANGING = ("rows_renamed",)
+"""Copies of changing_dag.py."""
 
 pytestmark = pytest.mark.timeout(900)
 
 
+class Files:
+    """The DAG files that change."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def write(self, dag_id: str, **values: str) -> None:
+        text = (Path(__file__).parent / "changing_dag.py").read_text()
+        usual = {"pool": dag_id.replace("_", "-"), "instance_type": "g6.xlarge", "has_block": "yes"}
+        for name, value in {"dag_id": dag_id, **usual, **values}.items():
+            text = text.replace(f"@{name}@", value)
+        new = self._folder / f".{dag_id}.py"
+        new.write_text(text)
+        new.replace(self._folder / f"{dag_id}.py")
+
+
 @pytest.fixture(scope="module")
-def started(airflow: Airflow) -> Mapping[str, RunStatus]:
+def files(airflow: Airflow) -> Files:
+    return Files(airflow.home.dags_folder)
+
+
+@pytest.fixture(scope="module")
+def trainings() -> Iterator[Trainings]:
+    trainings = Trainings()
+    yield trainings
+    trainings.close()
+
+
+@pytest.fixture(scope="module")
+def hogged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file for which the task that has the only slot waits."""
+    return tmp_path_factory.mktemp("slots") / "until"
+
+
+@pytest.fixture(scope="module")
+def started(airflow: Airflow, files: Files, trainings: Trainings, hogged: Path) -> Mapping[str, RunStatus]:
     """Runs of all DAGs, started together."""
     airflow.api.set_slots("no_slots", 0)
-    return {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
+    airflow.api.set_slots("one_slot", 1)
+    for dag_id in CHANGING:
+        files.write(dag_id)
+        trainings.hold(dag_id)
+    started = {dag_id: airflow.trigger(dag_id, {"until": str(hogged)}) for dag_id in DAGS}
+    started["rows_one_at_a_time again"] = airflow.trigger("rows_one_at_a_time")
+    for name, day in (("rows_past", 2), ("rows_past again", 3)):
+        started[name] = on_day(airflow, "rows_past", day)
+    for dag_id in CHANGING:
+        airflow.api.wait_for_dag(dag_id)
+        started[dag_id] = airflow.api.trigger(dag_id, conf={"port": trainings.port}, run_id=dag_id)
+    return started
+
+
+def on_day(airflow: Airflow, dag_id: str, day: int) -> RunStatus:
+    """Start the night of a day in January."""
+    airflow.api.wait_for_dag(dag_id)
+    return airflow.api.trigger(dag_id, logical_date=datetime(2026, 1, day, tzinfo=UTC))
 
 
 @pytest.fixture
@@ -91,3 +151,91 @@ def test_tasks_after_the_block_look_at_its_work_and_not_at_its_own_tasks(
     }
     assert states_of(airflow, run, *expected) == expected
     zero(airflow, "rows-trigger-rules")
+
+
+def test_a_night_that_depends_on_a_failed_one_brings_nothing(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
+    """It goes on when the failed one was repaired."""
+    first, second = runs["rows_past"], runs["rows_past again"]
+    assert ended(airflow, first) == "failed"
+    zero(airflow, "rows-past")
+    wait_until(lambda: airflow.api.run(second.dag_id, second.run_id).state == "running", timeout=PATIENCE, what="begin")
+    looked_at = airflow.api.last_scheduled_at(second.dag_id, second.run_id)
+    wait_until(
+        lambda: airflow.api.last_scheduled_at(second.dag_id, second.run_id) != looked_at,
+        timeout=PATIENCE,
+        what="the scheduler to look at the second night",
+    )
+    assert states_of(airflow, second, "rows-past.begin", "rows-past.ensure", "train") == {
+        "rows-past.begin": None,
+        "rows-past.ensure": None,
+        "train": None,
+    }
+    assert not left_of(airflow, "rows-past")
+    airflow.api.clear_task(first.dag_id, first.run_id, "train")
+    assert [ended(airflow, run) for run in (first, second)] == ["success", "success"]
+    zero(airflow, "rows-past")
+
+
+def test_tasks_that_run_one_at_a_time_keep_their_nodes_meanwhile(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    both = [runs["rows_one_at_a_time"], runs["rows_one_at_a_time again"]]
+    assert [ended(airflow, run) for run in both] == ["success", "success"]
+    trained = [airflow.api.task(run.dag_id, run.run_id, "train", map_index=index) for run in both for index in (0, 1)]
+    times = sorted((task.start_date, task.end_date) for task in trained if task.start_date and task.end_date)
+    assert len(times) == 4
+    assert all(before[1] <= after[0] for before, after in pairwise(times))
+    zero(airflow, "rows-one-at-a-time")
+
+
+def test_scale_down_waits_for_no_slot_of_the_author_s(
+    airflow: Airflow, runs: Mapping[str, RunStatus], hogged: Path
+) -> None:
+    run = runs["rows_slots"]
+    wait_for(airflow, run, "hog", "running")
+    wait_for(airflow, run, "rows-slots.scale_down", "success")
+    assert state(airflow, run, "hog") == "running"
+    hogged.touch()
+    assert ended(airflow, run) == "success"
+    zero(airflow, "rows-slots")
+
+
+def test_an_execution_timeout_of_ensure_gives_its_machine_up(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
+    run, name = runs["rows_ensure_timeout"], "rows-ensure-timeout"
+    assert ended(airflow, run) == "failed"
+    expected = {f"{name}.ensure": "failed", "train": "upstream_failed", f"{name}.scale_down": "success"}
+    assert states_of(airflow, run, *expected) == expected
+    zero(airflow, name)
+
+
+def trains(airflow: Airflow, run: RunStatus, trainings: Trainings) -> None:
+    """Wait until the training says that it runs, with its task in the triggerer."""
+    wait_until(lambda: trainings.begun[run.run_id] > 0, timeout=PATIENCE, what=f"the training of {run.run_id}")
+    wait_for(airflow, run, "train", "deferred")
+
+
+def tasks_of(airflow: Airflow, run: RunStatus) -> dict[str, str | None]:
+    return {task.task_id: task.state for task in airflow.api.tasks(run.dag_id, run.run_id)}
+
+
+def nodes_of(airflow: Airflow, pool: str) -> list[str]:
+    selector = f"airflow-gpu-provider%2Fpool%3D{pool}"
+    return [each["metadata"]["name"] for each in items(airflow, f"/api/v1/nodes?labelSelector={selector}")]
+
+
+def test_a_pool_that_is_renamed_while_a_night_runs_brings_no_second_node_and_leaves_none(
+    airflow: Airflow, runs: Mapping[str, RunStatus], files: Files, trainings: Trainings
+) -> None:
+    run = runs["rows_renamed"]
+    trains(airflow, run, trainings)
+    files.write("rows_renamed", pool="rows-renamed-new")
+    new_ensure = "rows-renamed-new.ensure"
+    wait_until(lambda: new_ensure in tasks_of(airflow, run), timeout=PATIENCE, what="the file's new tasks")
+    wait_for(airflow, run, new_ensure, "success", "failed")
+    assert (nodes_of(airflow, "rows-renamed-new"), demand(airflow, "rows-renamed-new")) == ([], [])
+    assert len(nodes_of(airflow, "rows-renamed")) == 1
+    trainings.release(run.run_id)
+    assert ended(airflow, run) == "success"
+    assert trainings.begun[run.run_id] == 1
+    for pool in ("rows-renamed", "rows-renamed-new"):
+        zero(airflow, pool)

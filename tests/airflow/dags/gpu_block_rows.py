@@ -10,6 +10,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.providers.standard.operators.bash import BashOperator
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
 from airflow_gpu_provider import EksGpuPool, gpu_nodes
@@ -59,3 +60,35 @@ with dag("rows_trigger_rules"):
     block >> work("report")
     block >> work("always", trigger_rule=TriggerRule.ALL_DONE)
     block >> work("alarm", trigger_rule=TriggerRule.ONE_FAILED)
+
+# The first night's first try fails; the second night depends on it.
+past = dag("rows_past", schedule="@daily", catchup=False, default_args={**AGAIN, "depends_on_past": True})
+with past, nodes("rows_past"):
+    work("train", "test {{ ds }} != 2026-01-02 -o {{ ti.try_number }} -gt 1", retries=0)
+
+# One at a time, of all runs and of one; two runs.
+with dag("rows_one_at_a_time"), nodes("rows_one_at_a_time", fields={"max_nodes": 2}):
+    BashOperator.partial(task_id="train", max_active_tis_per_dag=1, max_active_tis_per_dagrun=1).expand(
+        bash_command=["sleep 1", "sleep 1"]
+    )
+
+# A task after the training has the only slot of what default_args call the slot pool, for as long as its test wants.
+with dag("rows_slots", default_args={**AGAIN, "pool": "one_slot"}):
+    with nodes("rows_slots"):
+        last = EmptyOperator(task_id="train")
+    last >> work("hog", "until [ -e {{ dag_run.conf['until'] }} ]; do sleep 0.2; done")
+
+# No GPU ever becomes allocatable: nobody installs a device plugin.
+with (
+    dag("rows_ensure_timeout"),
+    nodes(
+        "rows_ensure_timeout",
+        ensure_args={
+            "wait_for": "gpus",
+            "deferrable": False,
+            "execution_timeout": timedelta(seconds=25),
+            "retries": 0,
+        },
+    ),
+):
+    EmptyOperator(task_id="train")
