@@ -163,7 +163,7 @@ def test_a_group_that_cannot_be_created_after_another_one(
     logger.setLevel(logging.INFO)
     logger.addHandler(FailsAfterTheFirst())
     monkeypatch.setattr(type(operator), "log", logger)
-    with pytest.raises(CloudError, match="eks:CreateNodegroup"):
+    with pytest.raises(CloudError, match=r"eks:\w+ failed"):
         run(operator)
     assert len(created) == 1
 
