@@ -69,18 +69,23 @@ def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(airflow: Air
 def test_training_outlives_ten_triggerers_whose_cluster_is_away_at_first(airflow: Airflow) -> None:
     """What ended well is a success, after all of them, and its log is whole."""
 
-    def said(what: str, times: int) -> None:
-        wait_until(lambda: airflow.log(run, "train").count(what) >= times, timeout=300, what=f"{what!r} {times} times")
+    def times(what: str) -> int:
+        return airflow.log(run, "train").count(what)
+
+    def said(what: str, *, since: int) -> None:
+        wait_until(lambda: times(what) > since, timeout=300, what=f"{what!r} again, after {since} times")
 
     run = airflow.trigger("pod_watched_anew")
-    said("started on node", 1)
-    for number in range(1, 11):
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=300)
+    said("started on node", since=0)
+    for _ in range(10):
+        borne, watched = times("The wait goes on."), times("started on node")
         airflow.home.kill("triggerer", signal.SIGTERM)
         airflow.sandbox.faults.set_error_rate(1.0)  # a triggerer finds the cluster by asking AWS for it
         airflow.home.restart("triggerer")
-        said("The wait goes on.", number)
+        said("The wait goes on.", since=borne)
         airflow.sandbox.faults.set_error_rate(0)
-        said("started on node", number + 1)
+        said("started on node", since=watched)
     (pod,) = pods(airflow)
     core = client.CoreV1Api(config.new_client_from_config(airflow.sandbox.env()["KUBECONFIG"]))
     touch = ["touch", "/dev/shm/end"]
