@@ -23,7 +23,7 @@ DAGS = (
     *("rows_ensure_timeout", "rows_waits_for_retry", "rows_scheduled", "rows_queued", "rows_trigger_rules"),
     *("rows_one_at_a_time", "rows_slots"),
 )
-CHANGING = ("rows_renamed",)
+CHANGING = ("rows_paused", "rows_renamed", "rows_removed", "rows_other_machine")
 """Copies of changing_dag.py."""
 
 pytestmark = pytest.mark.timeout(900)
@@ -239,3 +239,42 @@ def test_a_pool_that_is_renamed_while_a_night_runs_brings_no_second_node_and_lea
     assert trainings.begun[run.run_id] == 1
     for pool in ("rows-renamed", "rows-renamed-new"):
         zero(airflow, pool)
+
+
+def test_a_block_that_disappears_while_a_night_runs_leaves_nothing(
+    airflow: Airflow, runs: Mapping[str, RunStatus], files: Files, trainings: Trainings
+) -> None:
+    run = runs["rows_removed"]
+    trains(airflow, run, trainings)
+    files.write("rows_removed", has_block="")
+    assert ended(airflow, run) == "success"
+    zero(airflow, "rows-removed")
+
+
+def test_a_pool_that_gets_another_machine_while_a_night_runs_keeps_that_night_s(
+    airflow: Airflow, runs: Mapping[str, RunStatus], files: Files, trainings: Trainings
+) -> None:
+    run = runs["rows_other_machine"]
+    trains(airflow, run, trainings)
+    before = nodes_of(airflow, "rows-other-machine")
+    files.write("rows_other_machine", instance_type="g5.xlarge")
+    trainings.release(run.run_id)
+    assert ended(airflow, run) == "success"
+    assert len(before) == trainings.begun[run.run_id] == 1
+    zero(airflow, "rows-other-machine")
+
+
+def test_a_dag_that_is_paused_keeps_its_node_until_it_goes_on(
+    airflow: Airflow, runs: Mapping[str, RunStatus], trainings: Trainings
+) -> None:
+    run = runs["rows_paused"]
+    trains(airflow, run, trainings)
+    airflow.api.pause(run.dag_id, True)
+    trainings.release(run.run_id)
+    # The trigger has told of the pod's end; nobody takes it up.
+    wait_for(airflow, run, "train", "scheduled")
+    assert len(nodes_of(airflow, "rows-paused")) == len(demand(airflow, "rows-paused")) == 1
+    airflow.api.pause(run.dag_id, False)
+    assert ended(airflow, run) == "success"
+    assert trainings.begun[run.run_id] == 1
+    zero(airflow, "rows-paused")
