@@ -278,3 +278,12 @@ def test_a_dag_that_is_paused_keeps_its_node_until_it_goes_on(
     assert ended(airflow, run) == "success"
     assert trainings.begun[run.run_id] == 1
     zero(airflow, "rows-paused")
+
+
+def test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none(airflow: Airflow) -> None:
+    nights = [on_day(airflow, "rows_ten_nights", day) for day in range(1, 11)]
+    airflow.remember(*nights)
+    assert [ended(airflow, night) for night in nights] == ["success"] * 10
+    for night in nights:
+        assert airflow.api.xcom(night.dag_id, night.run_id, "rows-ten-nights.ensure")["nodes"]
+    zero(airflow, "rows-ten-nights")

@@ -92,3 +92,8 @@ with (
     ),
 ):
     EmptyOperator(task_id="train")
+
+# Ten nights at once, on two machines.
+ten_nights = dag("rows_ten_nights", schedule="@daily", catchup=False, max_active_runs=10)
+with ten_nights, nodes("rows_ten_nights", fields={"max_nodes": 2}):
+    EmptyOperator(task_id="train")
