@@ -59,7 +59,7 @@ class PoolOperator(BaseOperator):
         default_args = {k: v for each in parents if each is not None for k, v in (each.default_args or {}).items()}
         default_args |= kwargs.get("default_args") or {}
         given = {**default_args, **kwargs}
-        own = {name: value for name, value in argument_defaults(cls).items() if name not in given}
+        own = {name: value for name, value in argument_defaults(cls, with_base=False).items() if name not in given}
         made.kwargs |= {name: value for name, value in own.items() if name in made.kwargs}
         cls._check_partial(made, kwargs, default_args)
         return made
@@ -86,10 +86,14 @@ def _refuse_gpu_pool(pool: Any) -> None:
 
 
 @cache
-def argument_defaults(operator: type[BaseOperator]) -> dict[str, Any]:
-    """Return the arguments of an operator that have a default, by name; the most derived class's counts."""
+def argument_defaults(operator: type[BaseOperator], *, with_base: bool = True) -> dict[str, Any]:
+    """Return the arguments of an operator that have a default, by name; the most derived class's counts.
+
+    Without its base: those that BaseOperator alone has are left out. Airflow's `partial` gives these other values than
+    BaseOperator's signature has, an empty list for None say.
+    """
     found: dict[str, Any] = {}
-    for level in reversed(operator.__mro__[: operator.__mro__.index(BaseOperator) + 1]):
+    for level in reversed(operator.__mro__[: operator.__mro__.index(BaseOperator) + with_base]):
         if "__init__" in vars(level):
             parameters = inspect.signature(vars(level)["__init__"]).parameters
             found |= {name: each.default for name, each in parameters.items() if name not in _MADE_WITH}
