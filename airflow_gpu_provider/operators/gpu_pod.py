@@ -27,7 +27,7 @@ from airflow.sdk.exceptions import (
     TaskDeferralTimeout,
     TaskDeferred,
 )
-from kubernetes.client import V1Pod, V1ResourceRequirements
+from kubernetes.client import V1Pod
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
@@ -66,7 +66,7 @@ from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
 from airflow_gpu_provider.operators.pod_logs import LogRest, last_lines, logged_containers
 from airflow_gpu_provider.operators.pod_machine import PodMachine
 from airflow_gpu_provider.operators.pod_ownership import Ownership
-from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
+from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place, resources_of
 from airflow_gpu_provider.operators.pod_result import RESULT_FILE, ResultUnread, invalid, parsed, unread
 from airflow_gpu_provider.operators.pod_verdict import Watched
 from airflow_gpu_provider.operators.pool_hook import PoolHook
@@ -190,8 +190,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self._check_moved(self.gpu_pool)
             if self.gpu_pool.is_rendered:
                 check_gpus(self.gpu_pool, int(gpus))
-                if isinstance(self.container_resources, V1ResourceRequirements):
-                    check_resources(self.container_resources, self.gpu_pool)
+                if (resources := resources_of(self.container_resources)) is not None:
+                    check_resources(resources, self.gpu_pool)
         if isinstance(checkpoint, str) and not is_template(checkpoint):
             check_location(checkpoint)
         self._preemptions()

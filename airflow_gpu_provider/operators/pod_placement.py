@@ -9,6 +9,7 @@ import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
+from typing import Any
 
 from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
@@ -64,6 +65,8 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
         PodUnschedulable: No machine of the pool is as large as the pod.
     """
     pod = copy.deepcopy(pod)
+    for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
+        container.resources = resources_of(container.resources)
     base = _base_container(pod, placement)
     _set_metadata(pod, placement)
     _select_pool(pod.spec, placement.pool)
@@ -90,6 +93,23 @@ def check_gpus(pool: GpuPool, gpus: int) -> None:
             "Ask for fewer GPUs, or add a larger instance type to the pool.",
             pool=pool.name,
         )
+
+
+def resources_of(given: Any) -> k8s.V1ResourceRequirements | None:
+    """Return a container's resources as the client's model: they may be given as a dict, as the API has them.
+
+    Raises:
+        PoolSpecError: It is something else, or has other keys than Kubernetes'.
+    """
+    if given is None or isinstance(given, k8s.V1ResourceRequirements):
+        return given
+    try:
+        return k8s.V1ResourceRequirements(**given)
+    except TypeError as error:
+        raise PoolSpecError(
+            f"container_resources={given!r} are no resource requirements of Kubernetes ({error}).",
+            'Give k8s.V1ResourceRequirements(...), or a dict like {"limits": {"memory": "8Gi"}}.',
+        ) from error
 
 
 def check_resources(resources: k8s.V1ResourceRequirements, pool: GpuPool) -> None:

@@ -28,7 +28,7 @@ POOL = EksGpuPool(
 OTHER = EksGpuPool(name="other", cluster_name="k8s-ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=2)
 
 OWN = ("begin", "ensure", "device_plugin", "scale_down", "witness", "done")
-TRAININGS = {"image": "my/training:1", "namespace": "ml", "container_resources": {"limits": {"cpu": "8"}}}
+TRAININGS = {"image": "my/training:1", "namespace": "ml", "container_resources": {"limits": {"cpu": "2"}}}
 
 
 def new_dag(**default_args: Any) -> DAG:

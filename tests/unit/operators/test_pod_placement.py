@@ -124,6 +124,13 @@ def test_shorter_deadline_wins(own: int | None, ours: int | None, wins: int) -> 
     assert pod["spec"]["activeDeadlineSeconds"] == wins
 
 
+def test_resources_may_be_given_as_a_dict() -> None:
+    as_dict = {"limits": {"memory": "2Gi"}, "requests": {"cpu": "100m"}}
+    assert placed(a_pod(resources=as_dict)) == placed(a_pod(resources=k8s.V1ResourceRequirements(**as_dict)))
+    with pytest.raises(PoolSpecError, match="no resource requirements of Kubernetes"):
+        placed(a_pod(resources={"memory": "2Gi"}))
+
+
 # -- refused -----------------------------------------------------------------------------------------------------
 
 
