@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client import V1ObjectMeta, V1Pod
+from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
-from airflow_gpu_provider.operators.task_pods import TaskPods, may_still_run
+from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, may_still_run
 from tests.unit.cluster.test_pod_end import START, ended, pod, running
 
 DELETED = pod(running(), deleted_at=100, grace=30)
@@ -78,3 +79,18 @@ def test_kill_while_the_pod_is_created_deletes_no_other_tasks_pod(owner: str, de
     asked_for = _pod("this try", uid=None)
     TaskPods(cast("Any", hook), cast("Any", None)).delete_from_signal_handler(asked_for, grace_seconds=1)
     assert hook.deleted == deleted
+
+
+class Full:
+    """A namespace whose quota is used up."""
+
+    api_client = SimpleNamespace(sanitize_for_serialization=lambda pod: {})
+
+    def create_namespaced_pod(self, body: Any, namespace: str) -> V1Pod:
+        raise ApiException(status=403, reason="exceeded quota")
+
+
+def test_refused_pod_is_not_dumped_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ApiException):
+        CarefulPodManager(kube_client=cast("Any", Full())).create_pod(_pod("this try", uid=None))
+    assert not caplog.records
