@@ -164,6 +164,7 @@ def gpu_nodes(
                 {
                     "block_tasks": [*own, *tasks, scale_down.task_id],
                     "deciding_tasks": deciding,
+                    "scale_down": scale_down.task_id,
                     "witness": witness.task_id,
                 },
                 taken=TAKEN_BY_ALL,

@@ -37,6 +37,7 @@ class BlockVerdictOperator(PoolOperator):
     Args:
         block_tasks: Ids of all other tasks of the block, but for the witness.
         deciding_tasks: Those of them that nothing of the author's comes after, and the ScaleDownSensor.
+        scale_down: Id of the ScaleDownSensor.
         witness: Id of the task that only a mark on the run skips.
         retries: Default 0: what it looks at does not change.
 
@@ -51,6 +52,7 @@ class BlockVerdictOperator(PoolOperator):
         *,
         block_tasks: Sequence[str],
         deciding_tasks: Sequence[str],
+        scale_down: str,
         witness: str,
         retries: int | None = 0,
         weight_rule: Any = "upstream",
@@ -59,6 +61,7 @@ class BlockVerdictOperator(PoolOperator):
         super().__init__(retries=retries, weight_rule=weight_rule, **kwargs)
         self.block_tasks = list(block_tasks)
         self.deciding_tasks = list(deciding_tasks)
+        self.scale_down = scale_down
         self.witness = witness
 
     def execute(self, context: Context) -> None:
@@ -74,6 +77,12 @@ class BlockVerdictOperator(PoolOperator):
         if not failed:
             return
         which = "; ".join(f"{task_id}: {summary(tasks[task_id])}" for task_id in failed)
+        if self.scale_down in failed:
+            raise BlockFailed(
+                f"Machines may still run, for scale-down failed; failed tasks: {which}.",
+                f"The log of {self.scale_down} names them, and when the cloud ends them; clear it, or run "
+                "`airflow gpu reap`.",
+            )
         if was_marked:
             raise BlockFailed(
                 f"The run was marked before its tasks had ended: {which}.",

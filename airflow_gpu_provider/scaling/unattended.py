@@ -48,7 +48,8 @@ def check_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> N
     what = "no node has its label" if groups else "it has no node group"
     raise PoolNotEnsured(
         f"Pool {pool.name}: {what}, and nobody wants nodes of it; the pod would wait for ever, and was not created.",
-        "Run EnsureGpuPoolOperator for the pool once, or put the task into a `with gpu_nodes(...)` block.",
+        "Run EnsureGpuPoolOperator for the pool once, or put the task into a `with gpu_nodes(...)` block; in a block, "
+        "let it wait for the block's Ensure: a trigger_rule like 'always' does not.",
         pool=pool.name,
     )
 

@@ -122,7 +122,11 @@ def judge(states: Mapping[str, str], xcoms: Mapping[str, Any]) -> None:
     with DAG("nightly", schedule=None):
         decide = ShortCircuitOperator(task_id="decide", python_callable=bool)
         done = BlockVerdictOperator(
-            task_id="done", block_tasks=["decide", "train"], deciding_tasks=["train"], witness="witness"
+            task_id="done",
+            block_tasks=["decide", "train", "scale_down"],
+            deciding_tasks=["train", "scale_down"],
+            scale_down="scale_down",
+            witness="witness",
         )
         decide >> EmptyOperator(task_id="train") >> EmptyOperator(task_id="witness") >> done
     done.execute({"ti": Run(states, xcoms)})  # type: ignore[typeddict-item]
@@ -132,6 +136,12 @@ def test_a_short_circuit_says_whom_it_has_skipped() -> None:
     states = {"decide": "success", "train": "skipped", "witness": "skipped"}
     judge(states, {"decide": {"skipped": ["train", "witness", "done"]}})
     with pytest.raises(BlockFailed, match="marked before its tasks had ended: train: skipped"):
+        judge(states, {})
+
+
+def test_a_scale_down_that_failed_is_told_first() -> None:
+    states = {"decide": "success", "train": "success", "scale_down": "failed", "witness": "success"}
+    with pytest.raises(BlockFailed, match=r"Machines may still run.* The log of scale_down names them"):
         judge(states, {})
 
 

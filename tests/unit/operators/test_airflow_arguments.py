@@ -194,7 +194,7 @@ ROWS = [
     Row(
         BlockVerdictOperator,
         EmptyOperator,
-        {"block_tasks": ["a"], "deciding_tasks": ["a"], "witness": "w"},
+        {"block_tasks": ["a"], "deciding_tasks": ["a"], "scale_down": "s", "witness": "w"},
         expanded="block_tasks",
     ),
 ]
@@ -441,6 +441,7 @@ def test_defaults_of_our_own_hold_in_partial_too(row: Row, airflow: str, monkeyp
     assert row.unmapped(mapped).retry_policy is task.retry_policy is DEFAULT_RETRY_POLICY
     assert (mapped.retries, mapped.retry_delay) == (task.retries, task.retry_delay)
     assert row.unmapped(mapped).retries == task.retries
+    assert (mapped.inlets, mapped.outlets) == (task.inlets, task.outlets) == ([], []), "a worker goes through them"
     with new_dag(retries=0, retry_policy=None):
         mapped = row.mapped()
     assert (mapped.retries, row.unmapped(mapped).retries, mapped.retry_policy) == (0, 0, None)

@@ -72,7 +72,8 @@ def test_failures_of_the_autoscalers_launches_are_said_with_its_own_words() -> N
         "no g6.xlarge on-demand in us-west-2a: InsufficientInstanceCapacity",
         "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now: AWS cannot provision",
     )
-    assert said_of_autoscaler(replace(seen, autoscaler=None), NOW) == (), "that was before they waited"
+    silent = replace(seen, autoscaler=AutoscalerStatus(updated_at=NOW))
+    assert said_of_autoscaler(silent, NOW) == (), "that was before they waited"
 
 
 def test_a_pool_that_this_package_sizes_says_it_with_its_decision() -> None:
