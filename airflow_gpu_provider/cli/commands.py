@@ -91,9 +91,9 @@ def plan(args: Namespace) -> None:
         ]
 
     each_rows, failed = _of_each_pool(args, rows_of)
-    _print([row for rows in each_rows for row in rows], args.output, nothing="No changes.")
-    if failed:
-        raise SystemExit(1)
+    nothing = f"No changes{' in the pools that answered' * bool(failed)}." if each_rows else ""
+    _print([row for rows in each_rows for row in rows], args.output, nothing=nothing)
+    _end(failed)
 
 
 @_command
@@ -103,13 +103,12 @@ def status(args: Namespace) -> None:
     if args.output in ("json", "yaml"):
         _print([each.to_json() for each in found], args.output)
     else:
-        _print([_pool_row(each) for each in found], args.output)
+        _print([_pool_row(each) for each in found], args.output, nothing="")
         for title, rows in (("Machines", _machine_rows(found)), ("Demand", _lease_rows(found))):
             if rows:
                 print(f"\n{title}")
                 _print(rows, args.output)
-    if failed:
-        raise SystemExit(1)
+    _end(failed)
 
 
 @_command
@@ -152,7 +151,8 @@ def reap(args: Namespace) -> None:
     else:
         rows = [_leftover_row(leftover) for each in reaped for leftover in each.leftovers]
         where = " in the pools that answered" if any(each.error for each in reaped) else ""
-        _print(rows, args.output, nothing=f"Nothing is left over{where}.")
+        nothing = "" if all(each.error for each in reaped) else f"Nothing is left over{where}."
+        _print(rows, args.output, nothing=nothing)
     if not args.yes and any(each.leftovers for each in reaped):
         _tell("Nothing was changed; --yes removes it.")
     elif args.yes and any(each.leftovers for each in reaped):
@@ -206,8 +206,8 @@ def _pools(args: Namespace) -> list[GpuPool]:
     return list(dict.fromkeys(chosen))
 
 
-def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple[list[Found], bool]:
-    """Return what each pool that the arguments choose is found to be, and whether one of them could not be asked.
+def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple[list[Found], int]:
+    """Return what each pool that the arguments choose is found to be, and how many of them could not be asked.
 
     They are asked at the same time, and told in their order: whose each pool is first. A pool that cannot be asked does
     not keep the others from being shown.
@@ -217,18 +217,25 @@ def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple
         reconciler = _open(pool)
         return reconciler.platform.account(), look(reconciler)
 
-    found, failed = [], False
+    found, failed = [], 0
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for pool, asked in [(pool, threads.submit(ask, pool)) for pool in _pools(args)]:
             try:
                 account, what = asked.result()
             except GpuError as error:
-                failed = True
+                failed += 1
                 _tell(f"{pool.name}: {type(error).__name__}: {error}")
             else:
                 _tell(f"{pool.name}: {account}")
                 found.append(what)
     return found, failed
+
+
+def _end(failed: int) -> None:
+    """End with exit status 1 where so many pools could not be asked."""
+    if failed:
+        _tell(f"{failed} pool{'s' * (failed != 1)} could not be read.")
+        raise SystemExit(1)
 
 
 def _open(pool: GpuPool) -> Reconciler:
@@ -310,14 +317,16 @@ def _age(seconds: float | None) -> str:
 def _print(rows: list[Any], output: str, *, nothing: str = "Nothing found.", wraps: bool = False) -> None:
     """Print rows as Airflow's own commands do; as JSON, numbers stay numbers.
 
-    A table `wraps` sentences; names stay in one piece, to be copied, however narrow the terminal is.
+    A table `wraps` sentences; names stay in one piece, to be copied, however narrow the terminal is. `nothing` is said
+    in place of an empty table; empty: it was said already why there is none.
     """
     from airflow.cli.simple_table import AirflowConsole
 
     if output == "json":
         print(json.dumps(rows, indent=2))
     elif not rows and output != "yaml":
-        _tell(nothing)
+        if nothing:
+            _tell(nothing)
     elif output == "yaml":
         import yaml
 
