@@ -255,6 +255,7 @@ def _pool_row(each: PoolStatus) -> Row:
         "wanted": each.wanted,
         "nodes": each.nodes,
         "booting": each.booting,
+        "out_of_use": each.out_of_use,
         "launching": each.launching,
         "gpus": each.gpus,
         "used": each.gpus_used,

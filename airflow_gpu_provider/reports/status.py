@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -61,7 +62,8 @@ class PoolStatus:
         where: The account and the cluster, and as whom they are spoken to.
         wanted: Nodes that are wanted, by `wanted_by`.
         nodes: Nodes that new pods can run on.
-        booting: Machines that exist and are no such nodes yet, or not any more.
+        booting: Machines that exist and are to be such nodes soon: those that are coming.
+        out_of_use: Machines that exist and that new pods do not run on: those that are cordoned, broken or taken.
         launching: Machines that are asked for and do not exist.
         gpus_idle: GPUs of its nodes that no pod asks for.
         cost_per_hour: All machines together; None where a price is missing.
@@ -73,6 +75,7 @@ class PoolStatus:
     wanted_by: str
     nodes: int
     booting: int
+    out_of_use: int
     launching: int
     gpus: int
     gpus_used: int
@@ -89,17 +92,17 @@ class PoolStatus:
 
 def pool_status(snapshot: PoolSnapshot, where: str) -> PoolStatus:
     """Return the state of a pool that was read at one moment."""
-    machines = supply(snapshot)
-    rows = tuple(_machine_row(snapshot, each) for each in machines)
-    usable = sum(row.state == "usable" for row in rows)
+    rows = tuple(_machine_row(snapshot, each) for each in supply(snapshot))
+    states = Counter(row.state for row in rows)
     gpus, used = sum(row.gpus for row in rows), sum(row.gpus_used for row in rows)
     return PoolStatus(
         pool=snapshot.pool.name,
         where=where,
         wanted=wanted_nodes(snapshot),
         wanted_by=wanted_by(snapshot),
-        nodes=usable,
-        booting=len(machines) - usable,
+        nodes=states["usable"],
+        booting=states["coming"],
+        out_of_use=len(rows) - states["usable"] - states["coming"],
         launching=sum(group.unfilled for group in snapshot.groups),
         gpus=gpus,
         gpus_used=used,

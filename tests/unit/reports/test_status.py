@@ -41,4 +41,13 @@ def test_a_node_that_we_cordoned_is_not_called_usable() -> None:
     leaving = replace(node(2), cordoned=True, cordon_mark=True)
     status = pool_status(snapshot(machine(1), machine(2), nodes=(node(1), leaving)), "here")
     assert [row.state for row in status.machines] == ["usable", "cordoned"]
-    assert (status.nodes, status.booting) == (1, 1)
+    assert (status.nodes, status.booting, status.out_of_use) == (1, 0, 1)
+
+
+def test_only_what_comes_is_called_booting() -> None:
+    """What is broken, and what somebody else has cordoned, is there and of no use."""
+    machines = (machine(1), machine(2), machine(3, launched_at=NOW))
+    broken, taken = replace(node(1), bad_gpu="Xid 79"), replace(node(2), cordoned=True)
+    status = pool_status(snapshot(*machines, nodes=(broken, taken)), "here")
+    assert [row.state for row in status.machines] == ["broken", "taken", "coming"]
+    assert (status.nodes, status.booting, status.out_of_use) == (0, 1, 2)
