@@ -10,6 +10,7 @@ import json
 import logging
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -233,16 +234,29 @@ class PoolLock:
         )
 
 
-def list_pool_specs(api: ApiClient) -> dict[str, Mapping[str, Any]]:
-    """Return the serialized specs of all pools that were ever changed in the cluster and not deleted, by name.
+@dataclass(frozen=True, kw_only=True)
+class KeptSpec:
+    """What a pool's lock keeps of it.
 
-    Each is the spec of the last one who took the pool's lock.
+    Attributes:
+        lock: The uid of the lock's Lease: the same pool has the same, however its cluster is reached.
+        spec: The serialized spec of the last one who took the lock.
     """
-    found = {}
+
+    name: str
+    lock: str
+    spec: Mapping[str, Any]
+
+
+def list_pool_specs(api: ApiClient) -> list[KeptSpec]:
+    """Return the specs of all pools that were ever changed in the cluster and not deleted."""
+    found = []
     for raw in list_items(api, LEASES, resource="leases", labelSelector=f"{_KIND}=lock"):
-        text = (raw["metadata"].get("annotations") or {}).get(_SPEC)
+        metadata = raw["metadata"]
+        text = (metadata.get("annotations") or {}).get(_SPEC)
         if text:
-            found[raw["metadata"]["labels"][POOL_LABEL]] = json.loads(text)
+            name = metadata["labels"][POOL_LABEL]
+            found.append(KeptSpec(name=name, lock=metadata["uid"], spec=json.loads(text)))
     return found
 
 

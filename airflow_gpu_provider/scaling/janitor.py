@@ -7,7 +7,7 @@ Whether a run is over is Airflow's to say, and only for runs of this installatio
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -179,7 +179,7 @@ def reap_pools(
         say: Takes lines; the account and the cluster are named before anything is removed.
     """
     todo = [(pool, True) for pool in dict.fromkeys(pools)]
-    known = {(pool.cluster_identity, pool.name) for pool in pools}
+    found_too = OtherPools(pools)
     done = []
     for pool, named in todo:  # grows while it is gone through
         result = Reaped(pool=pool.name, named=named)
@@ -188,9 +188,7 @@ def reap_pools(
             result = replace(result, where=reconciler.platform.account())
             say(f"pool {pool.name}: {result.where}")
             if others:
-                for other in other_pools(reconciler, known, say):
-                    known.add((other.cluster_identity, other.name))
-                    todo.append((other, False))
+                todo += [(other, False) for other in found_too.beside(reconciler)]
             if dry_run:
                 found = look(reconciler.snapshot(), installation, run_is_over)
                 left = found.leftovers
@@ -201,28 +199,56 @@ def reap_pools(
             say(f"pool {pool.name}: {type(error).__name__}: {error}")
             result = replace(result, error=error)
         done.append(result)
+    for line in found_too.left_out():
+        say(line)
     return tuple(done)
 
 
-def other_pools(reconciler: Reconciler, known: Collection[tuple[str, str]], say: Say) -> Iterator[GpuPool]:
-    """Yield the pools of the cluster that are not among `known`, and that are reached by the same connection.
+class OtherPools:
+    """The pools of the same clusters that nobody named, each reached by the connection that its own spec names.
 
-    `known` has clusters' identities and pools' names. What lies in a cluster may not choose the credentials by which
-    this process speaks to a cloud.
+    What lies in a cluster may not choose the credentials by which this process speaks to a cloud: a pool whose
+    connection none of the others has is left out.
+
+    Args:
+        named: The pools that are looked at anyway.
     """
-    here = reconciler.pool.cluster_identity
-    for name, spec in list_pool_specs(reconciler.api).items():
-        if (here, name) in known:
-            continue
-        try:
-            pool = deserialize_pool(spec)
-        except (GpuError, TypeError) as error:
-            say(f"pool {name} of the same cluster is left out: its spec cannot be read: {error}")
-            continue
-        if pool.cluster_identity == here:
-            yield pool
-        else:
-            say(f"pool {name} of the same cluster is left out: its runs use another connection")
+
+    def __init__(self, named: Iterable[GpuPool]) -> None:
+        self._looked_at = {(pool.cluster_identity, pool.name) for pool in named}
+        self._read: set[str] = set()
+        self._seen: dict[str, list[tuple[str, str]]] = {}  # by lock: cluster identities, and its pool's name
+        self._left_out: dict[str, str] = {}  # by lock: what is to be said of its pool
+
+    def beside(self, reconciler: Reconciler) -> Iterator[GpuPool]:
+        """Yield the pools of the cluster that have its connection and that were neither named nor yielded before."""
+        here = reconciler.pool.cluster_identity
+        if here in self._read:
+            return
+        kept = list_pool_specs(reconciler.api)
+        self._read.add(here)
+        for each in kept:
+            self._seen.setdefault(each.lock, []).append((here, each.name))
+            if (here, each.name) in self._looked_at:
+                continue
+            try:
+                pool, why = deserialize_pool(each.spec), "its runs use another connection"
+            except (GpuError, TypeError) as error:
+                pool, why = None, f"its spec cannot be read: {error}"
+            if pool and pool.cluster_identity == here:
+                self._looked_at.add((here, pool.name))
+                yield pool
+                continue
+            if pool:
+                self._seen[each.lock].append((pool.cluster_identity, each.name))
+            line = f"pool {each.name}, in the cluster of pool {reconciler.pool.name}, is left out: {why}"
+            self._left_out.setdefault(each.lock, line)
+
+    def left_out(self) -> Iterator[str]:
+        """Yield a line for each pool that none of the connections reached, once all of them were used."""
+        for lock, line in self._left_out.items():
+            if self._looked_at.isdisjoint(self._seen[lock]):
+                yield line
 
 
 class _OverRuns:

@@ -75,14 +75,16 @@ def release(
 
 def _former(reconciler: Reconciler, run: DemandKey, blocks: Blocks, say: Say) -> Iterator[tuple[GpuPool, DemandKey]]:
     from airflow_gpu_provider.cluster.demand import list_demand
-    from airflow_gpu_provider.scaling.janitor import other_pools
+    from airflow_gpu_provider.scaling.janitor import OtherPools
 
     keys = [lease.key for lease in list_demand(reconciler.api) if _is_former(lease.key, run, blocks)]
     if not keys:
         return
     here = reconciler.pool
-    others = other_pools(reconciler, [(here.cluster_identity, here.name)], say)
-    pools = {pool.name: pool for pool in (here, *others)}
+    others = OtherPools([here])
+    pools = {pool.name: pool for pool in (here, *others.beside(reconciler))}
+    for line in others.left_out():
+        say(line)
     for key in keys:
         if key.pool in pools:
             yield pools[key.pool], key

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.scaling.janitor import Findings, look
+from airflow_gpu_provider.cluster.lock import KeptSpec
+from airflow_gpu_provider.errors import ConnectionNotFound
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.scaling.janitor import Findings, look, reap_pools
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import A, key, lease, machine, pod, pool, snapshot
 
@@ -88,3 +96,82 @@ def test_what_lives_keeps_its_pods_and_enough_machines(
     assert not {f"node {each.node} of {A}" for each in living} & gone
     wanted = min(4, sum(nodes for run, nodes in wants.items() if run not in over))
     assert len(machines) - len(gone) >= wanted
+
+
+class Cluster:
+    """One cluster, whose locks keep these specs, reached by any connection but those that are `away`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kept: EksGpuPool, away: Sequence[str] = ()) -> None:
+        specs = [KeptSpec(name=each.name, lock=f"uid-of-{each.name}", spec=each.serialize()) for each in kept]
+        monkeypatch.setattr("airflow_gpu_provider.scaling.janitor.list_pool_specs", lambda api: specs)
+        self._away = away
+        self.said: list[str] = []
+
+    def look_at(self, *pools: EksGpuPool) -> list[str]:
+        """Return which pools were looked at; `said` then has what is said of others."""
+        self.said.clear()
+        reaped = reap_pools(
+            pools,
+            self._connect,
+            installation=HERE,
+            run_is_over=lambda run: False,
+            dry_run=True,
+            others=True,
+            timeout=timedelta(0),
+            say=self.said.append,
+        )
+        self.said = [line for line in self.said if "left out" in line]
+        return [each.pool for each in reaped if not each.error]
+
+    def _connect(self, to: Any) -> Any:
+        if to.aws_conn_id in self._away:
+            raise ConnectionNotFound("It is not there.")
+        platform = SimpleNamespace(account=lambda: "here")
+        return SimpleNamespace(pool=to, api=None, platform=platform, snapshot=lambda: snapshot(spec=to))
+
+
+ONES = [pool(name=f"one-{number}", aws_conn_id=f"conn_{number}") for number in range(4)]
+
+
+def test_pools_that_are_looked_at_by_connections_of_their_own_are_not_called_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch, *ONES)
+    assert cluster.look_at(*ONES) == [each.name for each in ONES]
+    assert cluster.said == []
+
+
+def test_a_pool_that_nobody_looked_at_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, *ONES)
+    assert cluster.look_at(*ONES[:3]) == [each.name for each in ONES[:3]]
+    assert cluster.said == ["pool one-3, in the cluster of pool one-0, is left out: its runs use another connection"]
+
+
+def test_a_forgotten_pool_is_looked_at_by_whoever_has_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten = pool(name="forgotten", aws_conn_id="conn_1")
+    cluster = Cluster(monkeypatch, *ONES[:2], forgotten)
+    assert cluster.look_at(*ONES[:2]) == ["one-0", "one-1", "forgotten"]
+    assert cluster.said == []
+
+
+def test_a_pool_whose_last_run_used_another_connection_was_looked_at_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster = Cluster(monkeypatch, ONES[0], pool(name="one-1", aws_conn_id="before"))
+    assert cluster.look_at(*ONES[:2]) == ["one-0", "one-1"]
+    assert cluster.said == []
+
+
+def test_a_pool_whose_connection_fails_has_its_error_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, *ONES[:2], away=["conn_1"])
+    assert cluster.look_at(*ONES[:2]) == ["one-0"]
+    assert cluster.said == []
+
+
+def test_a_spec_that_cannot_be_read_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch)
+    odd = [KeptSpec(name="odd", lock="uid-of-odd", spec={"kind": "tpu"})]
+    monkeypatch.setattr("airflow_gpu_provider.scaling.janitor.list_pool_specs", lambda api: odd)
+    cluster.look_at(*ONES)
+    (line,) = cluster.said
+    assert line.startswith("pool odd, in the cluster of pool one-0, is left out: its spec cannot be read: ")

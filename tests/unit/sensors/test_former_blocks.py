@@ -12,6 +12,7 @@ from airflow.sdk import DAG, task_group
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.lock import KeptSpec
 from airflow_gpu_provider.errors import ClusterUnreachable
 from airflow_gpu_provider.sensors.former_blocks import blocks_of, release
 
@@ -61,7 +62,8 @@ class Cluster:
         leases = lambda api: [SimpleNamespace(key=each) for each in self.demand]  # noqa: E731
         monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", leases)
         monkeypatch.setattr("airflow_gpu_provider.cluster.pods.list_run_pods", self._pods)
-        monkeypatch.setattr("airflow_gpu_provider.scaling.janitor.other_pools", lambda *_: [pool("old")])
+        kept = [KeptSpec(name="old", lock="uid-of-old", spec=pool("old").serialize())]
+        monkeypatch.setattr("airflow_gpu_provider.scaling.janitor.list_pool_specs", lambda api: kept)
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)
