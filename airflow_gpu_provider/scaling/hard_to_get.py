@@ -6,6 +6,7 @@ one begins) and in the cloud's memory of failed launches.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -115,19 +116,27 @@ class Tried:
     """What became of one candidate in a wait.
 
     `times` is how many launches failed; 0 where it was passed over for an earlier failure. `at` and `why` are the
-    newest one's.
+    newest one's, and so is `reason`, the short form of `why`.
     """
 
     group: Group
     times: int
     at: datetime
     why: str
+    reason: str
     kind: str
     quota: str | None
 
     def __str__(self) -> str:
         often = tried_in_words(self.times) if self.times else "passed over"
-        return f"{self.group.candidate} ({often}, last failed at {self.at:%H:%M}Z: {self.why.rstrip('.')})"
+        return f"{self.group.candidate} ({often}, last failed at {self.at:%H:%M}Z)"
+
+    @property
+    def cause(self) -> tuple[str, ...]:
+        """What is equal where two failed for the same reason, which the cloud words for each zone and type anew."""
+        candidate = self.group.candidate
+        reason = self.reason.replace(candidate.zone, "").replace(candidate.instance_type, "")
+        return self.kind, self.quota or "", reason
 
     def to_result(self) -> dict[str, Any]:
         """Return it as JSON values."""
@@ -157,9 +166,25 @@ def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
             continue
         times = len(failures) or len([each for each in own if each.at >= since])
         found.append(
-            Tried(group=group, times=times, at=newest.at, why=newest.message, kind=newest.kind, quota=newest.quota)
+            Tried(
+                group=group,
+                times=times,
+                at=newest.at,
+                why=newest.message,
+                reason=newest.reason,
+                kind=newest.kind,
+                quota=newest.quota,
+            )
         )
     return tuple(found)
+
+
+def in_words(found: Sequence[Tried]) -> str:
+    """Return what was tried in vain, and why, in the cloud's words for the first of those with the same cause."""
+    alike: dict[tuple[str, ...], list[Tried]] = {}
+    for each in found:
+        alike.setdefault(each.cause, []).append(each)
+    return "; ".join(f"{', '.join(map(str, same))}: {same[0].why.rstrip('.')}" for same in alike.values())
 
 
 def is_over(snapshot: PoolSnapshot, lease: DemandLease, started: datetime, patience: timedelta) -> bool:

@@ -29,7 +29,7 @@ def no_capacity(
     """
     if any(each.kind == "out_of_stock" for each in found):
         return OutOfStock(
-            f"{have} No capacity for {'; '.join(map(str, found))}.",
+            f"{have} No capacity for {hard_to_get.in_words(found)}.",
             "Add zones, instance_types or capacity_types to the pool, or give it more time"
             f"{f' with {more_time_by}' if more_time_by else ''}.",
             pool=snapshot.pool.name,
@@ -43,7 +43,7 @@ def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExcee
     names = list(dict.fromkeys(each.quota for each in found if each.quota))
     which = f"{', '.join(names)} " if names else ""
     return QuotaExceeded(
-        f"Pool {snapshot.pool.name}: the account's quota {which}is used up: {'; '.join(map(str, found))}.",
+        f"Pool {snapshot.pool.name}: the account's quota {which}is used up: {hard_to_get.in_words(found)}.",
         f"Ask the cloud for a higher quota {which}or want fewer GPUs.",
         pool=snapshot.pool.name,
         quota=names[0] if names else None,

@@ -32,9 +32,32 @@ def test_pods_for_which_no_machine_can_be_had_are_told_what_was_tried() -> None:
     assert type(error) is OutOfStock
     assert error.what == (
         "Pool train: 1 of 2 nodes. No capacity for g6.xlarge on-demand in us-west-2a"
-        " (tried once, last failed at 01:59Z: InsufficientInstanceCapacity)."
+        " (tried once, last failed at 01:59Z): InsufficientInstanceCapacity."
     )
     assert [each["zone"] for each in error.details["tried"]] == ["us-west-2a"]
+
+
+EC2 = "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently do not have sufficient"
+GOOGLE = "The zone 'projects/p/zones/{zone}' does not have enough resources available. Try a different zone."
+
+
+@pytest.mark.parametrize("words", [EC2 + " g6.xlarge capacity in {zone}.", GOOGLE], ids=["EC2", "Google"])
+def test_what_the_cloud_says_of_several_zones_is_said_once(words: str) -> None:
+    in_a, in_b = (replace(FAILED, message=words.format(zone=zone)) for zone in ("us-west-2a", "us-west-2b"))
+    unsupported = replace(FAILED, message="g6.xlarge is not supported in us-west-2c.")
+    zones = {
+        f"train_{each}_g6_xlarge": {"launch_failure": failed, "failures": (failed,)}
+        for each, failed in zip("abc", (in_a, in_b, unsupported), strict=True)
+    }
+    error = missing_for_pods(waiting(**zones), EARLIER)
+    assert error is not None
+    once = "(tried once, last failed at 01:59Z)"
+    assert error.what == (
+        f"Pool train: 0 of 1 nodes. No capacity for g6.xlarge on-demand in us-west-2a {once}, g6.xlarge on-demand in"
+        f" us-west-2b {once}: {in_a.message.rstrip('.')}; g6.xlarge on-demand in us-west-2c {once}: g6.xlarge is not"
+        " supported in us-west-2c."
+    )
+    assert [each["why"] for each in error.details["tried"]] == [in_a.message, in_b.message, unsupported.message]
 
 
 @pytest.mark.parametrize(("seconds_before", "times"), [(1.5, 1), (3, 0)])

@@ -171,7 +171,7 @@ class TestNodesWait:
                     )
                 },
                 OutOfStock,
-                "No capacity for g6.xlarge on-demand in us-west-2a (tried once, last failed at 02:00Z: Insufficient",
+                "No capacity for g6.xlarge on-demand in us-west-2a (tried once, last failed at 02:00Z): Insufficient",
             ),
             (
                 {
