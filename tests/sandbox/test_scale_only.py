@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from airflow.providers.cncf.kubernetes.callbacks import KubernetesPodOperatorCallback
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
@@ -31,6 +30,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.pod_verdict import Watched
 from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
@@ -282,16 +282,17 @@ class Spot:
         self._owner = owner
         self._core = client.CoreV1Api(owner.administrator)
 
-    def takes_after_the_end(self) -> type[KubernetesPodOperatorCallback]:
-        """Take the machines of the first two attempts when their containers have ended by themselves."""
+    def takes_before_the_end_is_judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Take the machines of the first two attempts when their containers have ended, before a worker judges why."""
+        collect = GpuPodOperator._collect
 
-        class Callback(KubernetesPodOperatorCallback):
-            @staticmethod
-            def on_pod_completion(*, pod: client.V1Pod, **_: Any) -> None:
-                if _attempt(pod) in ("1", "2"):
-                    self._take(pod)
+        def taken(train: GpuPodOperator, watched: Watched, context: Any) -> Any:
+            pod = self._core.read_namespaced_pod(watched.name, watched.namespace)
+            if _attempt(pod) in ("1", "2"):
+                self._take(pod)
+            return collect(train, watched, context)
 
-        return Callback
+        monkeypatch.setattr(GpuPodOperator, "_collect", taken)
 
     def takes_the_third_while_it_runs(self, pool: EksGpuPool) -> threading.Thread:
         of_the_pool = {"label_selector": f"{POOL_LABEL}={pool.name}", "field_selector": "status.phase=Running"}
@@ -338,12 +339,12 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
         echo trained in attempt $AIRFLOW_GPU_ATTEMPT
     """
     spot = Spot(owner)
+    spot.takes_before_the_end_is_judged(monkeypatch)
     train = GpuPodOperator(
         task_id="train",
         gpu_pool=pool,
         image="busybox:1.36",
         cmds=["sh", "-c", script],
-        callbacks=spot.takes_after_the_end(),
         on_preemption="resume",
         deferrable=deferrable,
         termination_grace_period=1,
