@@ -755,9 +755,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             raise unread(state, error, pod=name, node_is_there=is_there) from error
 
     def _end_sidecar(self, pod: V1Pod) -> None:
-        """End the container that keeps the result, where its pod is kept and would run on for it."""
-        if self.on_finish_action == OnFinishAction.DELETE_POD:
-            return
+        """End the container that keeps the result: it ignores SIGTERM, and would keep the node for the grace period."""
         try:
             self.pod_manager.extract_xcom_kill(pod)
         except Exception as error:  # noqa: BLE001 - exec's libraries raise what they like
