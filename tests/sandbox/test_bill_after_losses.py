@@ -21,6 +21,7 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
@@ -87,8 +88,9 @@ def scale_down(pool: GpuPool) -> dict[str, Any]:
 class Losses:
     """Takes the machine of each of the first two attempts, as spot is taken, when it has trained for some seconds."""
 
-    def __init__(self, take: Callable[[str], object]) -> None:
+    def __init__(self, pool: GpuPool, take: Callable[[str], object]) -> None:
         self._take = take
+        self._of_the_pool = {"label_selector": f"{POOL_LABEL}={pool.name}"}  # others' may have lost their nodes
         self._core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="losses", daemon=True)
@@ -105,7 +107,7 @@ class Losses:
     def _watch(self) -> None:
         seen: set[str] = set()
         while len(seen) < 2 and not self._ended.wait(0.1):
-            for pod in self._core.list_namespaced_pod("default").items:
+            for pod in self._core.list_namespaced_pod("default", **self._of_the_pool).items:
                 if pod.status.phase != "Running" or pod.metadata.uid in seen:
                     continue
                 if (datetime.now(UTC) - pod.status.start_time).total_seconds() > TRAINS:
@@ -127,7 +129,7 @@ def train(pool: GpuPool, take: Callable[[str], object], *, deferrable: bool) -> 
         termination_grace_period=1,
         deferrable=deferrable,
     )
-    with Losses(take) as losses:
+    with Losses(pool, take) as losses:
         run(task, run_id=NIGHT)
     assert len(losses.nodes) == 2
 

@@ -70,7 +70,7 @@ def one_night(pool: GpuPool) -> dict[str, Any]:
 
 
 def holds(results: dict[str, Any]) -> None:
-    assert list(results) == ["begin", "ensure", "device_plugin", "train", "scale_down"]
+    assert list(results) == ["begin", "ensure", "device_plugin", "train", "scale_down", "witness"]
     assert results["ensure"]["gpus"] in (0, 1)  # Ready comes before allocatable
     assert list(results["device_plugin"]["nodes"].values()) == [1]
     assert results["train"] == {"gpus": results["train"]["gpus"]}
@@ -92,7 +92,7 @@ def test_a_night_on_bare_metal(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], 
         results = one_night(pool)
     finally:
         gpu_sandbox.agent.remove_node("metal-a")
-    assert list(results) == ["begin", "ensure", "device_plugin", "train", "scale_down"]
+    assert list(results) == ["begin", "ensure", "device_plugin", "train", "scale_down", "witness"]
     assert results["device_plugin"]["nodes"] == {"metal-a": 1}
     assert results["train"] == {"gpus": results["train"]["gpus"]}
     assert (results["scale_down"]["nodes"], results["scale_down"]["kept"]) == (1, [])  # the node stays
