@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.errors import QuotaExceeded
@@ -12,6 +13,11 @@ from airflow_gpu_provider.platforms.google_clients import Compute
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 ALL_REGIONS = "GPUS_ALL_REGIONS"
+
+# Machines that may run no longer may also count against PREEMPTIBLE_ quota (Compute Engine: "Limit the run time of VMs
+# in a MIG"; release notes of 2024-06-18). That GKE's nodes are charged alike is not documented, so the rooms add up:
+# Compute Engine has the last word.
+_SHORT = timedelta(days=7)
 
 # Accelerators whose quota is not their name in capitals.
 _METRICS = {
@@ -62,8 +68,9 @@ def judge(pool: GkeGpuPool, missing: int, candidates: Sequence[Candidate], quota
     """Say which candidates cannot have the missing nodes. Pure.
 
     Three quotas count: the region's for the GPU, the region's PREEMPTIBLE_ one for spot and preemptible machines
-    (where the project has any of it), and GPUS_ALL_REGIONS. One that Google does not list is no obstacle: newer GPUs
-    have theirs elsewhere. Where no quota has room for all nodes, those that have room for some are used together.
+    (where the project has any of it), and GPUS_ALL_REGIONS. On-demand machines that live for at most seven days may
+    count against either of the region's two. One that Google does not list is no obstacle: newer GPUs have theirs
+    elsewhere. Where no quota has room for all nodes, those that have room for some are used together.
 
     Raises:
         QuotaExceeded: All quotas together have too little room.
@@ -80,26 +87,44 @@ def judge(pool: GkeGpuPool, missing: int, candidates: Sequence[Candidate], quota
     return Verdict(passed_over=frozenset(c.group for c in short), notes=tuple(lines))
 
 
-def _tightest(pool: GkeGpuPool, candidate: Candidate, quotas: Mapping[str, Quota]) -> Quota | None:
-    """Return the quota that a candidate meets first, or None where Google lists none for it."""
+def _regional(pool: GkeGpuPool, candidate: Candidate, quotas: Mapping[str, Quota]) -> tuple[Quota, ...]:
+    """Return the region's quotas that a machine may count against, one of them each, as far as Google lists them."""
     accelerator, _ = pool.accelerator_of(candidate.instance_type)
-    names = (regional_metric(accelerator, candidate.market, quotas), ALL_REGIONS)
-    return min((quotas[name] for name in names if name in quotas), key=lambda quota: quota.room, default=None)
+    lifetime = pool.node_lifetime
+    is_short = lifetime is not None and lifetime <= _SHORT
+    names = regional_metrics(accelerator, candidate.market, quotas, is_short=is_short)
+    return tuple(quotas[name] for name in names) if all(name in quotas for name in names) else ()
+
+
+def _met_first(pool: GkeGpuPool, candidate: Candidate, quotas: Mapping[str, Quota]) -> tuple[Quota, ...]:
+    """Return the quotas that limit a candidate: the region's or the project's; empty where Google lists none."""
+    regional = _regional(pool, candidate, quotas)
+    everywhere = (quotas[ALL_REGIONS],) if ALL_REGIONS in quotas else ()
+    limits = [each for each in (regional, everywhere) if each]
+    return min(limits, key=lambda each: _fitting(pool, candidate, each), default=())
+
+
+def _fitting(pool: GkeGpuPool, candidate: Candidate, either: Iterable[Quota]) -> float:
+    """Return how many nodes fit into the larger of quotas."""
+    gpus = pool.accelerator_of(candidate.instance_type)[1]
+    return max(quota.room // gpus for quota in either)
 
 
 def _nodes(pool: GkeGpuPool, candidate: Candidate, quotas: Mapping[str, Quota]) -> float:
     """Return for how many nodes of a candidate there is room."""
-    quota = _tightest(pool, candidate, quotas)
-    return quota.room // pool.accelerator_of(candidate.instance_type)[1] if quota else math.inf
+    limits = _met_first(pool, candidate, quotas)
+    return _fitting(pool, candidate, limits) if limits else math.inf
 
 
 def _together(pool: GkeGpuPool, candidates: Iterable[Candidate], quotas: Mapping[str, Quota]) -> float:
     """Return for how many nodes there is room in all quotas: candidates of one quota share it."""
     by_quota: dict[str, float] = {}
     for candidate in candidates:
-        quota = _tightest(pool, candidate, quotas)
-        name = quota.metric if quota else ""
-        by_quota[name] = max(by_quota.get(name, 0.0), _nodes(pool, candidate, quotas))
+        regional = _regional(pool, candidate, quotas)
+        if not regional:
+            by_quota[""] = math.inf
+        for quota in regional:
+            by_quota[quota.metric] = max(by_quota.get(quota.metric, 0.0), _fitting(pool, candidate, [quota]))
     total = sum(by_quota.values())
     least = min(pool.accelerator_of(candidate.instance_type)[1] for candidate in candidates)
     everywhere = quotas.get(ALL_REGIONS)
@@ -110,8 +135,7 @@ def _exceeded(
     pool: GkeGpuPool, missing: int, candidates: Sequence[Candidate], quotas: Mapping[str, Quota]
 ) -> QuotaExceeded:
     first = candidates[0]
-    quota = _tightest(pool, first, quotas)
-    assert quota is not None  # a candidate without one has room
+    quota = _met_first(pool, first, quotas)[0]  # a candidate without one has room
     lines = dict.fromkeys(f"{_kind(c)}: {_words(pool, c, missing, quotas)}" for c in candidates)
     return QuotaExceeded(
         f"Pool {pool.name} needs {missing} more node{'s' * (missing > 1)}, and the quotas of project {pool.project_id}"
@@ -125,26 +149,33 @@ def _exceeded(
 
 
 def _words(pool: GkeGpuPool, candidate: Candidate, missing: int, quotas: Mapping[str, Quota]) -> str:
-    quota = _tightest(pool, candidate, quotas)
+    limits = _met_first(pool, candidate, quotas)
     needed = missing * pool.accelerator_of(candidate.instance_type)[1]
-    if quota is None:
+    if not limits:
         return "no quota is known"
-    return (
-        f"quota {quota.metric} in {quota.where} is {quota.limit:g}, {quota.used:g} are used, {needed} more are needed"
-    )
+    said = (f"quota {each.metric} in {each.where} is {each.limit:g}, {each.used:g} are used" for each in limits)
+    return f"{' and '.join(said)}, {needed} more are needed"
 
 
 def _kind(candidate: Candidate) -> str:
     return f"{candidate.instance_type} {candidate.market.lower().replace('_', '-')}"
 
 
-def regional_metric(accelerator: str, market: str, known: Mapping[str, Any]) -> str:
-    """Return the name of the region's quota that a machine counts against."""
+def regional_metrics(accelerator: str, market: str, known: Mapping[str, Quota], *, is_short: bool) -> tuple[str, ...]:
+    """Return the names of the region's quotas one of which a machine counts against.
+
+    Args:
+        accelerator: The machine's accelerator type.
+        market: Its capacity type.
+        known: The quotas that Google lists.
+        is_short: Whether the machine may run for at most seven days.
+    """
     standard = _METRICS.get(accelerator) or metric_name(accelerator)
     preemptible = f"PREEMPTIBLE_{standard}"
-    if market != "ON_DEMAND" and preemptible in known and known[preemptible].limit > 0:
-        return preemptible
-    return standard
+    has_preemptible = preemptible in known and known[preemptible].limit > 0
+    if has_preemptible and market != "ON_DEMAND":
+        return (preemptible,)
+    return (standard, preemptible) if has_preemptible and is_short else (standard,)
 
 
 def metric_name(accelerator: str) -> str:

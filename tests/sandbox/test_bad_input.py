@@ -45,7 +45,8 @@ class Cloud:
     machines: str
     unknown: str
     no_gpus: str
-    quota: str
+    quotas: tuple[str, ...]
+    """Those that a machine may count against; the first is named."""
     connection: str
 
     @property
@@ -96,7 +97,7 @@ def _eks(sandbox: Sandbox) -> Cloud:
         where = {"cluster_name": sandbox.cluster_name, "region": sandbox.region}
         return EksGpuPool(**{"name": NAME, **usual, **where, **changes})
 
-    return Cloud(sandbox, pool, "instance_types", "g6.xlargee", "m5.large", "L-DB2E81BA", "aws_conn_id")
+    return Cloud(sandbox, pool, "instance_types", "g6.xlargee", "m5.large", ("L-DB2E81BA",), "aws_conn_id")
 
 
 def _gke(sandbox: Sandbox) -> Cloud:
@@ -105,7 +106,8 @@ def _gke(sandbox: Sandbox) -> Cloud:
         where = {"project_id": sandbox.google.project_id, "location": sandbox.google.location}
         return GkeGpuPool(**{"name": NAME, "cluster_name": sandbox.cluster_name, **usual, **where, **changes})
 
-    return Cloud(sandbox, pool, "machine_types", "g2-standard-5", "e2-standard-4", "NVIDIA_L4_GPUS", "gcp_conn_id")
+    quotas = ("NVIDIA_L4_GPUS", "PREEMPTIBLE_NVIDIA_L4_GPUS")
+    return Cloud(sandbox, pool, "machine_types", "g2-standard-5", "e2-standard-4", quotas, "gcp_conn_id")
 
 
 def ensure(pool: GpuPool, **arguments: Any) -> Any:
@@ -149,8 +151,10 @@ def test_a_machine_type_without_that_accelerator_is_refused_when_the_dag_is_pars
 
 
 def test_a_quota_that_is_too_small(cloud: Cloud) -> None:
-    cloud.sandbox.faults.set_quota(cloud.quota, 0)
-    with cloud.creates_nothing(), pytest.raises(QuotaExceeded, match=rf"{cloud.quota}.* 0 .*needed.*Ask for a higher"):
+    for quota in cloud.quotas:
+        cloud.sandbox.faults.set_quota(quota, 0)
+    says = rf"{cloud.quotas[0]}.* 0 .*needed.*Ask for a higher"
+    with cloud.creates_nothing(), pytest.raises(QuotaExceeded, match=says):
         ensure(cloud.pool())
 
 

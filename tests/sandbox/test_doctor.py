@@ -267,6 +267,7 @@ def test_a_permission_and_a_quota_of_google_cloud(gke_sandbox: Sandbox, monkeypa
     assert refused.said == "may not compute.instanceGroupManagers.update"
     assert "docs/iam-gke.md" in refused.fix
     gke_sandbox.faults.set_quota("NVIDIA_L4_GPUS", 0)
+    gke_sandbox.faults.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
     try:
         assert "NVIDIA_L4_GPUS" in the_only(pool("gcp_admin"), "quota").fix
     finally:

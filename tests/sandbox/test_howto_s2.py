@@ -49,8 +49,9 @@ def node_pools(gke_sandbox: Sandbox) -> set[str]:
 def test_a_quota_that_is_too_small_is_named_and_nothing_is_created(
     gke_sandbox: Sandbox, on_gke: client.ApiClient
 ) -> None:
-    gke_sandbox.faults.set_quota("NVIDIA_L4_GPUS", 0)
-    gke_sandbox.faults.set_quota("NVIDIA_T4_GPUS", 0)
+    for gpu in ("L4", "T4"):
+        gke_sandbox.faults.set_quota(f"NVIDIA_{gpu}_GPUS", 0)
+        gke_sandbox.faults.set_quota(f"PREEMPTIBLE_NVIDIA_{gpu}_GPUS", 0)
     calls = gke_sandbox.google.calls
     with pytest.raises(QuotaExceeded, match=r"NVIDIA_L4_GPUS in us-central1 is 0, 0 are used, 1 more are needed") as no:
         run_tasks(load("deployment_on_gpus_gke"))
@@ -63,6 +64,7 @@ def test_the_deployment_runs_on_the_type_that_has_quota_and_leaves_zero(
     gke_sandbox: Sandbox, on_gke: client.ApiClient
 ) -> None:
     gke_sandbox.faults.set_quota("NVIDIA_L4_GPUS", 0)
+    gke_sandbox.faults.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
     example = load("deployment_on_gpus_gke")
     core, apps = client.CoreV1Api(on_gke), client.AppsV1Api(on_gke)
     said: list[str] = []

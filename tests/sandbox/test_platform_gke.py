@@ -353,6 +353,7 @@ class TestSizes:
 
     def test_a_used_up_quota_is_no_stock_out(self, cloud: GoogleCloud) -> None:
         cloud.set_quota("NVIDIA_L4_GPUS", 0)
+        cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
         platform = ready()
         platform.grow({GROUP_A: 1})
         failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
@@ -390,11 +391,19 @@ class TestQuota:
     def test_is_known_before_anything_is_asked_for(self, cloud: GoogleCloud, metric: str, market: str) -> None:
         platform = GkePlatform(spec(capacity_types=[market]), OWNER)
         platform.check_quota(2, pytest.fail)
+        cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
         cloud.set_quota(metric, 1)
         with pytest.raises(QuotaExceeded, match=f"quota {metric} in .* is 1, 0 are used, 2 more are needed") as raised:
             platform.check_quota(2, pytest.fail)
         assert raised.value.details["quota"] == metric
         platform.check_quota(1, pytest.fail)
+
+    def test_machines_of_a_week_at_most_come_on_either_quota(self, cloud: GoogleCloud) -> None:
+        cloud.set_quota("NVIDIA_L4_GPUS", 0)
+        platform = ready()
+        platform.check_quota(1, pytest.fail)
+        platform.grow({GROUP_A: 1})
+        running(platform, 1)
 
     def test_goes_to_the_next_candidate_where_that_has_room(self, cloud: GoogleCloud) -> None:
         cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1)

@@ -255,6 +255,7 @@ class InstanceGroup:
             gpus=template.accelerator_count,
             vcpus=template.vcpus,
             market=template.market,
+            max_run_seconds=template.max_run_seconds,
         )
         if self._out_of_stock():
             zone = f"projects/{self._around.project_id}/zones/{self.zone}"

@@ -1,6 +1,8 @@
 """Compute Engine's GPU quotas: by region, model and market, and GPUS_ALL_REGIONS of the project.
 
-Spot machines count against PREEMPTIBLE_* quota where the project has any of it, else against the standard one.
+Spot machines count against PREEMPTIBLE_* quota where the project has any of it, else against the standard one. Machines
+whose run is limited to seven days may use either ("Limit the run time of VMs in a MIG", release notes of 2024-06-18):
+they take the preemptible one while it has room.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ CPUS = "CPUS"
 _DEFAULT_LIMIT = 16.0
 _DEFAULT_ALL_REGIONS = 64.0
 _DEFAULT_CPUS = 2400.0
+_SHORT_RUN = 7 * 86400
 # Accelerators whose metric is not their name in capitals.
 _METRICS = {
     "nvidia-tesla-a100": "NVIDIA_A100_GPUS",
@@ -82,13 +85,19 @@ class Quotas:
         """As `projects.get` lists them."""
         return [{"metric": ALL_REGIONS, "limit": self.limit(ALL_REGIONS), "usage": float(self._used[ALL_REGIONS])}]
 
-    def needs(self, *, accelerator: str | None, gpus: int, vcpus: int, market: Market) -> Counter[str]:
+    def needs(
+        self, *, accelerator: str | None, gpus: int, vcpus: int, market: Market, max_run_seconds: float | None
+    ) -> Counter[str]:
         """What one instance counts as."""
         needs = Counter({CPUS: vcpus})
         if accelerator and gpus:
             standard = metric_of(accelerator)
             preemptible = f"PREEMPTIBLE_{standard}"
-            uses_preemptible = market == "spot" and self.limit(preemptible) > 0
+            if market == "spot":
+                uses_preemptible = self.limit(preemptible) > 0
+            else:
+                is_short = max_run_seconds is not None and max_run_seconds <= _SHORT_RUN
+                uses_preemptible = is_short and self._used[preemptible] + gpus <= self.limit(preemptible)
             needs |= Counter({preemptible if uses_preemptible else standard: gpus, ALL_REGIONS: gpus})
         return needs
 

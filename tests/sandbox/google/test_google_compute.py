@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
 from google.api_core import exceptions
 
@@ -90,6 +92,13 @@ def test_use_counts_against_the_right_quotas(project: Project) -> None:
 
     project.create("l4", nodes=1, machine_type="g2-standard-24")
     project.create("spot", nodes=1, spot=True)
+    project.create("short", nodes=1, machine_type="g2-standard-24", max_run_duration=timedelta(days=7))
+    assert used() == {"NVIDIA_L4_GPUS": 2, "PREEMPTIBLE_NVIDIA_L4_GPUS": 3, "GPUS_ALL_REGIONS": 5}
+    project.cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1)
+    project.resize(0, "short")
+    project.resize(1, "short")  # either quota will do
+    assert used() == {"NVIDIA_L4_GPUS": 4, "PREEMPTIBLE_NVIDIA_L4_GPUS": 1, "GPUS_ALL_REGIONS": 5}
+    project.resize(0, "short")
     assert used() == {"NVIDIA_L4_GPUS": 2, "PREEMPTIBLE_NVIDIA_L4_GPUS": 1, "GPUS_ALL_REGIONS": 3}
     project.cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)  # none granted: spot counts as standard
     project.resize(0, "spot")

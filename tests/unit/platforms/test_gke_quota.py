@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import QuotaExceeded
-from airflow_gpu_provider.platforms.gke_quota import Quota, Verdict, judge, regional_metric
+from airflow_gpu_provider.platforms.gke_quota import Quota, Verdict, judge, regional_metrics
 from airflow_gpu_provider.pools import GkeGpuPool
 from tests.unit.pools.test_gke import ZONES, n1, pool
 
@@ -30,10 +34,13 @@ def judged(spec: GkeGpuPool, missing: int, *quotas: Quota) -> Verdict:
 )
 def test_each_gpu_has_its_quota(accelerator: str, metric: str) -> None:
     known = {f"PREEMPTIBLE_{metric}": quota(f"PREEMPTIBLE_{metric}", 1)}
-    assert regional_metric(accelerator, "ON_DEMAND", known) == metric
-    assert regional_metric(accelerator, "SPOT", known) == f"PREEMPTIBLE_{metric}"
-    assert regional_metric(accelerator, "PREEMPTIBLE", {}) == metric
-    assert regional_metric(accelerator, "SPOT", {f"PREEMPTIBLE_{metric}": quota("x", 0)}) == metric
+    none_granted = {f"PREEMPTIBLE_{metric}": quota("x", 0)}
+    assert regional_metrics(accelerator, "ON_DEMAND", known, is_short=False) == (metric,)
+    assert regional_metrics(accelerator, "ON_DEMAND", known, is_short=True) == (metric, f"PREEMPTIBLE_{metric}")
+    assert regional_metrics(accelerator, "ON_DEMAND", none_granted, is_short=True) == (metric,)
+    assert regional_metrics(accelerator, "SPOT", known, is_short=True) == (f"PREEMPTIBLE_{metric}",)
+    assert regional_metrics(accelerator, "PREEMPTIBLE", {}, is_short=True) == (metric,)
+    assert regional_metrics(accelerator, "SPOT", none_granted, is_short=False) == (metric,)
 
 
 def test_says_name_limit_use_and_need() -> None:
@@ -72,3 +79,44 @@ def test_quotas_that_have_room_for_some_are_used_together() -> None:
         judged(spec, 5, *quotas)
     with pytest.raises(QuotaExceeded):
         judged(spec, 4, *quotas, quota("GPUS_ALL_REGIONS", 3))
+
+
+def test_machines_that_live_for_a_week_at_most_may_use_the_preemptible_quota_too() -> None:
+    quotas = quota("NVIDIA_L4_GPUS", 1, 1), quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 8)
+    assert judged(pool(), 8, *quotas) == Verdict()
+    week = timedelta(days=7)
+    assert judged(pool(max_run_duration=week), 1, *quotas) == Verdict()
+    with pytest.raises(QuotaExceeded):
+        judged(pool(max_run_duration=week + timedelta(seconds=1)), 1, *quotas)
+    with pytest.raises(QuotaExceeded):
+        judged(pool(min_nodes=1), 1, *quotas)  # machines that stay have no end
+    with pytest.raises(QuotaExceeded) as raised:
+        judged(pool(), 9, *quotas)
+    both = (
+        "quota NVIDIA_L4_GPUS in us-central1 is 1, 1 are used and quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is 8"
+    )
+    assert both in str(raised.value)
+    assert raised.value.details["quota"] == "NVIDIA_L4_GPUS"
+
+
+rooms = st.integers(0, 9)
+
+
+@given(standard=rooms, preemptible=rooms, everywhere=rooms, missing=st.integers(1, 4), gpus=st.sampled_from([1, 2, 4]))
+def test_short_lived_machines_are_refused_only_where_no_way_to_charge_them_fits(
+    standard: int, preemptible: int, everywhere: int, missing: int, gpus: int
+) -> None:
+    spec = n1(accelerator_count=gpus)
+    quotas = (
+        quota("NVIDIA_T4_GPUS", standard),
+        quota("PREEMPTIBLE_NVIDIA_T4_GPUS", preemptible),
+        quota("GPUS_ALL_REGIONS", everywhere),
+    )
+    fits = missing * gpus <= everywhere and any(
+        here * gpus <= standard and (missing - here) * gpus <= preemptible for here in range(missing + 1)
+    )
+    if fits:
+        assert judged(spec, missing, *quotas) == Verdict()
+    else:
+        with pytest.raises(QuotaExceeded):
+            judged(spec, missing, *quotas)
