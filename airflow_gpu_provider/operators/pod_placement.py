@@ -25,10 +25,11 @@ SHM_VOLUME = "gpu-pod-shm"
 
 # A machine with a running pod is not idle to anybody: cluster-autoscaler drains half-used nodes, and Karpenter
 # consolidates over bare pods.
-_STAYS = {
-    "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
-    "karpenter.sh/do-not-disrupt": "true",
-}
+_SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
+_STAYS = {_SAFE_TO_EVICT: "false", "karpenter.sh/do-not-disrupt": "true"}
+# On Autopilot "false" asks for an extended run time, and its autoscaler brings no node of these kinds for such a pod
+# (buildkite/agent-stack-k8s#849). It takes no node from a pod without a controller anyway.
+_NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", "cloud.google.com/compute-class")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,8 +69,8 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
         container.resources = resources_of(container.resources)
     base = _base_container(pod, placement)
-    _set_metadata(pod, placement)
     _select_pool(pod.spec, placement.pool)
+    _set_metadata(pod, placement)
     _tolerate_taints(pod.spec, placement.pool)
     _avoid(pod.spec, placement.avoid)
     _give_gpus(pod.spec, base, placement)
@@ -152,7 +153,16 @@ def _base_container(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Container:
 def _set_metadata(pod: k8s.V1Pod, placement: Placement) -> None:
     own = {POOL_LABEL: placement.pool.name, **placement.labels}
     pod.metadata.labels = {**(pod.metadata.labels or {}), **own}
-    pod.metadata.annotations = {**_STAYS, **(pod.metadata.annotations or {}), **placement.annotations}
+    stays = _protection(pod.spec, placement.pool)
+    pod.metadata.annotations = {**stays, **(pod.metadata.annotations or {}), **placement.annotations}
+
+
+def _protection(spec: k8s.V1PodSpec, pool: GpuPool) -> dict[str, str]:
+    """Return the annotations that keep autoscalers from ending the pod, without those that would bring it no node."""
+    is_refused = getattr(pool, "provisioner", None) == "autopilot" and any(
+        label in spec.node_selector for label in _NO_EXTENDED_RUN_TIME
+    )
+    return {key: value for key, value in _STAYS.items() if not (is_refused and key == _SAFE_TO_EVICT)}
 
 
 def _select_pool(spec: k8s.V1PodSpec, pool: GpuPool) -> None:

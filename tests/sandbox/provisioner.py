@@ -20,6 +20,7 @@ from kubernetes.client.exceptions import ApiException
 from airflow_gpu_provider.sandbox.nodes import NodeSpec
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
+SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 GROUP, EC2_GROUP = "karpenter.sh", "karpenter.k8s.aws"
 _KINDS = (
     ("NodePool", GROUP, "nodepools"),
@@ -40,6 +41,8 @@ class Kind:
         reason, message: Of the event when a node is asked for; `{name}` is the machine's.
         claims: It keeps NodeClaims.
         brings_plugin: Its nodes bring NVIDIA's device plugin.
+        keeps_for_evictable: Labels whose nodes it brings only for pods that may be evicted, as Autopilot does with spot
+            and compute classes (buildkite/agent-stack-k8s#849).
     """
 
     source: str
@@ -48,6 +51,7 @@ class Kind:
     message: str
     claims: bool = False
     brings_plugin: bool = False
+    keeps_for_evictable: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -133,6 +137,9 @@ class Provisioner:
 
     def _is_for_us(self, pod: Any) -> bool:
         selector = pod.spec.node_selector or {}
+        annotations = pod.metadata.annotations or {}
+        if annotations.get(SAFE_TO_EVICT) == "false" and self.kind.keeps_for_evictable & selector.keys():
+            return False
         return pod.spec.node_name is None and self.kind.labels.items() <= selector.items()
 
     # -- bringing ----------------------------------------------------------------------------------------------

@@ -59,6 +59,7 @@ AUTOPILOT = Kind(
     reason="TriggeredScaleUp",
     message="pod triggered scale-up: [{{https://www.googleapis.com/z/instanceGroups/gk3-ml-grp 0->1 (max: 1000)}}]",
     brings_plugin=True,
+    keeps_for_evictable=frozenset({"cloud.google.com/gke-spot", "cloud.google.com/compute-class"}),
 )
 CLUSTER_AUTOSCALER = Kind(
     source="cluster-autoscaler",

@@ -11,7 +11,7 @@ from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
 
 
 def a_pool(**changes: Any) -> EksGpuPool:
@@ -30,7 +30,7 @@ def a_pod(*others: k8s.V1Container, spec: dict[str, Any] | None = None, **base: 
     return k8s.V1Pod(metadata=k8s.V1ObjectMeta(name="train"), spec=k8s.V1PodSpec(containers=containers, **(spec or {})))
 
 
-def placed(pod: k8s.V1Pod, *, pool: EksGpuPool | None = None, **placement: Any) -> dict[str, Any]:
+def placed(pod: k8s.V1Pod, *, pool: GpuPool | None = None, **placement: Any) -> dict[str, Any]:
     arguments: dict[str, Any] = {"pool": pool or a_pool(), "gpus": 1, "base_container": "base"}
     result = place(pod, Placement(**(arguments | placement)))
     raw: dict[str, Any] = ApiClient().sanitize_for_serialization(result)
@@ -86,6 +86,29 @@ def test_users_own_annotation_wins_over_the_protection() -> None:
     pod = a_pod()
     pod.metadata.annotations = {"karpenter.sh/do-not-disrupt": "false"}
     assert placed(pod)["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "false"
+
+
+@pytest.mark.parametrize(
+    ("labels", "mine", "protected"),
+    [
+        ({}, {}, True),
+        ({"cloud.google.com/gke-spot": "true"}, {}, False),
+        ({"cloud.google.com/compute-class": "training"}, {}, False),
+        ({}, {"cloud.google.com/gke-spot": "true"}, False),
+    ],
+)
+def test_autopilot_brings_no_spot_node_for_a_pod_that_may_not_be_evicted(
+    labels: dict[str, str], mine: dict[str, str], protected: bool
+) -> None:
+    pool = KubernetesGpuPool(
+        name="train-gpu",
+        provisioner="autopilot",
+        gpus_per_node=1,
+        node_selector_labels={"cloud.google.com/gke-accelerator": "nvidia-l4", **labels},
+    )
+    annotations = placed(a_pod(spec={"node_selector": mine}), pool=pool)["metadata"]["annotations"]
+    assert ("cluster-autoscaler.kubernetes.io/safe-to-evict" in annotations) == protected
+    assert annotations["karpenter.sh/do-not-disrupt"] == "true"
 
 
 def test_pod_that_is_given_is_not_changed() -> None:
