@@ -410,10 +410,11 @@ class _gives_up_on_failure:
 
 def _release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
     """Give the demand up; an error here is logged, for it must not replace the task's first one."""
+    from airflow_gpu_provider.scaling.unattended import WHEN_KILLED, release_unattended
+
+    operator.log.info("The run's demand is given up.")
+    within = WHEN_KILLED if operator._stop.error is not None else None
     try:
-        outcome = opened().give_up(key)
+        release_unattended(opened(), key, say=operator.log.info, within=within)
     except GpuError as error:
-        operator.log.error("The run's demand could not be given up; it ends at max_runtime. %s", error)
-        return
-    for line in ("Gave the run's demand up.", *outcome.said):
-        operator.log.info("%s", line)
+        operator.log.error("What is left of the run's share goes at the next look, or after max_runtime. %s", error)

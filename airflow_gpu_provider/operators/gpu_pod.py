@@ -76,7 +76,7 @@ from airflow_gpu_provider.pools.base import is_template
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.perseverance import until_it_works
 from airflow_gpu_provider.scaling.session import open_pool
-from airflow_gpu_provider.scaling.unattended import check_can_come, release_unattended
+from airflow_gpu_provider.scaling.unattended import WHEN_KILLED, check_can_come, release_unattended
 from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import LAST_WORDS_WITHIN, RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.triggers.pod_log import PodLogs
@@ -93,7 +93,6 @@ if TYPE_CHECKING:
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
 _DEFER_MARGIN = timedelta(minutes=5)
-_WHEN_KILLED = timedelta(seconds=1)  # SIGKILL comes 5 s after SIGTERM, and Airflow is to hear before of how it ended
 _CREATE_WITHIN = timedelta(minutes=5)
 """For how long a worker tries to create a pod: a quota that is used up for longer is the task's retries' affair."""
 _LOG_WITHIN = timedelta(minutes=2)
@@ -369,7 +368,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             self.log.info("No demand covers the pod: the pool's nodes that nobody wants are released.")
             holder = lock_holder(context)
             reconciler = open_pool(pool, owner=owner.writer, holder=holder, say=self.log.info)
-            within = _WHEN_KILLED if self._stop.error is not None else None
+            within = WHEN_KILLED if self._stop.error is not None else None
             release_unattended(reconciler, owner.key, own=own, say=self.log.info, within=within)
         except GpuError as error:
             self.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)

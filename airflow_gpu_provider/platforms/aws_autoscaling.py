@@ -94,8 +94,11 @@ class AutoScaling:
         if size > asg["DesiredCapacity"]:
             self._set_size(name, size)
 
-    def terminate(self, instance_id: str) -> None:
+    def terminate(self, instance_id: str) -> bool:
         """Remove one instance and shrink its group by one; fine if the instance is gone or on its way.
+
+        Returns False where AWS does not end it yet: while an activity of the instance is under way, its launch as a
+        rule, TerminateInstanceInAutoScalingGroup answers ScalingActivityInProgress.
 
         Raises:
             CloudError: The group may not shrink below its minimum size, or AWS failed.
@@ -107,8 +110,10 @@ class AutoScaling:
                 ShouldDecrementDesiredCapacity=True,
             )
         except CloudError as error:
-            if _is_not_found(error) or self._is_terminating(instance_id, error):
-                return
+            if _is_not_found(error):
+                return True
+            if has_code(error, "ScalingActivityInProgress", "ScalingActivityInProgressFault"):
+                return self._is_terminating(instance_id)
             if "min size" in message_of(error):
                 raise CloudError(
                     f"Instance {instance_id} cannot be released: its Auto Scaling group would fall below its minimum"
@@ -117,6 +122,7 @@ class AutoScaling:
                     **error.details,
                 ) from error
             raise
+        return True
 
     def shrink_to_existing(self, name: str) -> int | None:
         """Set a group to the instances that it has, launches suspended meanwhile so that none comes in between.
@@ -171,9 +177,7 @@ class AutoScaling:
             )
         return asg
 
-    def _is_terminating(self, instance_id: str, error: GpuError) -> bool:
-        if not has_code(error, "ScalingActivityInProgress", "ScalingActivityInProgressFault"):
-            return False
+    def _is_terminating(self, instance_id: str) -> bool:
         found = self._service.call("describe_auto_scaling_instances", InstanceIds=[instance_id])
         states = [instance["LifecycleState"] for instance in found["AutoScalingInstances"]]
         return all(state.startswith("Terminat") for state in states)

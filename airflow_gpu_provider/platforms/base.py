@@ -295,8 +295,12 @@ class Platform(ABC):
         """Set these groups to these absolute sizes. The caller holds the pool's lock, and only ever grows."""
 
     @abstractmethod
-    def release(self, machines: Sequence[Machine]) -> None:
-        """Remove exactly these machines, those that never joined the cluster too, each shrinking its group by one."""
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        """Remove exactly these machines, those that never joined the cluster too, each shrinking its group by one.
+
+        Returns those that the cloud does not end yet, because something else is still under way with them, their
+        launch as a rule; a later look removes them.
+        """
 
     def machine_end(self, machine: str) -> MachineEnd | None:
         """Return why a machine of the pool (`Machine.id`) has ended or is about to; None where it is not.

@@ -131,18 +131,19 @@ class EksBase(Platform):
         for group, name in self._asgs_of(sizes).items():
             self._scaling.grow(name, sizes[group])
 
-    def release(self, machines: Sequence[Machine]) -> None:
-        errors = [error for error in in_parallel(self._terminate, machines) if error]
-        if errors:
-            raise errors[0]
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        outcomes = in_parallel(self._terminate, machines)
+        for outcome in outcomes:
+            if isinstance(outcome, GpuError):
+                raise outcome
+        return tuple(machine for machine, is_going in zip(machines, outcomes, strict=True) if not is_going)
 
-    def _terminate(self, machine: Machine) -> GpuError | None:
-        """Return the error, so that one machine's does not keep the others."""
+    def _terminate(self, machine: Machine) -> bool | GpuError:
+        """Return True if the machine is on its way out; or the error, which is not to keep the others."""
         try:
-            self._scaling.terminate(machine.id)
+            return self._scaling.terminate(machine.id)
         except GpuError as error:
             return error
-        return None
 
     def machine_end(self, machine: str) -> MachineEnd | None:
         try:

@@ -135,13 +135,14 @@ class GkeBase(Platform):
             if missing > 0:
                 self._groups.grow(groups[0].path, groups[0].target + missing)
 
-    def release(self, machines: Sequence[Machine]) -> None:
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         by_group: dict[str, set[str]] = {}
         for machine in machines:
             by_group.setdefault(machine.group, set()).add(machine.id)
         errors = [error for error in in_parallel(lambda item: self._remove(*item), by_group.items()) if error]
         if errors:
             raise errors[0]
+        return ()  # Compute Engine deletes an instance that is still being created, too
 
     def _remove(self, name: str, machines: set[str]) -> GpuError | None:
         """Return the error, so that one group's does not keep the others."""

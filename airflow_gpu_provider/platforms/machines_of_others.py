@@ -49,8 +49,9 @@ class MachinesOfOthers(Platform):
     def grow(self, sizes: Mapping[str, int]) -> None:
         """Do nothing: machines come by others."""
 
-    def release(self, machines: Sequence[Machine]) -> None:
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         """Do nothing: machines go by others, or stay."""
+        return ()
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         """Do nothing: no machine is asked for."""

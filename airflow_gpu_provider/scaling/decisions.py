@@ -248,22 +248,24 @@ def _switches(
         # Nobody wants nodes, but a pod that ends holds a machine that the last switch was about to take.
         held = [group.name for group in groups if group.name in grow and not (group.switch_at or stays)]
         at_last = _switch_after(snapshot.now + COLLECT_WITHIN)
-        sooner = {} if stays or others_grow else _sooner(groups, machines)
+        sooner = {} if stays or others_grow else _sooner(groups, machines, snapshot.now)
         return {**sooner, **dict.fromkeys(held, at_last)}, tuple(group.name for group in left if group.switch_at)
     # An autoscaler may grow any of them, whoever looks or does not.
     in_use = [g for g in groups if g.desired or g.live or g.name in grow or snapshot.pool.is_autoscaled]
     return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
 
 
-def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...]) -> dict[str, datetime]:
-    """Return the groups whose last pods are ending, and when their switch is to be now that nobody wants anything.
+def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...], now: datetime) -> dict[str, datetime]:
+    """Return the groups whose last machines cannot go at once, and when their switch is to be.
 
-    Whoever sees these pods end then removes the machines; the switch does where that one's process has died.
+    Nobody wants anything: pods are ending there, or machines are launched that AWS does not end before they are there.
+    Whoever sees that over then removes the machines; the switch does where that one's process has died.
     """
     sooner = {}
     for group in groups:
         mine = [each for each in machines if each.machine.group == group.name]
         ends = [pod.lets_go_at for each in mine for pod in each.holders]
+        ends += [now for each in mine if each.machine.state == "pending"]
         if not ends or None in ends or any(each.state == "taken" for each in mine):
             continue
         at = _switch_after(max(end for end in ends if end))

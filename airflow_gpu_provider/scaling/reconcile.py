@@ -64,11 +64,13 @@ class Outcome:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
         decision: What was decided on it.
         said: What was done and why, for the task's log.
+        not_yet: Machines that were to go, and that the cloud does not end yet; a later look removes them.
     """
 
     snapshot: PoolSnapshot
     decision: Decision
     said: tuple[str, ...]
+    not_yet: tuple[Machine, ...] = ()
 
 
 class Reconciler:
@@ -258,8 +260,8 @@ class Reconciler:
     def _mark(self) -> str:
         return f"{self.holder} at {self.clock.now():%Y-%m-%dT%H:%M:%SZ}"
 
-    def _remove(self, machines: Sequence[Machine]) -> None:
-        self.platform.release(machines)
+    def _remove(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        return self.platform.release(machines)
 
     def joined(self, machines: Collection[str]) -> set[str]:
         """Return the machines of which there is a node by now, in the pool or not."""
@@ -300,6 +302,7 @@ class _Writes:
         self._decision = decision
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._said = [*said, *decision.notes]
+        self._not_yet: list[Machine] = []
 
     def set_switch(self) -> None:
         platform, decision = self._on.platform, self._decision
@@ -330,7 +333,9 @@ class _Writes:
             self._on.ledger.end(key, self._snapshot.now)
             self._lock.check()
             give_up(self._on.api, key)
-        return Outcome(snapshot=self._snapshot, decision=self._decision, said=tuple(self._said))
+        return Outcome(
+            snapshot=self._snapshot, decision=self._decision, said=tuple(self._said), not_yet=tuple(self._not_yet)
+        )
 
     def _warm(self) -> None:
         leases = {lease.key: lease for lease in self._snapshot.leases}
@@ -424,14 +429,18 @@ class _Writes:
             machines = [*fit[gone:], *later]
 
     def _remove_while_fresh(self, machines: Sequence[Machine], looked_at: float) -> int:
-        """Return how many were removed. A process that was stalled after its look leaves them to the next one."""
+        """Return how many were dealt with. A process that was stalled after its look leaves them to the next one."""
         if machines:
             self._lock.check()
         gone = 0
         for few in batches(machines, self._on.platform.releases_at_once):
             if self._on.clock.monotonic() - looked_at >= FRESH.total_seconds():
                 break
-            self._on._remove(few)
+            busy = self._on._remove(few)
+            self._not_yet += busy
+            self._said += [
+                f"machine {each.id} of {each.group} cannot be ended yet: it is being launched" for each in busy
+            ]
             gone += len(few)
         return gone
 

@@ -1,9 +1,9 @@
 """Nodes that no ScaleDownSensor comes for.
 
 They are those of a pod that no demand covers - its task has no `gpu_nodes` block around it, or was cleared alone after
-the run's scale-down - and those of a run that Airflow ended together with its teardowns, as dagrun_timeout does. The
-process that has waited for such a pod sees its node go. It may be killed over that, so each look first moves the switch
-to soon after the pod's end.
+the run's scale-down -, those of a run that Airflow ended together with its teardowns, as dagrun_timeout does, and those
+of an Ensure that failed. The process that has waited for them sees them go. It may be killed over that, so
+each look first moves the switch to soon after the end of what they still wait for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from airflow_gpu_provider.scaling.decisions import Decision, decide
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+
+WHEN_KILLED = timedelta(seconds=1)
+"""How long a task goes on that is told to stop: SIGKILL comes 5 s after SIGTERM, and Airflow is to hear before."""
 
 _EVERY = 2.0
 _AFTER_GRACE = timedelta(minutes=1)

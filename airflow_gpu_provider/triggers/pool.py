@@ -101,12 +101,14 @@ class NodesTrigger(_PoolTrigger):
         if await may_need_it(self):
             return
         from airflow_gpu_provider.cluster.demand import DemandKey
+        from airflow_gpu_provider.scaling.unattended import release_unattended
 
+        key = DemandKey(**self.record["wait"]["key"])
         try:
             reconciler = await in_thread(self._reconciler)
-            await in_thread(reconciler.give_up, DemandKey(**self.record["wait"]["key"]))
+            await in_thread(release_unattended, reconciler, key, say=self.log.info)
         except GpuError as error:
-            self.log.error("The run's demand could not be given up; it ends at max_runtime. %s", error)
+            self.log.error("What is left of the run's share goes at the next look, or after max_runtime. %s", error)
 
 
 class ReleaseTrigger(_PoolTrigger):

@@ -176,11 +176,12 @@ class AutoScaling(AutoScalingBackend):
     def terminate_instance(  # type: ignore[override]
         self, instance_id: str, should_decrement: bool
     ) -> Activity:
+        """Refused while the instance is launched or ended, as AutoSpotting#354 and kops#6900 tell of the real one."""
         found, now = self.find_member(instance_id), utc_now()
         if found is None:
             raise ValidationError(f"Instance Id not found - No managed instance found for instance ID: {instance_id}")
         group, member = found
-        if member.terminating:
+        if not member.activity.over:
             raise AutoscalingClientError(
                 "ScalingActivityInProgress",
                 f"Scaling activity {member.activity.activity_id} is in progress and blocks this action",

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from airflow_gpu_provider.sandbox.faults import Stockout
-from tests.sandbox.aws.conftest import CLUSTER, Account, eventually
+from tests.sandbox.aws.conftest import CLUSTER, QUICK, Account, eventually
 
 
 def refusal(call: Any, **arguments: Any) -> tuple[str, str]:
@@ -329,11 +330,16 @@ def test_terminating_an_unknown_instance(account: Account) -> None:
     assert "Instance Id not found" in message
 
 
-def test_terminating_a_pending_instance_asks_for_no_drain(account: Account) -> None:
+@pytest.mark.parametrize("timings", [replace(QUICK, asg_launch=600)])
+def test_a_pending_instance_is_not_terminated_on_request_and_ends_with_its_group_s_size(account: Account) -> None:
     asg = account.node_group()
     account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
     (pending,) = eventually(lambda: [one["InstanceId"] for one in account.group(asg)["Instances"]])
-    account.asg.terminate_instance_in_auto_scaling_group(InstanceId=pending, ShouldDecrementDesiredCapacity=True)
+    terminate = account.asg.terminate_instance_in_auto_scaling_group
+    assert refusal(terminate, InstanceId=pending, ShouldDecrementDesiredCapacity=True)[0] == "ScalingActivityInProgress"
+    assert account.group(asg)["DesiredCapacity"] == 1
+
+    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
     eventually(lambda: account.ec2_state(pending), lambda state: state == "terminated")
 
     launched = [one.instance_id for one in account.events.of("launched")]

@@ -24,9 +24,13 @@ from airflow_gpu_provider.errors import (
     ScaleDownIsOver,
 )
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.run_identity import run_ends_by
+from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.reconcile import Outcome
 from airflow_gpu_provider.scaling.waits import NodesWait, Progress
 from tests.sandbox.running import context_of
+from tests.unit.scaling.pools import machine, snapshot
 
 START = datetime(2026, 1, 1, 2, tzinfo=UTC)
 POOL = EksGpuPool(name="gpu", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=1)
@@ -65,7 +69,8 @@ def test_run_ends_a_moment_after_its_timeout() -> None:
 class Pool:
     """A pool whose calls fail in a row first, and then work."""
 
-    def __init__(self, **failures: list[GpuError]) -> None:
+    def __init__(self, *left: list[Machine], **failures: list[GpuError]) -> None:
+        self._left = list(left)
         self._failures = failures
         self.calls: list[str] = []
         self.clock = self.platform = self
@@ -100,7 +105,8 @@ class Pool:
 
     def give_up(self, key: Any) -> Any:
         self._call("give_up")
-        return SimpleNamespace(said=())
+        found = snapshot(*(self._left.pop(0) if self._left else ()))
+        return Outcome(snapshot=found, decision=decide(found), said=())
 
 
 RESULT = {"nodes": [{"name": "n1", "instance_type": "", "zone": ""}], "timeline": []}
@@ -113,6 +119,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     passed = iter(range(0, 10**6, 5))
     monkeypatch.setattr(SystemClock, "now", lambda self: START + timedelta(seconds=next(passed)))
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.unattended.time.sleep", lambda seconds: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.autoscaling.check_autoscaler", lambda *_: None)
     monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
@@ -147,6 +154,14 @@ def test_first_leg_ends_with_what_lasts_or_cannot_pass(ensure: Any, step: str, e
     times = pool.calls.count(step) - (step == "plan" and "apply" in pool.calls)
     assert times == 1 if error.borne_for == timedelta(0) else 25 < times < 65  # five minutes, five seconds a look
     assert ("give_up" in pool.calls) == (step in ("apply", "want"))
+
+
+def test_who_gives_up_comes_again_until_machines_that_are_still_launched_go(ensure: Any) -> None:
+    pending = machine(1, state="pending")
+    pool = Pool([pending], [pending], want=[PoolDrift("Changed.")])
+    with pytest.raises(PoolDrift):
+        ensure(pool)
+    assert pool.calls.count("give_up") == 3
 
 
 def test_a_groups_change_that_failed_on_its_way_is_planned_anew(ensure: Any) -> None:

@@ -424,6 +424,14 @@ def test_the_switch_comes_soon_after_the_last_pods_that_end_when_nobody_wants_an
     assert decide(snapshot(machine(1), pods=(ending,), train_a_g6_xlarge=moved)).is_empty
 
 
+def test_the_switch_comes_soon_where_a_machine_that_nobody_wants_is_still_launched() -> None:
+    """AWS does not end it before, and who comes again for it may be dead by then."""
+    decision = decide(snapshot(machine(1, state="pending")))
+    assert released(decision) == ["i-1"]
+    assert decision.switch == {A: NOW + timedelta(minutes=15)}
+    assert decide(snapshot(machine(1))).switch == {}
+
+
 def test_the_switch_stays_where_something_has_no_end_or_a_person_keeps_the_node() -> None:
     ending = pod("ending", on=1, delete_at=NOW + timedelta(seconds=30))
     theirs = pod("theirs", on=1, gpus=0)

@@ -394,10 +394,11 @@ class _WithoutChecks(Reconciler):
 class _AbsoluteSizes(Reconciler):
     """Removes a machine by a size one less: the cloud chooses which."""
 
-    def _remove(self, machines: Sequence[Machine]) -> None:
+    def _remove(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         for machine in machines:
             (group,) = (group for group in self.platform.observe() if group.name == machine.group)
             self.platform.grow({group.name: len(group.live) - 1})
+        return ()
 
 
 class _WithoutAnotherLook(Reconciler):

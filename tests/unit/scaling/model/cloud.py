@@ -1,18 +1,23 @@
-"""Auto Scaling groups that do what AWS's do to a careless caller: launch late, and take any machine they like."""
+"""Auto Scaling groups that do what AWS's do to a careless caller: launch late, take any machine they like, and end none
+that is still being launched.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, Plan, Platform, Say
+from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Platform, Say
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from tests.unit.scaling.model.actors import Actors
 
 T = TypeVar("T")
+
+LAUNCH = timedelta(seconds=20)
+"""How long a machine is pending, and is not ended for who asks."""
 
 
 @dataclass
@@ -104,7 +109,7 @@ class ModelPlatform(Platform):
             Machine(
                 id=machine,
                 group=name,
-                state="terminating" if machine in asg.terminating else "running",
+                state=self._state(asg, machine),
                 launched_at=launched,
             )
             for machine, launched in asg.machines.items()
@@ -122,6 +127,11 @@ class ModelPlatform(Platform):
             launch_failure=asg.failure,
             launching=bool(asg.launching),
         )
+
+    def _state(self, asg: Asg, machine: str) -> MachineState:
+        if machine in asg.terminating:
+            return "terminating"
+        return "pending" if self._actors.clock.now() < asg.machines[machine] + LAUNCH else "running"
 
     def set_switch(self, groups: Collection[str], at: datetime) -> None:
         def write() -> None:
@@ -149,17 +159,23 @@ class ModelPlatform(Platform):
 
         self._write(write)
 
-    def release(self, machines: Sequence[Machine]) -> None:
-        def write() -> None:
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        def write() -> tuple[Machine, ...]:
+            busy = []
             for machine in machines:
                 asg = self.cloud.asgs[machine.group]
                 if machine.id in asg.live:
+                    if self._state(asg, machine.id) == "pending":
+                        self._actors.note(f"machine {machine.id} is not ended yet")
+                        busy.append(machine)
+                        continue
                     if asg.desired <= asg.keeps:
                         raise CloudError(f"{machine.group} would have less than its minimum size.")
                     asg.desired -= 1
                     self._terminate(machine.id)
+            return tuple(busy)
 
-        self._write(write)
+        return self._write(write)
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
         def write() -> dict[str, int]:
