@@ -4,11 +4,13 @@ Sources: Amazon EC2's instance type pages (accelerated computing) and DescribeIn
 and GPUs; Google's "GPU platforms" page for the values of the label cloud.google.com/gke-accelerator, "GPU machine
 types" and "N1 machine series" for Compute Engine's machine types and what can be attached to them. What nodes keep
 from pods: the kubelet's reservations in awslabs/amazon-eks-ami, and GKE's page "Plan GKE Standard node sizes".
+How many partitions a GPU gives: NVIDIA's "Multi-Instance GPU User Guide" and NVIDIA/mig-parted's default configuration.
 A machine type that is not listed here still works: what depends on the catalogue is left to the cloud to check.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -70,6 +72,13 @@ GPUS: dict[str, Gpu] = {
         Gpu(name="H100-MEGA", product="NVIDIA-H100-80GB-HBM3", accelerator="nvidia-h100-mega-80gb", memory_gib=80),
         Gpu(name="H200", product="NVIDIA-H200", accelerator="nvidia-h200-141gb", memory_gib=141),
         Gpu(name="B200", product="NVIDIA-B200", accelerator="nvidia-b200", memory_gib=180),
+        Gpu(name="GB200", product="NVIDIA-GB200", accelerator="nvidia-gb200", memory_gib=186),
+        Gpu(
+            name="RTX-PRO-6000",
+            product="NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition",
+            accelerator="nvidia-rtx-pro-6000",
+            memory_gib=96,
+        ),
     )
 }
 
@@ -175,6 +184,10 @@ _GCE: dict[str, tuple[str, int, int, float]] = {
     "g2-standard-32": ("L4", 1, 32, 128),
     "g2-standard-48": ("L4", 4, 48, 192),
     "g2-standard-96": ("L4", 8, 96, 384),
+    "g4-standard-48": ("RTX-PRO-6000", 1, 48, 180),
+    "g4-standard-96": ("RTX-PRO-6000", 2, 96, 360),
+    "g4-standard-192": ("RTX-PRO-6000", 4, 192, 720),
+    "g4-standard-384": ("RTX-PRO-6000", 8, 384, 1440),
     "a2-highgpu-1g": ("A100", 1, 12, 85),
     "a2-highgpu-2g": ("A100", 2, 24, 170),
     "a2-highgpu-4g": ("A100", 4, 48, 340),
@@ -253,6 +266,26 @@ def gce_accelerators() -> tuple[str, ...]:
     return tuple(sorted(built_in | _ATTACHABLE.keys()))
 
 
+# Partitions (MIG). Profile -> how many of it one GPU gives, where all are of one profile; by the GPU's name.
+
+_OF_80_GB = {"1g.10gb": 7, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1}
+_PARTITIONS: Mapping[str, Mapping[str, int]] = {
+    "A100": {"1g.5gb": 7, "1g.10gb": 4, "2g.10gb": 3, "3g.20gb": 2, "4g.20gb": 1, "7g.40gb": 1},
+    "A100-80GB": _OF_80_GB,
+    "H100": _OF_80_GB,
+    "H100-MEGA": _OF_80_GB,
+    "H200": {"1g.18gb": 7, "1g.35gb": 4, "2g.35gb": 3, "3g.71gb": 2, "4g.71gb": 1, "7g.141gb": 1},
+    "B200": {"1g.23gb": 7, "1g.45gb": 4, "2g.45gb": 3, "3g.90gb": 2, "4g.90gb": 1, "7g.180gb": 1},
+    "GB200": {"1g.23gb": 7, "1g.47gb": 4, "2g.47gb": 3, "3g.93gb": 2, "4g.93gb": 1, "7g.186gb": 1},
+    "RTX-PRO-6000": {"1g.24gb": 4, "2g.48gb": 2, "4g.96gb": 1},
+}
+
+
+def partitions_of(gpu: Gpu) -> Mapping[str, int]:
+    """Return how many partitions of each profile (`1g.10gb`) the GPU gives; empty where it has none."""
+    return _PARTITIONS.get(gpu.name, {})
+
+
 # What a node keeps for itself. The shares of CPU, of each core in turn, are the same on both clouds.
 
 _CPUS_KEPT = ((1, 0.06), (1, 0.01), (2, 0.005), (float("inf"), 0.0025))
@@ -275,7 +308,7 @@ def eks_node_size(name: str) -> NodeSize | None:
 
 
 @cache
-def gke_node_size(name: str, gpus: int) -> NodeSize | None:
+def gke_node_size(name: str, gpus: int | None) -> NodeSize | None:
     """Return the most that pods can have of a GKE node of that machine type that offers `gpus`; None: not known."""
     machine = gce_machine_type(name)
     if machine is None:

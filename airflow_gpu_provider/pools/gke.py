@@ -21,8 +21,8 @@ DRIVERS = ("default", "latest", "disabled", "daemonset")
 LOCATION_POLICIES = ("any", "balanced")
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
-_LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-[a-z])?")
-_GPU_FAMILY = re.compile(r"[ag]\d+-[a-z0-9-]+")
+_LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too, like us-central1-ai1a
+_GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
@@ -43,8 +43,6 @@ _SHAPE = (
 _MAX_NAME = 40  # of a node pool
 _MARGIN = timedelta(minutes=15)
 _MOST_RUN_DURATION = timedelta(days=120)
-# How many partitions a GPU gives, by how many of its seven slices each has.
-_PARTITIONS = {"1g": 7, "2g": 3, "3g": 2, "4g": 1, "7g": 1}
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
@@ -63,17 +61,19 @@ class GkeGpuPool(GpuPool):
         project_id: The Google Cloud project.
         location: The cluster's zone or region, like "us-central1-a" or "us-central1".
         cluster_name: The GKE cluster.
-        machine_types: Compute Engine machine types in order of preference: with GPUs of their own (G2, A2, A3), or N1.
+        machine_types: Compute Engine machine types in order of preference: with GPUs of their own (G2, G4, A2, A3, A4),
+            or N1.
             With manage="scale" they may be left out, and a run then says nodes= instead of gpus=; where they are given,
             the node pools' types have to be among them.
-        accelerator_type: What is attached to N1 machines, like "nvidia-tesla-t4"; others have theirs built in.
+        accelerator_type: What is attached to N1 machines, like "nvidia-tesla-t4"; others have theirs built in. With
+            accelerator_count it says what a machine type has that is newer than this package: GKE then checks it.
         accelerator_count: How many of them. Default 1 for N1.
         node_locations: Zones, in order of preference. Default: those of the cluster.
         capacity_types: "ON_DEMAND", "SPOT" and "PREEMPTIBLE", in order of preference. Default on-demand only.
         driver: "default" or "latest": GKE installs NVIDIA's driver; "daemonset": a DaemonSet does, which
             InstallDevicePluginOperator applies; "disabled": you see to it. Default "default".
         gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`.
-        gpu_partition_size: Parts of a GPU for pods, like "1g.5gb".
+        gpu_partition_size: Parts of a GPU for pods, by NVIDIA's profiles, like "1g.5gb".
         max_run_duration: How long a machine may live from its creation, at most 120 days; after that Google Cloud
             takes it, pods or not, and Airflow is not needed for that. Default: max_runtime and 15 minutes, so that
             no machine outlives the run that it came for; none where min_nodes keeps machines without an end.
@@ -133,12 +133,12 @@ class GkeGpuPool(GpuPool):
 
     @property
     def gpus_per_node(self) -> int | None:
-        gpus = (self._devices(self.accelerator_of(name)[1]) for name in self.machine_types)
-        return min(gpus, default=None)
+        gpus = [self._devices(name) for name in self.machine_types]
+        return None if None in gpus else min((each for each in gpus if each is not None), default=None)
 
     @property
     def node_sizes(self) -> dict[str, NodeSize | None]:
-        devices = {name: self._devices(self.accelerator_of(name)[1]) for name in self.machine_types}
+        devices = {name: self._devices(name) for name in self.machine_types}
         return {name: accelerators.gke_node_size(name, gpus) for name, gpus in devices.items()}
 
     @property
@@ -202,10 +202,14 @@ class GkeGpuPool(GpuPool):
         room = _MAX_NAME - len(suffix) - len(digest) - 2
         return f"{self.name[:room].rstrip('-')}-{digest}-{suffix}"
 
-    def _devices(self, gpus: int) -> int:
-        """Return how many nvidia.com/gpu a node with that many GPUs offers, shared and partitioned."""
-        each = _PARTITIONS.get((self.gpu_partition_size or "").partition(".")[0], 1)
-        return gpus * each * int(self.gpu_sharing.get("max_shared_clients", 1))
+    def _devices(self, machine_type: str) -> int | None:
+        """Return how many nvidia.com/gpu a node of that type offers, shared and partitioned; None: not known."""
+        accelerator, gpus = self.accelerator_of(machine_type)
+        parts: int | None = 1
+        if self.gpu_partition_size:
+            gpu = accelerators.gpu_of_accelerator(accelerator)
+            parts = accelerators.partitions_of(gpu).get(self.gpu_partition_size) if gpu else None
+        return None if parts is None else gpus * parts * int(self.gpu_sharing.get("max_shared_clients", 1))
 
     def _group_fields(self) -> dict[str, Any]:
         lifetime = self.node_lifetime
@@ -258,7 +262,7 @@ class GkeGpuPool(GpuPool):
             return
         if len(set(self.machine_types)) < len(self.machine_types):
             raise self._error(f"machine_types names one twice: {', '.join(self.machine_types)}")
-        if self.accelerator_type is not None:
+        if self.accelerator_type is not None and None not in map(accelerators.gce_machine_type, self.machine_types):
             self._check_accelerator_type(self.accelerator_type)
         if self.accelerator_count is not None and self.accelerator_count < 1:
             raise self._error(f"accelerator_count={self.accelerator_count} must be at least 1")
@@ -287,15 +291,17 @@ class GkeGpuPool(GpuPool):
             raise self._error(f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT)
 
     def _check_unknown_machine_type(self, name: str) -> None:
+        family = _GPU_FAMILY.fullmatch(name)
+        if family and self.accelerator_type and self.accelerator_count:
+            return  # newer than the catalogue: GKE will check it
         known = accelerators.gce_machine_types()
-        if name.startswith("n1-") or not _GPU_FAMILY.fullmatch(name) or name[:3] in {one[:3] for one in known}:
+        if not family or any(one.startswith(family[1]) for one in known):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
             raise self._error(f"{name!r} is not a machine type of Compute Engine with GPUs", hint)
-        if not self.accelerator_type or not self.accelerator_count:  # newer than the catalogue: GKE will check it
-            raise self._error(
-                f"{name} is not in the catalogue", "Say what it has: set accelerator_type and accelerator_count."
-            )
+        raise self._error(
+            f"{name} is not in the catalogue", "Say what it has: set accelerator_type and accelerator_count."
+        )
 
     def _check_built_in(self, machine: accelerators.GceMachineType, attaches: bool) -> None:
         assert machine.gpu is not None
@@ -334,8 +340,7 @@ class GkeGpuPool(GpuPool):
 
     def _check_sharing(self) -> None:
         sharing = self.gpu_sharing
-        if self.gpu_partition_size and self.driver == "daemonset":
-            raise self._error('gpu_partition_size does not go with driver="daemonset"', "Let GKE install the driver.")
+        self._check_partition()
         if not sharing or is_template(sharing):
             return
         clients = sharing.get("max_shared_clients")
@@ -346,6 +351,21 @@ class GkeGpuPool(GpuPool):
             )
         if isinstance(clients, bool) or not isinstance(clients, int) or not 2 <= clients <= 48:
             raise self._error(f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48")
+
+    def _check_partition(self) -> None:
+        size = self.gpu_partition_size
+        if not size:
+            return
+        if self.driver == "daemonset":
+            raise self._error('gpu_partition_size does not go with driver="daemonset"', "Let GKE install the driver.")
+        if is_template(size) or is_template(self.machine_types) or is_template(self.accelerator_type):
+            return
+        for name in self.machine_types:
+            gpu = accelerators.gpu_of_accelerator(self.accelerator_of(name)[0])
+            if gpu and size not in accelerators.partitions_of(gpu):
+                parts = ", ".join(accelerators.partitions_of(gpu))
+                hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
+                raise self._error(f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such part", hint)
 
     def _check_lifetime(self) -> None:
         limit = self.max_run_duration

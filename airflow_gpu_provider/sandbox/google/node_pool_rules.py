@@ -7,10 +7,16 @@ from collections.abc import Iterable
 
 from google.cloud.container_v1.types import AcceleratorConfig, NodeConfig, NodePool, NodePoolAutoscaling, NodeTaint
 
-from airflow_gpu_provider.accelerators import attachable_gpus, gce_accelerators, gce_machine_type
+from airflow_gpu_provider.accelerators import (
+    attachable_gpus,
+    gce_accelerators,
+    gce_machine_type,
+    gpu_of_accelerator,
+    partitions_of,
+)
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
 from airflow_gpu_provider.sandbox.google.errors import invalid
-from airflow_gpu_provider.sandbox.google.templates import PARTITIONS, run_seconds
+from airflow_gpu_provider.sandbox.google.templates import run_seconds
 
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -110,7 +116,8 @@ def _check_accelerator(machine_type: str, wanted: AcceleratorConfig, zone: str, 
             f'[{count}] accelerators of type "{kind}" cannot be attached to machine type {machine_type}; '
             f"allowed: {list(attachable_gpus(machine_type, kind)) or 'none'}."
         )
-    if wanted.gpu_partition_size and wanted.gpu_partition_size not in PARTITIONS:
+    gpu = gpu_of_accelerator(kind)
+    if wanted.gpu_partition_size and gpu and wanted.gpu_partition_size not in partitions_of(gpu):
         raise invalid(f'Unknown GPU partition size "{wanted.gpu_partition_size}".')
     if wanted.gpu_sharing_config.max_shared_clients_per_gpu > _MOST_CLIENTS:
         raise invalid(f"max_shared_clients_per_gpu must be between 2 and {_MOST_CLIENTS}.")

@@ -13,7 +13,7 @@ from google.cloud.container_v1.types import (
     NodeTaint,
 )
 
-from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator
+from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator, partitions_of
 from airflow_gpu_provider.sandbox.google.interface import Driver, Instance, Market, Taint
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
@@ -25,19 +25,6 @@ _EFFECTS = {
 _DRIVERS: dict[int, Driver] = {
     GPUDriverInstallationConfig.GPUDriverVersion.INSTALLATION_DISABLED: "disabled",
     GPUDriverInstallationConfig.GPUDriverVersion.LATEST: "latest",
-}
-# Instances of each profile on one GPU, from NVIDIA's MIG guide.
-PARTITIONS: Mapping[str, int] = {
-    "1g.5gb": 7,
-    "2g.10gb": 3,
-    "3g.20gb": 2,
-    "7g.40gb": 1,
-    "1g.10gb": 7,
-    "2g.20gb": 3,
-    "3g.40gb": 2,
-    "7g.80gb": 1,
-    "1g.18gb": 7,
-    "7g.141gb": 1,
 }
 
 
@@ -124,7 +111,8 @@ def _tainted(taints: tuple[Taint, ...]) -> bool:
 
 
 def _gpus_offered(accelerator: AcceleratorConfig) -> int:
-    parts = PARTITIONS.get(accelerator.gpu_partition_size, 1)
+    gpu = gpu_of_accelerator(accelerator.accelerator_type)
+    parts = partitions_of(gpu).get(accelerator.gpu_partition_size, 1) if gpu else 1
     clients = int(accelerator.gpu_sharing_config.max_shared_clients_per_gpu) or 1
     return int(accelerator.accelerator_count) * parts * clients
 

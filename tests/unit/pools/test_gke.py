@@ -46,6 +46,17 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"machine_types": ["g2-standard-4", "g2-standard-4"]}, "one twice"),
         ({"machine_types": ["n1-standard-4"]}, 'Set accelerator_type, like "nvidia-tesla-t4"'),
         ({"machine_types": ["a9-hugegpu-1g"]}, "not in the catalogue"),
+        ({"machine_types": ["a9x-hugegpu-1g"]}, "set accelerator_type and accelerator_count"),
+        (
+            {"machine_types": ["g4-standard-48"], "accelerator_type": "nvidia-l4"},
+            "has nvidia-rtx-pro-6000, not nvidia-l4",
+        ),
+        (
+            {"machine_types": ["a2-highgpu-1g"], "gpu_partition_size": "1g.20gb"},
+            "Choose one of 1g.5gb, 1g.10gb, 2g.10gb",
+        ),
+        ({"gpu_partition_size": "1g.5gb"}, "the L4 of g2-standard-4 has no such part"),
+        ({"node_locations": ["us-central1-aia"]}, "not a zone of us-central1"),
         ({"accelerator_type": "T4"}, "Did you mean nvidia-tesla-t4?"),
         ({"accelerator_type": "nvidia-tesla-t5"}, "Did you mean nvidia-tesla-t4?"),
         ({"accelerator_type": "nvidia-tesla-t4"}, "g2-standard-4 has nvidia-l4, not nvidia-tesla-t4"),
@@ -102,10 +113,61 @@ def test_knows_what_machines_have() -> None:
     assert newer.gpus_per_node == 4
 
 
+@pytest.mark.parametrize(
+    ("machine_type", "accelerator", "count"),
+    [
+        ("g4-standard-48", "nvidia-rtx-pro-6000", 1),
+        ("a4x-highgpu-4g", "nvidia-gb200", 4),
+        ("a4x-maxgpu-4g-metal", "nvidia-gb300", 4),
+        ("g2-standard-200", "nvidia-l4", 16),
+        ("a5-highgpu-8g", "nvidia-rubin", 8),
+    ],
+)
+def test_takes_gpus_that_are_newer_than_the_catalogue(machine_type: str, accelerator: str, count: int) -> None:
+    spec = pool(machine_types=[machine_type], accelerator_type=accelerator, accelerator_count=count)
+    assert spec.accelerator_of(machine_type) == (accelerator, count)
+    assert spec.gpus_per_node == count
+
+
+def test_ai_zones_are_zones() -> None:
+    spec = pool(location="us-central1-ai1a", node_locations=["us-central1-ai1a", "us-central1-a"])
+    assert spec.region == "us-central1"
+    assert [c.group for c in spec.candidates(spec.node_locations)] == [
+        "train-gpu-ai1a-g2-standard-4",
+        "train-gpu-a-g2-standard-4",
+    ]
+
+
 def test_a_shared_or_partitioned_gpu_counts_as_often_as_pods_may_ask_for_it() -> None:
     assert pool(gpu_sharing={"strategy": "time-sharing", "max_shared_clients": 4}).gpus_per_node == 4
-    a100 = {"machine_types": ["a2-highgpu-2g"]}
-    assert pool(**a100, gpu_partition_size="1g.5gb").gpus_per_node == 14
+    shared = {"gpu_sharing": {"strategy": "time-sharing", "max_shared_clients": 2}}
+    assert pool(machine_types=["a2-highgpu-2g"], gpu_partition_size="1g.5gb", **shared).gpus_per_node == 28
+    newer = {"machine_types": ["a9-hugegpu-1g"], "accelerator_type": "nvidia-x", "accelerator_count": 8}
+    assert pool(**newer, gpu_partition_size="1g.99gb").gpus_per_node is None
+
+
+@pytest.mark.parametrize(
+    ("machine_type", "size", "parts"),
+    [
+        ("a2-highgpu-1g", "1g.5gb", 7),
+        ("a2-highgpu-1g", "1g.10gb", 4),
+        ("a2-ultragpu-1g", "1g.10gb", 7),
+        ("a2-ultragpu-1g", "2g.20gb", 3),
+        ("a3-highgpu-8g", "1g.10gb", 56),
+        ("a3-highgpu-8g", "1g.20gb", 32),
+        ("a3-highgpu-8g", "3g.40gb", 16),
+        ("a3-megagpu-8g", "7g.80gb", 8),
+        ("a3-ultragpu-8g", "1g.35gb", 32),
+        ("a4-highgpu-8g", "1g.45gb", 32),
+        ("g4-standard-48", "1g.24gb", 4),
+    ],
+)
+def test_partitions_are_those_of_nvidias_table(machine_type: str, size: str, parts: int) -> None:
+    spec = pool(machine_types=[machine_type], gpu_partition_size=size)
+    assert spec.gpus_per_node == parts
+    node = spec.node_sizes[machine_type]
+    assert node is not None
+    assert node.gpus == parts
 
 
 @pytest.mark.parametrize("name", accelerators.gce_machine_types())
