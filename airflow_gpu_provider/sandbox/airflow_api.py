@@ -20,6 +20,10 @@ TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "remo
 RunState = Literal["queued", "success", "failed"]
 
 
+_LOCKED_TRIES = 10
+"""So often a call is made again that SQLite refused for want of its one lock; Airflow has rolled it back."""
+
+
 class AirflowApiError(Exception):
     """Airflow's API said no, or did not get there in time."""
 
@@ -122,6 +126,10 @@ class AirflowApi:
                 return False
             raise
         return True
+
+    def is_stale(self, dag_id: str) -> bool:
+        """Return True if the DAG's file is gone, or does not define it any more."""
+        return bool(self._call("GET", f"/dags/{quote(dag_id)}")["is_stale"])
 
     def wait_for_dag(self, dag_id: str, *, timeout: float = 120) -> None:
         """Return as soon as the DAG can be triggered; raises with the import error where there is one."""
@@ -274,6 +282,16 @@ class AirflowApi:
         return token
 
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
+        for _ in range(_LOCKED_TRIES):
+            try:
+                return self._send_once(method, path, **arguments)
+            except AirflowApiError as error:
+                if "Database error" not in error.args[0]:
+                    raise
+                time.sleep(1)
+        return self._send_once(method, path, **arguments)
+
+    def _send_once(self, method: str, path: str, **arguments: Any) -> Any:
         try:
             response = self._http.request(method, path, **arguments)
         except httpx.TimeoutException as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,10 +20,10 @@ from tests.airflow.harness import Airflow
 from tests.airflow.test_blocks import PATIENCE, demand, ended, items, left_of, state, zero
 
 DAGS = (
-    *("rows_ensure_timeout", "rows_waits_for_retry", "rows_scheduled", "rows_queued", "rows_trigger_rules"),
-    *("rows_one_at_a_time", "rows_slots"),
+    *("rows_deferred_ensure", "rows_ensure_timeout", "rows_waits_for_retry", "rows_scheduled", "rows_queued"),
+    *("rows_trigger_rules", "rows_one_at_a_time", "rows_slots"),
 )
-CHANGING = ("rows_paused", "rows_renamed", "rows_removed", "rows_other_machine")
+CHANGING = ("rows_paused", "rows_renamed", "rows_removed", "rows_gone", "rows_other_machine")
 """Copies of changing_dag.py."""
 
 pytestmark = pytest.mark.timeout(900)
@@ -43,6 +43,9 @@ class Files:
         new = self._folder / f".{dag_id}.py"
         new.write_text(text)
         new.replace(self._folder / f"{dag_id}.py")
+
+    def remove(self, dag_id: str) -> None:
+        (self._folder / f"{dag_id}.py").unlink()
 
 
 @pytest.fixture(scope="module")
@@ -208,9 +211,28 @@ def test_an_execution_timeout_of_ensure_gives_its_machine_up(airflow: Airflow, r
     zero(airflow, name)
 
 
+def test_a_deferred_ensure_is_ended_by_its_timeout_and_not_by_its_execution_timeout(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    run, name = runs["rows_deferred_ensure"], "rows-deferred-ensure"
+    assert ended(airflow, run) == "failed"
+    expected = {f"{name}.ensure": "failed", "train": "upstream_failed", f"{name}.scale_down": "success"}
+    assert states_of(airflow, run, *expected) == expected
+    ensure = airflow.api.task(run.dag_id, run.run_id, f"{name}.ensure")
+    assert ensure.start_date
+    assert ensure.end_date
+    assert ensure.end_date - ensure.start_date >= timedelta(seconds=60)
+    zero(airflow, name)
+
+
 def trains(airflow: Airflow, run: RunStatus, trainings: Trainings) -> None:
     """Wait until the training says that it runs, with its task in the triggerer."""
-    wait_until(lambda: trainings.begun[run.run_id] > 0, timeout=PATIENCE, what=f"the training of {run.run_id}")
+
+    def begun() -> bool:
+        assert airflow.api.run(run.dag_id, run.run_id).state in ("queued", "running")
+        return trainings.begun[run.run_id] > 0
+
+    wait_until(begun, timeout=PATIENCE, what=f"the training of {run.run_id}")
     wait_for(airflow, run, "train", "deferred")
 
 
@@ -251,6 +273,22 @@ def test_a_block_that_disappears_while_a_night_runs_leaves_nothing(
     zero(airflow, "rows-removed")
 
 
+def test_a_dag_file_that_disappears_while_a_night_runs_keeps_its_node_until_it_is_back(
+    airflow: Airflow, runs: Mapping[str, RunStatus], files: Files, trainings: Trainings
+) -> None:
+    run = runs["rows_gone"]
+    trains(airflow, run, trainings)
+    files.remove("rows_gone")
+    wait_until(lambda: airflow.api.is_stale(run.dag_id), timeout=PATIENCE, what="Airflow to miss the file")
+    trainings.release(run.run_id)
+    wait_for(airflow, run, "train", "scheduled")
+    assert len(nodes_of(airflow, "rows-gone")) == len(demand(airflow, "rows-gone")) == 1
+    files.write("rows_gone")
+    assert ended(airflow, run) == "success"
+    assert trainings.begun[run.run_id] == 1
+    zero(airflow, "rows-gone")
+
+
 def test_a_pool_that_gets_another_machine_while_a_night_runs_keeps_that_night_s(
     airflow: Airflow, runs: Mapping[str, RunStatus], files: Files, trainings: Trainings
 ) -> None:
@@ -278,6 +316,20 @@ def test_a_dag_that_is_paused_keeps_its_node_until_it_goes_on(
     assert ended(airflow, run) == "success"
     assert trainings.begun[run.run_id] == 1
     zero(airflow, "rows-paused")
+
+
+def test_an_execution_timeout_of_scale_down_leaves_the_rest_to_its_next_try(airflow: Airflow, tmp_path: Path) -> None:
+    until, name = tmp_path / "until", "rows-down-timeout"
+    run = airflow.trigger("rows_down_timeout", {"until": str(until)})
+    wait_for(airflow, run, "train", "running")
+    airflow.sandbox.faults.set_error_rate(1, service="autoscaling")
+    until.touch()
+    wait_for(airflow, run, f"{name}.scale_down", "up_for_retry")
+    assert len(nodes_of(airflow, name)) == 1
+    airflow.sandbox.faults.clear()
+    assert ended(airflow, run) == "success"
+    assert airflow.api.task(run.dag_id, run.run_id, f"{name}.scale_down").try_number > 1
+    zero(airflow, name)
 
 
 def test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none(airflow: Airflow) -> None:

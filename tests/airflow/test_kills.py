@@ -31,7 +31,7 @@ DAGS = {
     "deferred, task marked failed": "kill_deferred",
     "deferred, task marked success": "kill_deferred",
     "deferred, run marked failed": "kill_deferred",
-    "deferred, task cleared": "kill_deferred",
+    "deferred, task cleared": "kill_deferred_slow",
     "deferred, run cleared": "kill_deferred",
     "deferred, triggerer killed": "kill_deferred",
     "deferred, scheduler killed": "kill_deferred",

@@ -78,20 +78,20 @@ with dag("rows_slots", default_args={**AGAIN, "pool": "one_slot"}):
         last = EmptyOperator(task_id="train")
     last >> work("hog", "until [ -e {{ dag_run.conf['until'] }} ]; do sleep 0.2; done")
 
-# No GPU ever becomes allocatable: nobody installs a device plugin.
-with (
-    dag("rows_ensure_timeout"),
-    nodes(
-        "rows_ensure_timeout",
-        ensure_args={
-            "wait_for": "gpus",
-            "deferrable": False,
-            "execution_timeout": timedelta(seconds=25),
-            "retries": 0,
-        },
-    ),
+# No GPU ever becomes allocatable: nobody installs a device plugin. A deferred Ensure outlasts its execution_timeout.
+for dag_id, bounds in (
+    ("rows_ensure_timeout", {"deferrable": False, "execution_timeout": timedelta(seconds=25)}),
+    ("rows_deferred_ensure", {"timeout": timedelta(seconds=60), "execution_timeout": timedelta(seconds=25)}),
 ):
-    EmptyOperator(task_id="train")
+    with dag(dag_id), nodes(dag_id, ensure_args={"wait_for": "gpus", "retries": 0, **bounds}):
+        EmptyOperator(task_id="train")
+
+# The cloud answers no scale-down for as long as its test wants.
+with (
+    dag("rows_down_timeout"),
+    nodes("rows_down_timeout", scale_down_args={"deferrable": False, "execution_timeout": timedelta(seconds=25)}),
+):
+    work("train", "until [ -e {{ dag_run.conf['until'] }} ]; do sleep 0.2; done")
 
 # Ten nights at once, on two machines.
 ten_nights = dag("rows_ten_nights", schedule="@daily", catchup=False, max_active_runs=10)

@@ -119,6 +119,7 @@ def train_alone(dag_id: str, **arguments: Any) -> DAG:
 
 
 kill_deferred = train_alone("kill_deferred", retries=0)
+kill_deferred_slow = train_alone("kill_deferred_slow", retries=0, stops_in=10)
 kill_blocking = train_alone("kill_blocking", deferrable=False, retries=0)
 kill_blocking_retried = train_alone(
     "kill_blocking_retried", deferrable=False, retries=1, retry_delay=timedelta(0), stops_in=10
