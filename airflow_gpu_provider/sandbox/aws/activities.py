@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ StatusCode = Literal[
 ]
 _PROGRESS: dict[str, int] = {"PreInService": 30, "InProgress": 50, "MidTerminatingLifecycleAction": 60}
 PAGE_SIZE = 100
+_WHY_FAILED = ".  Status Reason: "
 
 
 def at(moment: datetime) -> str:
@@ -50,11 +51,18 @@ class Activity:
     def fail(self, now: datetime, message: str) -> None:
         self.end(now, "Failed")
         self.status_message = message
-        self.description = f"{self.description}.  Status Reason: {message}"
+        self.description = f"{self.description}{_WHY_FAILED}{message}"
 
     @property
     def over(self) -> bool:
         return self.end_time is not None
+
+    def as_of(self, then: datetime) -> Activity:
+        """The activity as it stood after its begin."""
+        if self.end_time is None or self.end_time <= then:
+            return self
+        words = self.description.partition(_WHY_FAILED)[0]
+        return replace(self, end_time=None, status_code="InProgress", status_message=None, description=words)
 
     def describe(self) -> dict[str, Any]:
         """The activity in the API's shape."""
@@ -83,6 +91,12 @@ class ActivityLog:
     def add(self, activity: Activity) -> Activity:
         self._activities.append(activity)
         return activity
+
+    def as_of(self, then: datetime) -> ActivityLog:
+        """The activities as they stood at that time."""
+        seen = ActivityLog()
+        seen._activities = [each.as_of(then) for each in self._activities if each.start_time <= then]
+        return seen
 
     def of_group(self, group_name: str) -> list[Activity]:
         """Newest first."""

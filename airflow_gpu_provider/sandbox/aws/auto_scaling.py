@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
+from copy import copy
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
 from moto.autoscaling.models import AutoScalingBackend
@@ -19,6 +21,9 @@ from airflow_gpu_provider.sandbox.aws.scheduled_actions import (
     check_times,
     next_occurrence,
 )
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.aws.replicas import Replicas
 
 _USER_SET_CAPACITY = "a user request explicitly set group desired capacity"
 
@@ -41,10 +46,22 @@ class AutoScaling(AutoScalingBackend):
         super().__init__(region_name, account_id)
         self.autoscaling_groups = _Groups()
         self.schedule = Schedule(surroundings.faults.deadline_seconds)
+        self.replicas: Replicas | None = None
+        """Which read calls see, where they do not see everything."""
         self._around = surroundings
 
     def reset(self) -> None:
         """Backends live as long as their AwsCloud; moto's reset throws them away whole."""
+
+    def seen(
+        self, groups: Mapping[str, Any], actions: Mapping[tuple[str, str], ScheduledAction], then: datetime
+    ) -> AutoScaling:
+        """Auto Scaling as it stood at that time, with these groups and scheduled actions; to be read only."""
+        seen = copy(self)
+        seen.autoscaling_groups = _Groups(groups)
+        seen.schedule = self.schedule.with_actions(actions)
+        seen._around = replace(self._around, activities=self._around.activities.as_of(then))
+        return seen
 
     def groups(self) -> list[AutoScalingGroup]:
         return [group for group in self.autoscaling_groups.values() if isinstance(group, AutoScalingGroup)]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+from typing import cast
+
 from moto.autoscaling.exceptions import ValidationError
+from moto.autoscaling.models import autoscaling_backends
 from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 
@@ -14,7 +18,11 @@ from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Member
 class AutoScalingApi(AutoScalingResponse):
     """moto's calls, and these."""
 
-    autoscaling_backend: AutoScaling
+    @cached_property
+    def autoscaling_backend(self) -> AutoScaling:
+        """As the call sees it."""
+        backend = cast(AutoScaling, autoscaling_backends[self.current_account][self.region])
+        return backend.replicas.auto_scaling_for(self._get_action()) if backend.replicas else backend
 
     def set_desired_capacity(self) -> ActionResult:
         self.autoscaling_backend.set_desired_capacity(

@@ -38,10 +38,12 @@ from airflow_gpu_provider.sandbox.aws.launches import Ec2Capacity
 from airflow_gpu_provider.sandbox.aws.node_groups import NodeGroup
 from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
 from airflow_gpu_provider.sandbox.aws.registration import kubernetes_taint
+from airflow_gpu_provider.sandbox.aws.replicas import Replicas
 from airflow_gpu_provider.sandbox.aws.server import AwsApi, AwsServer
 from airflow_gpu_provider.sandbox.aws.spot import SpotInterruptions
 from airflow_gpu_provider.sandbox.clock import Clock
 from airflow_gpu_provider.sandbox.cloud_events import CloudEvents, Outbox, deliver
+from airflow_gpu_provider.sandbox.consistency import Staleness
 from airflow_gpu_provider.sandbox.faults import Faults
 
 _VPC_CIDR = "10.64.0.0/16"
@@ -62,11 +64,13 @@ class AwsCloud:
         faults: Faults,
         timings: AwsTimings | None = None,
         events: CloudEvents[Instance],
+        seed: int = 0,
     ) -> None:
         self.region = region
         self.account_id = account_id
         self.timings = timings or AwsTimings()
         self._faults = faults
+        self._seed = seed
         self._outbox = Outbox(events)
         self._lock = threading.RLock()
         self._running = False
@@ -128,6 +132,13 @@ class AwsCloud:
         autoscaling_backends[account][region] = self._auto_scaling
         self._eks = Eks(region, account, auto_scaling=self._auto_scaling, surroundings=around)
         eks_backends[account][region] = self._eks
+        self._replicas = Replicas(
+            auto_scaling=self._auto_scaling,
+            eks=self._eks,
+            ec2=ec2,
+            staleness=Staleness(seed=self._seed, longest=self.timings.stale),
+        )
+        self._auto_scaling.replicas = self._eks.replicas = ec2.replicas = self._replicas
         self._spot = SpotInterruptions(
             auto_scaling=self._auto_scaling, outbox=self._outbox, notice=self.timings.spot_notice
         )
@@ -148,6 +159,7 @@ class AwsCloud:
             self._spot.advance(now)
             self._auto_scaling.advance(now)
             self._eks.advance(now)
+            self._replicas.record(now)
             events = self._outbox.take()
         deliver(events)
 

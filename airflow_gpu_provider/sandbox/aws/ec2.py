@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, Literal
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from moto.core.responses import ActionResult
-from moto.ec2.models import EC2Backend
+from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance as Ec2Instance
 from moto.ec2.models.instances import StateReason
 from moto.ec2.responses import EC2Response
 
 from airflow_gpu_provider.sandbox.aws.instance_types import InstanceTypeCatalogue
 from airflow_gpu_provider.sandbox.aws.interface import Market
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.aws.replicas import Replicas
 
 StateName = Literal["pending", "running", "shutting-down", "terminated"]
 _CODES: dict[StateName, int] = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
@@ -23,6 +27,8 @@ class Ec2Backend(EC2Backend):
 
     def __init__(self, region_name: str, account_id: str, *, catalogue: InstanceTypeCatalogue) -> None:
         self.catalogue = catalogue
+        self.replicas: Replicas | None = None
+        """Which read calls see, where they do not see everything."""
         super().__init__(region_name, account_id)
 
     def reset(self) -> None:
@@ -125,6 +131,12 @@ def _give_reason(instance: Ec2Instance, reason: str | None) -> None:
 
 class Ec2Response(EC2Response):
     """EC2's API. Instances of an Auto Scaling group end in the group's own time, and are replaced there."""
+
+    @cached_property
+    def ec2_backend(self) -> Ec2Backend:
+        """As the call sees it."""
+        backend = cast(Ec2Backend, ec2_backends[self.current_account][self.region])
+        return backend.replicas.ec2_for(self._get_action()) if backend.replicas else backend
 
     def terminate_instances(self) -> ActionResult:
         from moto.autoscaling.models import autoscaling_backends

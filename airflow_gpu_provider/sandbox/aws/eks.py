@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import copy
 from datetime import datetime, timedelta
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
 
 from moto.core.responses import ActionResult
 from moto.eks.exceptions import InvalidRequestException, ResourceInUseException, ResourceNotFoundException
-from moto.eks.models import Cluster, EKSBackend
+from moto.eks.models import Cluster, EKSBackend, eks_backends
 from moto.eks.responses import EKSResponse
 from moto.moto_api._internal import mock_random
 
@@ -27,6 +29,9 @@ from airflow_gpu_provider.sandbox.aws.node_groups import (
     update_params,
 )
 
+if TYPE_CHECKING:
+    from airflow_gpu_provider.sandbox.aws.replicas import Replicas
+
 DEFAULT_SCALING = {"minSize": 1, "maxSize": 2, "desiredSize": 2}
 
 
@@ -41,9 +46,17 @@ class Eks(EKSBackend):
         self._around = surroundings
         self._creation = NodeGroupCreation(ec2=surroundings.ec2, auto_scaling=auto_scaling)
         self.cluster_life = ClusterLife(ec2=surroundings.ec2, timings=surroundings.timings)
+        self.replicas: Replicas | None = None
+        """Which read calls see, where they do not see everything."""
 
     def reset(self) -> None:
         """Backends live as long as their AwsCloud; moto's reset throws them away whole."""
+
+    def seen(self, clusters: dict[str, Cluster], auto_scaling: AutoScaling) -> Eks:
+        """EKS with these clusters, and sizes as Auto Scaling has them there; to be read only."""
+        seen = copy(self)
+        seen.clusters, seen._auto_scaling = clusters, auto_scaling
+        return seen
 
     # Clusters
 
@@ -327,7 +340,11 @@ def _in_use(message: str, cluster_name: str, nodegroup_name: str | None = None) 
 class EksApi(EKSResponse):
     """The calls that moto lacks or cuts short."""
 
-    eks_backend: Eks
+    @cached_property
+    def eks_backend(self) -> Eks:
+        """As the call sees it."""
+        backend = cast(Eks, eks_backends[self.current_account][self.region])
+        return backend.replicas.eks_for(self._get_action()) if backend.replicas else backend
 
     def create_nodegroup(self) -> ActionResult:
         text = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -101,6 +101,16 @@ class Schedule:
         self._seconds = seconds
         self._actions: dict[tuple[str, str], ScheduledAction] = {}
         self._due: dict[tuple[str, str], float] = {}
+
+    def actions(self) -> dict[tuple[str, str], ScheduledAction]:
+        """Those that there are, by group and name."""
+        return dict(self._actions)
+
+    def with_actions(self, actions: Mapping[tuple[str, str], ScheduledAction]) -> Schedule:
+        """Another schedule with just these, to be read only."""
+        other = Schedule(self._seconds)
+        other._actions = dict(actions)
+        return other
 
     def get(self, group_name: str, name: str) -> ScheduledAction | None:
         return self._actions.get((group_name, name))

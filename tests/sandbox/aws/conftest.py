@@ -33,6 +33,7 @@ QUICK = AwsTimings(
     terminate=0.1,
     spot_notice=0.4,
     az_rebalance=0.3,
+    stale=0.0,
     poll=0.02,
 )
 
