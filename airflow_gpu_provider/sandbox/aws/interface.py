@@ -63,7 +63,7 @@ class AwsTimings:
     spot_notice: float = 120.0
     az_rebalance: float = 10.0
     """How long the zones of a group must have been uneven before AWS evens them."""
-    stale: float = 0.5
+    stale: float = 0.0
     """How old what a read call answers may be at most; 0: never. See `replicas`."""
     poll: float = 0.1
     """The step of the clock that moves life cycles on."""

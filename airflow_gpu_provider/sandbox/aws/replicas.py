@@ -5,7 +5,8 @@ InvalidInstanceID.NotFound for a while, what was changed may be described as it 
 followed by one that is not; the guide asks for waits of a couple of seconds at first. Auto Scaling launches and ends
 its instances through that API, and Terraform's AWS provider waits for both, and for IAM, to show the same several times
 in a row (`ContinuousTargetOccurence`). EKS says the same of what it keeps beside a cluster ("eventually consistent ...
-several seconds", in the chapters on access entries and Pod Identity) and nothing of node groups: here they are no better.
+several seconds", in the chapters on access entries and Pod Identity) and nothing of node groups: here they
+are no better.
 
 What is written is written at once, and writes find what is there: only reads are old.
 """
@@ -120,7 +121,6 @@ def _mark_group(group: AutoScalingGroup) -> Hashable:
 def _copy_group(group: AutoScalingGroup) -> AutoScalingGroup:
     seen = copy(group)
     seen.instance_states = [copy(member) for member in group.members]
-    seen.suspended_processes = group.suspended_processes[:]
     seen.tags = [dict(tag) for tag in group.tags]
     return seen
 

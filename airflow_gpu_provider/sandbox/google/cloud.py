@@ -13,6 +13,7 @@ from google.cloud.container_v1.types import NodeConfig, NodePool
 
 from airflow_gpu_provider.sandbox.clock import Clock
 from airflow_gpu_provider.sandbox.cloud_events import CloudEvents, Outbox, deliver
+from airflow_gpu_provider.sandbox.consistency import Staleness
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
 from airflow_gpu_provider.sandbox.google.clusters import VERSION, Cluster, Clusters
@@ -26,6 +27,7 @@ from airflow_gpu_provider.sandbox.google.node_pools import NodePools
 from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress
 from airflow_gpu_provider.sandbox.google.permissions import Permissions
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
+from airflow_gpu_provider.sandbox.google.replicas import Replicas
 from airflow_gpu_provider.sandbox.google.resource_manager_api import ResourceManagerApi
 
 
@@ -48,6 +50,7 @@ class GoogleCloud:
         timings: GoogleTimings | None = None,
         events: CloudEvents[Instance],
         clock: Callable[[], float] = time.time,
+        seed: int = 0,
     ) -> None:
         self.project_id = project_id
         self.region = region
@@ -84,6 +87,12 @@ class GoogleCloud:
             operations=self._operations,
             around=self._around,
         )
+        self._replicas = Replicas(
+            node_pools=lambda: self.node_pools,
+            operations=self._around.operations,
+            staleness=Staleness(seed=seed, longest=self.timings.stale),
+            clock=clock,
+        )
         self._clock = Clock(self._step, poll=self.timings.poll, name="google-clock")
         self._running = False
 
@@ -119,6 +128,7 @@ class GoogleCloud:
             project_id=self.project_id,
             location=self.location,
             clusters=self._clusters,
+            node_pools=self._replicas.node_pools,
             operations=self._operations,
             clock=self._now,
         )
@@ -126,8 +136,9 @@ class GoogleCloud:
             project_id=self.project_id,
             catalogue=self.catalogue,
             quotas=self.quotas,
-            groups=lambda: self.node_pools.groups(),
+            groups=lambda: self._replicas.node_pools().groups(),
             operations=self._around.operations,
+            seen_operations=self._replicas.operations,
             clock=self._now,
         )
         self._api = Api(
@@ -137,6 +148,7 @@ class GoogleCloud:
             faults=self._faults,
             lock=self._lock,
             after_call=self._clock.wake,
+            reading=self._replicas.reading,
         )
         self._server.start(self._api)
         self._clock.start()
@@ -154,6 +166,7 @@ class GoogleCloud:
             now = self._now()
             self.node_pools.advance(now)
             self._operations.advance(now)
+            self._replicas.record(now)
             events = self._outbox.take()
         deliver(events)
 

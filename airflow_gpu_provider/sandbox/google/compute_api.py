@@ -37,6 +37,7 @@ class ComputeApi:
         quotas: Quotas,
         groups: Callable[[], Sequence[InstanceGroup]],
         operations: ComputeOperations,
+        seen_operations: Callable[[], ComputeOperations],
         clock: Callable[[], float],
     ) -> None:
         self._project_id = project_id
@@ -45,6 +46,7 @@ class ComputeApi:
         self._groups = groups
         self._clock = clock
         self._operations = operations
+        self._seen_operations = seen_operations
 
     def routes(self) -> list[Route]:
         groups = [
@@ -247,7 +249,7 @@ class ComputeApi:
         return operation.describe()
 
     def _list_operations(self, call: Call) -> Any:
-        described = [each.describe() for each in self._operations.in_zone(call.path["zone"])]
+        described = [each.describe() for each in self._seen_operations().in_zone(call.path["zone"])]
         order = call.query.get("orderBy", "name")
         if order == "creationTimestamp desc":
             described.reverse()

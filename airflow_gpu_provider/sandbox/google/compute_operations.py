@@ -8,7 +8,7 @@ instance was preempted). The list goes by name; with "creationTimestamp desc" th
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_gpu_provider.sandbox.google.operations import timestamp
@@ -34,6 +34,10 @@ class ComputeOperation:
         """The zone's URL."""
         base, _, rest = self.target.partition("/zones/")
         return f"{base}/zones/{rest.partition('/')[0]}"
+
+    def as_of(self, then: float) -> ComputeOperation:
+        """The operation as it stood after its begin."""
+        return replace(self, ended_at=None) if self.ended_at is not None and self.ended_at > then else self
 
     def describe(self) -> dict[str, Any]:
         """The operation in the API's shape."""
@@ -68,6 +72,13 @@ class ComputeOperations:
         while len(self._operations) > _KEPT:
             del self._operations[next(iter(self._operations))]
         return operation
+
+    def as_of(self, then: float) -> ComputeOperations:
+        """The operations as they stood at that time; to be read only."""
+        seen = ComputeOperations()
+        begun = {name: each for name, each in self._operations.items() if each.started_at <= then}
+        seen._operations = {name: each.as_of(then) for name, each in begun.items()}
+        return seen
 
     @property
     def newest(self) -> ComputeOperation:

@@ -52,18 +52,21 @@ class ContainerApi:
         project_id: str,
         location: str,
         clusters: Clusters,
+        node_pools: Callable[[], NodePools],
         operations: Operations,
         clock: Callable[[], float],
     ) -> None:
         self._project_id = project_id
         self._location = location
         self._clusters = clusters
+        self._seen_node_pools = node_pools
         self._operations = operations
         self._clock = clock
 
     @property
     def _node_pools(self) -> NodePools:
-        return self._clusters.node_pools
+        """As the call sees them."""
+        return self._seen_node_pools()
 
     def routes(self) -> list[Route]:
         return [

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -67,6 +67,8 @@ class Api:
     faults: Faults
     lock: AbstractContextManager[Any]
     after_call: Callable[[], None]
+    reading: Callable[[str], AbstractContextManager[Any]] = lambda operation: nullcontext()
+    """Held while a call of that operation is answered."""
     calls: Counter[str] = field(default_factory=Counter)
     called_at: dict[str, float] = field(default_factory=dict)
     """When each operation was last called, in seconds since the epoch."""
@@ -109,7 +111,8 @@ class Api:
         with self.lock:
             self.calls[found.operation] += 1
             self.called_at[found.operation] = time.time()
-            answer = found.answer(call)
+            with self.reading(found.operation):
+                answer = found.answer(call)
         if method != "GET":
             self.after_call()
         return answer

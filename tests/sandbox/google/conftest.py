@@ -33,6 +33,7 @@ QUICK = GoogleTimings(
     launch_retry=0.2,
     drain_timeout=4.0,
     preemption_notice=0.3,
+    stale=0.0,
     poll=0.02,
 )
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
