@@ -9,21 +9,22 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.errors import GroupFailed, PoolSpecError
+from airflow_gpu_provider.errors import GpuError, GroupFailed, PoolSpecError, QuotaExceeded
 from airflow_gpu_provider.platforms import eks_plan
 from airflow_gpu_provider.platforms.aws_clients import in_parallel
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.eks_autoscaler import news, tag_change
 from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
-from airflow_gpu_provider.platforms.eks_groups import asg_name, is_owned, why_failed
+from airflow_gpu_provider.platforms.eks_groups import asg_name, is_group_limit, is_owned, why_failed
 from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
+from airflow_gpu_provider.platforms.eks_plan import GROUP_QUOTA, GROUP_QUOTA_CODE
 from airflow_gpu_provider.platforms.eks_quota import quota_code
 from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, launch_failure, machines
 from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
-_UNUSABLE = ("CREATE_FAILED", "DELETE_FAILED", "DELETING")
+_UNUSABLE = ("DELETE_FAILED", "DELETING")
 
 
 class EksPlatform(EksBase):
@@ -67,13 +68,15 @@ class EksPlatform(EksBase):
     # -- plan and apply --------------------------------------------------------------------------------------
 
     def plan(self, nodes: int) -> Plan:
-        groups = self._groups.read()
+        names = self._groups.names()
+        groups = self._groups.read(names)
         candidates = self.candidates()
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
         untold = {group.name: news(group.untold) for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
+        notes = (*self._notes(candidates), *eks_plan.limit_notes(names, changes))
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say) -> None:
         passed_over = self.over_quota
@@ -82,18 +85,44 @@ class EksPlatform(EksBase):
             return
         groups = self._groups.read()
         failed: dict[str, str] = {}
+        without: list[Candidate] = []
         specs = self._specs(self.candidates(), groups)
         for spec in specs:
-            if spec.candidate.group in wanted:
+            if spec.candidate.group not in wanted:
+                continue
+            try:
                 failed |= self._apply_one(spec, groups.get(spec.candidate.group), say)
-        if len(failed) == len(specs):
-            raise GroupFailed(
-                f"Pool {self._pool.name} has no usable node group: "
+            except QuotaExceeded as error:
+                if not is_group_limit(error):
+                    raise
+                without.append(spec.candidate)
+        if without:
+            say(
+                f"cluster {self._pool.cluster_name} has as many managed node groups as EKS allows: the pool does"
+                f" without {', '.join(map(str, without))}"
+            )
+        usable = {spec.candidate.group for spec in specs if spec.candidate.group in {*groups, *wanted}}
+        if not usable - failed.keys() - {candidate.group for candidate in without}:
+            raise self._no_usable(failed)
+
+    def _no_usable(self, failed: Mapping[str, str]) -> GpuError:
+        pool = self._pool
+        if failed:
+            return GroupFailed(
+                f"Pool {pool.name} has no usable node group: "
                 + "; ".join(f"{name}: {why}" for name, why in failed.items())
                 + ".",
                 "Correct what EKS complains of; the groups are being deleted, and the next try creates them anew.",
                 groups=sorted(failed),
             )
+        return QuotaExceeded(
+            f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
+            f" {GROUP_QUOTA}).",
+            "Ask for a higher one in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
+            f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete groups that nobody uses.",
+            pool=pool.name,
+            quota=GROUP_QUOTA,
+        )
 
     def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, say: Say) -> dict[str, str]:
         """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
@@ -101,18 +130,42 @@ class EksPlatform(EksBase):
         if group is None:
             self._groups.create(spec, say)
             return {}
-        if group["status"] == "CREATE_FAILED":
-            why = why_failed(group)
-            say(f"EKS could not create {name}: {why}")
-            self._groups.delete(name, say)
-            return {name: why}
+        if group["status"] in ("CREATE_FAILED", "DEGRADED"):
+            return self._replace(spec, group, say)
         if group["status"] in _UNUSABLE:
             say(f"{name} is still being deleted")
             return {name: "is still being deleted"}
+        self._update(spec, group, say)
+        return {}
+
+    def _replace(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> dict[str, str]:
+        """Delete a group that EKS does not update, where its fields need one and it has no machine.
+
+        EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
+        size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
+        """
+        name, why = spec.candidate.group, why_failed(group)
+        if group["status"] == "CREATE_FAILED":
+            say(f"EKS could not create {name}: {why}")
+        elif not spec.update_request(group):
+            self._update(spec, group, say)
+            return {}
+        elif self._has_machines(group):
+            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew once it has no machines")
+            return {}
+        else:
+            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew")
+        self._groups.delete(name, say)
+        return {name: why}
+
+    def _has_machines(self, group: Mapping[str, Any]) -> bool:
+        asg = self._scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {}
+        return bool(asg.get("DesiredCapacity") or asg.get("Instances"))
+
+    def _update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
         self._groups.update(spec, group, say)
         if asg := asg_name(group):
             self._tag(asg, spec.candidate.instance_type)
-        return {}
 
     def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
         to_create = any(candidate.group not in groups for candidate in candidates)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnreachable, GpuError, PoolSpecError
@@ -48,9 +48,13 @@ class NodeGroups:
             )
         return found
 
-    def read(self) -> dict[str, Mapping[str, Any]]:
-        """Return the groups whose name begins with the pool's, by name: ours, and those that may be in the way."""
-        names = [name for name in self.names() if name.startswith(f"{self._pool.name}-")]
+    def read(self, names: Iterable[str] | None = None) -> dict[str, Mapping[str, Any]]:
+        """Return the groups whose name begins with the pool's, by name: ours, and those that may be in the way.
+
+        `names` are all those of the cluster, where they are known.
+        """
+        all_of_them = self.names() if names is None else names
+        names = [name for name in all_of_them if name.startswith(f"{self._pool.name}-")]
         return {group["nodegroupName"]: group for group in in_parallel(self.describe, names) if group}
 
     def owned(self) -> dict[str, Mapping[str, Any]]:
@@ -87,7 +91,12 @@ class NodeGroups:
         )
 
     def create(self, spec: GroupSpec, say: Say) -> None:
-        """Start to create a group of its minimum size; fine if somebody else creates it just now."""
+        """Start to create a group of its minimum size; fine if somebody else creates it just now.
+
+        Raises:
+            QuotaExceeded: The cluster has as many groups as EKS allows (`is_group_limit`).
+            PoolSpecError: EKS refuses what the spec asks for.
+        """
         name = spec.candidate.group
         try:
             self._eks.call("create_nodegroup", **spec.create_request())
@@ -145,8 +154,13 @@ def asg_name(group: Mapping[str, Any]) -> str | None:
     return str(asgs[0]["name"]) if asgs else None
 
 
+def is_group_limit(error: GpuError) -> bool:
+    """Return True if EKS refused a group because the cluster has as many as it may have."""
+    return has_code(error, "ResourceLimitExceededException")
+
+
 def why_failed(group: Mapping[str, Any]) -> str:
-    """Return why EKS could not create a group."""
+    """Return why EKS could not create a group, or what is wrong with one that it made."""
     return "; ".join(issues(group)) or "EKS gives no reason"
 
 

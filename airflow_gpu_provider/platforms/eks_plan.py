@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, SPEC_TAG, GroupSpec
+
+GROUP_QUOTA = "Managed node groups per cluster"
+GROUP_QUOTA_CODE = "L-6D54EA21"
+_GROUPS_BY_DEFAULT = 30  # "Amazon EKS endpoints and quotas" of AWS's General Reference; it can be raised
 
 _GONE_SOON = ("DELETING", "DELETE_FAILED")
 
@@ -27,6 +31,21 @@ def changes(
     names = [(spec, spec.candidate.group) for spec in specs]
     found = (_change(spec, groups.get(name), (untold or {}).get(name, ())) for spec, name in names)
     return tuple(change for change in found if change)
+
+
+def limit_notes(names: Collection[str], changes: Iterable[Change]) -> tuple[str, ...]:
+    """Return what to know where the cluster would have more node groups than EKS allows by default.
+
+    `names` are those of the groups that it has.
+    """
+    new = [change.group for change in changes if change.action == "create" and change.group not in names]
+    total = len(names) + len(new)
+    if not new or total <= _GROUPS_BY_DEFAULT:
+        return ()
+    return (
+        f"the cluster has {len(names)} managed node groups and would have {total}; EKS allows {_GROUPS_BY_DEFAULT},"
+        f" unless quota {GROUP_QUOTA!r} ({GROUP_QUOTA_CODE}) was raised: the pool then does without its least wanted",
+    )
 
 
 def issues(group: Mapping[str, Any]) -> tuple[str, ...]:

@@ -56,7 +56,8 @@ class EksGpuPool(GpuPool):
     There is one managed node group for each zone, instance type and capacity type: a group over several zones
     is rebalanced by AWS under running jobs (aws/containers-roadmap#1453), and spot groups choose by price and
     capacity, not by order. Candidates are tried in order: every zone for the first instance type on the first
-    capacity type, then the next instance type, then the next capacity type.
+    capacity type, then the next instance type, then the next capacity type. EKS allows a cluster 30 managed node
+    groups by default (quota L-6D54EA21): a pool that would have more does without its least wanted candidates.
 
     With `manage="scale"` the groups are those that `node_groups` and `asg_names` name, in order of preference; what
     says how groups are to be (zones, subnets, capacity_types, disk_size, node_role, launch_template, tags) is left out.

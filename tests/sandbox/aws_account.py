@@ -227,16 +227,21 @@ class Account:
 
     def node_group(self, name: str) -> None:
         """Somebody creates a group of their own, and waits until it is ready."""
-        self.eks.create_nodegroup(
-            clusterName=CLUSTER,
-            nodegroupName=name,
-            nodeRole=self.opened.node_role_arn,
-            subnets=[self.opened.subnets["us-west-2a"]],
-            instanceTypes=["g6.xlarge"],
-            amiType="AL2023_x86_64_NVIDIA",
-            scalingConfig={"minSize": 0, "maxSize": 3, "desiredSize": 0},
-        )
+        self.create_node_group(name)
         self.until_active(name)
+
+    def create_node_group(self, name: str, **changes: Any) -> None:
+        """Somebody begins to create a group of their own."""
+        request = {
+            "clusterName": CLUSTER,
+            "nodegroupName": name,
+            "nodeRole": self.opened.node_role_arn,
+            "subnets": [self.opened.subnets["us-west-2a"]],
+            "instanceTypes": ["g6.xlarge"],
+            "amiType": "AL2023_x86_64_NVIDIA",
+            "scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 0},
+        }
+        self.eks.create_nodegroup(**request | changes)
 
     def scaling(self, name: str, **sizes: int) -> None:
         """Somebody changes a group's sizes, and waits until that is done."""

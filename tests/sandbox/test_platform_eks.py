@@ -20,6 +20,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolDrift,
     PoolSpecError,
+    QuotaExceeded,
 )
 from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
 from airflow_gpu_provider.platforms.aws_suspensions import SUSPENDED_TAG
@@ -359,6 +360,46 @@ class TestFailedGroups:
         assert "is being deleted" in plan.changes[0].detail
         with pytest.raises(GroupFailed, match="still being deleted"):
             platform.apply(plan, print)
+
+    def test_a_stock_out_s_group_that_has_to_change_is_made_anew(self, account: Account, pools: Pools) -> None:
+        """EKS updates no group that is DEGRADED, and it stays so at size 0 (aws/containers-roadmap#2326)."""
+        platform, said = pools.ready(), list[str]()
+        account.stock_out()
+        platform.grow({GROUP_A: 1})
+        eventually(platform.observe, lambda groups: groups[0].status == "degraded")
+        changed = pools.platform(max_nodes=9)
+        changed.apply(changed.plan(1), said.append)
+        assert said[-1].endswith("EKS updates no such group: it is made anew once it has no machines")
+
+        platform.shrink_unfilled([GROUP_A])
+        assert account.describe(GROUP_A)["status"] == "DEGRADED"
+        with pytest.raises(GroupFailed, match="InsufficientInstanceCapacity"):
+            changed.apply(changed.plan(1), said.append)
+        assert said[-2].endswith("and EKS updates no such group: it is made anew")
+        eventually(platform.observe, lambda groups: not groups)
+        pools.applied(changed)
+        assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 9
+
+
+class TestLimitOfGroups:
+    """EKS allows 30 managed node groups in a cluster, unless the account's quota was raised."""
+
+    def test_the_pool_does_without_its_least_wanted_candidates(self, account: Account, pools: Pools) -> None:
+        for number in range(29):
+            account.create_node_group(f"web-{number}")
+        platform, said = pools.platform(zones=[A, B]), list[str]()
+
+        plan = platform.plan(1)
+        platform.apply(plan, said.append)
+
+        assert "the cluster has 29 managed node groups and would have 31; EKS allows 30" in plan.lines()[-1]
+        assert said[-1].endswith("EKS allows: the pool does without g6.xlarge on-demand in us-west-2b")
+        assert [group.name for group in platform.observe()] == [GROUP_A]
+
+        other = pools.platform(name="other")
+        plan = other.plan(1)
+        with pytest.raises(QuotaExceeded, match="cluster k8s-ml has as many as EKS allows"):
+            other.apply(plan, print)
 
 
 class TestWhere:

@@ -137,6 +137,12 @@ class Eks(EKSBackend):
             )
         if not cluster.is_active:
             raise InvalidRequestException(message=f"Cluster '{cluster_name}' is not in ACTIVE status")
+        if len(cluster.nodegroups) >= rules.MAX_NODE_GROUPS:
+            raise rules.TooManyNodeGroups(
+                clusterName=cluster_name,
+                nodegroupName=nodegroup_name,
+                message=f"A cluster may have {rules.MAX_NODE_GROUPS} managed node groups",
+            )
         scaling = DEFAULT_SCALING | (request["scaling_config"] or {})
         self._creation.check(nodegroup_name, scaling, request)
         group = NodeGroup(
@@ -193,7 +199,8 @@ class Eks(EKSBackend):
         return update.describe()
 
     def _check_updatable(self, group: NodeGroup) -> None:
-        if group.status not in ("ACTIVE", "DEGRADED"):
+        """ResourceInUseException unless it is ACTIVE; DEGRADED is not enough (aws/containers-roadmap#2204)."""
+        if group.status != "ACTIVE":
             raise _in_use(
                 "Nodegroup cannot be updated as it is currently not in Active State",
                 group.cluster_name,

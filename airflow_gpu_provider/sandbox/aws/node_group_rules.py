@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from moto.eks.exceptions import InvalidParameterException
+from moto.eks.exceptions import EKSError, InvalidParameterException
 
 from airflow_gpu_provider.sandbox.aws.instance_types import InstanceTypeCatalogue
 
@@ -36,11 +36,20 @@ AMI_TYPES = frozenset(
 CAPACITY_TYPES = frozenset({"ON_DEMAND", "SPOT", "CAPACITY_BLOCK"})
 TAINT_EFFECTS = frozenset({"NO_SCHEDULE", "NO_EXECUTE", "PREFER_NO_SCHEDULE"})
 MAX_TAINTS = 50
+MAX_NODE_GROUPS = 30
+"""In one cluster, by default: "Amazon EKS endpoints and quotas" of AWS's General Reference, quota L-6D54EA21."""
 _NAME = re.compile(r"[0-9A-Za-z][A-Za-z0-9\-_]*")
 _LABEL_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _RESERVED_PREFIXES = ("kubernetes.io", "k8s.io", "eks.amazonaws.com")
 _ALLOWED_DOMAINS = ("node.kubernetes.io", "kubelet.kubernetes.io")
+
+
+class TooManyNodeGroups(EKSError):
+    """The error of EKS's API model for a limit; the message is the sandbox's own."""
+
+    TYPE = "ResourceLimitExceededException"
+    STATUS = 400
 
 
 def refuse(message: str, **subject: str | None) -> InvalidParameterException:

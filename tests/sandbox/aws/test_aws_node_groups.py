@@ -202,7 +202,7 @@ def test_creation_without_capacity_fails_and_says_why(account: Account) -> None:
 
 
 def test_a_failed_launch_degrades_until_one_succeeds(account: Account) -> None:
-    """Scaling to zero does not heal it: containers-roadmap#2326."""
+    """Scaling to zero does not heal it (containers-roadmap#2326), and until then nothing is updated (#2204)."""
     asg = account.node_group()
     shortage = Stockout(zone="us-west-2a", instance_type="g6.xlarge", market="on-demand")
     account.faults.add(shortage)
@@ -215,6 +215,14 @@ def test_a_failed_launch_degrades_until_one_succeeds(account: Account) -> None:
     account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
     account.faults.remove(shortage)
     assert account.status() == "DEGRADED"
+    with pytest.raises(ClientError) as refused:
+        account.eks.update_nodegroup_config(
+            clusterName=CLUSTER, nodegroupName="train-gpu-a", labels={"addOrUpdateLabels": {"a": "b"}}
+        )
+    assert (code(refused), text(refused)) == (
+        "ResourceInUseException",
+        "Nodegroup cannot be updated as it is currently not in Active State",
+    )
 
     account.grow(asg, 1)
     eventually(account.status, lambda status: status == "ACTIVE")

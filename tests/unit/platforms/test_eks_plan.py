@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.eks_plan import changes
+from airflow_gpu_provider.platforms.eks_plan import changes, limit_notes
 from airflow_gpu_provider.platforms.eks_spec import POOL_TAG
 from tests.unit.platforms.test_eks_spec import ZONE, as_described, spec
 
@@ -56,3 +56,11 @@ def test_failed_groups_are_replaced() -> None:
     group = as_described(spec(disk_size=50), status="CREATE_FAILED", health=issues)
     (change,) = changes([spec(disk_size=50)], {NAME: group})
     assert "Ec2SubnetNotFound: gone" in change.detail
+
+
+def test_more_groups_than_eks_allows_by_default_are_told() -> None:
+    planned = changes([spec()], {})
+    assert limit_notes([f"web-{n}" for n in range(29)], planned) == ()
+    (note,) = limit_notes([f"web-{n}" for n in range(30)], planned)
+    assert "has 30 managed node groups and would have 31; EKS allows 30" in note
+    assert limit_notes([NAME, *(f"web-{n}" for n in range(30))], planned) == ()
