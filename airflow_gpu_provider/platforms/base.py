@@ -261,6 +261,8 @@ class Platform(ABC):
     def check_quota(self, nodes: int, say: Say) -> None:  # noqa: B027
         """Compare what the pool lacks to `nodes` nodes with the account's quotas, before anything is asked for.
 
+        Nodes that take the place of the pool's own machines on their way out are not compared: those make room.
+
         What has too small a quota is passed over by this object from now on, and `say` takes a line about it; one
         too where the account may not read quotas. Default: nothing is compared.
 

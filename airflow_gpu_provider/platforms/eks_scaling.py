@@ -53,20 +53,24 @@ def machine_state(lifecycle_state: str) -> MachineState:
 
 
 def machines(group: str, asg: Mapping[str, Any], activities: Iterable[Mapping[str, Any]] = ()) -> tuple[Machine, ...]:
-    """Return the instances of an Auto Scaling group; the activities say when each was launched."""
+    """Return the instances of an Auto Scaling group; the activities say when each was launched.
+
+    The activities are read before the group: one that leaves it in between is still on its way out.
+    """
+    activities = tuple(activities)
     launched = {
         instance_id: _started(activity)
         for activity in activities
         if _is_launch(activity) and (instance_id := instance_of(activity))
     }
+    listed = {
+        instance["InstanceId"]: machine_state(instance["LifecycleState"]) for instance in asg.get("Instances", [])
+    }
+    ending = (instance_of(a) for a in activities if _is_end(a) and a["StatusCode"] not in OVER)
+    states = dict.fromkeys(filter(None, ending), machine_state("Terminating")) | listed
     return tuple(
-        Machine(
-            id=instance["InstanceId"],
-            group=group,
-            state=machine_state(instance["LifecycleState"]),
-            launched_at=launched.get(instance["InstanceId"]),
-        )
-        for instance in asg.get("Instances", [])
+        Machine(id=instance_id, group=group, state=state, launched_at=launched.get(instance_id))
+        for instance_id, state in states.items()
     )
 
 
@@ -82,7 +86,7 @@ def instance_end(instance: Mapping[str, Any]) -> MachineEnd | None:
 def ending_cause(instance_id: str, activities: Iterable[Mapping[str, Any]]) -> str:
     """Return the newest cause for which the group ends an instance; empty where it does not. Newest activity first."""
     for activity in activities:
-        if str(activity.get("Description", "")).startswith("Terminating") and instance_of(activity) == instance_id:
+        if _is_end(activity) and instance_of(activity) == instance_id:
             return str(activity.get("Cause") or "no reason given").rstrip(".")
     return ""
 
@@ -94,7 +98,7 @@ def is_launching(activities: Iterable[Mapping[str, Any]], known: Iterable[Machin
     """
     activities = tuple(activities)
     seen = {machine.id for machine in known}
-    seen.update(instance_of(a) or "" for a in activities if str(a.get("Description", "")).startswith("Terminating"))
+    seen.update(instance_of(a) or "" for a in activities if _is_end(a))
     under_way = (a for a in activities if _is_launch(a) and a["StatusCode"] not in OVER)
     return any(instance_of(activity) not in seen for activity in under_way)
 
@@ -106,16 +110,22 @@ def failures(activities: Iterable[Mapping[str, Any]], quota: str | None = None) 
 
 
 def launch_failure(activities: Sequence[Mapping[str, Any]], quota: str | None = None) -> LaunchFailure | None:
-    """Return the newest launch that is over, if it failed."""
+    """Return the newest launch that is over, if it failed, and no machine that ended since has made room for it."""
     over = sorted(
         (a for a in activities if _is_launch(a) and a["StatusCode"] in ("Successful", "Failed")), key=_started
     )
     worked = max((n for n, a in enumerate(over, 1) if a["StatusCode"] == "Successful"), default=0)
     in_a_row = failures(over[worked:], quota)
-    if not in_a_row:
+    if not in_a_row or (in_a_row[-1].kind == "quota" and _has_ended_since(in_a_row[-1].at, activities)):
         return None
     earlier = tuple(each.at for each in in_a_row[:-1] if each.kind != "other")
     return replace(in_a_row[-1], earlier=earlier)
+
+
+def _has_ended_since(at: datetime, activities: Iterable[Mapping[str, Any]]) -> bool:
+    """Return True if the group has ended a machine since then; EC2 counts it until then, in Terminating:Wait too."""
+    ended = (a for a in activities if _is_end(a) and a["StatusCode"] == "Successful")
+    return any(activity["EndTime"] > at for activity in ended)
 
 
 def failure_kind(message: str) -> FailureKind:
@@ -138,6 +148,10 @@ def _failure(activity: Mapping[str, Any], quota: str | None) -> LaunchFailure:
 
 def _is_launch(activity: Mapping[str, Any]) -> bool:
     return str(activity.get("Description", "")).startswith("Launching")
+
+
+def _is_end(activity: Mapping[str, Any]) -> bool:
+    return str(activity.get("Description", "")).startswith("Terminating")
 
 
 def instance_of(activity: Mapping[str, Any]) -> str | None:

@@ -107,7 +107,8 @@ class GkeBase(Platform):
     # -- quotas ----------------------------------------------------------------------------------------------
 
     def check_quota(self, nodes: int, say: Say) -> None:
-        missing = min(nodes, self._pool.max_nodes) - sum(len(group.live) for group in self.observe())
+        # Machines on their way out still count against a quota, and what they leave is room for as many.
+        missing = min(nodes, self._pool.max_nodes) - sum(len(group.machines) for group in self.observe())
         if missing <= 0:
             return
         try:

@@ -129,7 +129,12 @@ class NodesWait:
         return self.patience is not None and self.deadline - self.started > self.patience
 
     def _over_quota(self, snapshot: PoolSnapshot, missing: int) -> GpuError | None:
-        """Return an error where the account's quotas alone are in the way, and nobody said to wait for more room."""
+        """Return an error where the account's quotas alone are in the way, and nobody said to wait for more room.
+
+        The pool's own machines that are on their way out make room when they have ended.
+        """
+        if any(machine.state == "terminating" for group in snapshot.groups for machine in group.machines):
+            return None
         if self._keeps_trying or not hard_to_get.nothing_can_come(snapshot, missing):
             return None
         found = hard_to_get.tried(snapshot, self.started)

@@ -93,6 +93,24 @@ def test_the_error_names_quota_limit_use_and_need(account: Account, platform: Ca
     }
 
 
+def test_a_machine_of_the_pool_that_drains_is_room_that_comes(
+    account: Account, platform: Callable[..., EksPlatform]
+) -> None:
+    """EC2 counts it while it waits in Terminating:Wait; no second machine is there for a new run, and one will be."""
+    pool = platform()
+    pool.apply(pool.plan(1), print)
+    account.until_active(GROUP)
+    pool.grow({GROUP: 1})
+    eventually(lambda: account.in_service(account.asg_of(GROUP)))
+    account.set_quota(ON_DEMAND_G, 4)
+    account.hold_drains()
+    pool.release(pool.observe()[0].live)
+
+    pool.check_quota(1, pytest.fail)
+    with pytest.raises(QuotaExceeded, match="needs 1 more node,"):
+        pool.check_quota(2, print)
+
+
 def test_a_market_without_quota_is_passed_over(account: Account, platform: Callable[..., EksPlatform]) -> None:
     account.set_quota(SPOT_G, 0)
     said: list[str] = []

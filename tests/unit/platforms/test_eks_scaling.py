@@ -90,6 +90,15 @@ def test_the_newest_launch_that_is_over_decides() -> None:
     assert launch_failure([]) is None
 
 
+def test_a_quota_that_an_ended_machine_has_made_room_in_is_no_obstacle_any_more() -> None:
+    end = "Terminating EC2 instance: i-0a"
+    over_quota = activity(2, "Failed", StatusMessage=QUOTAS[0])
+    assert launch_failure([activity(3, "Successful", what=end), over_quota]) is None
+    for still_full in (activity(1, "Successful", what=end), activity(3, "MidTerminatingLifecycleAction", what=end)):
+        assert launch_failure([still_full, over_quota])
+    assert launch_failure([activity(3, "Successful", what=end), activity(2, "Failed", StatusMessage=STOCK_OUTS[0])])
+
+
 def test_failures_in_a_row_are_remembered_back_to_the_last_launch_that_worked() -> None:
     def failed(minute: int, message: str) -> dict[str, Any]:
         return activity(minute, "Failed", StatusMessage=message)
@@ -156,6 +165,14 @@ def test_cause_of_an_instances_end_is_its_own_and_the_newest() -> None:
     launch = activity(0, "Successful", what="Launching a new EC2 instance: i-0a", Cause="it was wanted")
     assert ending_cause("i-0a", [other, ours, launch]) == cause.rstrip(".")
     assert ending_cause("i-0a", [other, launch]) == ""
+
+
+def test_a_machine_that_has_just_left_its_group_is_on_its_way_out() -> None:
+    activities = [
+        activity(2, "InProgress", what="Terminating EC2 instance: i-0a"),
+        activity(1, "Successful", what="Terminating EC2 instance: i-0b"),
+    ]
+    assert [(each.id, each.state) for each in machines("g", {"Instances": []}, activities)] == [("i-0a", "terminating")]
 
 
 def test_machines_carry_the_moment_of_their_launch() -> None:

@@ -19,7 +19,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import NodesWait, Progress
-from tests.unit.scaling.pools import NOW, ZONES, key, node, pool
+from tests.unit.scaling.pools import NOW, ZONES, key, lease, machine, node, pool, snapshot
 
 Stock = Callable[[datetime, str], int]
 """How many machines a zone has to give in all, at some time."""
@@ -88,9 +88,9 @@ class Night:
             self.zones[name].desired = len(self.zones[name].machines)
         for name, size in decision.grow.items():
             self.zones[name].desired = size
-        for machine in decision.release:
-            self.zones[machine.group].machines.remove(int(machine.id.removeprefix("i-")))
-            self.zones[machine.group].desired -= 1
+        for each in decision.release:
+            self.zones[each.group].machines.remove(int(each.id.removeprefix("i-")))
+            self.zones[each.group].desired -= 1
         self.now += timedelta(seconds=30)
         for name, zone in self.zones.items():
             while len(zone.machines) < zone.desired:
@@ -228,6 +228,15 @@ def test_a_quota_ends_the_wait_at_once_with_its_name() -> None:
     assert "quota L-1 is used up" in str(progress.error)
     assert night.now - NOW < timedelta(minutes=5)
     assert len(night.tries) == 1, "a quota is the account's: no other zone is tried"
+
+
+def test_a_used_up_quota_ends_no_wait_while_a_machine_of_the_pool_is_on_its_way_out() -> None:
+    failure = LaunchFailure(at=NOW, message="VcpuLimitExceeded", kind="quota", quota="L-1")
+    full = {"launch_failure": failure, "failures": (failure,)}
+    wait = NodesWait(key=key("run"), wait_for="ready", started=NOW, deadline=NOW + timedelta(minutes=30))
+    draining = snapshot(machine(1, state="terminating"), leases=(lease(),), train_a_g6_xlarge=full)
+    assert wait.step(draining).error is None
+    assert isinstance(wait.step(snapshot(leases=(lease(),), train_a_g6_xlarge=full)).error, QuotaExceeded)
 
 
 def test_a_used_up_quota_is_waited_for_by_who_said_so() -> None:
