@@ -16,7 +16,7 @@ from airflow_gpu_provider.platforms import gke_plan
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.gke_base import STATUS, GkeBase
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, failures, launch_failure, machines
-from airflow_gpu_provider.platforms.gke_node_pools import group_paths, is_owned
+from airflow_gpu_provider.platforms.gke_node_pools import group_paths, is_owned, knows_exclusions
 from airflow_gpu_provider.platforms.gke_operations import Operations, Step
 from airflow_gpu_provider.platforms.gke_spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.platforms.gke_zones import offered_types
@@ -79,7 +79,8 @@ class GkePlatform(GkeBase):
         sizes = {group.name: len(group.machines) for group in observed}
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=self._notes(candidates))
+        notes = (*self._notes(candidates), *self._upgrade_notes())
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
     def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         left_out = [c for c in self._pool.candidates(self._zones) if c not in candidates]
@@ -89,11 +90,30 @@ class GkePlatform(GkeBase):
             for machine_type, zone in places
         )
 
+    @cached_property
+    def _is_in_release_channel(self) -> bool:
+        channel = (self._cluster.get("release_channel") or {}).get("channel")
+        return channel not in (None, "", "UNSPECIFIED")
+
+    def _upgrade_notes(self) -> tuple[str, ...]:
+        if not (self._pool.exclude_upgrades and self._is_in_release_channel) or knows_exclusions():
+            return ()
+        return (
+            "GKE may upgrade the nodes in mid-run: the installed google-cloud-container cannot exclude them; 2.65 and"
+            " later can",
+        )
+
     def _specs(self, candidates: Sequence[Candidate]) -> tuple[NodePoolSpec, ...]:
         kept = self._pool.min_nodes if self._pool.is_autoscaled else 0
         sizes = [kept if candidate == candidates[0] else 0 for candidate in candidates]
         return tuple(
-            NodePoolSpec(pool=self._pool, owner=self._owner, candidate=candidate, min_size=size)
+            NodePoolSpec(
+                pool=self._pool,
+                owner=self._owner,
+                candidate=candidate,
+                min_size=size,
+                has_exclusions=self._is_in_release_channel and knows_exclusions(),
+            )
             for candidate, size in zip(candidates, sizes, strict=True)
         )
 

@@ -120,6 +120,13 @@ def is_owned(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> bool:
     return labels_of(node_pool).get(POOL_LABEL) == pool.name
 
 
+def knows_exclusions() -> bool:
+    """Return True where the installed client library knows node pools' maintenance exclusions: from 2.65 on."""
+    from google.cloud.container_v1.types import NodePool
+
+    return "maintenance_policy" in NodePool.meta.fields
+
+
 def group_paths(node_pool: Mapping[str, Any]) -> list[str]:
     """Return the paths of the instance groups behind a node pool: none while GKE has not made them."""
     return [path_of(url) for url in node_pool.get("instance_group_urls") or ()]

@@ -17,7 +17,13 @@ from airflow_gpu_provider.platforms.gke_base import STATUS, GkeBase
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, failures, launch_failure, machines
 from airflow_gpu_provider.platforms.gke_node_pools import group_paths
 from airflow_gpu_provider.platforms.gke_plan import issues
-from airflow_gpu_provider.platforms.gke_spec import POOL_LABEL, labels_of, market_of, run_seconds
+from airflow_gpu_provider.platforms.gke_spec import (
+    POOL_LABEL,
+    is_excluded_from_upgrades,
+    labels_of,
+    market_of,
+    run_seconds,
+)
 from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool, Taint
@@ -200,6 +206,11 @@ def _warnings(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> Iterable[str]:
         yield (
             "its machines have no end of their own (max_run_duration), so nothing takes them while Airflow is gone for"
             " good"
+        )
+    if (node_pool.get("management") or {}).get("auto_upgrade") and not is_excluded_from_upgrades(node_pool):
+        yield (
+            "GKE upgrades its nodes when it sees fit, and drains trainings; exclude it until the end of support"
+            " (maintenance_policy), or give the cluster a maintenance window outside of its nights"
         )
     if node_pool.get("status") not in ("RUNNING", "RECONCILING"):
         why = "; ".join(issues(node_pool))

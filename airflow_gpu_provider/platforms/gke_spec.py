@@ -52,12 +52,19 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class NodePoolSpec:
-    """One node pool, as it should be; `min_size` is for an autoscaler to keep."""
+    """One node pool, as it should be.
+
+    Attributes:
+        min_size: Nodes for an autoscaler to keep.
+        has_exclusions: Whether GKE can be told to leave the node pool's version alone: it cannot, and need not, where
+            the cluster is in no release channel.
+    """
 
     pool: GkeGpuPool
     owner: str
     candidate: Candidate
     min_size: int = 0
+    has_exclusions: bool = True
 
     @property
     def resource_labels(self) -> dict[str, str]:
@@ -87,7 +94,15 @@ class NodePoolSpec:
             "locations": [self.candidate.zone],
             "autoscaling": self._autoscaling(),
             "config": self._config(),
+            **({"maintenance_policy": self._maintenance_policy()} if self._is_excluded else {}),
         }
+
+    @property
+    def _is_excluded(self) -> bool:
+        return self.pool.exclude_upgrades and self.has_exclusions
+
+    def _maintenance_policy(self) -> dict[str, Any]:
+        return {"exclusion_until_end_of_support": {"enabled": self._is_excluded}}
 
     def _autoscaling(self) -> dict[str, Any]:
         """Return what GKE's autoscaler may do: nothing, where this package sets the size."""
@@ -154,7 +169,16 @@ class NodePoolSpec:
             *self._fixed_differences(found, config),
             *self._mutable_differences(config),
             *self._autoscaling_difference(found),
+            *self._upgrades_difference(found),
         ]
+
+    def _upgrades_difference(self, found: Mapping[str, Any]) -> list[Difference]:
+        is_so = is_excluded_from_upgrades(found)
+        if is_so == self._is_excluded or not self.has_exclusions:
+            return []
+        update = {"maintenance_policy": self._maintenance_policy()}
+        texts = {True: "excluded until end of support", False: "GKE's to make"}
+        return [Difference(field="upgrades", found=texts[is_so], wanted=texts[self._is_excluded], update=update)]
 
     def _autoscaling_difference(self, found: Mapping[str, Any]) -> list[Difference]:
         """Compare what GKE's autoscaler may do; one that is not wanted would remove nodes by its own lights."""
@@ -234,6 +258,12 @@ def market_of(node_pool: Mapping[str, Any]) -> str:
     if config.get("spot"):
         return "SPOT"
     return "PREEMPTIBLE" if config.get("preemptible") else "ON_DEMAND"
+
+
+def is_excluded_from_upgrades(node_pool: Mapping[str, Any]) -> bool:
+    """Return True where GKE leaves the version of the node pool alone."""
+    policy = node_pool.get("maintenance_policy") or {}
+    return bool((policy.get("exclusion_until_end_of_support") or {}).get("enabled"))
 
 
 def run_seconds(config: Mapping[str, Any]) -> int | None:

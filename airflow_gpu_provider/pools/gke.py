@@ -39,6 +39,7 @@ _SHAPE = (
     "service_account",
     "tags",
     "resource_labels",
+    "exclude_upgrades",
 )
 _MAX_NAME = 40  # of a node pool
 _MARGIN = timedelta(minutes=15)
@@ -55,7 +56,7 @@ class GkeGpuPool(GpuPool):
 
     With `manage="scale"` the node pools are those that `node_pools` names, in order of preference, zone by zone; what
     says how they are to be (node_locations, capacity_types, max_run_duration, disk_size, disk_type, image_type,
-    service_account, tags, resource_labels) is left out.
+    service_account, tags, resource_labels, exclude_upgrades) is left out.
 
     Args:
         project_id: The Google Cloud project.
@@ -83,6 +84,9 @@ class GkeGpuPool(GpuPool):
         service_account: The nodes' service account. Default: the cluster's own choice.
         tags: Network tags of the machines.
         resource_labels: Labels of the machines, for billing.
+        exclude_upgrades: Keep GKE from upgrading the nodes by itself, until the end of support of their version: in a
+            release channel it does so when it sees fit, and drains trainings, for an hour at most. Default True. With
+            False give the cluster a maintenance window outside of its nights.
         node_pools: manage="scale": node pools of the cluster, by name.
         location_policy: With scaling="autoscaler": "balanced" or "any", as GKE has it. Default "any": GKE's own choice
             for spot, and what raises the odds of getting a GPU.
@@ -116,6 +120,7 @@ class GkeGpuPool(GpuPool):
     service_account: str | None = None
     tags: Sequence[str] = ()
     resource_labels: dict[str, str] = field(default_factory=dict)
+    exclude_upgrades: bool = True
     node_pools: Sequence[str] = ()
     location_policy: str = "any"
     use_internal_ip: bool = False
@@ -246,6 +251,7 @@ class GkeGpuPool(GpuPool):
         self._check("location", _LOCATION.fullmatch, "a zone or a region, like us-central1-a or us-central1")
         self._check("cluster_name", bool, "the name of a GKE cluster")
         self._check("capacity_types", _are_markets, "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order")
+        self._check("exclude_upgrades", lambda value: isinstance(value, bool), "True or False")
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
         self._check_manage(shape=_SHAPE, machine_types="machine_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')

@@ -191,6 +191,11 @@ def _fault_spot_rebalance(arguments: argparse.Namespace) -> None:
     _on_spot(arguments, "/recommend-rebalance")
 
 
+def _fault_node_upgrade(arguments: argparse.Namespace) -> None:
+    began = _call(arguments, "POST", "/upgrade-nodes", {"group": arguments.group})["began"]
+    print(f"{arguments.group} is being upgraded" if began else f"{arguments.group} is excluded from upgrades")
+
+
 def _on_spot(arguments: argparse.Namespace, path: str) -> None:
     where = {name: getattr(arguments, name) for name in ("instance", "node", "zone") if getattr(arguments, name)}
     print("\n".join(_call(arguments, "POST", path, where)["instances"]))
@@ -338,6 +343,8 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
         act.add_argument("--instance", help="by its id")
         act.add_argument("--node", help="by its Node's name")
         act.add_argument("--zone", help="all of a zone")
+    upgrade = add("node-upgrade", _fault_node_upgrade, "upgrade a node pool's nodes in mid-run, as GKE does by itself")
+    upgrade.add_argument("group", help="the node pool's name")
     restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
     restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
     hang = add("hang-apiserver", _fault_hang_apiserver, "let the Kubernetes API server answer nothing for a time")

@@ -10,6 +10,7 @@ POST /hang-apiserver      {"seconds": 0}; answers when it goes on
 POST /cut-connections     answers {"connections": how many}
 POST /interrupt-spot      {"instance", "node", "zone"}, each may be left out; answers {"instances": [...]}
 POST /recommend-rebalance the same
+POST /upgrade-nodes       {"group"}; answers {"began": whether the cloud upgrades it}
 POST /down                ask for the end; answers at once
 """
 
@@ -48,6 +49,7 @@ class Controlled(Protocol):
     def cut_connections(self) -> int: ...
     def interrupt_spot(self, *, instance: str | None, node: str | None, zone: str | None) -> list[str]: ...
     def recommend_rebalance(self, *, instance: str | None, node: str | None, zone: str | None) -> list[str]: ...
+    def upgrade_nodes(self, group: str) -> bool: ...
 
 
 class ControlApi:
@@ -68,6 +70,7 @@ class ControlApi:
             ("POST", "/cut-connections"): lambda body: {"connections": sandbox.cut_connections()},
             ("POST", "/interrupt-spot"): lambda body: _on_spot(sandbox.interrupt_spot, body),
             ("POST", "/recommend-rebalance"): lambda body: _on_spot(sandbox.recommend_rebalance, body),
+            ("POST", "/upgrade-nodes"): lambda body: {"began": sandbox.upgrade_nodes(str((body or {}).get("group")))},
             ("POST", "/down"): self._down,
         }
         self._server = LoopbackServer(self._answer, name="sandbox-control-api")

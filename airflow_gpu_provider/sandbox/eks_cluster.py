@@ -98,6 +98,9 @@ class EksCluster:
     def recommend_rebalance(self, instance: Instance) -> None:
         self.aws.recommend_rebalance(instance.instance_id)
 
+    def upgrade_nodes(self, group: str) -> bool:
+        raise ValueError("EKS upgrades the nodes of a group when it is asked to, and never by itself")
+
     def images(self) -> Sequence[Image]:
         return ()
 

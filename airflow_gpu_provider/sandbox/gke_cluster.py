@@ -109,6 +109,9 @@ class GkeCluster:
     def recommend_rebalance(self, instance: Instance) -> None:
         raise ValueError("Compute Engine recommends no rebalancing: its spot instances have a notice, and that is all")
 
+    def upgrade_nodes(self, group: str) -> bool:
+        return self.google.upgrade_nodes(group)
+
     def images(self) -> Sequence[Image]:
         """The driver installers that GKE's how-tos apply, and the pause container beside them."""
         from airflow_gpu_provider.sandbox.nodes import Image

@@ -48,6 +48,12 @@ class ManagedCluster(Protocol):
     def recommend_rebalance(self, instance: Any) -> None:
         """Say that a spot instance is likely to be taken. ValueError if it does not run, or the cloud never says so."""
 
+    def upgrade_nodes(self, group: str) -> bool:
+        """Upgrade a group's nodes as the cloud does by itself; False where it leaves the group alone.
+
+        ValueError if there is no such group, or the cloud upgrades none by itself.
+        """
+
     def node_spec(self, instance: Any, *, version: str) -> NodeSpec:
         """What an instance's kubelet would register."""
 

@@ -286,6 +286,13 @@ class Sandbox:
         """EC2's recommendation to rebalance, as `interrupt_spot`; it may be followed by a notice, but need not."""
         return self._with_spot(self.cluster.recommend_rebalance, instance, node, zone)
 
+    def upgrade_nodes(self, group: str) -> bool:
+        """Upgrade a group's nodes in the midst of things, as GKE does by itself; False where it leaves the group alone.
+
+        ValueError if there is no such group, or the cloud upgrades none by itself.
+        """
+        return self.cluster.upgrade_nodes(group)
+
     def _with_spot(
         self, act: Callable[[Any], None], instance: str | None, node: str | None, zone: str | None
     ) -> list[str]:

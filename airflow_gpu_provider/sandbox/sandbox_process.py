@@ -124,6 +124,10 @@ class SandboxProcess:
         instances: list[str] = self._running.api.call("POST", "/recommend-rebalance", where)["instances"]
         return instances
 
+    def upgrade_nodes(self, group: str) -> bool:
+        """As `Sandbox.upgrade_nodes`. ControlApiError if there is no such group."""
+        return bool(self._running.api.call("POST", "/upgrade-nodes", {"group": group})["began"])
+
     def hang_apiserver(self, seconds: float) -> None:
         """As `Sandbox.hang_apiserver`."""
         self._running.api.call("POST", "/hang-apiserver", {"seconds": seconds}, may_take=seconds)

@@ -286,6 +286,35 @@ class TestPlanAndApply:
         assert list(cloud.node_pools.pools) == ["system"]
 
 
+class TestUpgrades:
+    def test_gke_leaves_the_nodes_alone(self, cloud: GoogleCloud) -> None:
+        platform = grown(1)
+        assert not cloud.upgrade_nodes(GROUP_A)
+        running(platform, 1)
+
+    def test_one_that_gke_may_upgrade_is_excluded_with_its_nodes_up(self, cloud: GoogleCloud) -> None:
+        grown(1, exclude_upgrades=False)
+        platform = GkePlatform(spec(), OWNER)
+        (change,) = applied(platform).changes
+        assert "upgrades is GKE's to make, wanted excluded until end of support" in change.detail
+        assert not cloud.upgrade_nodes(GROUP_A)
+        assert platform.plan(1).changes == ()
+
+    def test_a_library_that_knows_no_exclusion_is_named(
+        self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("airflow_gpu_provider.platforms.gke.knows_exclusions", lambda: False)
+        platform = GkePlatform(spec(), OWNER)
+        assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
+        assert cloud.upgrade_nodes(GROUP_A)
+
+    def test_a_cluster_in_no_release_channel_upgrades_nothing_by_itself(self, cloud: GoogleCloud) -> None:
+        cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=", release_channel="")
+        platform = ready()
+        assert platform.plan(1).notes == ()
+        assert not cloud.upgrade_nodes(GROUP_A)
+
+
 class TestSizes:
     def test_grows_and_says_when_machines_came(self, cloud: GoogleCloud) -> None:
         group = running(grown(2), 2)

@@ -610,6 +610,7 @@ def test_two_nights_leave_a_node_pool_of_others_as_it_was(gke: Sandbox, monkeypa
             "resource_labels": {"owner": "terraform"},
             "max_run_duration": "86400s",
         },
+        "maintenance_policy": {"exclusion_until_end_of_support": {"enabled": True}},
     }
     pools = owner._node_pools  # type: ignore[attr-defined]
     pools._gke.call("create_node_pool", permission="", parent=pools._cluster_path, node_pool=made)

@@ -98,13 +98,21 @@ class GoogleCloud:
 
     # Life
 
-    def create_cluster(self, name: str, *, endpoint: str, certificate_authority: str, version: str = VERSION) -> None:
+    def create_cluster(
+        self,
+        name: str,
+        *,
+        endpoint: str,
+        certificate_authority: str,
+        version: str = VERSION,
+        release_channel: str = "REGULAR",
+    ) -> None:
         """A RUNNING cluster without node pools. `endpoint` is host and port, `certificate_authority` base64 PEM.
 
         Clusters that the API makes later have the same endpoint: there is one control plane.
         """
         self._clusters.endpoint, self._clusters.certificate_authority = endpoint, certificate_authority
-        self._clusters.add(name, self._now(), version=version)
+        self._clusters.add(name, self._now(), version=version, release_channel=release_channel)
 
     @property
     def cluster(self) -> Cluster:
@@ -268,6 +276,18 @@ class GoogleCloud:
                 raise ValueError(f"no instance is named {name!r}")
             group.preempt(name, self._now())
         self._clock.wake()
+
+    def upgrade_nodes(self, node_pool: str) -> bool:
+        """Upgrade a node pool's nodes, as GKE does by itself; False where it leaves the pool alone.
+
+        ValueError if there is no such node pool; GoogleApiError while it has another operation.
+        """
+        with self._lock:
+            if node_pool not in self.node_pools.pools:
+                raise ValueError(f"no node pool is named {node_pool!r}")
+            began = self.node_pools.upgrade(node_pool, self._now()) is not None
+        self._clock.wake()
+        return began
 
     def set_quota(self, metric: str, limit: float) -> None:
         """Set one of Compute Engine's quotas. ValueError if there is none of that name."""

@@ -17,6 +17,7 @@ from airflow_gpu_provider.sandbox.google.operations import Operation, OperationE
 
 VERSION = "1.36.3-gke.1000000"
 _DEFAULT_POOL = "default-pool"
+_DEFAULT_CHANNEL = "REGULAR"
 
 
 @dataclass(kw_only=True)
@@ -29,6 +30,8 @@ class Cluster:
     locations: tuple[str, ...]
     version: str
     created_at: str
+    release_channel: str = _DEFAULT_CHANNEL
+    """Empty where it is in none."""
     status: Literal["PROVISIONING", "RUNNING", "STOPPING"] = "RUNNING"
 
     @property
@@ -70,7 +73,7 @@ class Clusters:
             raise not_found(f"Not found: projects/{project_id}/locations/{location}/clusters/{name}.")
         return cluster
 
-    def add(self, name: str, now: float, *, version: str = VERSION) -> Cluster:
+    def add(self, name: str, now: float, *, version: str = VERSION, release_channel: str = _DEFAULT_CHANNEL) -> Cluster:
         """A cluster that is there at once, without node pools and without an operation."""
         cluster = Cluster(
             project_id=self._project_id,
@@ -79,6 +82,7 @@ class Clusters:
             locations=self._locations,
             version=version,
             created_at=timestamp(now),
+            release_channel=release_channel,
         )
         self.current = cluster
         self.node_pools = NodePools(
@@ -86,6 +90,7 @@ class Clusters:
             cluster_path=cluster.path,
             locations=cluster.locations,
             version=version,
+            release_channel=release_channel,
             catalogue=self._catalogue,
             operations=self._operations,
             around=self._around,

@@ -26,7 +26,7 @@ _CLUSTER = _LOCATION + "/clusters/{cluster}"
 _POOL = _CLUSTER + "/nodePools/{pool}"
 _ANYWHERE = "-"
 # Fields of UpdateNodePoolRequest that replace fields of the node pool, and those of its node config.
-_POOL_FIELDS = ("locations", "upgrade_settings", "node_drain_config", "queued_provisioning")
+_POOL_FIELDS = ("locations", "upgrade_settings", "node_drain_config", "queued_provisioning", "maintenance_policy")
 _CONFIG_FIELDS = (
     "machine_type",
     "disk_size_gb",
@@ -136,6 +136,7 @@ class ContainerApi:
             "network": "default",
             "subnetwork": "default",
             "status": cluster.status,
+            "releaseChannel": {"channel": cluster.release_channel or "UNSPECIFIED"},
             "endpoint": "" if cluster.status == "PROVISIONING" else self._clusters.endpoint,
             "masterAuth": {"clusterCaCertificate": self._clusters.certificate_authority},
             "initialClusterVersion": cluster.version,

@@ -127,6 +127,13 @@ class InstanceGroup:
             if member is not None:
                 self._let_go(member, now, drain=False)
 
+    def drain(self, name: str, now: float, *, keeps_size: bool) -> None:
+        """Cordon and drain this member, then end it; another one comes for it where the size is kept."""
+        member = self.member(name)
+        if member is not None and not member.leaving:
+            self.target_size -= not keeps_size
+            self._let_go(member, now, drain=True)
+
     def delete_instance(self, name: str, now: float) -> None:
         """Its instance was deleted behind the group's back, which makes it anew: the target size stays."""
         member = self.member(name)

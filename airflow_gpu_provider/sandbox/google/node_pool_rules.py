@@ -59,6 +59,19 @@ def check(pool: NodePool, catalogue: Catalogue) -> None:
     check_size(pool.initial_node_count, pool.autoscaling)
 
 
+def check_management(pool: NodePool, release_channel: str) -> None:
+    """In a release channel nodes are upgraded and repaired, and nothing switches that off; said nothing, it is on.
+
+    ("Release channels"; terraform-google-modules/terraform-google-kubernetes-engine#682 has the refusal.)
+    """
+    if not release_channel:
+        return
+    for name in ("auto_upgrade", "auto_repair"):
+        if "management" in pool and not getattr(pool.management, name):
+            raise invalid(f"{name.capitalize()} must be true when release_channel {release_channel} is set.")
+    pool.management.auto_upgrade = pool.management.auto_repair = True
+
+
 def check_locations(locations: Iterable[str], catalogue: Catalogue) -> None:
     for zone in locations:
         if zone not in catalogue.zones:

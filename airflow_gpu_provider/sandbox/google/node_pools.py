@@ -7,7 +7,13 @@ import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from google.cloud.container_v1.types import MaxPodsConstraint, NodePool, NodePoolAutoscaling, StatusCondition
+from google.cloud.container_v1.types import (
+    MaxPodsConstraint,
+    NodePool,
+    NodePoolAutoscaling,
+    NodePoolUpdateStrategy,
+    StatusCondition,
+)
 
 from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
 from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, not_found
@@ -17,11 +23,13 @@ from airflow_gpu_provider.sandbox.google.node_pool_rules import (
     check,
     check_autoscaling,
     check_locations,
+    check_management,
     check_size,
     complete,
 )
 from airflow_gpu_provider.sandbox.google.operations import Operation, OperationError, Operations, Progress
 from airflow_gpu_provider.sandbox.google.templates import template_of
+from airflow_gpu_provider.sandbox.google.upgrades import BlueGreenUpgrade, SurgeUpgrade
 
 _Status = NodePool.Status
 _LONGEST_PART = 20
@@ -33,6 +41,9 @@ class Pool:
 
     settings: NodePool
     groups: dict[str, InstanceGroup] = field(default_factory=dict)
+    green: dict[str, InstanceGroup] = field(default_factory=dict)
+    """Those of a blue-green upgrade that is under way, by zone; `groups` are the blue ones then."""
+    blue_green: BlueGreenUpgrade | None = None
 
     @property
     def name(self) -> str:
@@ -41,8 +52,18 @@ class Pool:
     def shown(self) -> NodePool:
         """As the API shows it."""
         shown: NodePool = NodePool.deserialize(NodePool.serialize(self.settings))
-        shown.instance_group_urls = [group.url for group in self.groups.values()]
+        shown.instance_group_urls = [group.url for group in self.all_groups()]
+        if self.blue_green is not None:
+            shown.update_info.blue_green_info = NodePool.UpdateInfo.BlueGreenInfo(
+                phase=self.blue_green.phase,
+                blue_instance_group_urls=[group.url for group in self.groups.values()],
+                green_instance_group_urls=[group.url for group in self.green.values()],
+            )
         return shown
+
+    def all_groups(self) -> list[InstanceGroup]:
+        """The blue ones, then the green ones."""
+        return [*self.groups.values(), *self.green.values()]
 
 
 class NodePools:
@@ -55,6 +76,7 @@ class NodePools:
         cluster_path: str,
         locations: Sequence[str],
         version: str,
+        release_channel: str,
         catalogue: Catalogue,
         operations: Operations,
         around: Surroundings,
@@ -63,6 +85,7 @@ class NodePools:
         self._cluster_path = cluster_path
         self._locations = tuple(locations)
         self._version = version
+        self._release_channel = release_channel
         self._catalogue = catalogue
         self._operations = operations
         self._around = around
@@ -78,7 +101,7 @@ class NodePools:
         return pool
 
     def groups(self) -> list[InstanceGroup]:
-        return [group for pool in self.pools.values() for group in pool.groups.values()]
+        return [group for pool in self.pools.values() for group in pool.all_groups()]
 
     def scalable_groups(self) -> list[ScalableGroup]:
         """Those of pools with autoscaling on. A least size of the whole pool is each group's, less what others have."""
@@ -96,6 +119,8 @@ class NodePools:
                 group.advance(now)
                 if zone not in pool.settings.locations and not group.members:
                     del pool.groups[zone]
+            for group in pool.green.values():
+                group.advance(now)
         self._recover()
 
     def _recover(self) -> None:
@@ -117,6 +142,7 @@ class NodePools:
         return pool
 
     def _new(self, settings: NodePool) -> Pool:
+        check_management(settings, self._release_channel)
         complete(settings, locations=self._locations)
         check(settings, self._catalogue)
         if settings.name in self.pools:
@@ -195,7 +221,48 @@ class NodePools:
 
     def set_management(self, name: str, changes: Callable[[NodePool], None], now: float) -> Operation:
         pool = self.get(name)
+        changed: NodePool = NodePool.deserialize(NodePool.serialize(pool.settings))
+        changes(changed)
+        check_management(changed, self._release_channel)
         return self._change("SET_NODE_POOL_MANAGEMENT", pool, now, lambda now: changes(pool.settings))
+
+    def upgrade(self, name: str, now: float) -> Operation | None:
+        """GKE's own doing: the nodes' upgrade, in the pool's way. None where it leaves the pool alone.
+
+        It does where auto-upgrade is off, and where the pool is excluded until the end of support.
+        """
+        pool = self.get(name)
+        excluded = pool.settings.maintenance_policy.exclusion_until_end_of_support.enabled
+        if excluded or not pool.settings.management.auto_upgrade:
+            return None
+        blue_green = pool.settings.upgrade_settings.strategy == NodePoolUpdateStrategy.BLUE_GREEN
+        return self._upgrade_blue_green(pool, now) if blue_green else self._upgrade_by_surge(pool, now)
+
+    def _upgrade_by_surge(self, pool: Pool, now: float) -> Operation:
+        surge = SurgeUpgrade(list(pool.groups.values()))
+        return self._begin_upgrade(pool, now, surge, lambda: None)
+
+    def _upgrade_blue_green(self, pool: Pool, now: float) -> Operation:
+        for zone in pool.groups:
+            self._add_group(pool, zone, 0, now, into=pool.green)
+        blue_green = BlueGreenUpgrade(blue=list(pool.groups.values()), green=list(pool.green.values()))
+        pool.blue_green = blue_green
+
+        def end() -> None:
+            pool.groups, pool.green, pool.blue_green = pool.green, {}, None
+
+        return self._begin_upgrade(pool, now, blue_green, end)
+
+    def _begin_upgrade(
+        self, pool: Pool, now: float, upgrade: SurgeUpgrade | BlueGreenUpgrade, end: Callable[[], None]
+    ) -> Operation:
+        def finish(error: OperationError | None) -> None:
+            end()
+            _set_status(pool, _Status.RUNNING, error)
+
+        operation = self._start("UPGRADE_NODES", pool.name, now, begin=upgrade.begin, look=upgrade.look, end=finish)
+        _set_status(pool, _Status.RECONCILING, None)
+        return operation
 
     def delete(self, name: str, now: float) -> Operation:
         pool = self.get(name)
@@ -285,13 +352,17 @@ class NodePools:
 
     # Groups
 
-    def _add_group(self, pool: Pool, zone: str, size: int, now: float) -> None:
-        digest = hashlib.sha256(f"{self._cluster}/{pool.name}/{zone}".encode()).hexdigest()[:8]
+    def _add_group(
+        self, pool: Pool, zone: str, size: int, now: float, *, into: dict[str, InstanceGroup] | None = None
+    ) -> None:
+        groups = pool.groups if into is None else into
+        before = pool.groups[zone].name if into is not None else ""
+        digest = hashlib.sha256(f"{self._cluster}/{pool.name}/{zone}{before}".encode()).hexdigest()[:8]
         name = "-".join(("gke", _part(self._cluster), _part(pool.name), digest, "grp"))
         template = template_of(pool.settings, cluster_name=self._cluster)
         group = InstanceGroup(name=name, zone=zone, template=template, around=self._around, now=now)
         group.resize(size, now)
-        pool.groups[zone] = group
+        groups[zone] = group
 
     def _follow_locations(self, pool: Pool, now: float) -> None:
         for zone in pool.settings.locations:

@@ -13,6 +13,7 @@ from google.cloud.container_v1 import (
     GPUDriverInstallationConfig,
     NodePool,
     NodePoolAutoscaling,
+    NodePoolUpdateStrategy,
     NodeTaint,
     NodeTaints,
     Operation,
@@ -258,3 +259,52 @@ def test_a_preempted_machine_has_its_notice_and_is_made_anew(project: Project) -
     assert project.compute("GET", project.group())["targetSize"] == 1
     with pytest.raises(ValueError, match="no instance"):
         project.cloud.preempt("stranger")
+
+
+def test_a_surge_upgrade_brings_a_node_drains_the_old_one_and_ends_it(project: Project) -> None:
+    project.events.drains_at_once = False
+    project.create(nodes=1)
+    [old] = project.events.names("launched")
+    assert project.pool().management.auto_upgrade
+    assert project.cloud.upgrade_nodes("gpu")
+    assert project.pool().status == NodePool.Status.RECONCILING
+    assert eventually(lambda: project.events.names("drain")) == [old]
+    assert len(project.managed()) == 2
+    instance = next(instance for kind, instance in project.events.seen if kind == "drain")
+    project.events.complete_drain(instance.instance_id)
+    eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+    assert [one["instance"].rpartition("/")[2] for one in project.managed()] == project.events.names("launched")[1:]
+    assert project.events.names("terminated") == [old]
+
+
+def test_a_blue_green_upgrade_lists_both_sides_and_says_which_is_which(project: Project) -> None:
+    project.events.drains_at_once = False
+    pool = node_pool(nodes=1)
+    pool.upgrade_settings.strategy = NodePoolUpdateStrategy.BLUE_GREEN
+    project.done(project.gke.create_node_pool(parent=project.parent, node_pool=pool))
+    blue = list(project.pool().instance_group_urls)
+    assert project.cloud.upgrade_nodes("gpu")
+    eventually(lambda: project.events.names("drain"))
+    shown = project.pool()
+    told = shown.update_info.blue_green_info
+    assert told.phase == NodePool.UpdateInfo.BlueGreenInfo.Phase.DRAINING_BLUE_POOL
+    assert list(told.blue_instance_group_urls) == blue
+    assert [*told.blue_instance_group_urls, *told.green_instance_group_urls] == list(shown.instance_group_urls)
+    instance = next(instance for kind, instance in project.events.seen if kind == "drain")
+    project.events.complete_drain(instance.instance_id)
+    eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+    assert list(project.pool().instance_group_urls) == list(told.green_instance_group_urls)
+    assert not project.pool().update_info.blue_green_info.phase
+
+
+def test_a_release_channel_keeps_upgrades_on_and_an_exclusion_off_a_node_pool(project: Project) -> None:
+    pool = node_pool()
+    pool.management.auto_repair = True
+    with pytest.raises(exceptions.BadRequest, match="Auto_upgrade must be true when release_channel REGULAR is set"):
+        project.gke.create_node_pool(parent=project.parent, node_pool=pool)
+    project.create()
+    with pytest.raises(exceptions.BadRequest, match="Auto_upgrade must be true"):
+        project.gke.set_node_pool_management(request={"name": project.pool_name(), "management": {"auto_repair": True}})
+    excluded = {"exclusion_until_end_of_support": {"enabled": True}}
+    project.done(project.gke.update_node_pool(request={"name": project.pool_name(), "maintenance_policy": excluded}))
+    assert not project.cloud.upgrade_nodes("gpu")

@@ -107,6 +107,22 @@ def test_an_autoscaler_that_somebody_has_set_on_the_pool_is_switched_off() -> No
     assert difference.update == {"autoscaling": {"enabled": False}}
 
 
+def test_gke_is_kept_from_upgrading_nodes_in_mid_run() -> None:
+    excluded = {"exclusion_until_end_of_support": {"enabled": True}}
+    assert spec().node_pool()["maintenance_policy"] == excluded
+    (difference,) = spec().differences(answered(spec(exclude_upgrades=False)))
+    assert str(difference) == "upgrades is GKE's to make, wanted excluded until end of support"
+    assert (difference.update, difference.replaces_nodes) == ({"maintenance_policy": excluded}, False)
+    (difference,) = spec(exclude_upgrades=False).differences(answered(spec()))
+    assert difference.update == {"maintenance_policy": {"exclusion_until_end_of_support": {"enabled": False}}}
+
+
+def test_nothing_is_excluded_where_gke_knows_no_exclusion() -> None:
+    without = replace(spec(), has_exclusions=False)
+    assert "maintenance_policy" not in without.node_pool()
+    assert without.differences(answered(without)) == without.differences(answered(spec())) == []
+
+
 def test_gkes_own_autoscaler_gets_its_limits() -> None:
     wanted = spec(scaling="autoscaler", max_nodes=3)
     limits = {"enabled": True, "min_node_count": 0, "max_node_count": 3, "location_policy": "ANY"}

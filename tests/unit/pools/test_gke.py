@@ -65,6 +65,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"node_locations": ["us-east1-b"]}, "not a zone of us-central1"),
         ({"node_locations": ["us-central1"]}, "not a zone of us-central1"),
         ({"capacity_types": ["RESERVED"]}, "some of ON_DEMAND, SPOT and PREEMPTIBLE"),
+        ({"exclude_upgrades": "yes"}, "True or False"),
         ({"driver": "newest"}, "default, latest, disabled, daemonset"),
         ({"gpu_sharing": {"strategy": "MPS"}}, "max_shared_clients"),
         ({"gpu_sharing": {"strategy": "MPS", "max_shared_clients": 1}}, "must be 2 to 48"),
