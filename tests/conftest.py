@@ -1,4 +1,8 @@
-"""Rules for every test: in CI a skip is a failure, unless its reason is something that CI cannot provide."""
+"""Rules for every test.
+
+In CI a skip is a failure, unless its reason is something that CI cannot provide; a call against a cloud's schema is one
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,18 @@ import os
 
 import pytest
 
+from tests.schema_findings import SchemaFindings
+
 # Shared tests are no test modules of their own; without this their asserts would not say what they compared.
 pytest.register_assert_rewrite("tests.nodes")
 
 # CI runs as root on Linux with Go and every Python package at hand; what it cannot have is listed here.
 # The Go module of cluster-autoscaler is not to be had there.
 NOT_IN_CI = ("apache/airflow#72716", "names no cluster-autoscaler")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(SchemaFindings())
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

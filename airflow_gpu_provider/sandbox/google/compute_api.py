@@ -104,13 +104,13 @@ class ComputeApi:
 
     def _list_managed(self, call: Call) -> Any:
         group = self._group(call)
-        page = _page(call, "", [_describe_managed(group, member) for member in group.members])
+        page = _page(call, None, [_describe_managed(group, member) for member in group.members])
         return {"managedInstances": page.pop("items")} | page
 
     def _list_errors(self, call: Call) -> Any:
         group = self._group(call)
         newest_first = [_describe_launch_error(group, error) for error in reversed(group.errors)]
-        return _page(call, "instanceManagedByIgmError", newest_first)
+        return _page(call, None, newest_first)
 
     def _delete_instances(self, call: Call) -> Any:
         group = self._group(call)
@@ -260,12 +260,15 @@ class ComputeApi:
         return _page(call, "operation", described)
 
 
-def _page(call: Call, kind: str, items: list[dict[str, Any]]) -> dict[str, Any]:
-    """One page of a list: `maxResults` items from `pageToken` on, those that `filter` lets through."""
+def _page(call: Call, kind: str | None, items: list[dict[str, Any]]) -> dict[str, Any]:
+    """One page of a list: `maxResults` items from `pageToken` on, those that `filter` lets through.
+
+    `kind` is None for the few lists that tell none.
+    """
     wanted = [item for item in items if _matches(call.query.get("filter", ""), item)]
     start = int(call.query.get("pageToken") or 0)
     end = start + int(call.query.get("maxResults") or _DEFAULT_PAGE)
-    page: dict[str, Any] = {"kind": f"compute#{kind}List", "items": wanted[start:end]}
+    page: dict[str, Any] = ({"kind": f"compute#{kind}List"} if kind else {}) | {"items": wanted[start:end]}
     return page | ({"nextPageToken": str(end)} if end < len(wanted) else {})
 
 

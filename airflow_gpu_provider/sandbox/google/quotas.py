@@ -1,5 +1,7 @@
 """Compute Engine's GPU quotas: by region, model and market, and GPUS_ALL_REGIONS of the project.
 
+Those of newer GPUs count as the others do, and are not listed: Quota.metric of the compute v1 API has no name for them.
+
 Spot machines count against PREEMPTIBLE_* quota where the project has any of it, else against the standard one. Machines
 whose run is limited to seven days may use either ("Limit the run time of VMs in a MIG", release notes of 2024-06-18):
 they take the preemptible one while it has room.
@@ -28,6 +30,15 @@ _METRICS = {
     "nvidia-h100-mega-80gb": "NVIDIA_H100_MEGA_GPUS",
     "nvidia-h200-141gb": "NVIDIA_H200_GPUS",
 }
+_LISTED_GPUS = frozenset(
+    {
+        *("NVIDIA_A100_80GB_GPUS", "NVIDIA_A100_GPUS", "NVIDIA_K80_GPUS", "NVIDIA_L4_GPUS", "NVIDIA_P100_GPUS"),
+        *("NVIDIA_P4_GPUS", "NVIDIA_T4_GPUS", "NVIDIA_V100_GPUS"),
+    }
+)
+_LISTED = frozenset(
+    {CPUS, *_LISTED_GPUS, *(f"PREEMPTIBLE_{name}" for name in _LISTED_GPUS), "PREEMPTIBLE_NVIDIA_H100_GPUS"}
+)
 
 
 def metric_of(accelerator: str) -> str:
@@ -78,7 +89,7 @@ class Quotas:
         return [
             {"metric": metric, "limit": self.limit(metric), "usage": float(self._used[metric])}
             for metric in self._limits
-            if metric != ALL_REGIONS
+            if metric in _LISTED
         ]
 
     def project_wide(self) -> list[dict[str, object]]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from google.api_core.exceptions import AlreadyExists, NotFound
+from google.api_core.exceptions import Conflict, NotFound
 
 from airflow_gpu_provider.sandbox.google import GoogleTimings
 from tests.sandbox.google.conftest import QUICK, Project
@@ -46,7 +46,7 @@ def test_pools_sizes_and_instances_are_shown_late_and_writes_find_what_is_there(
     assert settled(lambda: known(project)) == "NotFound"
     project.create()
     assert "NotFound" in reads(lambda: known(project))
-    with pytest.raises(AlreadyExists):
+    with pytest.raises(Conflict):
         project.create()
     assert settled(lambda: known(project)) == "RUNNING"
 

@@ -176,6 +176,7 @@ def test_settings_that_gke_refuses(project: Project, settings: dict[str, Any], m
     assert project.gke.list_node_pools(parent=project.parent).node_pools == []
 
 
+@pytest.mark.against_schema
 def test_an_unknown_field_is_refused(project: Project) -> None:
     url = f"{project.cloud.endpoint_url}/v1/{project.parent}/nodePools"
     reply = project.session.post(url, json={"nodePool": {"name": "gpu", "gpus": 3}})
