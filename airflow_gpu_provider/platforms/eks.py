@@ -200,6 +200,7 @@ class EksPlatform(EksBase):
         Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
         they come last, and their limit is the machines that they have.
         """
+        self._behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
         names = _asg_names(groups)
         # Activities before instances: a launch is then seen in the one or in the other.
         activities = self._scaling.activities(names)

@@ -36,6 +36,8 @@ class GkePlatform(GkeBase):
     def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
         super().__init__(pool)
         self._owner = owner
+        self._behind: Mapping[str, list[str]] = {}
+        """The instance groups behind node pools, as last observed: the next call may not know a new node pool."""
 
     # -- where its node pools can be -------------------------------------------------------------------------
 
@@ -191,6 +193,7 @@ class GkePlatform(GkeBase):
         they come last, and their limit is the machines that they have.
         """
         paths = {name: group_paths(each) for name, each in node_pools.items()}
+        self._behind = paths
         flat = [path for each in paths.values() for path in each]
         read = dict(zip(flat, self._groups.read(flat), strict=True))
         found = [self._group(each, [read[path] for path in paths[name]]) for name, each in node_pools.items()]
@@ -241,6 +244,8 @@ class GkePlatform(GkeBase):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _paths_of(self, group: str) -> list[str]:
+        if known := self._behind.get(group):
+            return known
         raw = self._node_pools.describe(group)
         paths = group_paths(raw) if raw else []
         if not paths:
