@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from airflow_gpu_provider.accelerators import gce_machine_type
+from airflow_gpu_provider.accelerators import gce_machine_type, gce_obtained_by
 from airflow_gpu_provider.sandbox.cloud_events import Outbox
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.compute_operations import ComputeOperation, ComputeOperations
@@ -261,7 +261,7 @@ class InstanceGroup:
             accelerator=template.accelerator,
             gpus=template.accelerator_count,
             vcpus=template.vcpus,
-            market=template.market,
+            market="spot" if template.flex_start else template.market,
             max_run_seconds=template.max_run_seconds,
         )
         if self._out_of_stock():
@@ -285,7 +285,11 @@ class InstanceGroup:
             self._begin(member, "insert", now)
 
     def _out_of_stock(self) -> bool:
-        """A stock-out's type may be the machine's or the accelerator's."""
+        """A stock-out's type may be the machine's or the accelerator's. Large types are never there on demand."""
+        template = self.template
+        on_demand = template.market == "on-demand" and not template.flex_start and not template.reserved
+        if on_demand and gce_obtained_by(template.machine_type):
+            return True
         kinds = (self.template.machine_type, self.template.accelerator)
         return any(
             self._around.faults.out_of_stock(zone=self.zone, instance_type=kind, market=self.template.market)
