@@ -22,6 +22,7 @@ from google.api_core.retry import Retry, if_exception_type
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 
+from airflow_gpu_provider.api_calls import tell_of_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
 from airflow_gpu_provider.platforms.google_errors import mapped_errors
 
@@ -153,6 +154,8 @@ class GoogleClients:
             client_info=CLIENT_INFO,
             client_options=self._hook.get_client_options(api_endpoint_override=endpoint),
         )
+        transport: Any = client.transport
+        tell_of_google(transport._session)
         return Gke(client, connection=self.connection)
 
     @cached_property
@@ -176,6 +179,7 @@ class GoogleClients:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
+        tell_of_google(session)
         return session
 
     @property

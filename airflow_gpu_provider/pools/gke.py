@@ -29,7 +29,7 @@ _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
 _SHARING = ("TIME_SHARING", "MPS")
 # What says how a node pool is to be; the driver and the sharing of GPUs also tell what its nodes have.
-_SHAPE = (
+SHAPE = (
     "location_policy",
     "node_locations",
     "capacity_types",
@@ -276,7 +276,7 @@ class GkeGpuPool(GpuPool):
         self._check("capacity_types", _are_markets, "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order")
         self._check("exclude_upgrades", lambda value: isinstance(value, bool), "True or False")
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
-        self._check_manage(shape=_SHAPE, machine_types="machine_types")
+        self._check_manage(shape=SHAPE, machine_types="machine_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
