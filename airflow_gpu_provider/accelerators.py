@@ -139,6 +139,14 @@ _EC2: dict[str, tuple[str, int, int, float]] = {
 }
 
 
+AMD_FAMILIES = ("g4ad",)
+"""EC2 families whose GPUs are AMD's."""
+
+KEPLER_FAMILIES = ("g2", "p2")
+"""EC2 families whose GPUs NVIDIA's drivers serve up to release 470 only: the GPU images of today bring newer ones, and
+their nodes never join, or never have a GPU (bottlerocket-os/bottlerocket#3959)."""
+
+
 @cache
 def instance_type(name: str) -> InstanceType | None:
     """Return what EC2 type `name` carries, or None where the catalogue does not know it."""

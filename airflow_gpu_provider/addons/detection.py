@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.addons.node_match import Answer, NodePicture, runs_on
 from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_node_pools
+from airflow_gpu_provider.cluster.node_image import NodeImage
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
@@ -102,12 +103,19 @@ def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[d
         servers.append(Server(kind="platform", name="GKE", serves=True))
     if platform := _platform_of(pool, nodes):
         servers.append(Server(kind="platform", name=platform, serves=True))
-    if str(getattr(pool, "ami_type", "")).startswith("BOTTLEROCKET"):
+    elif _brings_plugin(pool, nodes):
         servers.append(Server(kind="node image", name="Bottlerocket", serves=True))
     found = [server for server in servers if server.serves is not False]
     if not found and not any(_is_ours(one, pool) for one in daemon_sets) and _have_gpus(nodes):
         servers.append(Server(kind="node image", name="of the nodes that are there", serves=True))
     return servers
+
+
+def _brings_plugin(pool: GpuPool, nodes: list[dict[str, Any]]) -> bool:
+    """Return True if the image of the nodes that are there, or else of those to come, has a device plugin."""
+    if nodes:
+        return all(NodeImage.parse(node).has_plugin for node in nodes)
+    return str(getattr(pool, "ami_type", "")).startswith("BOTTLEROCKET")
 
 
 def _platform_of(pool: GpuPool, nodes: list[dict[str, Any]]) -> str:

@@ -223,7 +223,7 @@ class GpusWait:
         error = GpusNotAllocatable(
             f"Pool {self.pool}: {GPU_RESOURCE} is not allocatable on {', '.join(node.name for node in missing)} "
             f"after {format_seconds(now - self.started)}; {self._line(stuck, snapshot)}.",
-            "Check that the node's image brings NVIDIA's driver, and the device plugin's log.",
+            f"{driver_fix(stuck)} The device plugin's log says more.",
             pool=self.pool,
             node=stuck.name,
         )
@@ -253,6 +253,13 @@ class GpusWait:
             started=datetime.fromisoformat(record["started"]),
             deadline=datetime.fromisoformat(record["deadline"]),
         )
+
+
+def driver_fix(node: Node) -> str:
+    """Return what to do about a node that has GPUs, and none of them allocatable, as far as its image tells."""
+    if node.image.driver:
+        return f"NVIDIA's driver comes from {node.image.driver}; see whether the node has it."
+    return f"The node runs {node.image}, which may lack NVIDIA's driver. {node.image.fix}"
 
 
 def has_failed(pod: PodState) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.gpu_health import why_bad
+from airflow_gpu_provider.cluster.node_image import UNKNOWN, NodeImage
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Node:
         leaving: Why it is about to be taken away, in words; empty where nothing says so.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
+        image: What its image brings for its GPUs.
         labelled: It carries the labels that the pool's pods select. One of a group that others own gets them.
         other_pool: The pool that it belongs to, where that is another one.
     """
@@ -78,6 +80,7 @@ class Node:
     not_ready_reason: str = ""
     bad_gpu: str = ""
     resource_version: str = ""
+    image: NodeImage = UNKNOWN
     labelled: bool = True
     other_pool: str = ""
 
@@ -120,6 +123,7 @@ class Node:
             created_at=created_at,
             not_ready_reason="" if is_ready else words,
             bad_gpu=why_bad(raw),
+            image=NodeImage.parse(raw),
             resource_version=meta.get("resourceVersion", ""),
         )
 

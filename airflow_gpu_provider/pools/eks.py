@@ -44,9 +44,16 @@ _GPU_AMI_TYPES = (
     "AL2023_ARM_64_NVIDIA",
     "BOTTLEROCKET_x86_64_NVIDIA",
     "BOTTLEROCKET_ARM_64_NVIDIA",
+    "BOTTLEROCKET_x86_64_NVIDIA_FIPS",
+    "BOTTLEROCKET_ARM_64_NVIDIA_FIPS",
     "AL2_x86_64_GPU",
     "CUSTOM",
 )
+_RESERVED_BY_EKS = ("kubernetes.io", "k8s.io", "eks.amazonaws.com")
+_RESERVED_BY_KUBERNETES = ("kubernetes.io", "k8s.io")
+# Of those, what a kubelet may set on its own node: the rule is that of its flag --node-labels.
+_KUBELETS_OWN = ("kubelet.kubernetes.io", "node.kubernetes.io")
+_OTHER_LABEL = "Use a domain of your own, like team.example.com/role, or none."
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
@@ -71,7 +78,9 @@ class EksGpuPool(GpuPool):
         zones: Availability zones, in order of preference. Default: those of the cluster's subnets.
         subnets: Subnet ids. Default: the cluster's own, private ones before public ones.
         disk_size: Root volume in GiB. Default 100; not with launch_template.
-        ami_type: EKS AMI type. Default AL2023_x86_64_NVIDIA: driver and container toolkit, no device plugin.
+        ami_type: EKS AMI type, for the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
+            container toolkit, no device plugin. With "CUSTOM" EKS adds labels and taints only after a node has joined:
+            the template's user data should have the kubelet register with them.
         node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default.
         tags: AWS tags for the node groups.
@@ -179,6 +188,8 @@ class EksGpuPool(GpuPool):
         self._check_manage(shape=SHAPE, machine_types="instance_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check_instance_types()
+        self._check_processors()
+        self._check_reserved_labels()
         self._check_zones()
         self._check_autoscaling()
         if self.launch_template and self.disk_size is not None:
@@ -194,11 +205,48 @@ class EksGpuPool(GpuPool):
         for name in self.instance_types:
             self._check_instance_type(name)
 
+    def _check_processors(self) -> None:
+        """Refuse an image for other processors than an instance type has."""
+        if self.manage != "full" or self.ami_type == "CUSTOM" or is_template((self.ami_type, *self.instance_types)):
+            return
+        arch, other = ("arm64", "x86_64") if "ARM_64" in self.ami_type else ("amd64", "ARM_64")
+        for name in self.instance_types:
+            known = accelerators.instance_type(name)
+            if known and known.arch != arch:
+                fitting = [
+                    each for each in _GPU_AMI_TYPES if other in each and "FIPS" not in each and "AL2_" not in each
+                ]
+                raise self._error(
+                    f"{name} has {known.arch} processors, and ami_type {self.ami_type} is for {arch}",
+                    f"Choose one of {', '.join(fitting)}, and types of one kind of processor.",
+                )
+
+    def _check_reserved_labels(self) -> None:
+        """Refuse what EKS's CreateNodegroup or the kubelet of a node refuses: such a node never joins."""
+        if self.manage != "full":
+            return
+        for key, value in self.node_labels.items():
+            domain = key.rpartition("/")[0]
+            if domain in _RESERVED_BY_EKS:
+                raise self._error(f"node_labels: EKS refuses {key}: the domain {domain} is its own", _OTHER_LABEL)
+            if _within(domain, _RESERVED_BY_KUBERNETES) and not _within(domain, _KUBELETS_OWN):
+                why = "no kubelet may set labels of that domain on its node, and the node would never join"
+                raise self._error(f"node_labels: {key}: {why}", _OTHER_LABEL)
+            if value == "":
+                raise self._error(f"node_labels: EKS takes no label without a value: {key}", "Give it a value.")
+
     def _check_instance_type(self, name: str) -> None:
+        family = name.split(".")[0]
+        if family in accelerators.AMD_FAMILIES:
+            raise self._error(f"the GPUs of {name} are AMD's, not NVIDIA's", "Choose a type like g6.xlarge.")
+        if family in accelerators.KEPLER_FAMILIES and self.manage == "full" and self.ami_type != "CUSTOM":
+            raise self._error(
+                f"{name} has Kepler GPUs, which the drivers of ami_type {self.ami_type} do not serve: 470 was the last",
+                'Choose a newer type, like g6.xlarge, or ami_type="CUSTOM" with an image that has driver 470.',
+            )
         if accelerators.instance_type(name):
             return
         families = {known.split(".")[0] for known in accelerators.instance_types()}
-        family = name.split(".")[0]
         if _TYPE.fullmatch(name) and family not in families and re.match(r"(g|p)\d", family):
             return  # a GPU family that is newer than the catalogue: EKS will check it
         close = difflib.get_close_matches(name, accelerators.instance_types(), n=1)
@@ -243,6 +291,10 @@ class EksGpuPool(GpuPool):
                     f"Pool {self.name}: the node group's name {candidate.group} is longer than EKS allows.",
                     "Shorten the pool's name.",
                 )
+
+
+def _within(domain: str, domains: Iterable[str]) -> bool:
+    return any(domain == each or domain.endswith(f".{each}") for each in domains)
 
 
 def _are_markets(markets: tuple[str, ...]) -> bool:

@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from airflow_gpu_provider.addons.detection import look, served_by
-from airflow_gpu_provider.addons.device_plugin import has_failed, plugin_state
+from airflow_gpu_provider.addons.device_plugin import driver_fix, has_failed, plugin_state
 from airflow_gpu_provider.addons.plugin_pods import list_plugin_pods
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.nodes import Node
@@ -220,7 +220,7 @@ class _Doctor:
     def _driver(self) -> Said:
         blind = [node for node in self._seen.nodes if node.ready and not node.gpus]
         if not blind:
-            yield "ok", _driver_words(self._pool), ""
+            yield "ok", _driver_words(self._pool, self._seen.nodes), ""
             return
         plugins = list_plugin_pods(self._on.api, self._pool)
         for node in blind:
@@ -257,10 +257,13 @@ def _refusal(rule: Rule) -> tuple[Result, str, str]:
 
 def _driver_fix(node: Node, plugin: PodState | None) -> str:
     logs = f"kubectl -n {plugin.namespace} logs {plugin.name}" if plugin else f"kubectl describe node {node.name}"
-    return f"Check that the node's image brings NVIDIA's driver; {logs} says more."
+    return f"{driver_fix(node)} {logs} says more."
 
 
-def _driver_words(pool: GpuPool) -> str:
+def _driver_words(pool: GpuPool, nodes: Iterable[Node]) -> str:
+    found = {node.image.driver for node in nodes if node.image.driver}
+    if found:
+        return f"the nodes that are there have it from {', '.join(sorted(found))}"
     ami_type, driver = getattr(pool, "ami_type", ""), getattr(pool, "driver", "")
     if ami_type and ami_type != "CUSTOM":
         return f"nodes have it from their image, {ami_type}"

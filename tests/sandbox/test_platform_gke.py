@@ -396,6 +396,17 @@ class TestSizes:
         assert (group.desired, group.live) == (0, ())
         assert group.launch_failure, "a stock-out is remembered"
 
+    @pytest.mark.parametrize(("code", "kind"), [("IP_SPACE_EXHAUSTED", "other"), ("PERMISSIONS_ERROR", "refused")])
+    def test_another_failure_of_a_launch_is_told_apart(
+        self, cloud: GoogleCloud, faults: Faults, code: str, kind: str
+    ) -> None:
+        faults.add(Stockout(zone=A, code=code))
+        platform = ready()
+        platform.grow({GROUP_A: 1})
+        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
+        assert failure
+        assert (failure.kind, failure.reason) == (kind, code)
+
     def test_shrinking_leaves_what_runs_and_what_is_on_its_way(self, cloud: GoogleCloud, faults: Faults) -> None:
         platform = grown(1)
         assert platform.shrink_unfilled([GROUP_A]) == {}

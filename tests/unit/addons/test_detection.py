@@ -38,11 +38,11 @@ def daemon_set(
     }
 
 
-def node(gpus: int = 0, **labels: str) -> dict[str, Any]:
+def node(gpus: int = 0, system: str = "Amazon Linux 2023.9.20251117", **labels: str) -> dict[str, Any]:
     own = {"airflow-gpu-provider/pool": "train-gpu", "kubernetes.io/os": "linux"}
     return {
         "metadata": {"name": "n1", "labels": {**own, **labels}},
-        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}},
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "nodeInfo": {"osImage": system}},
     }
 
 
@@ -131,6 +131,15 @@ def test_mirrored_plugin_is_known_by_its_daemon_set() -> None:
 def test_bottlerocket_brings_the_plugin() -> None:
     (server,) = serving(ami_type="BOTTLEROCKET_x86_64_NVIDIA")
     assert str(server) == "node image Bottlerocket"
+
+
+def test_nodes_that_are_there_show_their_own_image() -> None:
+    """Those of a group that Terraform owns run what its author chose, whatever the spec's ami_type is."""
+    with_plugin = node(system="Bottlerocket OS 1.50.0 (aws-k8s-1.36-nvidia)")
+    (server,) = serving(nodes=(with_plugin,))
+    assert str(server) == "node image Bottlerocket"
+    assert serving(nodes=(with_plugin, node())) == []
+    assert serving(nodes=(node(),), ami_type="BOTTLEROCKET_x86_64_NVIDIA") == []
 
 
 def test_nodes_that_have_gpus_already_need_nothing() -> None:

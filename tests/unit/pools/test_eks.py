@@ -50,6 +50,15 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"ami_type": "AL2023_x86_64_STANDARD"}, "AL2023_x86_64_NVIDIA"),
         ({"ami_type": "CUSTOM"}, "needs a launch_template"),
         ({"launch_template": "lt-1", "disk_size": 50}, "exclude each other"),
+        ({"instance_types": ["p2.xlarge"]}, "470 was the last"),
+        ({"instance_types": ["g2.2xlarge"]}, "Kepler GPUs"),
+        ({"instance_types": ["g4ad.xlarge"]}, "AMD's, not NVIDIA's"),
+        ({"instance_types": ["g5g.xlarge"]}, "arm64 processors, and ami_type AL2023_x86_64_NVIDIA is for amd64"),
+        ({"ami_type": "AL2023_ARM_64_NVIDIA"}, "Choose one of AL2023_x86_64_NVIDIA, BOTTLEROCKET_x86_64_NVIDIA"),
+        ({"node_labels": {"kubernetes.io/role": "gpu"}}, "EKS refuses kubernetes.io/role"),
+        ({"node_labels": {"eks.amazonaws.com/team": "ml"}}, "EKS refuses eks.amazonaws.com/team"),
+        ({"node_labels": {"node-role.kubernetes.io/gpu": "true"}}, "the node would never join"),
+        ({"node_labels": {"role": ""}}, "EKS takes no label without a value: role"),
         ({"taints": ["nvidia.com/gpu"]}, "not a taint"),
         ({"taints": ["nvidia.com/gpu=true:Never"]}, "not a taint"),
         ({"node_labels": {"bad key!": "x"}}, "valid Kubernetes labels"),
@@ -73,6 +82,26 @@ def test_refuses_what_cannot_work_and_says_why(fields: dict[str, Any], says: str
         pool(**fields)
     assert says in str(caught.value)
     assert not caught.value.retryable
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"instance_types": ["g5g.xlarge"], "ami_type": "AL2023_ARM_64_NVIDIA"},
+        {"ami_type": "BOTTLEROCKET_x86_64_NVIDIA_FIPS"},
+        {"instance_types": ["p2.xlarge", "g5g.xlarge"], "ami_type": "CUSTOM", "launch_template": "lt-1"},
+        {
+            "node_labels": {
+                "node.kubernetes.io/role": "gpu",
+                "kubelet.kubernetes.io/x": "1",
+                "my.node.kubernetes.io/y": "2",
+            }
+        },
+        {"node_labels": {"k8s.amazonaws.com/accelerator": "nvidia-l4", "example.com/role": "gpu"}},
+    ],
+)
+def test_takes_what_eks_and_its_nodes_take(fields: dict[str, Any]) -> None:
+    assert pool(**fields)
 
 
 def test_the_accelerator_label_is_the_catalogue_s_or_the_spec_s() -> None:
@@ -147,7 +176,7 @@ def test_a_type_newer_than_the_catalogue_needs_nodes() -> None:
     hours=st.integers(1, 48),
     types=st.lists(st.sampled_from(accelerators.instance_types()), min_size=1, max_size=3, unique=True),
     markets=st.permutations(["ON_DEMAND", "SPOT"]),
-    labels=st.dictionaries(st.sampled_from(["role", "team", "example.com/x"]), st.sampled_from(["a", "b-1", ""])),
+    labels=st.dictionaries(st.sampled_from(["role", "team", "example.com/x"]), st.sampled_from(["a", "b-1"])),
     price=st.one_of(st.none(), st.floats(0.1, 100), st.just({"SPOT": 0.3})),
 )
 def test_a_spec_survives_its_own_json(
@@ -157,6 +186,8 @@ def test_a_spec_survives_its_own_json(
         max_nodes=max_nodes,
         max_runtime=timedelta(hours=hours),
         instance_types=types,
+        ami_type="CUSTOM",  # the one for all processors
+        launch_template="lt-1",
         capacity_types=markets,
         node_labels=labels,
         price_per_hour=price,
