@@ -88,6 +88,10 @@ class Identity:
         return f"aws-iam-authenticator:{self.account_id}:{self.user_id}"
 
     @property
+    def administers(self) -> bool:
+        return True
+
+    @property
     def extra(self) -> Mapping[str, list[str]]:
         return {"arn": [self.arn], "canonicalArn": [self.arn]}
 
