@@ -114,6 +114,11 @@ class EksGpuPool(GpuPool):
     aws_conn_id: str | None = "aws_default"
 
     @property
+    def joins_bare(self) -> bool:
+        # EKS gives nodes of an AMI of one's own the group's labels and taints only some time after they have joined.
+        return super().joins_bare or self.ami_type == "CUSTOM"
+
+    @property
     def needs_cluster_autoscaler(self) -> bool:
         return self.is_autoscaled
 

@@ -127,17 +127,21 @@ class Reconciler:
         groups = RecentWrites.parse(memo).on(shown, now)
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._of_others(seen) if self.pool.manage == "scale" else seen
+        seen = self._with_joined(seen) if self.pool.joins_bare else seen
         return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
 
     def _of_others(self, seen: PoolSnapshot) -> PoolSnapshot:
-        """Leave out groups that another pool had first, and add the nodes that joined and are not in the pool yet."""
+        """Leave out groups that another pool had first."""
         taken = claimed(self.pool, seen.groups, list_demand(self.api), seen.now)
-        groups = tuple(group for group in seen.groups if group.name not in taken)
-        machines = {machine.id for group in groups for machine in group.live}
+        return replace(seen, groups=tuple(group for group in seen.groups if group.name not in taken), claimed=taken)
+
+    def _with_joined(self, seen: PoolSnapshot) -> PoolSnapshot:
+        """Add the nodes that joined and are not in the pool yet."""
+        machines = {machine.id for group in seen.groups for machine in group.live}
         new = machines - {node.machine for node in seen.nodes}
         joined = list_joined(self.api, self.pool.name, new) if new else ()
         pods = {pod.uid: pod for pod in (*seen.pods, *self._pods_now(joined))}
-        return replace(seen, groups=groups, claimed=taken, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
+        return replace(seen, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
         """Add what explains the wait for nodes that pods, placeholders among them, are to bring."""
@@ -270,7 +274,7 @@ class Reconciler:
     def joined(self, machines: Collection[str]) -> set[str]:
         """Return the machines of which there is a node by now, in the pool or not."""
         nodes = list_nodes(self.api, self.pool.node_selector)
-        if self.pool.manage == "scale":
+        if self.pool.joins_bare:
             nodes += list_joined(self.api, self.pool.name, machines)
         return {node.machine for node in nodes} & set(machines)
 
@@ -386,7 +390,9 @@ class _Writes:
 
     def _label(self, node: Node) -> None:
         with suppress(ObjectNotFound):  # it has just gone; the next look sees what is left
-            label(self._on.api, node, self._on.pool.labels)
+            # Groups that others own have taints of their own.
+            taints = self._on.pool.parsed_taints if self._on.pool.manage == "full" else ()
+            label(self._on.api, node, self._on.pool.labels, taints)
 
     def _cordon(self, node: Node) -> bool:
         try:

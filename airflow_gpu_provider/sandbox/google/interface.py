@@ -48,6 +48,10 @@ class Instance:
     def node_name(self) -> str:
         return self.name
 
+    @property
+    def at_registration(self) -> Instance:
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScalableGroup:
