@@ -13,7 +13,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench requirements clean
+.PHONY: help .venv demo test lint test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -108,6 +108,12 @@ compat-%: .venv
 
 bench: .venv
 	@AIRFLOW__LOGGING__LOGGING_LEVEL=WARNING $(BIN)/python -m benchmarks
+
+# Which calls each permission of docs/iam is for: docs/iam/calls.md, from what the tests that hold to the roles call.
+iam-calls: .venv
+	@rm -rf build/iam-calls
+	@IAM_CALLS=build/iam-calls $(BIN)/pytest tests/sandbox/test_platform_eks.py tests/sandbox/test_platform_gke.py tests/sandbox/test_rbac.py tests/sandbox/test_scale_only.py tests/sandbox/test_doctor.py -n $(JOBS) --dist loadfile -q
+	@$(BIN)/python -m tests.sandbox.role_record build/iam-calls
 
 requirements: .venv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header requirements-dev.in --output-file requirements-dev.txt

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 
-from airflow_gpu_provider.sandbox.aws import AwsCloud, AwsTimings, Identity, Instance
+from airflow_gpu_provider.sandbox.aws import AccessKey, AwsCloud, AwsTimings, Identity, Instance, PolicyUse
 from airflow_gpu_provider.sandbox.faults import Faults, Stockout
 
 T = TypeVar("T")
@@ -188,6 +188,13 @@ class Account:
     def ec2(self) -> Any:
         return self.client("ec2")
 
+    @property
+    def placeholders(self) -> dict[str, str]:
+        """What stands in the policies of docs/iam for this account's cluster."""
+        _, _, _, _, account, role = self.opened.node_role_arn.split(":")
+        role = role.rpartition("/")[2]
+        return {"REGION": "us-west-2", "ACCOUNT": account, "CLUSTER": CLUSTER, "NODE_ROLE": role}
+
     # The other side of AWS
 
     def stock_out(self, **where: Any) -> None:
@@ -216,6 +223,19 @@ class Account:
     def identify(self, token: str) -> Identity | None:
         identity: Identity | None = self._cloud.ask("identify", token)
         return identity
+
+    def add_identity(self, name: str, policy: Mapping[str, Any]) -> AccessKey:
+        """A new IAM user with this policy and no other."""
+        key: AccessKey = self._cloud.ask("add_identity", name, policy=policy)
+        return key
+
+    def policy_uses(self, arn: str) -> frozenset[PolicyUse]:
+        uses: frozenset[PolicyUse] = self._cloud.ask("policy_uses", arn)
+        return uses
+
+    def refused(self, arn: str) -> frozenset[PolicyUse]:
+        refused: frozenset[PolicyUse] = self._cloud.ask("refused", arn)
+        return refused
 
     @property
     def calls(self) -> Counter[str]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,10 +26,10 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox import documented_roles
 from tests.sandbox.running import context_of, eventually, run
 
 NAME = "bad-input"
-IAM = Path(__file__).parents[2] / "docs" / "iam"
 
 
 pytestmark = pytest.mark.usefixtures("impatient")
@@ -185,16 +184,15 @@ def _refuse(cloud: Cloud, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Give the connection `refused` all that docs/iam lists but this; return the identity's name in the cloud."""
     name = f"bad-input-without-{missing.rpartition(':')[2].lower()}"
     if cloud.sandbox.platform == "gke":
-        role = json.loads((IAM / "gke-full.json").read_text())["includedPermissions"]
+        role = documented_roles.google_role("gke-full.json")
         account = cloud.sandbox.google.add_identity(name[:30], permissions=set(role) - {missing})
         connection, identity = cloud.sandbox.google.connection(account), account.email
     else:
-        policy = json.loads((IAM / "eks-full.json").read_text())
-        for statement in policy["Statement"]:
-            statement["Action"] = [action for action in statement["Action"] if action != missing]
+        of_cluster = documented_roles.of_cluster(cloud.sandbox)
+        policy = documented_roles.policy("eks-full.json", without=[missing], **of_cluster)
         key = cloud.sandbox.aws.add_identity(name, policy=policy)
         connection, identity = _aws_connection(cloud.sandbox, key), key.arn
-    monkeypatch.setitem(cloud.sandbox.authenticator.access_entries, identity, ["system:masters"])
+        monkeypatch.setitem(cloud.sandbox.authenticator.access_entries, identity, ["system:masters"])
     monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps(connection))
     return identity
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,11 +24,11 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox import documented_roles
 from tests.sandbox.ec2_times import instances_of
 from tests.sandbox.running import run
 
 NIGHT = "scheduled__2026-01-01T02:00:00+00:00"
-IAM = Path(__file__).parents[2] / "docs" / "iam"
 TRAINS = 5.0
 SCRIPT = f'echo "$AIRFLOW_GPU_ATTEMPT"; if [ "$AIRFLOW_GPU_ATTEMPT" != 3 ]; then exec sleep 600; fi; sleep {TRAINS:.0f}'
 
@@ -153,9 +152,8 @@ def test_two_losses_on_eks(
     assert usage["node_seconds"]["booting"] < seconds / 2
     assert scale_down(pool) == usage, "another try says the same"
 
-    policy = json.loads((IAM / "eks-full.json").read_text())
-    for statement in policy["Statement"]:
-        statement["Action"] = [action for action in statement["Action"] if action != "ec2:DescribeInstances"]
+    of_cluster = documented_roles.of_cluster(gpu_sandbox)
+    policy = documented_roles.policy("eks-full.json", without=["ec2:DescribeInstances"], **of_cluster)
     key = gpu_sandbox.aws.add_identity(f"bill-{deferrable}", policy=policy)
     monkeypatch.setitem(gpu_sandbox.authenticator.access_entries, key.arn, ["system:masters"])
     connection = {"conn_type": "aws", "login": key.access_key_id, "password": key.secret_access_key}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,16 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import Finding, examine
+from airflow_gpu_provider.sandbox.aws import AccessKey
 from airflow_gpu_provider.sandbox.leftovers import aws_client
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox import documented_roles, role_record
 from tests.sandbox.running import eventually, run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
+EVERY_POLICY = ["eks-full.json", "eks-doctor.json"]
 POOL_CHECKS = ["cluster", "permissions", "cloud permissions", "groups", "quota", "stock", "device plugin", "driver"]
 
 
@@ -55,11 +58,15 @@ def pool(gpu_sandbox: Sandbox) -> Callable[..., EksGpuPool]:
 
 
 @pytest.fixture
-def identity(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, dict[str, Any], str], None]:
-    """Makes the connection `patient`: an IAM user with this policy, who is in one group of the cluster."""
+def identity(
+    request: pytest.FixtureRequest, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., None]]:
+    """Makes the connection `patient`: an IAM user with these files of docs/iam, who is in one group of the cluster."""
     entries = gpu_sandbox.authenticator.access_entries
 
-    def identity(name: str, policy: dict[str, Any], group: str) -> None:
+    def identity(name: str, files: list[str], group: str, *, without: Sequence[str] = ()) -> None:
+        values = {**documented_roles.of_cluster(gpu_sandbox), "AIRFLOW": f"user/doctor-{name}"}
+        policy = documented_roles.policy(*files, without=without, **values)
         key = gpu_sandbox.aws.add_identity(f"doctor-{name}", policy=policy)
         monkeypatch.setitem(entries, key.arn, [group])
         connection = {
@@ -69,8 +76,13 @@ def identity(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Callable[
             "extra": {"region_name": gpu_sandbox.region, "endpoint_url": gpu_sandbox.aws.endpoint_url},
         }
         monkeypatch.setenv("AIRFLOW_CONN_PATIENT", json.dumps(connection))
+        keys.append((files, key))
 
-    return identity
+    keys: list[tuple[list[str], AccessKey]] = []
+    yield identity
+    for files, key in keys:
+        for file in files:
+            role_record.hold(file, request.node.nodeid, gpu_sandbox.aws.policy_uses(key.arn))
 
 
 def examined(pool: GpuPool) -> tuple[Finding, ...]:
@@ -94,15 +106,6 @@ def the_only(pool: GpuPool, check: str, result: str = "problem") -> Finding:
     (finding,) = found[check]
     assert finding.result == result
     return finding
-
-
-def policy_without(*actions: str, doctor: bool = True) -> dict[str, Any]:
-    """Return what docs/iam lists for an EKS pool, less these."""
-    names = ["eks-full.json", *(["eks-doctor.json"] if doctor else [])]
-    statements = [each for name in names for each in json.loads((DOCS / "iam" / name).read_text())["Statement"]]
-    for statement in statements:
-        statement["Action"] = [action for action in statement["Action"] if action not in actions]
-    return {"Version": "2012-10-17", "Statement": statements}
 
 
 # -- nothing ---------------------------------------------------------------------------------------------------
@@ -156,10 +159,10 @@ def test_a_cluster_that_does_not_answer_is_told_once(gpu_sandbox: Sandbox, monke
 
 def test_permissions_of_the_cluster_that_are_missing(
     pool: Callable[..., EksGpuPool],
-    identity: Callable[[str, dict[str, Any], str], None],
+    identity: Callable[..., None],
     administrator: client.ApiClient,
 ) -> None:
-    identity("rbac", policy_without(), "doctor-patients")
+    identity("rbac", EVERY_POLICY, "doctor-patients")
     patient = pool(aws_conn_id="patient")
     nobody = complaints(patient)
     assert nobody["cluster"][0].said.startswith("The cluster does not allow to list leases")
@@ -210,13 +213,11 @@ def give_most_of(file: str, group: str, administrator: client.ApiClient) -> None
         server_side_apply(administrator, manifest)
 
 
-def test_permissions_of_aws_that_are_missing(
-    pool: Callable[..., EksGpuPool], identity: Callable[[str, dict[str, Any], str], None]
-) -> None:
+def test_permissions_of_aws_that_are_missing(pool: Callable[..., EksGpuPool], identity: Callable[..., None]) -> None:
     """Those to change things are asked for, and those to read are tried: nothing is changed either way."""
     patient = pool(aws_conn_id="patient")
     lacking = ("autoscaling:SetDesiredCapacity", "eks:CreateNodegroup", "servicequotas:GetServiceQuota")
-    identity("cannot-grow", policy_without(*lacking), "system:masters")
+    identity("cannot-grow", EVERY_POLICY, "system:masters", without=lacking)
     found = complaints(patient)
     assert list(found) == ["cloud permissions", "quota"]
     assert [each.result for each in found["quota"]] == ["warning"]
@@ -229,14 +230,14 @@ def test_permissions_of_aws_that_are_missing(
         ("problem", "Allow it: docs/iam.md has the whole policy.")
     }
 
-    identity("cannot-read", policy_without("ec2:DescribeSubnets"), "system:masters")
+    identity("cannot-read", EVERY_POLICY, "system:masters", without=["ec2:DescribeSubnets"])
     found = complaints(patient)
     (groups,) = found["groups"]
     assert groups.result == "problem"
     assert "AWS refused ec2:DescribeSubnets" in groups.said
     assert [each.said for each in found["quota"]] == ["could not be looked at: see groups"]
 
-    identity("cannot-ask", policy_without("autoscaling:SetDesiredCapacity", doctor=False), "system:masters")
+    identity("cannot-ask", ["eks-full.json"], "system:masters", without=["autoscaling:SetDesiredCapacity"])
     findings = examined(patient)
     assert {each.result for each in findings} == {"ok"}
     (said,) = (each.said for each in findings if each.check == "cloud permissions")
@@ -244,10 +245,9 @@ def test_permissions_of_aws_that_are_missing(
 
 
 def test_a_permission_and_a_quota_of_google_cloud(gke_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    role = json.loads((DOCS / "iam" / "gke-full.json").read_text())["includedPermissions"]
+    role = documented_roles.google_role("gke-full.json")
     lacking = {*role} - {"compute.instanceGroupManagers.update"}
     account = gke_sandbox.google.add_identity("doctor-patient", permissions=lacking)
-    monkeypatch.setitem(gke_sandbox.authenticator.access_entries, account.email, ["system:masters"])
     monkeypatch.setenv("AIRFLOW_CONN_PATIENT", json.dumps(gke_sandbox.google.connection(account)))
     monkeypatch.setenv("AIRFLOW_CONN_GCP_ADMIN", json.dumps(gke_sandbox.google.connection()))
 

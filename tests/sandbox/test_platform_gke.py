@@ -27,7 +27,8 @@ from airflow_gpu_provider.platforms.gke_spec import OWNER_LABEL, POOL_LABEL, SPE
 from airflow_gpu_provider.pools import GkeGpuPool
 from airflow_gpu_provider.sandbox.faults import Faults, Stockout
 from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
-from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance
+from tests.sandbox import role_record
 from tests.sandbox.aws_account import eventually
 
 ROLE = Path(__file__).parents[2] / "docs" / "iam" / "gke-full.json"
@@ -286,40 +287,6 @@ class TestPlanAndApply:
         assert list(cloud.node_pools.pools) == ["system"]
 
 
-class TestCapacity:
-    RESERVED: dict[str, Any] = {
-        "reservation_affinity": {
-            "consume_reservation_type": "SPECIFIC_RESERVATION",
-            "key": "compute.googleapis.com/reservation-name",
-            "values": ["mine"],
-        }
-    }
-    LARGE: dict[str, Any] = {"machine_types": ["a3-megagpu-8g"]}
-
-    def test_large_types_come_from_a_reservation_and_not_on_demand(self, cloud: GoogleCloud) -> None:
-        platform = GkePlatform(spec(**self.LARGE), OWNER)
-        plan = applied(platform)
-        assert "a3-megagpu-8g is hardly ever to be had on demand, but by reservation or spot" in plan.notes[0]
-        name = first(platform).name
-        platform.grow({name: 1})
-        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
-        assert failure
-        assert failure.out_of_stock
-        platform.delete(print)
-
-        platform = ready(**self.LARGE, **self.RESERVED)
-        assert platform.plan(1).notes == ()
-        platform.grow({name: 1})
-        running(platform, 1)
-
-    def test_flex_start_and_secure_boot_are_taken_as_they_are_sent(self, cloud: GoogleCloud) -> None:
-        fields: dict[str, Any] = {"shielded_instance_config": {"enable_secure_boot": True}}
-        platform = ready(**self.LARGE, flex_start=True, scaling="autoscaler", **fields)
-        assert platform.plan(1).changes == ()
-        with pytest.raises(PoolDrift, match="flex_start is True, wanted False"):
-            GkePlatform(spec(**self.LARGE), OWNER).plan(1)
-
-
 class TestUpgrades:
     def test_gke_leaves_the_nodes_alone(self, cloud: GoogleCloud) -> None:
         platform = grown(1)
@@ -395,17 +362,6 @@ class TestSizes:
         group = first(platform)
         assert (group.desired, group.live) == (0, ())
         assert group.launch_failure, "a stock-out is remembered"
-
-    @pytest.mark.parametrize(("code", "kind"), [("IP_SPACE_EXHAUSTED", "other"), ("PERMISSIONS_ERROR", "refused")])
-    def test_another_failure_of_a_launch_is_told_apart(
-        self, cloud: GoogleCloud, faults: Faults, code: str, kind: str
-    ) -> None:
-        faults.add(Stockout(zone=A, code=code))
-        platform = ready()
-        platform.grow({GROUP_A: 1})
-        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
-        assert failure
-        assert (failure.kind, failure.reason) == (kind, code)
 
     def test_shrinking_leaves_what_runs_and_what_is_on_its_way(self, cloud: GoogleCloud, faults: Faults) -> None:
         platform = grown(1)
@@ -549,18 +505,21 @@ def permissions() -> set[str]:
     return set(json.loads(ROLE.read_text())["includedPermissions"])
 
 
-def act_as(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, granted: set[str]) -> None:
+def act_as(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, granted: set[str]) -> Identity:
     account = cloud.add_identity("airflow", permissions=granted)
     monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection(account)))
+    return account
 
 
 def test_a_whole_life_needs_no_more_than_the_documented_permissions(
-    cloud: GoogleCloud, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, cloud: GoogleCloud, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    act_as(cloud, monkeypatch, permissions())
+    account = act_as(cloud, monkeypatch, permissions())
     platform = ready(node_locations=[A, B])
     applied(GkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
     platform.check_quota(1, pytest.fail)
+    attached = {"accelerator_type": "nvidia-tesla-t4", "accelerator_count": 1}
+    assert not GkePlatform(spec(name="n1", machine_types=["n1-standard-4"], **attached), OWNER).plan(1).is_empty
     since = datetime.now(UTC)
     platform.grow({GROUP_A: 1})
     (machine,) = running(platform, 1).machines
@@ -576,6 +535,8 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     faults.clear()
     platform.delete(print)
     assert platform.observe() == ()
+    assert not cloud.refused(account)
+    role_record.hold("gke-full.json", request.node.nodeid, cloud.permission_uses(account))
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from tests.sandbox import documented_roles, role_record
 from tests.sandbox.running import run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -43,7 +44,7 @@ def airflow_identity(
     request: pytest.FixtureRequest, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """Everything below runs as an IAM user with one policy, who is nobody in the cluster but a member of one group."""
-    policy = json.loads((DOCS / "iam" / "eks-full.json").read_text())
+    policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(gpu_sandbox))
     key = gpu_sandbox.aws.add_identity(f"airflow-{request.node.name}", policy=policy)
     gpu_sandbox.authenticator.access_entries[key.arn] = [GROUP]
     connection = {
@@ -55,6 +56,8 @@ def airflow_identity(
     monkeypatch.setenv("AIRFLOW_CONN_AIRFLOW_IDENTITY", json.dumps(connection))
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     yield key.arn
+    assert not gpu_sandbox.aws.refused(key.arn)
+    role_record.hold("eks-full.json", request.node.nodeid, gpu_sandbox.aws.policy_uses(key.arn))
     del gpu_sandbox.authenticator.access_entries[key.arn]
 
 

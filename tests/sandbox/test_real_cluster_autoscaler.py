@@ -7,6 +7,7 @@ It needs the program, which is not this project's: AIRFLOW_GPU_SANDBOX_CLUSTER_A
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from airflow_gpu_provider.sandbox import SandboxProcess
+from tests.sandbox import documented_roles
 from tests.sandbox.autoscaling import STATUS_SHAPE, Eks, gpu_pod, shape_of
 from tests.sandbox.running import eventually
 
-POLICY = Path(__file__).parents[2] / "docs" / "iam" / "cluster-autoscaler.json"
 PROGRAM = "AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER"
 # It waits 30 s for a GPU pod whatever its flags; the rest is quick.
 FLAGS = (
@@ -62,8 +63,11 @@ def cluster_autoscaler(eks: Eks, log: Path) -> Iterator[subprocess.Popen[bytes]]
 
 def user_with_the_documented_policy(eks: Eks) -> dict[str, str]:
     iam, name = eks.client("iam"), "cluster-autoscaler"
+    account = iam.get_user()["User"]["Arn"].split(":")[4]
+    where = {"REGION": eks.env["AWS_DEFAULT_REGION"], "ACCOUNT": account, "CLUSTER": eks.sandbox.cluster_name}
+    documented = documented_roles.policy("cluster-autoscaler.json", **where)
     iam.create_user(UserName=name)
-    iam.put_user_policy(UserName=name, PolicyName="documented", PolicyDocument=POLICY.read_text())
+    iam.put_user_policy(UserName=name, PolicyName="documented", PolicyDocument=json.dumps(documented))
     key = iam.create_access_key(UserName=name)["AccessKey"]
     return {"AWS_ACCESS_KEY_ID": key["AccessKeyId"], "AWS_SECRET_ACCESS_KEY": key["SecretAccessKey"]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from airflow_gpu_provider.sandbox.aws.access import PolicyUse
 from airflow_gpu_provider.sandbox.aws.cloud import AwsCloud
 from airflow_gpu_provider.sandbox.aws.interface import (
     AccessKey,
@@ -20,6 +21,7 @@ __all__ = [
     "ClusterNetwork",
     "Identity",
     "Instance",
+    "PolicyUse",
     "ScalableGroup",
     "Taint",
 ]

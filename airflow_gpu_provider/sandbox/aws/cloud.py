@@ -16,7 +16,9 @@ from moto.core.responses import BaseResponse
 from moto.ec2.models import ec2_backends
 from moto.eks.models import eks_backends
 
+from airflow_gpu_provider.sandbox.aws.access import AccessControl, PolicyUse
 from airflow_gpu_provider.sandbox.aws.activities import ActivityLog
+from airflow_gpu_provider.sandbox.aws.authorization import Authorization
 from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, utc_now
 from airflow_gpu_provider.sandbox.aws.auto_scaling_api import AutoScalingApi
 from airflow_gpu_provider.sandbox.aws.clusters import ControlPlaneAddress
@@ -88,12 +90,21 @@ class AwsCloud:
         self._identities = Identities(account_id=self.account_id, region=self.region)
         self._build_services()
         self.access_key = self._identities.add("sandbox-admin")
+        authorization = Authorization(
+            region=self.region,
+            account_id=self.account_id,
+            auto_scaling=self._auto_scaling,
+            eks=self._eks,
+            iam=self._identities.iam,
+        )
+        self._access = AccessControl(authorization, self._identities.iam)
         self._api = AwsApi(
             services=self._services(),
             region=self.region,
             lock=self._lock,
             faults=self._faults,
             identities=self._identities,
+            access=self._access,
             after_call=lambda: self._clock.wake(),
         )
         self._server = AwsServer(self._api)
@@ -315,12 +326,22 @@ class AwsCloud:
             )
 
     def add_identity(self, name: str, *, policy: Mapping[str, Any] | None = None) -> AccessKey:
-        """A new IAM user, who may do everything, or just the actions that this policy allows.
+        """A new IAM user, who may do everything, or just what this policy allows.
 
-        EntityAlreadyExists if the name is taken.
+        EntityAlreadyExists if the name is taken. UnsupportedPolicy if something in the policy is not evaluated here.
         """
         with self._lock:
             return self._identities.add(name, policy)
+
+    def policy_uses(self, arn: str) -> frozenset[PolicyUse]:
+        """What the policies of the user or role with this ARN have allowed so far, and for which calls."""
+        with self._lock:
+            return self._access.uses(arn)
+
+    def refused(self, arn: str) -> frozenset[PolicyUse]:
+        """What they have refused so far, and for which calls. The statement is empty."""
+        with self._lock:
+            return self._access.refused(arn)
 
     def complete_drain(self, instance_id: str) -> None:
         """The instance's pods are gone: end it. Does nothing if it waits for no drain."""

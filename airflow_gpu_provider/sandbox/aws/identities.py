@@ -18,6 +18,7 @@ from moto.iam.models import IAMBackend, iam_backends
 from moto.sts.models import sts_backends
 from moto.sts.responses import TokenResponse
 
+from airflow_gpu_provider.sandbox.aws import policies
 from airflow_gpu_provider.sandbox.aws.interface import AccessKey, Identity
 from airflow_gpu_provider.sandbox.aws.signatures import ALGORITHM, EMPTY_BODY, Scope, SignedRequest
 
@@ -61,7 +62,12 @@ class Identities:
         return iam_backends[self._account_id]["aws"]
 
     def add(self, name: str, policy: Mapping[str, Any] | None = None) -> AccessKey:
-        """A new IAM user with an access key, and a policy of its own. EntityAlreadyExists if the name is taken."""
+        """A new IAM user with an access key, and a policy of its own.
+
+        EntityAlreadyExists if the name is taken. UnsupportedPolicy if something in the policy is not evaluated here.
+        """
+        if policy is not None:
+            policies.validate(policy)
         user = self.iam.create_user(self._region, name)
         if policy is not None:
             self.iam.put_user_policy(name, "own", json.dumps(policy))

@@ -13,6 +13,8 @@ from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend
 from airflow_gpu_provider.sandbox.aws.node_groups import NodeGroup
 
+OWN_SERVICE = "eks-nodegroup.amazonaws.com"
+OWN_ROLE = "AWSServiceRoleForAmazonEKSNodegroup"
 DRAIN_HOOK = "Terminate-LC-Hook"
 
 
@@ -92,13 +94,6 @@ class NodeGroupCreation:
         except (EC2ClientError, IndexError, KeyError) as error:
             raise rules.refuse(f"Launch template {launch_template} does not exist") from error
 
-    def ami_type(self, request: Mapping[str, Any]) -> str:
-        """Return what EKS says of a group: CUSTOM where the template names the AMI, by default AL2023 without GPUs."""
-        template = request.get("launch_template")
-        if template and self.launch_template_data(template).get("ImageId"):
-            return "CUSTOM"
-        return request.get("ami_type") or "AL2023_x86_64_STANDARD"
-
     def create_auto_scaling_group(self, group: NodeGroup) -> None:
         """The group that EKS makes: a fleet over the node group's types and subnets, drained by a hook."""
         template = self._template_for(group)
@@ -139,6 +134,13 @@ class NodeGroupCreation:
         self._auto_scaling.create_lifecycle_hook(
             DRAIN_HOOK, group.asg_name, "autoscaling:EC2_INSTANCE_TERMINATING", 1800, "CONTINUE"
         )
+
+    def make_own_role(self) -> None:
+        """EKS's service-linked role, which the account's first managed node group brings."""
+        iam = iam_backends[self._ec2.account_id][self._ec2.partition]
+        if not any(role.name == OWN_ROLE for role in iam.roles.values()):
+            path = f"/aws-service-role/{OWN_SERVICE}/"
+            iam.create_role(OWN_ROLE, "{}", path, None, description="", tags=[], max_session_duration="3600")
 
     def _template_for(self, group: NodeGroup) -> dict[str, str]:
         if group.launch_template:

@@ -14,20 +14,21 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
-from moto.core.request import Request, environ_key_for_header
+from moto.core.request import environ_key_for_header
 from moto.core.responses import BaseResponse
-from moto.core.routing import get_service_router
 from moto.moto_server.werkzeug_app import (
     DomainDispatcherApplication,
     MotoRequestHandler,
     create_backend_app,
 )
-from werkzeug.exceptions import NotFound
 from werkzeug.serving import BaseWSGIServer, make_server
 
-from airflow_gpu_provider.sandbox.aws import policies, request_faults
+from airflow_gpu_provider.sandbox.aws import request_faults
+from airflow_gpu_provider.sandbox.aws.access import AccessControl
+from airflow_gpu_provider.sandbox.aws.api_calls import WsgiRequest, operation_of, parameters_of
+from airflow_gpu_provider.sandbox.aws.conditions import UnsupportedPolicy
 from airflow_gpu_provider.sandbox.aws.identities import Identities
 from airflow_gpu_provider.sandbox.aws.request_faults import Answer
 from airflow_gpu_provider.sandbox.aws.signatures import ALGORITHM, Scope, SignedRequest
@@ -43,10 +44,6 @@ _GLOBAL = {"iam"}
 _AUTHORIZATION = re.compile(
     rf"{ALGORITHM} Credential=(?P<scope>[^,]+), *SignedHeaders=(?P<headers>[^,]+), *Signature=(?P<signature>\w+)"
 )
-
-
-class _Request(Request):
-    from_wsgi_server = True
 
 
 class _QuietHandler(MotoRequestHandler):
@@ -96,6 +93,7 @@ class AwsApi:
         lock: threading.RLock,
         faults: Faults,
         identities: Identities,
+        access: AccessControl,
         after_call: Callable[[], None],
     ) -> None:
         """`services` makes a response for one call, by signing name; every other service is plain moto's."""
@@ -108,6 +106,7 @@ class AwsApi:
         self._lock = lock
         self._faults = faults
         self._identities = identities
+        self._access = access
         self._after_call = after_call
         self._rest_of_aws = DomainDispatcherApplication(create_backend_app)
 
@@ -118,21 +117,26 @@ class AwsApi:
         if call is None:
             return _send(request_faults.answer(request_faults.UNSIGNED, "sts"), start_response)
         with self._lock:
-            action = f"{call.scope.service}:{_operation(environ, call.service)}"
+            action = f"{call.scope.service}:{operation_of(environ, call.service)}"
             self.calls[action] += 1
             self.called_at[action] = time.time()
-            refusal = self._refusal(call, action)
+            try:
+                refusal = self._refusal(call, action, environ)
+            except UnsupportedPolicy as error:
+                log.error("the sandbox's AWS cannot tell whether %s is allowed: %s", action, error)
+                unknown = request_faults.AwsError(status=501, code="NotImplemented", message=str(error))
+                return _send(request_faults.answer(unknown, call.service), start_response)
             if refusal is not None:
                 return _send(request_faults.answer(refusal, call.service), start_response)
             here = call.scope.region == self._region or call.service in _GLOBAL
             make = self._services.get(call.service) if here else None
             if make is None:
                 return cast(Iterable[bytes], self._rest_of_aws(environ, start_response))
-            answer = self._call(make(), _Request(environ))
+            answer = self._call(make(), WsgiRequest(environ))
         self._after_call()
         return _send(answer, start_response)
 
-    def _refusal(self, call: Call, action: str) -> request_faults.AwsError | None:
+    def _refusal(self, call: Call, action: str, environ: Environ) -> request_faults.AwsError | None:
         known = self._identities.find(call.scope.access_key_id)
         token = call.request.headers.get("x-amz-security-token")
         if known is None or token != known.credentials.token:
@@ -141,10 +145,13 @@ class AwsApi:
             return request_faults.EXPIRED
         if not call.request.matches(call.signature, known.credentials.secret_key):
             return request_faults.BAD_SIGNATURE
-        denied = policies.refusal(self._identities.iam, arn=known.identity.arn, action=action)
+        operation = action.partition(":")[2]
+        denied = self._access.refusal(
+            known.identity.arn, action, lambda: parameters_of(environ, call.service, operation)
+        )
         return denied or request_faults.drawn(self._faults, call.service)
 
-    def _call(self, response: BaseResponse, request: _Request) -> Answer:
+    def _call(self, response: BaseResponse, request: WsgiRequest) -> Answer:
         try:
             status, headers, body = response._dispatch(request)
         except NotImplementedError as error:
@@ -159,20 +166,6 @@ class AwsApi:
 def _failure(error: Exception) -> bytes:
     code = "NotImplemented" if isinstance(error, NotImplementedError) else "InternalFailure"
     return json.dumps({"__type": code, "message": f"{type(error).__name__}: {error}"}).encode()
-
-
-def _operation(environ: Environ, service: str) -> str:
-    """The operation's name, by the service's protocol."""
-    if target := environ.get("HTTP_X_AMZ_TARGET"):
-        return str(target).rpartition(".")[2]
-    body = environ["wsgi.input"].getvalue().decode(errors="replace")
-    if action := parse_qs(f"{environ.get('QUERY_STRING', '')}&{body}").get("Action"):
-        return action[0]
-    try:
-        operation, _ = get_service_router(service).match(_Request(environ))
-    except (NotFound, NotImplementedError, LookupError):
-        return "?"
-    return str(operation.name)
 
 
 _REASONS = {200: "OK", 400: "Bad Request", 403: "Forbidden", 404: "Not Found", 409: "Conflict"}

@@ -20,19 +20,12 @@ from airflow_gpu_provider.sandbox.google.clusters import VERSION, Cluster, Clust
 from airflow_gpu_provider.sandbox.google.compute_api import ComputeApi
 from airflow_gpu_provider.sandbox.google.container_api import ContainerApi
 from airflow_gpu_provider.sandbox.google.http_server import TOKEN_PATH, Api, ApiServer
-from airflow_gpu_provider.sandbox.google.iam_api import IamApi
 from airflow_gpu_provider.sandbox.google.identities import Identities
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Surroundings
-from airflow_gpu_provider.sandbox.google.interface import (
-    GoogleTimings,
-    Identity,
-    Instance,
-    KubernetesUser,
-    ScalableGroup,
-)
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance, ScalableGroup
 from airflow_gpu_provider.sandbox.google.node_pools import NodePools
 from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress
-from airflow_gpu_provider.sandbox.google.permissions import Permissions
+from airflow_gpu_provider.sandbox.google.permissions import Permissions, PermissionUse
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 from airflow_gpu_provider.sandbox.google.replicas import Replicas
 from airflow_gpu_provider.sandbox.google.resource_manager_api import ResourceManagerApi
@@ -157,12 +150,7 @@ class GoogleCloud:
             clock=self._now,
         )
         self._api = Api(
-            routes=[
-                *container.routes(),
-                *compute.routes(),
-                *ResourceManagerApi(self._permissions).routes(),
-                *IamApi(self._identities).routes(),
-            ],
+            routes=[*container.routes(), *compute.routes(), *ResourceManagerApi(self._permissions).routes()],
             identities=self._identities,
             permissions=self._permissions,
             faults=self._faults,
@@ -238,19 +226,9 @@ class GoogleCloud:
         with self._lock:
             return dict(self._api.called_at)
 
-    def identify(self, token: str) -> KubernetesUser | None:
-        """Whose access token this is; the cluster takes nothing else, as GKE does.
-
-        An account that may do everything in the project may do so in the cluster, too; what others may do there is
-        for the cluster to say.
-        """
-        bearer = self._identities.identify_access_token(token)
-        if bearer is None:
-            return None
-        account = bearer.identity
-        return KubernetesUser(
-            username=bearer.username, uid=account.unique_id, administers=not self._permissions.is_limited(account)
-        )
+    def identify(self, token: str) -> Identity | None:
+        """Whose access token this is; the cluster takes nothing else, as GKE does."""
+        return self._identities.identify_access_token(token)
 
     def add_identity(self, name: str, *, permissions: Iterable[str] | None = None) -> Identity:
         """A new service account, which may do everything, or just what these IAM permissions allow.
@@ -261,6 +239,14 @@ class GoogleCloud:
         if permissions is not None:
             self._permissions.grant(identity, frozenset(permissions))
         return identity
+
+    def permission_uses(self, identity: Identity) -> frozenset[PermissionUse]:
+        """What the account's permissions were needed for so far, and for which calls."""
+        return self._permissions.uses(identity)
+
+    def refused(self, identity: Identity) -> frozenset[PermissionUse]:
+        """What the account lacked so far, and for which calls."""
+        return self._permissions.refused(identity)
 
     def keyfile(self, identity: Identity | None = None) -> dict[str, str]:
         """The key of the administrator, or of another service account."""

@@ -1,12 +1,13 @@
 """Compute Engine's API, `compute.googleapis.com/compute/v1`, as far as node pools need it.
 
-Instance groups and their instances, quotas, and what each zone offers. Sizes of groups are changed at once, so an
-operation is DONE when it is answered, as is every one here; what it set going shows in the group.
+Instance groups and their instances, quotas, and what each zone offers. An operation on a group is RUNNING in the answer
+to the call that began it, and DONE when it is looked at again; what it set going shows in the group.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator
@@ -234,11 +235,12 @@ class ComputeApi:
     # Operations
 
     def _done(self, kind: str, group: InstanceGroup, call: Call) -> dict[str, Any]:
+        """An operation that is still RUNNING in the answer to the call that began it, as Compute Engine's are."""
         now = self._clock()
         operation = ComputeOperation(
             kind=kind, target=group.url, target_id=group.id, started_at=now, ended_at=now, user=call.caller.email
         )
-        return self._operations.add(operation).describe()
+        return replace(self._operations.add(operation), ended_at=None).describe()
 
     def _get_operation(self, call: Call) -> Any:
         operation = self._operations.get(call.path["operation"])

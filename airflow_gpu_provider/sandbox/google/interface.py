@@ -48,10 +48,6 @@ class Instance:
     def node_name(self) -> str:
         return self.name
 
-    @property
-    def at_registration(self) -> Instance:
-        return self
-
 
 @dataclass(frozen=True, kw_only=True)
 class ScalableGroup:
@@ -111,22 +107,21 @@ class GoogleTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A service account."""
+    """A service account, as the API server sees the bearer of its token."""
 
     email: str
     unique_id: str
     project_id: str
 
+    # As GKE tells the API server
 
-@dataclass(frozen=True, kw_only=True)
-class KubernetesUser:
-    """A service account, as GKE tells the API server of the bearer of its token."""
+    @property
+    def username(self) -> str:
+        return self.email
 
-    username: str
-    """The account's email where the token may tell it, else its unique id."""
-    uid: str
-    administers: bool
-    """IAM alone lets it do everything in the cluster."""
+    @property
+    def uid(self) -> str:
+        return self.unique_id
 
     @property
     def extra(self) -> Mapping[str, list[str]]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from dataclasses import dataclass
+
 from airflow_gpu_provider.sandbox.google.errors import GoogleApiError
 from airflow_gpu_provider.sandbox.google.interface import Identity
 
@@ -47,9 +50,20 @@ PERMISSIONS: dict[str, str] = {
     "compute:GetZoneOperation": "compute.zoneOperations.get",
     "compute:ListZoneOperations": "compute.zoneOperations.list",
     "compute:WaitZoneOperation": "compute.zoneOperations.get",
-    "iamcredentials:GenerateAccessToken": "iam.serviceAccounts.getAccessToken",
     "resourcemanager:TestIamPermissions": "",
 }
+
+
+@dataclass(frozen=True, order=True)
+class PermissionUse:
+    """A permission, and the call that needed it: `container:CreateNodePool`."""
+
+    permission: str
+    call: str
+
+
+# Google's documentation has these as well for a call.
+_ALSO = {"compute:DeleteInstances": "compute.instances.delete"}
 
 
 class Permissions:
@@ -57,16 +71,22 @@ class Permissions:
 
     def __init__(self) -> None:
         self._granted: dict[str, frozenset[str]] = {}
+        self._uses: defaultdict[str, set[PermissionUse]] = defaultdict(set)
+        self._refused: defaultdict[str, set[PermissionUse]] = defaultdict(set)
+
+    def uses(self, identity: Identity) -> frozenset[PermissionUse]:
+        """What the account's permissions were needed for so far."""
+        return frozenset(self._uses[identity.email])
+
+    def refused(self, identity: Identity) -> frozenset[PermissionUse]:
+        """What it lacked so far, and for which calls."""
+        return frozenset(self._refused[identity.email])
 
     def grant(self, identity: Identity, permissions: frozenset[str]) -> None:
         """Let the account do this and nothing else. ValueError if a permission is unknown here."""
         if unknown := permissions - set(PERMISSIONS.values()):
             raise ValueError(f"no call takes {sorted(unknown)}; known are {sorted(set(PERMISSIONS.values()))}")
         self._granted[identity.email] = permissions
-
-    def is_limited(self, identity: Identity) -> bool:
-        """Return True if the account was given less than everything."""
-        return identity.email in self._granted
 
     def allow(self, identity: Identity, permission: str) -> bool:
         """Whether the account has this permission."""
@@ -75,9 +95,14 @@ class Permissions:
 
     def check(self, identity: Identity, operation: str, resource: str) -> None:
         """PERMISSION_DENIED, in the service's own words, unless the account may make this call."""
-        needed = PERMISSIONS[operation]
-        if not needed or self.allow(identity, needed):
-            return
-        if operation.startswith("container:"):
-            raise GoogleApiError("PERMISSION_DENIED", f'Required "{needed}" permission(s) for "{resource}".')
-        raise GoogleApiError("PERMISSION_DENIED", f"Required '{needed}' permission for '{resource}'")
+        for needed in filter(None, (PERMISSIONS[operation], _ALSO.get(operation))):
+            allowed = self.allow(identity, needed)
+            (self._uses if allowed else self._refused)[identity.email].add(PermissionUse(needed, operation))
+            if not allowed:
+                raise _denied(needed, operation, resource)
+
+
+def _denied(needed: str, operation: str, resource: str) -> GoogleApiError:
+    if operation.startswith("container:"):
+        return GoogleApiError("PERMISSION_DENIED", f'Required "{needed}" permission(s) for "{resource}".')
+    return GoogleApiError("PERMISSION_DENIED", f"Required '{needed}' permission for '{resource}'")

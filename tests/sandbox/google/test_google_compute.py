@@ -15,7 +15,9 @@ def test_exactly_the_named_machines_go_and_the_size_goes_down_with_them(project:
     project.create(nodes=3)
     keep, *go = [one["instance"] for one in project.managed()]
     operation = project.compute("POST", f"{project.group()}/deleteInstances", json={"instances": go})
-    assert operation["status"] == "DONE"
+    assert operation["status"] == "RUNNING"
+    path = operation["selfLink"][operation["selfLink"].index("zones/") :]
+    assert project.compute("POST", f"{path}/wait")["status"] == "DONE"
     assert project.compute("GET", project.group())["targetSize"] == 1
     eventually(lambda: [one["instance"] for one in project.managed()], lambda left: left == [keep])
     assert sorted(project.events.names("terminated")) == sorted(url.rpartition("/")[2] for url in go)
