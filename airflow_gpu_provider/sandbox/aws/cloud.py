@@ -36,6 +36,7 @@ from airflow_gpu_provider.sandbox.aws.interface import (
     Instance,
     ScalableGroup,
 )
+from airflow_gpu_provider.sandbox.aws.judged import JudgedApi
 from airflow_gpu_provider.sandbox.aws.launches import Ec2Capacity
 from airflow_gpu_provider.sandbox.aws.node_groups import NodeGroup
 from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
@@ -107,7 +108,7 @@ class AwsCloud:
             access=self._access,
             after_call=lambda: self._clock.wake(),
         )
-        self._server = AwsServer(self._api)
+        self._server = AwsServer(JudgedApi(self._api))
         self._clock = Clock(self._step, poll=self.timings.poll, name="aws-clock")
         self._running = True
         self._server.start()

@@ -48,13 +48,11 @@ _REJECTED: dict[str, AwsError] = {
 }
 _ANY_REJECTED = AwsError(status=403, code="UnrecognizedClientException", message=_UNKNOWN_KEY)
 UNSIGNED = AwsError(status=403, code="MissingAuthenticationToken", message="Request is missing Authentication Token")
-BAD_SIGNATURE = AwsError(
-    status=403,
-    code="SignatureDoesNotMatch",
-    message="The request signature we calculated does not match the signature you provided. Check your AWS Secret "
-    "Access Key and signing method. Consult the service documentation for details.",
+_BAD_SIGNATURE = (
+    "The request signature we calculated does not match the signature you provided. Check your AWS Secret Access Key "
+    "and signing method. Consult the service documentation for details."
 )
-EXPIRED = AwsError(status=403, code="ExpiredToken", message="The security token included in the request is expired")
+_EXPIRED = "The security token included in the request is expired"
 
 
 def drawn(faults: Faults, service: str) -> AwsError | None:
@@ -69,6 +67,18 @@ def drawn(faults: Faults, service: str) -> AwsError | None:
 def rejected(service: str) -> AwsError:
     """What the service says of an access key that it does not know."""
     return _REJECTED.get(service, _ANY_REJECTED)
+
+
+def bad_signature(service: str) -> AwsError:
+    """What the service says of a signature by another secret."""
+    code = "InvalidSignatureException" if "json" in _protocol(service) else "SignatureDoesNotMatch"
+    return AwsError(status=403, code=code, message=_BAD_SIGNATURE)
+
+
+def expired(service: str) -> AwsError:
+    """What the service says of a session that is over."""
+    code = {"ec2": "RequestExpired", "query": "ExpiredToken"}.get(_protocol(service), "ExpiredTokenException")
+    return AwsError(status=403, code=code, message=_EXPIRED)
 
 
 def answer(error: AwsError, service: str) -> Answer:

@@ -36,7 +36,8 @@ from airflow_gpu_provider.sandbox.faults import Faults
 
 log = logging.getLogger(__name__)
 Environ = dict[str, Any]
-StartResponse = Callable[[str, list[tuple[str, str]]], Any]
+StartResponse = Callable[..., Any]
+WsgiApplication = Callable[[Environ, StartResponse], Iterable[bytes]]
 # Signing names that are not the names of botocore's models
 _SERVICES = {"servicequotas": "service-quotas"}
 # Has one endpoint for all regions, and calls are signed for us-east-1.
@@ -142,9 +143,9 @@ class AwsApi:
         if known is None or token != known.credentials.token:
             return request_faults.rejected(call.service)
         if known.expires is not None and datetime.now(UTC) >= known.expires:
-            return request_faults.EXPIRED
+            return request_faults.expired(call.service)
         if not call.request.matches(call.signature, known.credentials.secret_key):
-            return request_faults.BAD_SIGNATURE
+            return request_faults.bad_signature(call.service)
         operation = action.partition(":")[2]
         denied = self._access.refusal(
             known.identity.arn, action, lambda: parameters_of(environ, call.service, operation)
@@ -183,7 +184,7 @@ def _send(answer: Answer, start_response: StartResponse) -> Iterable[bytes]:
 class AwsServer:
     """The endpoint's thread, on a free port of 127.0.0.1."""
 
-    def __init__(self, api: AwsApi) -> None:
+    def __init__(self, api: WsgiApplication) -> None:
         self._server: BaseWSGIServer = make_server("127.0.0.1", 0, api, threaded=True, request_handler=_QuietHandler)
         self._thread = threading.Thread(target=self._serve, name="aws-endpoint", daemon=True)
 

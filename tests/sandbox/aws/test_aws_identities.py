@@ -166,15 +166,17 @@ def test_the_caller_is_known_by_key(account: Account) -> None:
 
 
 @pytest.mark.parametrize(
-    ("service", "call", "code"),
+    ("service", "call", "code", "for_a_wrong_secret"),
     [
-        ("eks", "list_clusters", "UnrecognizedClientException"),
-        ("ec2", "describe_instances", "AuthFailure"),
-        ("autoscaling", "describe_auto_scaling_groups", "InvalidClientTokenId"),
-        ("sts", "get_caller_identity", "InvalidClientTokenId"),
+        ("eks", "list_clusters", "UnrecognizedClientException", "InvalidSignatureException"),
+        ("ec2", "describe_instances", "AuthFailure", "SignatureDoesNotMatch"),
+        ("autoscaling", "describe_auto_scaling_groups", "InvalidClientTokenId", "SignatureDoesNotMatch"),
+        ("sts", "get_caller_identity", "InvalidClientTokenId", "SignatureDoesNotMatch"),
     ],
 )
-def test_unknown_keys_and_wrong_secrets_are_rejected(account: Account, service: str, call: str, code: str) -> None:
+def test_unknown_keys_and_wrong_secrets_are_rejected(
+    account: Account, service: str, call: str, code: str, for_a_wrong_secret: str
+) -> None:
     key = account.cloud.access_key
     unknown = AccessKey(access_key_id="AKIAIOSFODNN7EXAMPLE", secret_access_key="x", arn=key.arn)
     wrong = AccessKey(access_key_id=key.access_key_id, secret_access_key="x", arn=key.arn)
@@ -184,7 +186,7 @@ def test_unknown_keys_and_wrong_secrets_are_rejected(account: Account, service: 
     assert error.value.response["Error"]["Code"] == code
     with pytest.raises(ClientError) as error:
         getattr(account.client(service, wrong), call)()
-    assert error.value.response["Error"]["Code"] == "SignatureDoesNotMatch"
+    assert error.value.response["Error"]["Code"] == for_a_wrong_secret
 
 
 def test_a_key_made_inactive_stops_working(account: Account) -> None:
