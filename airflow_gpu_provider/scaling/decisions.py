@@ -162,13 +162,28 @@ def _grow(
     is needed, it is set to what exists.
     """
     held = {each.machine.group for each in machines if each.holders}
+    replacing = _replacing(snapshot, machines, wanted)
     grow = {}
     for group in filter(scalable, snapshot.groups):
         missing = placed.get(group.name, 0)
-        size = len(group.live) + missing
-        if size > group.desired and (missing or wanted or group.name in held):
+        size = min(len(group.live) + missing, group.max_size)
+        if group.name not in replacing and size > group.desired and (missing or wanted or group.name in held):
             grow[group.name] = size
     return grow
+
+
+def _replacing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> set[str]:
+    """Return the groups in which the cloud brings another machine before it ends one at risk, as EKS does for spot.
+
+    Such a group has more machines than its size for a while, and is left alone until it has not. It is taken for one
+    only where its size, without what is above it, has all that is needed.
+    """
+    good = Counter(each.machine.group for each in machines if each.counts)
+    held = Counter(each.machine.group for each in machines if each.holders)
+    if sum(min(group.desired, good[group.name]) for group in snapshot.groups) < wanted:
+        return set()
+    spot = (group for group in snapshot.groups if group.candidate.market == "SPOT")
+    return {group.name for group in spot if max(held[group.name], 1) <= group.desired < len(group.live)}
 
 
 def _shrink(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> tuple[str, ...]:
@@ -189,7 +204,8 @@ def _release(
     free = [each for each in machines if each.may_go and each.machine.group not in leaving | kept]
     useless = [each for each in free if not each.counts]
     idle = sorted((each for each in free if each.counts), key=_release_order)
-    surplus = sum(each.counts for each in machines) - max(wanted, _in_demand(snapshot, machines))
+    going = sum(len(group.live) - group.desired for group in snapshot.groups if group.name in leaving)
+    surplus = sum(each.counts for each in machines) - going - max(wanted, _in_demand(snapshot, machines))
     room = Counter({group.name: len(group.live) - group.keeps for group in snapshot.groups})
     useless = _as_far_as(room, useless, len(useless))
     return (*useless, *_as_far_as(room, idle, surplus))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,13 +14,19 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Replacement:
-    """One that is under way. `zone` is where the new instance has to be, None for anywhere."""
+    """One that is under way.
+
+    Attributes:
+        zone: Where the new instance has to be; None for anywhere.
+        takes_over_at: When the old one may go, once the new one is in service.
+    """
 
     old: Member
     launch_cause: str
     end_cause: str
     zone: str | None = None
     new: Member | None = None
+    takes_over_at: datetime | None = None
 
 
 def uneven(members: Iterable[Member], zones: Sequence[str]) -> tuple[Member, str] | None:

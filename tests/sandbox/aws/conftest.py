@@ -32,6 +32,7 @@ QUICK = AwsTimings(
     drain_timeout=4.0,
     terminate=0.1,
     spot_notice=0.4,
+    replacement_join=0.5,
     az_rebalance=0.3,
     stale=0.0,
     poll=0.02,

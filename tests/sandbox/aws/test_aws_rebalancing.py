@@ -83,6 +83,16 @@ def test_a_replacement_comes_before_a_spot_instance_at_risk_goes(account: Accoun
     assert account.events.of("notice") == []
 
 
+def test_both_run_until_the_replacement_s_node_is_ready(account: Account) -> None:
+    asg = account.node_group(capacityType="SPOT", scalingConfig={"minSize": 0, "maxSize": 1, "desiredSize": 0})
+    (old,) = account.grow(asg, 1)
+    account.cloud.recommend_rebalance(old)
+    both = eventually(lambda: account.instances(asg), lambda ids: len(ids) == 2)
+    assert old in both
+    assert (account.group(asg)["DesiredCapacity"], account.group(asg)["MaxSize"]) == (1, 1)
+    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [old])
+
+
 def test_a_notice_before_the_replacement_is_there_drains_at_once(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     (old,) = account.grow(asg, 1)

@@ -148,6 +148,60 @@ def test_a_group_that_is_about_to_lose_a_wanted_machine_is_set_to_what_exists() 
     assert decide(state).grow == {A: 2}
 
 
+SPOT = "train-a-g6-xlarge-spot"
+
+
+@pytest.mark.parametrize("joined", [False, True])
+@pytest.mark.parametrize("max_nodes", [1, 4])
+def test_a_spot_machine_s_replacement_is_left_to_the_cloud_until_it_has_taken_its_place(
+    joined: bool, max_nodes: int
+) -> None:
+    """Capacity Rebalancing: two machines in a group of size one, and the old one goes when the new one is Ready."""
+    spec = pool(capacity_types=("SPOT",), max_nodes=max_nodes)
+    state = snapshot(
+        machine(1, SPOT),
+        machine(2, SPOT, state="running" if joined else "pending"),
+        leases=(lease(),),
+        nodes=(node(1), node(2))[: 1 + joined],
+        pods=(pod("train", on=1, run="run"),),
+        spec=spec,
+        train_a_g6_xlarge_spot={"desired": 1},
+    )
+    assert decide(state).is_empty
+    given_up = decide(replace(state, leases=()))
+    assert (given_up.grow, given_up.release, given_up.shrink) == ({}, (), ())
+
+
+def test_what_a_replacement_adds_makes_no_other_machine_superfluous() -> None:
+    other = "train-b-g6-xlarge-spot"
+    state = snapshot(
+        machine(1, SPOT),
+        machine(2, SPOT),
+        machine(3, other),
+        leases=(lease(nodes=2),),
+        spec=pool(capacity_types=("SPOT",)),
+        train_a_g6_xlarge_spot={"desired": 1},
+    )
+    assert decide(state).is_empty
+
+
+def test_a_spot_group_below_what_is_needed_is_set_to_what_exists() -> None:
+    state = snapshot(
+        machine(1, SPOT),
+        machine(2, SPOT),
+        leases=(lease(nodes=2),),
+        spec=pool(capacity_types=("SPOT",)),
+        train_a_g6_xlarge_spot={"desired": 1},
+    )
+    assert decide(state).grow == {SPOT: 2}
+
+
+def test_no_size_is_above_the_group_s_largest() -> None:
+    sizes = {"desired": 1, "max_size": 1}
+    state = snapshot(machine(1), machine(2), leases=(lease(nodes=2),), train_a_g6_xlarge=sizes)
+    assert A not in decide(state).grow
+
+
 def test_a_group_that_the_switch_has_set_to_zero_is_left_to_it() -> None:
     assert decide(snapshot(machine(1), train_a_g6_xlarge={"desired": 0})).is_empty
 
