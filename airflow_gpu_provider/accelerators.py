@@ -254,6 +254,23 @@ def gce_machine_types() -> tuple[str, ...]:
     return (*_GCE, *without)
 
 
+# Machine types that are hardly to be had on demand, and how they are ("GPU machine types", "Consumption options").
+_LARGE = ("reservation", "spot", "flex-start")
+_NOT_ON_DEMAND: dict[str, tuple[str, ...]] = {
+    "a3-highgpu-1g": ("spot", "flex-start"),
+    "a3-highgpu-2g": ("spot", "flex-start"),
+    "a3-highgpu-4g": ("spot", "flex-start"),
+    "a3-megagpu-8g": _LARGE,
+    "a3-ultragpu-8g": _LARGE,
+    "a4-highgpu-8g": _LARGE,
+}
+
+
+def gce_obtained_by(name: str) -> tuple[str, ...]:
+    """Return how machines of a type that is not there on demand are obtained: by reservation, spot, flex-start."""
+    return _NOT_ON_DEMAND.get(name, ())
+
+
 @cache
 def gpu_of_accelerator(accelerator: str) -> Gpu | None:
     """Return the GPU that Google Cloud calls `accelerator` (`nvidia-l4`), or None where it is unknown."""

@@ -194,7 +194,7 @@ class PoolDrift(GpuError):
 
 
 class GroupFailed(GpuError):
-    """The cloud could not create or update a node group; the message carries its health issues."""
+    """The cloud could not create or update a node group, or refuses each launch; the message carries its words."""
 
 
 class PoolNotEnsured(GpuError):

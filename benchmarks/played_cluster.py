@@ -152,7 +152,7 @@ class PlayedCloud(Platform):
         )
         return (group,)
 
-    def release(self, machines: Sequence[Machine]) -> None:
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         """End machines as Amazon EC2 Auto Scaling does: a call for each, several at a time."""
 
         def end(machine: Machine) -> None:
@@ -162,6 +162,7 @@ class PlayedCloud(Platform):
 
         with ThreadPoolExecutor(_AT_ONCE) as threads:
             list(threads.map(end, machines))
+        return ()
 
     def set_switch(self, groups: Collection[str], at: datetime) -> None:
         self._call("switch")

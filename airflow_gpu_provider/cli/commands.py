@@ -12,6 +12,7 @@ from argparse import Namespace
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, TypeVar
 
 from airflow.utils.cli import suppress_logs_and_warning
@@ -160,6 +161,28 @@ def reap(args: Namespace) -> None:
         _tell(f"Still there: {', '.join(left)}. The same again goes on." if left else "All of it is gone.")
     if any(each.error or (args.yes and each.left) for each in reaped):
         raise SystemExit(1)
+
+
+@_command
+def accept(args: Namespace) -> None:
+    """Try one pool on its account and write the report; the exit status is 1 where a step failed, 2 where none ran."""
+    from airflow_gpu_provider.acceptance.command import accept_pool
+
+    pools = _pools(args)
+    if len(pools) > 1:
+        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", "Name the one that is to be tried.")
+    status = accept_pool(
+        pools[0],
+        image=args.image,
+        price=args.price,
+        night=timedelta(minutes=args.night_minutes),
+        pod_namespace=args.pod_namespace,
+        report=Path(args.report),
+        may_cost=args.yes_it_costs,
+        say=_tell,
+    )
+    if status:
+        raise SystemExit(status)
 
 
 # -- which pools ---------------------------------------------------------------------------------------------

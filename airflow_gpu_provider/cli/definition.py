@@ -13,6 +13,7 @@ _COMMANDS = {
     "status": "Show nodes, GPUs in use and idle, who wants nodes, and what they cost an hour",
     "doctor": "Look for what would stop the next run: credentials, permissions, groups, quota, stock, plugin, driver",
     "reap": "Show what nobody wants any more, and remove it with --yes",
+    "accept": "Try a pool's nights on its own account, for money, and write a report; --yes-it-costs does it",
 }
 
 
@@ -37,6 +38,14 @@ def get_commands() -> list[CLICommand]:
         "reap": (
             _argument("--yes", action="store_true", help="Remove what is found; without it nothing is changed"),
             _argument("--timeout", type=float, default=300.0, help="Seconds to wait until all is gone (default: 300)"),
+        ),
+        "accept": (
+            _argument("--image", required=True, help="Image with a way to add on a GPU: vectorAdd, python3 or nvcc"),
+            _argument("--yes-it-costs", action="store_true", help="Do it; without it only what it may cost is said"),
+            _argument("--price", type=float, help="What a node costs an hour (default: the spec's price_per_hour)"),
+            _argument("--night-minutes", type=float, default=45.0, help="Longest a night may take (default: 45)"),
+            _argument("--report", default="acceptance.md", metavar="FILE", help="Report (default: acceptance.md)"),
+            _argument("--pod-namespace", default="default", help="Where pods run (default: default)"),
         ),
     }
     commands = [

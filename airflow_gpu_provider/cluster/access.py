@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.api_calls import tell_of_kubernetes
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.errors import CredentialsError
 
@@ -131,7 +132,7 @@ class _Token:
 def _client_class() -> Any:
     """Define the client class when a cluster is first talked to: importing the Kubernetes client is slow."""
     from kubernetes.client import ApiClient
-    from kubernetes.client.exceptions import UnauthorizedException
+    from kubernetes.client.exceptions import ApiException, UnauthorizedException
 
     from airflow_gpu_provider.cluster.rest import TIMEOUT
 
@@ -154,12 +155,24 @@ def _client_class() -> Any:
             kwargs["_request_timeout"] = kwargs.get("_request_timeout") or TIMEOUT
             used = self.configuration.api_key.get("authorization", "")
             try:
-                return super().call_api(*args, **kwargs)
+                return self._told(*args, **kwargs)
             except UnauthorizedException:
                 if self._token is None:
                     raise
                 self._token.refused(used.removeprefix("Bearer "))
-                return super().call_api(*args, **kwargs)
+                return self._told(*args, **kwargs)
+
+        def _told(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
+            status, reason = None, ""
+            try:
+                answer = super().call_api(path, method, *args, **kwargs)
+                status = 200
+            except ApiException as error:
+                status, reason = error.status or None, str(error.reason or "")
+                raise
+            finally:
+                tell_of_kubernetes(method, path, status, reason)
+            return answer
 
     return Client
 

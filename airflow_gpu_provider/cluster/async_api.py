@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
+from airflow_gpu_provider.api_calls import tell_of_kubernetes
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
 from airflow_gpu_provider.cluster.api_errors import refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
@@ -231,6 +232,7 @@ class AsyncApi:
         url = f"{self._access.server.rstrip('/')}/{path}"
         sent = self._clock.monotonic()
         response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
+        tell_of_kubernetes(method, path, response.status, response.reason or "")
         self._time.take(response.headers.get("Date"), sent)
         if response.status == 401 and self._access.token is not None:
             response.release()

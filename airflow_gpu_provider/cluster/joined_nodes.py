@@ -1,15 +1,16 @@
-"""Nodes of groups that others own: they join without the pool's labels, and get them from this package."""
+"""Nodes that join without the pool's labels, as those of groups that others own do, and get them from this package."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
-from airflow_gpu_provider.cluster.nodes import Node, read_node
+from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
-from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.base import POOL_LABEL, Taint
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -29,20 +30,29 @@ def list_joined(api: ApiClient, pool_name: str, machines: Collection[str]) -> tu
     return tuple(sorted(found, key=lambda node: node.name))
 
 
-def label(api: ApiClient, node: Node, labels: Mapping[str, str]) -> None:
-    """Give the node these labels.
+def label(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Collection[Taint] = ()) -> None:
+    """Give the node these labels, and these taints as far as it lacks them.
 
     Raises:
         ObjectNotFound: The node is gone.
     """
-    now = node
+    path = f"{_NODES}/{node.name}"
     for _ in range(_TRIES):
-        metadata = {"uid": node.uid, "resourceVersion": now.resource_version, "labels": dict(labels)}
-        try:
-            path = f"{_NODES}/{node.name}"
-            call(api, "patch", path, resource="nodes", body={"metadata": metadata}, content_type=MERGE_PATCH)
-        except ObjectChanged:
-            now = read_node(api, node.name)
-            continue
-        return
+        raw = call(api, "get", path, resource="nodes")
+        metadata = {"uid": node.uid, "resourceVersion": raw["metadata"]["resourceVersion"], "labels": dict(labels)}
+        there = raw.get("spec", {}).get("taints") or []
+        missing = [_as_json(taint) for taint in taints if not _has(there, taint)]
+        body = {"metadata": metadata, **({"spec": {"taints": [*there, *missing]}} if missing else {})}
+        with suppress(ObjectChanged):
+            call(api, "patch", path, resource="nodes", body=body, content_type=MERGE_PATCH)
+            return
     raise ObjectChanged(f"Node {node.name} changed each time that it was to be labelled.")
+
+
+def _has(there: Collection[Mapping[str, str]], taint: Taint) -> bool:
+    """Return True if a taint of that key and effect is there: Kubernetes allows one."""
+    return any((each["key"], each["effect"]) == (taint.key, taint.effect) for each in there)
+
+
+def _as_json(taint: Taint) -> dict[str, str]:
+    return {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 _KIND = "airflow-gpu-provider/kind"
 _LABELS = {"app.kubernetes.io/managed-by": "airflow-gpu-provider", _KIND: "lock"}
 _SPEC = "airflow-gpu-provider/spec"
+_MEMO = "airflow-gpu-provider/recent-writes"
 _LONGEST = 120.0  # seconds
 _POLL = (0.2, 0.8)  # seconds between two looks at a lock that is held; drawn, so that waiters do not march in step
 
@@ -46,6 +47,9 @@ class PoolLock:
         spec: The pool's serialized spec, kept with the lock: whoever looks for forgotten pools finds it there.
         seen: What earlier tries saw of it, for one who tries again and again for a moment each: a dead holder's time
             then runs out all the same.
+
+    Attributes:
+        memo: What the last holder left for the next, and what this one leaves; written when the lock is given back.
 
     Raises:
         DemandLockBusy: It was held all the time, by others that were alive.
@@ -71,6 +75,7 @@ class PoolLock:
         self._timeout = timeout.total_seconds()
         self._clock = clock or SystemClock()
         self._say = say
+        self.memo = ""
         self._notes = {_SPEC: json.dumps(spec)} if spec else {}
         self._seen = seen or Sighting()
         self._path = f"{LEASES}/{self.name}"
@@ -189,6 +194,7 @@ class PoolLock:
             "leaseTransitions": found["spec"].get("leaseTransitions", 0) + 1 if found else 1,
         }
         self._taken = {key: spec[key] for key in ("holderIdentity", "acquireTime", "leaseTransitions")}
+        self.memo = _memo_of(found)
         try:
             self._write(found, spec)
         except (ObjectChanged, ObjectNotFound):
@@ -202,8 +208,8 @@ class PoolLock:
         """Write the record if it is still `before`; the time counts from when the request was sent."""
         sent_at = self._clock.monotonic()
         metadata: dict[str, Any] = {"name": self.name, "labels": {**_LABELS, POOL_LABEL: self._pool_name}}
-        if self._notes:
-            metadata["annotations"] = self._notes
+        if notes := {**self._notes, **({_MEMO: self.memo} if self.memo else {})}:
+            metadata["annotations"] = notes
         manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         if before is None:
             self._record = create_lease(self._api, manifest)
@@ -232,6 +238,18 @@ class PoolLock:
             "The next try decides anew.",
             pool=self._pool_name,
         )
+
+
+def read_memo(api: ApiClient, pool_name: str) -> str:
+    """Return what the last holder of a pool's lock left; empty where it left nothing, or there was none."""
+    try:
+        return _memo_of(call(api, "get", f"{LEASES}/lock-{pool_name}", resource="leases"))
+    except ObjectNotFound:
+        return ""
+
+
+def _memo_of(lease: Mapping[str, Any] | None) -> str:
+    return str(((lease or {}).get("metadata", {}).get("annotations") or {}).get(_MEMO, ""))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ class Node:
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
         image: What its image brings for its GPUs.
-        labelled: It carries the labels that the pool's pods select. One of a group that others own gets them.
+        labelled: It carries the labels that the pool's pods select. One that joins without gets them.
         other_pool: The pool that it belongs to, where that is another one.
     """
 

@@ -15,6 +15,8 @@ from airflow_gpu_provider.platforms.base import Group, LaunchFailure
 FIRST = timedelta(minutes=5)
 LONGEST = timedelta(minutes=30)
 FORGOTTEN_AFTER = timedelta(hours=3)
+OFF_LIMITS = ("failed", "deleting")
+"""The status of a group that can have no machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +35,16 @@ class PassedOver:
 def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]:
     """Return the groups that are not to be tried now, by name.
 
-    A quota is the account's, not a zone's: where one zone met it, the others are passed over too.
+    A quota is the account's, not a zone's: where one zone met it, the others are passed over too. A failure of which
+    nobody knows whether it lasts is a reason to try another candidate, and none to try nothing.
     """
     found = {group.name: over for group in groups if (over := _own(group, now))}
     limited = {_kind(group): found[group.name] for group in groups if _is_over_quota(found.get(group.name))}
     for group in groups:
         if group.name not in found and _kind(group) in limited:
             found[group.name] = limited[_kind(group)]
+    if all(group.name in found for group in groups if _has_room(group)):
+        return {name: over for name, over in found.items() if over.failure.kind != "other"}
     return found
 
 
@@ -56,7 +61,7 @@ def ordinal(number: int) -> str:
 
 def _own(group: Group, now: datetime) -> PassedOver | None:
     failure = group.launch_failure
-    if failure is None or failure.kind == "other" or group.provisioner:
+    if failure is None or group.provisioner:
         return None  # whoever brings machines by itself has a back-off of its own
     times, until = in_a_row((*failure.earlier, failure.at))
     return PassedOver(failure=failure, until=until, times=times) if now < until else None
@@ -76,6 +81,10 @@ def in_a_row(failed_at: Iterable[datetime]) -> tuple[int, datetime]:
             times += 1
         last, until = at, at + pause(times)
     return times, until
+
+
+def _has_room(group: Group) -> bool:
+    return group.status not in OFF_LIMITS and len(group.live) < group.max_size
 
 
 def _is_over_quota(over: PassedOver | None) -> bool:

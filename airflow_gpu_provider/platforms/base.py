@@ -20,11 +20,11 @@ Say = Callable[[str], None]
 """Takes one line for the task's log."""
 
 MachineState = Literal["pending", "running", "terminating"]
-FailureKind = Literal["out_of_stock", "quota", "other"]
+FailureKind = Literal["out_of_stock", "quota", "refused", "other"]
 GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "deleting"]
 
-# InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED
-_CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b")
+# InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED; "Unsupported - The requested ..."
+_CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b|\b[A-Z][a-z]+(?= - )")
 
 # By the kind of pool, and who owns its groups.
 _PLATFORMS = {
@@ -88,9 +88,11 @@ class LaunchFailure:
 
     Attributes:
         kind: "out_of_stock": the cloud has no such machine there now. "quota": the account may not have more of them.
+            "refused": it would refuse the same again until somebody changes something, a permission say. "other": it
+            may be this zone's or this moment's affair.
         quota: The quota's name or code, where it is known.
-        earlier: When the launches before it failed for want of capacity or quota, the oldest first; since the last one
-            that worked, as far back as the cloud remembers.
+        earlier: When the launches before it failed, the oldest first; since the last one that worked, as far back as
+            the cloud remembers.
     """
 
     at: datetime

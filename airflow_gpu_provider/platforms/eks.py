@@ -25,6 +25,10 @@ from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 _UNUSABLE = ("DELETE_FAILED", "DELETING")
+_LATE_TAINTS = (
+    "with ami_type=CUSTOM EKS adds labels and taints only after a node has joined, and another pod may be there before"
+    " them: have the template's user data register the kubelet with them (docs/node-images.md)"
+)
 
 
 class EksPlatform(EksBase):
@@ -185,9 +189,10 @@ class EksPlatform(EksBase):
     def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
         left_out = [c for c in self._pool.candidates(self._subnets) if c not in candidates]
         places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
-        return tuple(
+        unoffered = tuple(
             f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places
         )
+        return (*unoffered, _LATE_TAINTS) if self._pool.ami_type == "CUSTOM" else unoffered
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -200,6 +205,7 @@ class EksPlatform(EksBase):
         Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
         they come last, and their limit is the machines that they have.
         """
+        self._behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
         names = _asg_names(groups)
         # Activities before instances: a launch is then seen in the one or in the other.
         activities = self._scaling.activities(names)

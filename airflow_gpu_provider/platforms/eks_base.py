@@ -57,6 +57,8 @@ class EksBase(Platform):
     def __init__(self, pool: EksGpuPool) -> None:
         self._pool = pool
         self._clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
+        self._behind: Mapping[str, str] = {}
+        """The Auto Scaling groups behind node groups, as last observed: EKS may not know a new one at the next call."""
 
     @abstractmethod
     def candidates(self) -> tuple[Candidate, ...]:
@@ -195,6 +197,8 @@ class EksBase(Platform):
         return dict(zip(names, in_parallel(self._asg_of, names), strict=True))
 
     def _asg_of(self, group: str) -> str:
+        if known := self._behind.get(group):
+            return known
         raw = self._groups.describe(group)
         name = asg_name(raw) if raw else None
         if name is None:

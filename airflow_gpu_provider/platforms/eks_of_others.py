@@ -154,6 +154,7 @@ class EksPlatformOfOthers(EksBase):
         described = in_parallel(self._groups.describe, self._pool.node_groups)
         managed = {raw["nodegroupName"]: raw for raw in described if raw}
         behind = {name: found for name, raw in managed.items() if (found := asg_name(raw))}
+        self._behind = dict(behind)
         behind |= {name: name for name in self._pool.asg_names}
         asgs = self._scaling.groups(behind.values())
         return [

@@ -37,6 +37,15 @@ _OVER_QUOTA = (
     "InstanceLimitExceeded",
 )
 
+# Another try ends the same until somebody changes a permission, an image, a launch template or a key. An instance
+# profile is not among them: IAM takes a while to tell EC2 of a new one.
+_REFUSED = (
+    "UnauthorizedOperation",
+    "not authorized to perform",
+    "does not exist",
+    "InvalidKMSKey",
+    "OptInRequired",
+)
 
 _ENDING = ("shutting-down", "terminated", "stopping", "stopped")
 _TAKEN_BACK = ("Server.SpotInstanceTermination", "Server.SpotInstanceShutdown")
@@ -118,8 +127,7 @@ def launch_failure(activities: Sequence[Mapping[str, Any]], quota: str | None = 
     in_a_row = failures(over[worked:], quota)
     if not in_a_row or (in_a_row[-1].kind == "quota" and _has_ended_since(in_a_row[-1].at, activities)):
         return None
-    earlier = tuple(each.at for each in in_a_row[:-1] if each.kind != "other")
-    return replace(in_a_row[-1], earlier=earlier)
+    return replace(in_a_row[-1], earlier=tuple(each.at for each in in_a_row[:-1]))
 
 
 def _has_ended_since(at: datetime, activities: Iterable[Mapping[str, Any]]) -> bool:
@@ -129,10 +137,15 @@ def _has_ended_since(at: datetime, activities: Iterable[Mapping[str, Any]]) -> b
 
 
 def failure_kind(message: str) -> FailureKind:
-    """Return what EC2's words mean: no such machine there now, a limit of the account, or something else."""
-    if any(words.lower() in message.lower() for words in _OUT_OF_STOCK):
-        return "out_of_stock"
-    return "quota" if any(words.lower() in message.lower() for words in _OVER_QUOTA) else "other"
+    """Return what EC2's words mean; see `LaunchFailure`."""
+    meanings: dict[FailureKind, Sequence[str]] = {
+        "out_of_stock": _OUT_OF_STOCK,
+        "quota": _OVER_QUOTA,
+        "refused": _REFUSED,
+    }
+    said = message.lower()
+    found = (kind for kind, words in meanings.items() if any(each.lower() in said for each in words))
+    return next(found, "other")
 
 
 def _failure(activity: Mapping[str, Any], quota: str | None) -> LaunchFailure:

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, cast
 
+from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.platforms import gke_plan
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
@@ -36,6 +37,8 @@ class GkePlatform(GkeBase):
     def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
         super().__init__(pool)
         self._owner = owner
+        self._behind: Mapping[str, list[str]] = {}
+        """The instance groups behind node pools, as last observed: the next call may not know a new node pool."""
 
     # -- where its node pools can be -------------------------------------------------------------------------
 
@@ -79,7 +82,7 @@ class GkePlatform(GkeBase):
         sizes = {group.name: len(group.machines) for group in observed}
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (*self._notes(candidates), *self._upgrade_notes())
+        notes = (*self._notes(candidates), *self._capacity_notes(), *self._upgrade_notes())
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
     def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
@@ -88,6 +91,18 @@ class GkePlatform(GkeBase):
         return tuple(
             f"{self._hardware(machine_type)} is left out in {zone}: Compute Engine does not offer it there"
             for machine_type, zone in places
+        )
+
+    def _capacity_notes(self) -> tuple[str, ...]:
+        pool = self._pool
+        if "ON_DEMAND" not in pool.capacity_types or pool.flex_start or pool.reservation_affinity:
+            return ()
+        obtained = {name: " or ".join(accelerators.gce_obtained_by(name)) for name in pool.machine_types}
+        return tuple(
+            f"{name} is hardly ever to be had on demand, but by {how}: see reservation_affinity, flex_start and"
+            " capacity_types"
+            for name, how in obtained.items()
+            if how
         )
 
     @cached_property
@@ -113,6 +128,7 @@ class GkePlatform(GkeBase):
                 candidate=candidate,
                 min_size=size,
                 has_exclusions=self._is_in_release_channel and knows_exclusions(),
+                is_in_channel=self._is_in_release_channel,
             )
             for candidate, size in zip(candidates, sizes, strict=True)
         )
@@ -191,6 +207,7 @@ class GkePlatform(GkeBase):
         they come last, and their limit is the machines that they have.
         """
         paths = {name: group_paths(each) for name, each in node_pools.items()}
+        self._behind = paths
         flat = [path for each in paths.values() for path in each]
         read = dict(zip(flat, self._groups.read(flat), strict=True))
         found = [self._group(each, [read[path] for path in paths[name]]) for name, each in node_pools.items()]
@@ -241,6 +258,8 @@ class GkePlatform(GkeBase):
     # -- the end ---------------------------------------------------------------------------------------------
 
     def _paths_of(self, group: str) -> list[str]:
+        if known := self._behind.get(group):
+            return known
         raw = self._node_pools.describe(group)
         paths = group_paths(raw) if raw else []
         if not paths:

@@ -13,6 +13,9 @@ from airflow_gpu_provider.platforms.google_errors import is_out_of_stock, is_ove
 _CREATES = ("CREATING", "CREATING_WITHOUT_RETRIES", "RECREATING")
 _REMOVES = ("DELETING", "ABANDONING")
 _BOOTS = ("PROVISIONING", "STAGING", "PENDING", "REPAIRING")
+_REFUSED = ("PERMISSIONS_ERROR", "CONDITION_NOT_MET", "VM_EXTERNAL_IP_ACCESS_POLICY_CONSTRAINT", "INVALID_RESERVATION")
+"""Codes of launches that end the same in each zone until somebody changes something; cluster-autoscaler's GCE client
+names them, and tells them from IP_SPACE_EXHAUSTED, which other machines' end may cure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +106,7 @@ def launch_failure(groups: Sequence[InstanceGroup], now: datetime) -> LaunchFail
     in_a_row = [failure for failure in failures(groups, now) if worked is None or failure.at >= worked]
     if not in_a_row:
         return None
-    earlier = tuple(each.at for each in in_a_row[:-1] if each.kind != "other")
-    return replace(in_a_row[-1], earlier=earlier)
+    return replace(in_a_row[-1], earlier=tuple(each.at for each in in_a_row[:-1]))
 
 
 def _failures(group: InstanceGroup, now: datetime) -> Iterable[LaunchFailure]:
@@ -126,6 +128,8 @@ def _failure(error: Mapping[str, Any], at: datetime) -> LaunchFailure:
         kind = "out_of_stock"
     elif is_over_quota(f"{code} {message}"):
         kind = "quota"
+    elif code.startswith(_REFUSED):
+        kind = "refused"
     quota = quota_name(message) if kind == "quota" else None
     return LaunchFailure(at=at, message=text or "no reason given", kind=kind, quota=quota)
 

@@ -75,8 +75,9 @@ def judge(pool: GkeGpuPool, missing: int, candidates: Sequence[Candidate], quota
     Raises:
         QuotaExceeded: All quotas together have too little room.
     """
-    if not candidates:
-        return Verdict()  # groups of others that do not exist: a plan names them
+    if not candidates or pool.is_reserved:
+        # Groups of others that do not exist: a plan names them. A reservation is itself what counts against the quotas.
+        return Verdict()
     room = {c.group: _nodes(pool, c, quotas) for c in candidates}
     has_room_for_all = max(room.values()) >= missing
     if not has_room_for_all and _together(pool, candidates, quotas) < missing:
@@ -92,7 +93,8 @@ def _regional(pool: GkeGpuPool, candidate: Candidate, quotas: Mapping[str, Quota
     accelerator, _ = pool.accelerator_of(candidate.instance_type)
     lifetime = pool.node_lifetime
     is_short = lifetime is not None and lifetime <= _SHORT
-    names = regional_metrics(accelerator, candidate.market, quotas, is_short=is_short)
+    market = "FLEX_START" if pool.flex_start else candidate.market
+    names = regional_metrics(accelerator, market, quotas, is_short=is_short)
     return tuple(quotas[name] for name in names) if all(name in quotas for name in names) else ()
 
 
@@ -166,7 +168,7 @@ def regional_metrics(accelerator: str, market: str, known: Mapping[str, Quota], 
 
     Args:
         accelerator: The machine's accelerator type.
-        market: Its capacity type.
+        market: Its capacity type; flex-start counts as spot does.
         known: The quotas that Google lists.
         is_short: Whether the machine may run for at most seven days.
     """

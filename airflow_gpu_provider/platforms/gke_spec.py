@@ -58,6 +58,7 @@ class NodePoolSpec:
         min_size: Nodes for an autoscaler to keep.
         has_exclusions: Whether GKE can be told to leave the node pool's version alone: it cannot, and need not, where
             the cluster is in no release channel.
+        is_in_channel: Whether the cluster is in a release channel.
     """
 
     pool: GkeGpuPool
@@ -65,6 +66,7 @@ class NodePoolSpec:
     candidate: Candidate
     min_size: int = 0
     has_exclusions: bool = True
+    is_in_channel: bool = True
 
     @property
     def resource_labels(self) -> dict[str, str]:
@@ -95,6 +97,8 @@ class NodePoolSpec:
             "autoscaling": self._autoscaling(),
             "config": self._config(),
             **({"maintenance_policy": self._maintenance_policy()} if self._is_excluded else {}),
+            # GKE takes a flex-start node pool only without auto-repair.
+            **({"management": {"auto_upgrade": self.is_in_channel}} if self.pool.flex_start else {}),
         }
 
     @property
@@ -138,7 +142,19 @@ class NodePoolSpec:
             config["service_account"] = pool.service_account
         if pool.node_lifetime:
             config["max_run_duration"] = pool.node_lifetime
+        if pool.flex_start:
+            config["flex_start"] = True
+        if affinity := self._reservation_affinity():
+            config["reservation_affinity"] = affinity
+        if pool.shielded_instance_config:
+            config["shielded_instance_config"] = pool.shielded_instance_config
         return config
+
+    def _reservation_affinity(self) -> dict[str, Any]:
+        if self.pool.flex_start:
+            return {"consume_reservation_type": "NO_RESERVATION"}
+        affinity = self.pool.reservation_affinity
+        return {**affinity, **({"values": list(affinity["values"])} if "values" in affinity else {})}
 
     def _accelerator(self) -> dict[str, Any]:
         pool = self.pool
@@ -208,6 +224,14 @@ class NodePoolSpec:
         ]
         optional = {"disk_type": pool.disk_type, "service_account": pool.service_account}
         pairs += [(name, config.get(name), wanted) for name, wanted in optional.items() if wanted]
+        pairs.append(("flex_start", bool(config.get("flex_start")), pool.flex_start))
+        if affinity := self._reservation_affinity():
+            found_affinity = config.get("reservation_affinity") or {}
+            pairs.append(("reservation_affinity", {key: found_affinity.get(key) for key in affinity}, affinity))
+        if shielded := pool.shielded_instance_config:
+            found_shielded = config.get("shielded_instance_config") or {}
+            is_so = {key: bool(found_shielded.get(key)) for key in shielded}
+            pairs.append(("shielded_instance_config", is_so, shielded))
         if pool.tags:
             pairs.append(("tags", sorted(config.get("tags") or ()), sorted(pool.tags)))
         return [

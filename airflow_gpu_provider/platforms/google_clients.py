@@ -19,9 +19,11 @@ from airflow.providers.google.common.hooks.base_google import GoogleBaseHook, ge
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from google.api_core import exceptions as api
 from google.api_core.retry import Retry, if_exception_type
+from google.auth.credentials import Scoped
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 
+from airflow_gpu_provider.api_calls import tell_of_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
 from airflow_gpu_provider.platforms.google_errors import mapped_errors
 
@@ -42,6 +44,7 @@ _RETRY = Retry(
     multiplier=2.0,
     timeout=15.0,
 )
+_EMAIL_SCOPE = "https://www.googleapis.com/auth/userinfo.email"
 _POOLED_CONNECTIONS = 8
 _RENEW_BEFORE = timedelta(minutes=15)  # ClusterAccess keeps a token for ten minutes
 
@@ -153,6 +156,8 @@ class GoogleClients:
             client_info=CLIENT_INFO,
             client_options=self._hook.get_client_options(api_endpoint_override=endpoint),
         )
+        transport: Any = client.transport
+        tell_of_google(transport._session)
         return Gke(client, connection=self.connection)
 
     @cached_property
@@ -176,6 +181,7 @@ class GoogleClients:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
+        tell_of_google(session)
         return session
 
     @property
@@ -197,7 +203,7 @@ class GoogleClients:
     @cached_property
     def _credentials(self) -> Any:
         with mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection), self._readable():
-            return self._hook.get_credentials()
+            return _telling_the_email(self._hook.get_credentials(), self._hook.scopes)
 
     @cached_property
     def _hook(self) -> GoogleBaseHook:
@@ -225,6 +231,17 @@ class _ReadableConnection:
                 f"The Airflow connection {self._conn_id!r} does not give Google Cloud credentials: {error}.",
                 "Correct it, or name another in gcp_conn_id.",
             ) from error
+
+
+def _telling_the_email(credentials: Any, scopes: Sequence[str]) -> Any:
+    """Have the account's email in its tokens: without it GKE knows the account by its unique id alone.
+
+    A role that is bound to the email then gives nothing (GKE's docs on RBAC). Credentials whose scopes were fixed when
+    they were made, a person's say, stay as they are.
+    """
+    if not isinstance(credentials, Scoped):
+        return credentials
+    return credentials.with_scopes([*scopes, _EMAIL_SCOPE])  # type: ignore[no-untyped-call]
 
 
 def _is_fresh(credentials: Any) -> bool:

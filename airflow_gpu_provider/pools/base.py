@@ -170,6 +170,11 @@ class GpuPool(ABC):
         return {**self.node_labels, **self.node_selector}
 
     @property
+    def joins_bare(self) -> bool:
+        """Whether nodes may join without the pool's labels, which this package then gives them."""
+        return self.manage == "scale"
+
+    @property
     def parsed_taints(self) -> tuple[Taint, ...]:
         """The taints, as Kubernetes' parts."""
         return tuple(Taint.parse(text) for text in self.taints)

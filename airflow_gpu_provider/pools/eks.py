@@ -17,7 +17,7 @@ _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
 # What says how a node group is to be; the ami_type also tells the device plugin's operator what nodes have.
-_SHAPE = (
+SHAPE = (
     "capacity_types",
     "zones",
     "subnets",
@@ -114,6 +114,11 @@ class EksGpuPool(GpuPool):
     aws_conn_id: str | None = "aws_default"
 
     @property
+    def joins_bare(self) -> bool:
+        # EKS gives nodes of an AMI of one's own the group's labels and taints only some time after they have joined.
+        return super().joins_bare or self.ami_type == "CUSTOM"
+
+    @property
     def needs_cluster_autoscaler(self) -> bool:
         return self.is_autoscaled
 
@@ -185,7 +190,7 @@ class EksGpuPool(GpuPool):
         self._check("region", _REGION.fullmatch, "an AWS region, like us-west-2")
         self._check("capacity_types", _are_markets, "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
-        self._check_manage(shape=_SHAPE, machine_types="instance_types")
+        self._check_manage(shape=SHAPE, machine_types="instance_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check_instance_types()
         self._check_processors()

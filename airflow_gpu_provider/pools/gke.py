@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
+from airflow_gpu_provider.pools import gke_capacity
 from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, Taint, _as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
@@ -28,7 +29,7 @@ _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
 _SHARING = ("TIME_SHARING", "MPS")
 # What says how a node pool is to be; the driver and the sharing of GPUs also tell what its nodes have.
-_SHAPE = (
+SHAPE = (
     "location_policy",
     "node_locations",
     "capacity_types",
@@ -40,6 +41,9 @@ _SHAPE = (
     "tags",
     "resource_labels",
     "exclude_upgrades",
+    "reservation_affinity",
+    "flex_start",
+    "shielded_instance_config",
 )
 _MAX_NAME = 40  # of a node pool
 _MARGIN = timedelta(minutes=15)
@@ -56,7 +60,8 @@ class GkeGpuPool(GpuPool):
 
     With `manage="scale"` the node pools are those that `node_pools` names, in order of preference, zone by zone; what
     says how they are to be (node_locations, capacity_types, max_run_duration, disk_size, disk_type, image_type,
-    service_account, tags, resource_labels, exclude_upgrades) is left out.
+    service_account, tags, resource_labels, exclude_upgrades, reservation_affinity, flex_start,
+    shielded_instance_config) is left out.
 
     Args:
         project_id: The Google Cloud project.
@@ -87,6 +92,14 @@ class GkeGpuPool(GpuPool):
         exclude_upgrades: Keep GKE from upgrading the nodes by itself, until the end of support of their version: in a
             release channel it does so when it sees fit, and drains trainings, for an hour at most. Default True. With
             False give the cluster a maintenance window outside of its nights.
+        reservation_affinity: Which reservations machines come from, in the API's words (ReservationAffinity):
+            `{"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "compute.googleapis.com/reservation-name",
+            "values": ["my-reservation"]}`, or ANY_RESERVATION, ANY_RESERVATION_THEN_FAIL or NO_RESERVATION alone. A
+            reservation is of one zone: name that in node_locations. Default: GKE's own choice.
+        flex_start: Have GKE get the machines by flex-start, which waits for capacity and gives it for seven days at
+            most: with scaling="autoscaler" only. Default False.
+        shielded_instance_config: `{"enable_secure_boot": True, "enable_integrity_monitoring": True}`, or one of them;
+            organization policies may ask for it. Default: GKE's own, which is no secure boot.
         node_pools: manage="scale": node pools of the cluster, by name.
         location_policy: With scaling="autoscaler": "balanced" or "any", as GKE has it. Default "any": GKE's own choice
             for spot, and what raises the odds of getting a GPU.
@@ -121,6 +134,9 @@ class GkeGpuPool(GpuPool):
     tags: Sequence[str] = ()
     resource_labels: dict[str, str] = field(default_factory=dict)
     exclude_upgrades: bool = True
+    reservation_affinity: dict[str, Any] = field(default_factory=dict)
+    flex_start: bool = False
+    shielded_instance_config: dict[str, Any] = field(default_factory=dict)
     node_pools: Sequence[str] = ()
     location_policy: str = "any"
     use_internal_ip: bool = False
@@ -173,6 +189,11 @@ class GkeGpuPool(GpuPool):
             return self.max_run_duration
         derived = self.max_runtime + _MARGIN
         return None if self.min_nodes or derived > _MOST_RUN_DURATION else derived
+
+    @property
+    def is_reserved(self) -> bool:
+        """Whether machines come from a reservation or not at all."""
+        return self.reservation_affinity.get("consume_reservation_type") in gke_capacity.RESERVED_ONLY
 
     def accelerator_of(self, machine_type: str) -> tuple[str, int]:
         """Return the accelerator type of a machine of this type, and how many it has."""
@@ -242,6 +263,8 @@ class GkeGpuPool(GpuPool):
             self._set("max_run_duration", self._as_timedelta("max_run_duration", self.max_run_duration))
         if isinstance(self.price_per_hour, dict):
             self._set("price_per_hour", {_constant(k): float(v) for k, v in self.price_per_hour.items()})
+        if self.reservation_affinity and not is_template(self.reservation_affinity):
+            self._set("reservation_affinity", _affinity(self.reservation_affinity))
         if "strategy" in self.gpu_sharing and not is_template(self.gpu_sharing):
             self._set("gpu_sharing", {**self.gpu_sharing, "strategy": _constant(self.gpu_sharing["strategy"])})
 
@@ -253,7 +276,7 @@ class GkeGpuPool(GpuPool):
         self._check("capacity_types", _are_markets, "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order")
         self._check("exclude_upgrades", lambda value: isinstance(value, bool), "True or False")
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
-        self._check_manage(shape=_SHAPE, machine_types="machine_types")
+        self._check_manage(shape=SHAPE, machine_types="machine_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
         self._check("location_policy", LOCATION_POLICIES.__contains__, f"one of {', '.join(LOCATION_POLICIES)}")
         self._check("resource_labels", _are_resource_labels, "Google Cloud labels: lower-case letters, digits, _ and -")
@@ -261,6 +284,7 @@ class GkeGpuPool(GpuPool):
         self._check_zones()
         self._check_sharing()
         self._check_lifetime()
+        self._check_capacity()
         self._check_taints()
 
     def _check_machine_types(self) -> None:
@@ -385,6 +409,28 @@ class GkeGpuPool(GpuPool):
                 "Machines would be taken from a run that may still want them: raise it, or lower max_runtime.",
             )
 
+    def _check_capacity(self) -> None:
+        self._check("flex_start", lambda value: isinstance(value, bool), "True or False")
+        if not is_template(self.shielded_instance_config):
+            self._refuse(gke_capacity.shielded_problems(self.shielded_instance_config))
+        if is_template(self.reservation_affinity) or is_template(self.capacity_types):
+            return
+        self._refuse(gke_capacity.reservation_problems(self.reservation_affinity, self.capacity_types))
+        if self.flex_start and not is_template([self.scaling, self.location_policy]):
+            self._refuse(
+                gke_capacity.flex_start_problems(
+                    capacity_types=self.capacity_types,
+                    scaling=self.scaling,
+                    location_policy=self.location_policy,
+                    affinity=self.reservation_affinity,
+                    lifetime=self.node_lifetime,
+                )
+            )
+
+    def _refuse(self, problems: Iterable[tuple[str, str]]) -> None:
+        for what, fix in problems:
+            raise self._error(what, fix)
+
     def _check_taints(self) -> None:
         if is_template(self.taints):
             return
@@ -400,6 +446,13 @@ _MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an acceler
 
 def _constant(value: Any) -> str:
     return str(value).upper().replace("-", "_")
+
+
+def _affinity(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a reservation affinity with its values as a tuple, and GKE's spelling of its type."""
+    coerced = {key: _as_tuple(value) if key == "values" else value for key, value in given.items()}
+    kind = coerced.get("consume_reservation_type")
+    return {**coerced, "consume_reservation_type": _constant(kind)} if kind else coerced
 
 
 def _are_markets(markets: tuple[str, ...]) -> bool:

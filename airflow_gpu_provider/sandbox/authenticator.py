@@ -27,6 +27,8 @@ class Identity(Protocol):
     @property
     def uid(self) -> str: ...
     @property
+    def administers(self) -> bool: ...
+    @property
     def extra(self) -> Mapping[str, list[str]]: ...
 
 
@@ -35,8 +37,8 @@ class Authenticator:
 
     `identify` returns None for a token that proves nothing: malformed, expired, for another cluster, signed by
     nobody known. `access_entries` maps a user name (an ARN, an e-mail address) to its Kubernetes groups and may be
-    changed at any time (the API server keeps answers for its cache's time); one without an entry gets
-    `default_groups`, which may be changed too.
+    changed at any time (the API server keeps answers for its cache's time); one without an entry that `administers` the
+    cluster by the cloud's word gets `default_groups`, which may be changed too.
     """
 
     def __init__(
@@ -84,12 +86,13 @@ class Authenticator:
             return {"authenticated": False, "error": repr(error)}
         if identity is None:
             return {"authenticated": False}
+        otherwise = self.default_groups if identity.administers else ()
         return {
             "authenticated": True,
             "user": {
                 "username": identity.username,
                 "uid": identity.uid,
-                "groups": list(self.access_entries.get(identity.username, self.default_groups)),
+                "groups": list(self.access_entries.get(identity.username, otherwise)),
                 "extra": dict(identity.extra),
             },
         }

@@ -126,8 +126,8 @@ def _down(arguments: argparse.Namespace) -> None:
 
 
 def _fault_stockout(arguments: argparse.Namespace) -> None:
-    stockout = {"zone": arguments.zone, "instance_type": arguments.instance_type, "market": arguments.market}
-    _change_faults(arguments, {"stockouts": [stockout]})
+    names = ("zone", "instance_type", "market", "code")
+    _change_faults(arguments, {"stockouts": [{name: getattr(arguments, name) for name in names}]})
 
 
 def _fault_boot_seconds(arguments: argparse.Namespace) -> None:
@@ -300,6 +300,9 @@ def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], nam
     stockout.add_argument("--zone")
     stockout.add_argument("--instance-type", help="in Google Cloud also an accelerator's type")
     stockout.add_argument("--market", choices=["on-demand", "spot"])
+    stockout.add_argument(
+        "--code", help="fail with this error of EC2's or Compute Engine's, in place of the cloud's for it"
+    )
     boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
     boot.add_argument("seconds", type=float)
     add("device-plugin-never-ready", _fault_device_plugin, "GPUs never become allocatable")

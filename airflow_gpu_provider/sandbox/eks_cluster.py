@@ -105,6 +105,7 @@ class EksCluster:
         return ()
 
     def node_spec(self, instance: Instance, *, version: str) -> NodeSpec:
+        from airflow_gpu_provider.sandbox.aws.node_images import node_image
         from airflow_gpu_provider.sandbox.nodes import NodeSpec
 
         known = gpu_instance_type(instance.instance_type)
@@ -117,12 +118,16 @@ class EksCluster:
                 "gpu_product": known.gpu.product,
                 "gpu_memory_mib": known.gpu.memory_gib * 1024,
             }
+        image = node_image(instance.ami_type, instance.instance_type, kubernetes=version)
         return NodeSpec(
             name=instance.node_name,
             labels=instance.labels,
             taints=instance.taints,
             provider_id=f"aws:///{instance.zone}/{instance.instance_id}",
             kubernetes_version=version,
+            os_image=image.system,
+            device_plugin_builtin=image.has_plugin,
+            driver_seconds=0.0 if image.has_driver else None,
             **hardware,
         )
 

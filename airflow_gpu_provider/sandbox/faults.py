@@ -24,12 +24,14 @@ _NUMBERS = frozenset({"boot_seconds", "token_seconds", "deadline_speed", "lease_
 class Stockout:
     """Capacity that the cloud does not have; a field that is None stands for any.
 
-    `instance_type` is a machine type; in Google Cloud it may be an accelerator's, too.
+    `instance_type` is a machine type; in Google Cloud it may be an accelerator's, too. With a `code` the launch fails
+    for another reason: EC2's InsufficientFreeAddressesInSubnet, say, or Compute Engine's IP_SPACE_EXHAUSTED.
     """
 
     zone: str | None = None
     instance_type: str | None = None
     market: Market | None = None
+    code: str | None = None
 
     def covers(self, *, zone: str, instance_type: str, market: str) -> bool:
         return (
@@ -183,9 +185,15 @@ class Faults:
 
     def out_of_stock(self, *, zone: str, instance_type: str, market: str) -> bool:
         """Whether the cloud has no such capacity now."""
-        return any(
-            stockout.covers(zone=zone, instance_type=instance_type, market=market) for stockout in self._stockouts
-        )
+        return None in self._codes(zone=zone, instance_type=instance_type, market=market)
+
+    def launch_error(self, *, zone: str, instance_type: str, market: str) -> str | None:
+        """The code with which such a launch fails now for another reason than capacity; None where it does not."""
+        codes = self._codes(zone=zone, instance_type=instance_type, market=market)
+        return next((code for code in codes if code), None)
+
+    def _codes(self, **launch: str) -> list[str | None]:
+        return [stockout.code for stockout in self._stockouts if stockout.covers(**launch)]
 
     def draw_throttle(self, service: str) -> bool:
         """Whether this one call to `service` is to be throttled; each call is a new draw."""

@@ -16,7 +16,7 @@ from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.autoscaler import NodeGroups
     from airflow_gpu_provider.sandbox.control_plane import ControlPlane
-    from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings, Identity, Instance
+    from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings, Instance, KubernetesUser
     from airflow_gpu_provider.sandbox.machines import Machines
     from airflow_gpu_provider.sandbox.nodes import Image, NodeSpec
 
@@ -95,7 +95,7 @@ class GkeCluster:
         if self._started:
             self.google.stop()
 
-    def identify(self, token: str) -> Identity | None:
+    def identify(self, token: str) -> KubernetesUser | None:
         if not self._started:
             raise RuntimeError("Google Cloud is still starting")
         return self.google.identify(token)

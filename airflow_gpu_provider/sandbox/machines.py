@@ -24,6 +24,8 @@ from airflow_gpu_provider.sandbox.nodes.spec import TaintLike
 _TICK_SECONDS = 0.1
 _RETRY_SECONDS = 0.2
 _REJOIN_SECONDS = 1.0
+# From a node's registration to the labels and taints that EKS adds to it; some seconds to minutes in reality.
+_LATE_SECONDS = 3.0
 # What a kubelet keeps of a shutdown's time to report the ends of its pods, in seconds.
 _SHUTDOWN_MARGIN = 0.5
 _DRAINS_AT_ONCE = 32
@@ -47,6 +49,10 @@ class Instance(Protocol):
     def labels(self) -> Mapping[str, str]: ...
     @property
     def taints(self) -> Sequence[TaintLike]: ...
+    @property
+    def at_registration(self) -> Instance:
+        """The same, with the labels and taints that its kubelet registers with; the cloud adds the others later."""
+        ...
 
 
 @dataclass
@@ -197,7 +203,7 @@ class Machines:
     def _join(self, machine: _Machine) -> None:
         joins_as = machine.instance
         try:
-            self._agent.add_node(self._node_spec(joins_as))
+            self._agent.add_node(self._node_spec(joins_as.at_registration))
         except NodeAgentError:
             _log.exception("%s could not join; it tries again", machine.node_name)
             with self._lock:
@@ -208,6 +214,9 @@ class Machines:
             ended_meanwhile = machine.instance.instance_id not in self._machines
         if ended_meanwhile:
             self._remove(machine)
+        elif joins_as.at_registration is not joins_as:
+            self._stopping.wait(_LATE_SECONDS)
+            self._relabel(machine, joins_as.at_registration, machine.instance)
         elif machine.instance is not joins_as:
             self._relabel(machine, joins_as, machine.instance)
 

@@ -18,7 +18,7 @@ async def pool_changes(
 ) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
     """Lend a function that returns when a node of the pool has changed, at the latest after the seconds it is given.
 
-    Where others own the groups, it returns too when a node joins that is in no pool: it may be the pool's. While the
+    Where nodes join without labels, it returns too when one joins that is in no pool: it may be the pool's. While the
     cluster cannot be found it only waits; each call tries again.
 
     Args:
@@ -26,7 +26,7 @@ async def pool_changes(
         open_access: Finds the cluster; called in a thread.
     """
     wants = pool_nodes(pool.node_selector)
-    if pool.manage == "scale":
+    if pool.joins_bare:
         wants = {**wants, unlabelled_nodes(): ""}
     async with AsyncExitStack() as stack:
         feed: Feed | None = None

@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
-from airflow_gpu_provider.platforms.backoff import passed_over
+from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.base import Group
-
-_OFF_LIMITS = ("failed", "deleting")
 
 
 def scalable(group: Group) -> bool:
@@ -25,7 +23,7 @@ def place(groups: Sequence[Group], missing: int, now: datetime) -> Counter[str]:
     nothing is placed until the first one's time has come.
     """
     over = passed_over(groups, now)
-    open_groups = [group for group in groups if group.status not in _OFF_LIMITS and group.name not in over]
+    open_groups = [group for group in groups if group.status not in OFF_LIMITS and group.name not in over]
     placed: Counter[str] = Counter()
     for group in open_groups:
         placed[group.name] += min(group.unfilled, missing - placed.total())

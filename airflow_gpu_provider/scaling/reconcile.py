@@ -13,7 +13,7 @@ from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
 from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
-from airflow_gpu_provider.cluster.lock import PoolLock, Sighting
+from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_nodes, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
@@ -24,6 +24,7 @@ from airflow_gpu_provider.scaling.claims import check_claims, claimed
 from airflow_gpu_provider.scaling.decisions import Decision, decide
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.ledger import Ledger
+from airflow_gpu_provider.scaling.recent_writes import RecentWrites
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue, live_leases
 from airflow_gpu_provider.workload_placement import tolerations_of
@@ -118,22 +119,29 @@ class Reconciler:
         nodes = list_nodes(self.api, self.pool.node_selector)
         alive()
         pods = list_pool_pods(self.api, self.pool.node_selector, nodes, at_once=self.at_once, alive=alive)
-        groups = self.platform.observe()
+        shown = self.platform.observe()
         alive()
         now = self.clock.now()
+        # After the look: what was written meanwhile is among it.
+        memo = lock.memo if lock else read_memo(self.api, self.pool.name)
+        groups = RecentWrites.parse(memo).on(shown, now)
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._of_others(seen) if self.pool.manage == "scale" else seen
+        seen = self._with_joined(seen) if self.pool.joins_bare else seen
         return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
 
     def _of_others(self, seen: PoolSnapshot) -> PoolSnapshot:
-        """Leave out groups that another pool had first, and add the nodes that joined and are not in the pool yet."""
+        """Leave out groups that another pool had first."""
         taken = claimed(self.pool, seen.groups, list_demand(self.api), seen.now)
-        groups = tuple(group for group in seen.groups if group.name not in taken)
-        machines = {machine.id for group in groups for machine in group.live}
+        return replace(seen, groups=tuple(group for group in seen.groups if group.name not in taken), claimed=taken)
+
+    def _with_joined(self, seen: PoolSnapshot) -> PoolSnapshot:
+        """Add the nodes that joined and are not in the pool yet."""
+        machines = {machine.id for group in seen.groups for machine in group.live}
         new = machines - {node.machine for node in seen.nodes}
         joined = list_joined(self.api, self.pool.name, new) if new else ()
         pods = {pod.uid: pod for pod in (*seen.pods, *self._pods_now(joined))}
-        return replace(seen, groups=groups, claimed=taken, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
+        return replace(seen, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
         """Add what explains the wait for nodes that pods, placeholders among them, are to bring."""
@@ -266,7 +274,7 @@ class Reconciler:
     def joined(self, machines: Collection[str]) -> set[str]:
         """Return the machines of which there is a node by now, in the pool or not."""
         nodes = list_nodes(self.api, self.pool.node_selector)
-        if self.pool.manage == "scale":
+        if self.pool.joins_bare:
             nodes += list_joined(self.api, self.pool.name, machines)
         return {node.machine for node in nodes} & set(machines)
 
@@ -303,6 +311,7 @@ class _Writes:
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._said = [*said, *decision.notes]
         self._not_yet: list[Machine] = []
+        self._recent = RecentWrites.parse(lock.memo)
 
     def set_switch(self) -> None:
         platform, decision = self._on.platform, self._decision
@@ -348,7 +357,10 @@ class _Writes:
         refused = []
         for group in self._decision.shrink:
             self._lock.check()
-            if group not in self._on.platform.shrink_unfilled([group]):
+            sizes = self._on.platform.shrink_unfilled([group])
+            for name, size in sizes.items():
+                self._keep(self._recent.with_size(name, size, self._on.clock.now()))
+            if group not in sizes:
                 refused.append(group)
                 self._said.append(f"{group} is left as it is: what it was asked for has come, or is being launched")
         return not refused
@@ -361,6 +373,12 @@ class _Writes:
             if size > groups[name].desired:
                 self._lock.check()
                 self._on.platform.grow({name: size})
+                self._keep(self._recent.with_size(name, size, self._on.clock.now()))
+
+    def _keep(self, recent: RecentWrites) -> None:
+        """Leave what was written for the next holder, who may be shown the cloud's state of before."""
+        self._recent = recent
+        self._lock.memo = recent.dump()
 
     def _each(self, write: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
         """Write for each of many, several at a time, and return what came of each; the lock is checked in between."""
@@ -372,7 +390,9 @@ class _Writes:
 
     def _label(self, node: Node) -> None:
         with suppress(ObjectNotFound):  # it has just gone; the next look sees what is left
-            label(self._on.api, node, self._on.pool.labels)
+            # Groups that others own have taints of their own.
+            taints = self._on.pool.parsed_taints if self._on.pool.manage == "full" else ()
+            label(self._on.api, node, self._on.pool.labels, taints)
 
     def _cordon(self, node: Node) -> bool:
         try:
@@ -437,6 +457,10 @@ class _Writes:
             if self._on.clock.monotonic() - looked_at >= FRESH.total_seconds():
                 break
             busy = self._on._remove(few)
+            ended = [machine for machine in few if machine not in busy]
+            # The size of a group that an autoscaler scales is its to set.
+            groups = () if self._on.pool.is_autoscaled else self._snapshot.groups
+            self._keep(self._recent.with_released(ended, groups, self._on.clock.now()))
             self._not_yet += busy
             self._said += [
                 f"machine {each.id} of {each.group} cannot be ended yet: it is being launched" for each in busy

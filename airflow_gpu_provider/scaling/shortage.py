@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
-from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
+from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines
 from airflow_gpu_provider.scaling.hard_to_get import Tried
@@ -47,6 +47,16 @@ def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExcee
         f"Ask the cloud for a higher quota {which}or want fewer GPUs.",
         pool=snapshot.pool.name,
         quota=names[0] if names else None,
+        tried=[each.to_result() for each in found],
+    )
+
+
+def launches_refused(snapshot: PoolSnapshot, found: Sequence[Tried]) -> GroupFailed:
+    """Return the error for what the cloud refused, and would refuse again."""
+    return GroupFailed(
+        f"Pool {snapshot.pool.name}: the cloud refuses to launch its machines: {hard_to_get.in_words(found)}.",
+        "Correct what this names; the same launch would be refused again.",
+        pool=snapshot.pool.name,
         tried=[each.to_result() for each in found],
     )
 

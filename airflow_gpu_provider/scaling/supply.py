@@ -55,7 +55,7 @@ class Supply:
 
     @property
     def is_new(self) -> bool:
-        """Whether its node joined from a group that others own, and is in no pool yet."""
+        """Whether its node joined without the pool's labels, and is in no pool yet."""
         return self.node is not None and not self.node.labelled and not self.node.other_pool
 
     @property

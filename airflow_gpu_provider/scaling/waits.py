@@ -25,7 +25,7 @@ from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, told
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, usable_needed, wanted_nodes
 from airflow_gpu_provider.scaling.hard_to_get import Ask
-from airflow_gpu_provider.scaling.shortage import no_capacity, quota_exceeded
+from airflow_gpu_provider.scaling.shortage import launches_refused, no_capacity, quota_exceeded
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.scaling.wanted import own_lease
@@ -94,7 +94,7 @@ class NodesWait:
         ask, error = self._ask(snapshot, lease, missing), _failed_groups(snapshot)
         fewer_will_do = ask is not None and ask.after.nodes > 0
         if error is None and not fewer_will_do:
-            error = self._over_quota(snapshot, missing)
+            error = self._hopeless(snapshot, missing)
         is_last = ask is not None and ask.after.resume_at is not None and ask.after.resume_at >= self.deadline
         if error is None and (is_last or (ask is None and snapshot.now >= self.deadline)):
             error = self._late(snapshot, needed, len(usable))
@@ -128,18 +128,20 @@ class NodesWait:
     def _keeps_trying(self) -> bool:
         return self.patience is not None and self.deadline - self.started > self.patience
 
-    def _over_quota(self, snapshot: PoolSnapshot, missing: int) -> GpuError | None:
-        """Return an error where the account's quotas alone are in the way, and nobody said to wait for more room.
+    def _hopeless(self, snapshot: PoolSnapshot, missing: int) -> GpuError | None:
+        """Return an error where it is of no use to wait: each launch would be refused again, or is over a quota.
 
-        The pool's own machines that are on their way out make room when they have ended.
+        More room in a quota is waited for by who said so, and where machines of the pool's own are on their way out.
         """
-        if any(machine.state == "terminating" for group in snapshot.groups for machine in group.machines):
-            return None
-        if self._keeps_trying or not hard_to_get.nothing_can_come(snapshot, missing):
-            return None
         found = hard_to_get.tried(snapshot, self.started)
-        is_met = any(each.times for each in found) and all(each.kind == "quota" for each in found)
-        return quota_exceeded(snapshot, found) if is_met else None
+        kinds = {each.kind for each in found}
+        is_met = any(each.times for each in found) and kinds <= {"quota", "refused"}
+        if not is_met or not hard_to_get.nothing_can_come(snapshot, missing):
+            return None
+        if "quota" not in kinds:
+            return launches_refused(snapshot, found)
+        is_leaving = any(machine.state == "terminating" for group in snapshot.groups for machine in group.machines)
+        return None if self._keeps_trying or is_leaving else quota_exceeded(snapshot, found)
 
     def _groups_step(self, snapshot: PoolSnapshot) -> Progress:
         lines = tuple(_group_lines(snapshot))

@@ -192,7 +192,7 @@ def _refuse(cloud: Cloud, missing: str, monkeypatch: pytest.MonkeyPatch) -> str:
         policy = documented_roles.policy("eks-full.json", without=[missing], **of_cluster)
         key = cloud.sandbox.aws.add_identity(name, policy=policy)
         connection, identity = _aws_connection(cloud.sandbox, key), key.arn
-        monkeypatch.setitem(cloud.sandbox.authenticator.access_entries, identity, ["system:masters"])
+    monkeypatch.setitem(cloud.sandbox.authenticator.access_entries, identity, ["system:masters"])
     monkeypatch.setenv("AIRFLOW_CONN_REFUSED", json.dumps(connection))
     return identity
 

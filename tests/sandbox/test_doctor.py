@@ -248,6 +248,7 @@ def test_a_permission_and_a_quota_of_google_cloud(gke_sandbox: Sandbox, monkeypa
     role = documented_roles.google_role("gke-full.json")
     lacking = {*role} - {"compute.instanceGroupManagers.update"}
     account = gke_sandbox.google.add_identity("doctor-patient", permissions=lacking)
+    monkeypatch.setitem(gke_sandbox.authenticator.access_entries, account.email, ["system:masters"])
     monkeypatch.setenv("AIRFLOW_CONN_PATIENT", json.dumps(gke_sandbox.google.connection(account)))
     monkeypatch.setenv("AIRFLOW_CONN_GCP_ADMIN", json.dumps(gke_sandbox.google.connection()))
 

@@ -287,6 +287,40 @@ class TestPlanAndApply:
         assert list(cloud.node_pools.pools) == ["system"]
 
 
+class TestCapacity:
+    RESERVED: dict[str, Any] = {
+        "reservation_affinity": {
+            "consume_reservation_type": "SPECIFIC_RESERVATION",
+            "key": "compute.googleapis.com/reservation-name",
+            "values": ["mine"],
+        }
+    }
+    LARGE: dict[str, Any] = {"machine_types": ["a3-megagpu-8g"]}
+
+    def test_large_types_come_from_a_reservation_and_not_on_demand(self, cloud: GoogleCloud) -> None:
+        platform = GkePlatform(spec(**self.LARGE), OWNER)
+        plan = applied(platform)
+        assert "a3-megagpu-8g is hardly ever to be had on demand, but by reservation or spot" in plan.notes[0]
+        name = first(platform).name
+        platform.grow({name: 1})
+        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
+        assert failure
+        assert failure.out_of_stock
+        platform.delete(print)
+
+        platform = ready(**self.LARGE, **self.RESERVED)
+        assert platform.plan(1).notes == ()
+        platform.grow({name: 1})
+        running(platform, 1)
+
+    def test_flex_start_and_secure_boot_are_taken_as_they_are_sent(self, cloud: GoogleCloud) -> None:
+        fields: dict[str, Any] = {"shielded_instance_config": {"enable_secure_boot": True}}
+        platform = ready(**self.LARGE, flex_start=True, scaling="autoscaler", **fields)
+        assert platform.plan(1).changes == ()
+        with pytest.raises(PoolDrift, match="flex_start is True, wanted False"):
+            GkePlatform(spec(**self.LARGE), OWNER).plan(1)
+
+
 class TestUpgrades:
     def test_gke_leaves_the_nodes_alone(self, cloud: GoogleCloud) -> None:
         platform = grown(1)
@@ -362,6 +396,17 @@ class TestSizes:
         group = first(platform)
         assert (group.desired, group.live) == (0, ())
         assert group.launch_failure, "a stock-out is remembered"
+
+    @pytest.mark.parametrize(("code", "kind"), [("IP_SPACE_EXHAUSTED", "other"), ("PERMISSIONS_ERROR", "refused")])
+    def test_another_failure_of_a_launch_is_told_apart(
+        self, cloud: GoogleCloud, faults: Faults, code: str, kind: str
+    ) -> None:
+        faults.add(Stockout(zone=A, code=code))
+        platform = ready()
+        platform.grow({GROUP_A: 1})
+        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
+        assert failure
+        assert (failure.kind, failure.reason) == (kind, code)
 
     def test_shrinking_leaves_what_runs_and_what_is_on_its_way(self, cloud: GoogleCloud, faults: Faults) -> None:
         platform = grown(1)

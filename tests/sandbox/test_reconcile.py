@@ -228,8 +228,11 @@ def test_a_pod_that_waits_for_the_pool_gets_a_machine_without_a_lease(nights: Ca
     night.until_gone()
 
 
-def test_the_next_zone_after_a_stock_out(gpu_sandbox: Sandbox, nights: Callable[..., Night]) -> None:
-    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))
+@pytest.mark.parametrize("code", [None, "InsufficientFreeAddressesInSubnet"])
+def test_the_next_zone_after_a_failed_launch(
+    gpu_sandbox: Sandbox, nights: Callable[..., Night], code: str | None
+) -> None:
+    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0], code=code))
     night = nights(zones=list(gpu_sandbox.zones[:2]))
     night.want("one")
     outcome = night.until_usable(1)

@@ -9,6 +9,7 @@ from airflow_gpu_provider.accelerators import (
     gce_accelerators,
     gce_machine_type,
     gce_machine_types,
+    gce_obtained_by,
     gpu_of_accelerator,
 )
 
@@ -21,6 +22,13 @@ def test_every_machine_type_is_found_and_has_gpus_or_takes_some_or_none() -> Non
         assert bool(machine.gpu) == bool(machine.gpus)
         assert not (machine.gpu and machine.takes_attached_gpus)
     assert {gpu_of_accelerator(name) is not None for name in gce_accelerators()} == {True}
+
+
+def test_what_is_not_there_on_demand_is_in_the_catalogue() -> None:
+    obtained = {name: gce_obtained_by(name) for name in gce_machine_types() if gce_obtained_by(name)}
+    assert obtained["a4-highgpu-8g"] == obtained["a3-megagpu-8g"] == ("reservation", "spot", "flex-start")
+    assert obtained["a3-highgpu-1g"] == ("spot", "flex-start")
+    assert not gce_obtained_by("g2-standard-4")
 
 
 @pytest.mark.parametrize(

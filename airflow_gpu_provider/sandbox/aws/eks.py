@@ -155,7 +155,11 @@ class Eks(EKSBackend):
             account_id=self.account_id,
             region_name=self.region_name,
             aws_partition=self.partition,
-            **(request | {"scaling_config": scaling, "version": request["version"] or cluster.version}),
+            **(
+                request
+                | {"scaling_config": scaling, "version": request["version"] or cluster.version}
+                | {"ami_type": self._creation.ami_type(request)}
+            ),
         )
         if group.launch_template and self._creation.launch_template_data(group.launch_template).get("InstanceType"):
             group.instance_types = []

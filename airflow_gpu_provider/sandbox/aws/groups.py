@@ -295,6 +295,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         return describe_instance(
             member.instance,
             registration=self.registration or self._own_registration(),
+            own=self._own_registration(),
             asg_name=self.name,
             region=self._around.region,
         )

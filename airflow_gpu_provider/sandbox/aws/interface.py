@@ -36,6 +36,14 @@ class Instance:
     cluster_name: str | None
     labels: Mapping[str, str]
     taints: tuple[Taint, ...]
+    ami_type: str | None = None
+    """The managed node group's; None for an instance of a self-managed Auto Scaling group."""
+    joins_as: Instance | None = None
+    """What its kubelet registers with, where EKS adds the rest only afterwards: see Registration."""
+
+    @property
+    def at_registration(self) -> Instance:
+        return self.joins_as or self
 
     @property
     def node_name(self) -> str:
@@ -88,6 +96,10 @@ class Identity:
     @property
     def uid(self) -> str:
         return f"aws-iam-authenticator:{self.account_id}:{self.user_id}"
+
+    @property
+    def administers(self) -> bool:
+        return True
 
     @property
     def extra(self) -> Mapping[str, list[str]]:

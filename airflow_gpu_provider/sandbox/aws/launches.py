@@ -16,6 +16,19 @@ from airflow_gpu_provider.sandbox.faults import Faults
 
 _MARKET_WORDS: dict[Market, str] = {"on-demand": "On-Demand", "spot": "Spot"}
 
+_ERRORS = {
+    "InsufficientFreeAddressesInSubnet": (
+        "There are not enough free addresses in subnet '{subnet}' to satisfy the requested number of instances."
+    ),
+    "Unsupported": (
+        "The requested configuration is currently not supported. Please check the documentation for supported "
+        "configurations."
+    ),
+    "UnauthorizedOperation": "You are not authorized to perform this operation.",
+}
+"""EC2's words for a launch that fails otherwise than for capacity, as public issues have them (PrairieLearn#3271,
+terraform-aws-eks#1843)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class CapacityPool:
@@ -112,7 +125,8 @@ class Ec2Capacity:
             return self._over_quota(code, pool)
         if self.faults.out_of_stock(zone=pool.zone, instance_type=pool.instance_type, market=pool.market):
             return self._out_of_stock(pool, plan)
-        return None
+        error = self.faults.launch_error(zone=pool.zone, instance_type=pool.instance_type, market=pool.market)
+        return (error, _ERRORS.get(error, "The launch failed.").format(subnet=pool.subnet_id)) if error else None
 
     def _not_offered(self, pool: CapacityPool, plan: LaunchPlan) -> tuple[str, str]:
         text = (

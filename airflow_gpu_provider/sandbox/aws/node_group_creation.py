@@ -94,6 +94,13 @@ class NodeGroupCreation:
         except (EC2ClientError, IndexError, KeyError) as error:
             raise rules.refuse(f"Launch template {launch_template} does not exist") from error
 
+    def ami_type(self, request: Mapping[str, Any]) -> str:
+        """Return what EKS says of a group: CUSTOM where the template names the AMI, by default AL2023 without GPUs."""
+        template = request.get("launch_template")
+        if template and self.launch_template_data(template).get("ImageId"):
+            return "CUSTOM"
+        return request.get("ami_type") or "AL2023_x86_64_STANDARD"
+
     def create_auto_scaling_group(self, group: NodeGroup) -> None:
         """The group that EKS makes: a fleet over the node group's types and subnets, drained by a hook."""
         template = self._template_for(group)

@@ -85,6 +85,7 @@ class NodeGroup(Nodegroup):
             nodegroup=self.nodegroup_name,
             labels=dict(self.labels),
             taints=tuple(kubernetes_taint(taint) for taint in self.taints),
+            ami_type=self.ami_type,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from moto.ec2.models.instances import Instance as Ec2Instance
 
@@ -23,12 +23,18 @@ _EFFECTS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Registration:
-    """Which cluster a group's instances join, and as what."""
+    """Which cluster a group's instances join, and as what.
+
+    Where a managed group's launch template names the AMI (`ami_type` is CUSTOM), EKS adds nothing to its user data: the
+    kubelet registers with the flags that are in it, and EKS gives the node the group's labels and taints later (EKS
+    user guide, "Customize managed nodes with launch templates"; aws/containers-roadmap#1962).
+    """
 
     cluster_name: str | None = None
     nodegroup: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[Taint, ...] = ()
+    ami_type: str | None = None
 
 
 def kubernetes_taint(taint: Mapping[str, str]) -> Taint:
@@ -59,8 +65,18 @@ def _text(user_data: object) -> str:
     return b64decode(str(user_data)).decode(errors="replace")
 
 
-def describe_instance(instance: Ec2Instance, *, registration: Registration, asg_name: str, region: str) -> Instance:
-    """The instance as the rest of the sandbox sees it."""
+def describe_instance(
+    instance: Ec2Instance, *, registration: Registration, own: Registration, asg_name: str, region: str
+) -> Instance:
+    """The instance as the rest of the sandbox sees it; `own` is what its user data says."""
+    whole = _describe(instance, registration=registration, asg_name=asg_name, region=region)
+    if registration.ami_type != "CUSTOM":
+        return whole
+    bare = replace(own, cluster_name=registration.cluster_name, ami_type=registration.ami_type)
+    return replace(whole, joins_as=_describe(instance, registration=bare, asg_name=asg_name, region=region))
+
+
+def _describe(instance: Ec2Instance, *, registration: Registration, asg_name: str, region: str) -> Instance:
     zone, market = instance.availability_zone or "", market_of(instance)
     labels = {
         "kubernetes.io/hostname": instance.private_dns_name,
@@ -87,4 +103,5 @@ def describe_instance(instance: Ec2Instance, *, registration: Registration, asg_
         cluster_name=registration.cluster_name,
         labels=labels | dict(registration.labels),
         taints=registration.taints,
+        ami_type=registration.ami_type,
     )

@@ -21,7 +21,23 @@ Instance groups: a node pool's `instance_group_urls` have the form
 """
 
 from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
-from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance, ScalableGroup, Taint
+from airflow_gpu_provider.sandbox.google.interface import (
+    GoogleTimings,
+    Identity,
+    Instance,
+    KubernetesUser,
+    ScalableGroup,
+    Taint,
+)
 from airflow_gpu_provider.sandbox.google.permissions import PermissionUse
 
-__all__ = ["GoogleCloud", "GoogleTimings", "Identity", "Instance", "PermissionUse", "ScalableGroup", "Taint"]
+__all__ = [
+    "GoogleCloud",
+    "GoogleTimings",
+    "Identity",
+    "Instance",
+    "KubernetesUser",
+    "PermissionUse",
+    "ScalableGroup",
+    "Taint",
+]

@@ -20,9 +20,16 @@ from airflow_gpu_provider.sandbox.google.clusters import VERSION, Cluster, Clust
 from airflow_gpu_provider.sandbox.google.compute_api import ComputeApi
 from airflow_gpu_provider.sandbox.google.container_api import ContainerApi
 from airflow_gpu_provider.sandbox.google.http_server import TOKEN_PATH, Api, ApiServer
+from airflow_gpu_provider.sandbox.google.iam_api import IamApi
 from airflow_gpu_provider.sandbox.google.identities import Identities
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Surroundings
-from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance, ScalableGroup
+from airflow_gpu_provider.sandbox.google.interface import (
+    GoogleTimings,
+    Identity,
+    Instance,
+    KubernetesUser,
+    ScalableGroup,
+)
 from airflow_gpu_provider.sandbox.google.node_pools import NodePools
 from airflow_gpu_provider.sandbox.google.operations import Operation, Operations, Progress
 from airflow_gpu_provider.sandbox.google.permissions import Permissions, PermissionUse
@@ -150,7 +157,12 @@ class GoogleCloud:
             clock=self._now,
         )
         self._api = Api(
-            routes=[*container.routes(), *compute.routes(), *ResourceManagerApi(self._permissions).routes()],
+            routes=[
+                *container.routes(),
+                *compute.routes(),
+                *ResourceManagerApi(self._permissions).routes(),
+                *IamApi(self._identities).routes(),
+            ],
             identities=self._identities,
             permissions=self._permissions,
             faults=self._faults,
@@ -226,9 +238,19 @@ class GoogleCloud:
         with self._lock:
             return dict(self._api.called_at)
 
-    def identify(self, token: str) -> Identity | None:
-        """Whose access token this is; the cluster takes nothing else, as GKE does."""
-        return self._identities.identify_access_token(token)
+    def identify(self, token: str) -> KubernetesUser | None:
+        """Whose access token this is; the cluster takes nothing else, as GKE does.
+
+        An account that may do everything in the project may do so in the cluster, too; what others may do there is
+        for the cluster to say.
+        """
+        bearer = self._identities.identify_access_token(token)
+        if bearer is None:
+            return None
+        account = bearer.identity
+        return KubernetesUser(
+            username=bearer.username, uid=account.unique_id, administers=not self._permissions.is_limited(account)
+        )
 
     def add_identity(self, name: str, *, permissions: Iterable[str] | None = None) -> Identity:
         """A new service account, which may do everything, or just what these IAM permissions allow.

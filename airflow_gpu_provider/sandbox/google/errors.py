@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -32,27 +33,32 @@ _REASONS = {
 
 
 class GoogleApiError(Exception):
-    """`status` is a canonical code (`NOT_FOUND`); `reason` the legacy one that Compute Engine's clients look at."""
+    """`status` is a canonical code (`NOT_FOUND`); `reason` the legacy one that Compute Engine's clients look at.
 
-    def __init__(self, status: str, message: str, *, reason: str | None = None) -> None:
+    `details` are further facts in the types of google/rpc/error_details.proto.
+    """
+
+    def __init__(
+        self, status: str, message: str, *, reason: str | None = None, details: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.reason = reason or _REASONS[status]
+        self.details = list(details)
 
     @property
     def http_status(self) -> HTTPStatus:
         return _HTTP[self.status]
 
     def body(self) -> dict[str, Any]:
-        return {
-            "error": {
-                "code": int(self.http_status),
-                "message": self.message,
-                "status": self.status,
-                "errors": [{"message": self.message, "domain": "global", "reason": self.reason}],
-            }
+        error: dict[str, Any] = {
+            "code": int(self.http_status),
+            "message": self.message,
+            "status": self.status,
+            "errors": [{"message": self.message, "domain": "global", "reason": self.reason}],
         }
+        return {"error": error | ({"details": self.details} if self.details else {})}
 
 
 def invalid(message: str) -> GoogleApiError:
@@ -61,3 +67,23 @@ def invalid(message: str) -> GoogleApiError:
 
 def not_found(message: str) -> GoogleApiError:
     return GoogleApiError("NOT_FOUND", message)
+
+
+def scopes_insufficient(service: str) -> GoogleApiError:
+    """The answer to a token that was issued for other things, as google/api/error_reason.proto has it."""
+    return GoogleApiError(
+        "PERMISSION_DENIED",
+        "Request had insufficient authentication scopes.",
+        reason="insufficientPermissions",
+        details=[error_info("ACCESS_TOKEN_SCOPE_INSUFFICIENT", service=f"{service}.googleapis.com")],
+    )
+
+
+def error_info(reason: str, **metadata: str) -> dict[str, Any]:
+    """A google.rpc.ErrorInfo of Google Cloud's own domain."""
+    return {
+        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+        "reason": reason,
+        "domain": "googleapis.com",
+        "metadata": metadata,
+    }

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.google.errors import GoogleApiError
+from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, scopes_insufficient
 from airflow_gpu_provider.sandbox.google.identities import Identities, InvalidGrant
 from airflow_gpu_provider.sandbox.google.interface import Identity
 from airflow_gpu_provider.sandbox.google.permissions import Permissions
@@ -93,15 +93,18 @@ class Api:
             with self.lock:
                 return HTTPStatus.OK, self.identities.exchange(dict(parse_qsl(content.decode())))
         except InvalidGrant as error:
-            return HTTPStatus.BAD_REQUEST, {"error": "invalid_grant", "error_description": str(error)}
+            return HTTPStatus.BAD_REQUEST, {"error": error.code, "error_description": str(error)}
 
     def _call(self, method: str, path: str, query: str, content: bytes, authorization: str) -> Any:
-        caller = self.identities.identify(authorization.removeprefix("Bearer "))
-        if caller is None:
+        bearer = self.identities.identify(authorization.removeprefix("Bearer "))
+        if bearer is None:
             raise GoogleApiError(
                 "UNAUTHENTICATED", "Request had invalid authentication credentials. Expected OAuth 2 access token."
             )
         found, parts = self._find(method, path)
+        if not bearer.may_call(found.service):
+            raise scopes_insufficient(found.service)
+        caller = bearer.identity
         self.permissions.check(caller, found.operation, _resource(path))
         self._draw_faults(found)
         try:

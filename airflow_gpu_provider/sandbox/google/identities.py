@@ -7,7 +7,7 @@ import json
 import secrets
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,9 +19,12 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.interface import Identity
 
+_CLOUD_PLATFORM = "https://www.googleapis.com/auth/cloud-platform"
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 # What google-auth writes there, whatever the key file's token_uri is.
 _GOOGLES_AUDIENCE = "https://oauth2.googleapis.com/token"
+_NARROWER = {"iamcredentials": "https://www.googleapis.com/auth/iam"}
+_EMAIL = frozenset({"https://www.googleapis.com/auth/userinfo.email", "email"})
 _CLOCK_SKEW = 60.0
 _LONGEST_JWT = 3600.0
 
@@ -33,8 +36,33 @@ class _Account:
     key: rsa.RSAPrivateKey
 
 
+@dataclass(frozen=True, kw_only=True)
+class Bearer:
+    """Who holds a token, and for what it was issued: OAuth scopes, none for a JWT that names an API instead."""
+
+    identity: Identity
+    scopes: frozenset[str]
+
+    @property
+    def username(self) -> str:
+        """The name by which GKE's API server knows it: the unique id, unless the token may tell the email.
+
+        That is so by GKE's docs ("Role-based access control", subjects by unique id) and apache/airflow#51938;
+        client-go's and gcloud's own plugins ask for the scope for this.
+        """
+        return self.identity.email if self.scopes & _EMAIL else self.identity.unique_id
+
+    def may_call(self, service: str) -> bool:
+        """Return True if the token's scopes are enough for a service, whatever its account may do there."""
+        return not self.scopes or not self.scopes.isdisjoint((_CLOUD_PLATFORM, _NARROWER.get(service, _CLOUD_PLATFORM)))
+
+
 class InvalidGrant(Exception):
     """An assertion that proves nothing; the text says why, as Google's token endpoint does."""
+
+    def __init__(self, description: str, code: str = "invalid_grant") -> None:
+        super().__init__(description)
+        self.code = code
 
 
 class Identities:
@@ -56,7 +84,7 @@ class Identities:
         self._clock = clock
         self._lock = threading.Lock()
         self._accounts: dict[str, _Account] = {}
-        self._tokens: dict[str, tuple[Identity, float]] = {}
+        self._tokens: dict[str, tuple[Bearer, float]] = {}
 
     def add(self, name: str) -> Identity:
         """A new service account. ValueError if the name is taken."""
@@ -92,29 +120,45 @@ class Identities:
         identity, claims = self._verify(form.get("assertion", ""))
         if claims.get("aud") not in (self._token_uri, _GOOGLES_AUDIENCE):
             raise InvalidGrant("Invalid JWT: the audience is not this token endpoint")
+        scopes = _scopes(claims)
+        if not scopes:
+            raise InvalidGrant("Empty or missing scope not allowed.", "invalid_scope")
+        token = self._issue(Bearer(identity=identity, scopes=scopes))
+        return {"access_token": token, "expires_in": int(self._token_lifetime), "token_type": "Bearer"}
+
+    def impersonate(self, email: str, scopes: Iterable[str]) -> tuple[str, float] | None:
+        """A token of another account of the project, and when it ends; None if there is no such account."""
+        with self._lock:
+            account = self._accounts.get(email)
+        if account is None:
+            return None
+        token = self._issue(Bearer(identity=account.identity, scopes=frozenset(scopes)))
+        return token, self._clock() + self._token_lifetime
+
+    def _issue(self, bearer: Bearer) -> str:
         token = f"ya29.sandbox-{secrets.token_urlsafe(48)}"
         with self._lock:
             now = self._clock()
             self._tokens = {t: held for t, held in self._tokens.items() if held[1] + self._token_lifetime > now}
-            self._tokens[token] = (identity, now)
-        return {"access_token": token, "expires_in": int(self._token_lifetime), "token_type": "Bearer"}
+            self._tokens[token] = (bearer, now)
+        return token
 
     def revoke_all(self) -> None:
         """No access token issued so far is taken any more."""
         with self._lock:
             self._tokens.clear()
 
-    def identify_access_token(self, token: str) -> Identity | None:
+    def identify_access_token(self, token: str) -> Bearer | None:
         """Who holds this access token; None if it was not issued here or has expired."""
         with self._lock:
-            identity, issued = self._tokens.get(token, (None, 0.0))
-        return identity if identity and self._lives(issued, self._token_lifetime) else None
+            bearer, issued = self._tokens.get(token, (None, 0.0))
+        return bearer if bearer and self._lives(issued, self._token_lifetime) else None
 
     def _lives(self, issued: float, lifetime: float) -> bool:
         longest = self._faults.token_seconds
         return self._clock() < issued + (lifetime if longest is None else min(lifetime, longest))
 
-    def identify(self, token: str) -> Identity | None:
+    def identify(self, token: str) -> Bearer | None:
         """Who calls an API with this token, an access token or a JWT that the account signed itself."""
         if token.count(".") != 2 or token.startswith("ya29."):
             return self.identify_access_token(token)
@@ -122,7 +166,8 @@ class Identities:
             identity, claims = self._verify(token)
         except InvalidGrant:
             return None
-        return identity if self._lives(float(claims["iat"]), _LONGEST_JWT + _CLOCK_SKEW) else None
+        bearer = Bearer(identity=identity, scopes=_scopes(claims))
+        return bearer if self._lives(float(claims["iat"]), _LONGEST_JWT + _CLOCK_SKEW) else None
 
     def _verify(self, jwt: str) -> tuple[Identity, dict[str, Any]]:
         try:
@@ -139,6 +184,10 @@ class Identities:
         if not issued - _CLOCK_SKEW <= now <= expires + _CLOCK_SKEW or expires - issued > _LONGEST_JWT + _CLOCK_SKEW:
             raise InvalidGrant("Invalid JWT: Token must be a short-lived token (60 minutes)")
         return account.identity, claims
+
+
+def _scopes(claims: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(str(claims.get("scope", "")).split())
 
 
 def _decode(part: str) -> bytes:

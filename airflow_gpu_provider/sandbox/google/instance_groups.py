@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Literal
 
-from airflow_gpu_provider.accelerators import gce_machine_type
+from airflow_gpu_provider.accelerators import gce_machine_type, gce_obtained_by
 from airflow_gpu_provider.sandbox.cloud_events import Outbox
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.google.compute_operations import ComputeOperation, ComputeOperations
@@ -19,6 +19,12 @@ from airflow_gpu_provider.sandbox.google.quotas import Quotas
 from airflow_gpu_provider.sandbox.google.templates import Template
 
 STOCKOUT = "ZONE_RESOURCE_POOL_EXHAUSTED"
+_ERRORS = {
+    "IP_SPACE_EXHAUSTED": "IP space of '{subnet}' is exhausted.",
+    "PERMISSIONS_ERROR": "Required 'compute.images.useReadOnly' permission for '{project}'",
+    "CONDITION_NOT_MET": "Constraint constraints/compute.requireShieldedVm violated for {project}.",
+}
+"""Words of launches that fail otherwise than for capacity; cluster-autoscaler's GCE client names the codes."""
 QUOTA_EXCEEDED = "QUOTA_EXCEEDED"
 _KEPT_ERRORS = 100
 _SUFFIX = "abcdefghijklmnopqrstuvwxyz0123456789"
@@ -261,7 +267,7 @@ class InstanceGroup:
             accelerator=template.accelerator,
             gpus=template.accelerator_count,
             vcpus=template.vcpus,
-            market=template.market,
+            market="spot" if template.flex_start else template.market,
             max_run_seconds=template.max_run_seconds,
         )
         if self._out_of_stock():
@@ -272,6 +278,12 @@ class InstanceGroup:
                 f"The zone '{zone}' does not have enough resources available to fulfill the request.  "
                 "Try a different zone, or try again later.",
                 now,
+            )
+        elif code := self._launch_error():
+            subnet = f"projects/{self._around.project_id}/regions/{self.zone.rpartition('-')[0]}/subnetworks/default"
+            project = f"projects/{self._around.project_id}"
+            self._fail(
+                member, code, _ERRORS.get(code, "The launch failed.").format(subnet=subnet, project=project), now
             )
         elif exceeded := self._around.quotas.take(needs):
             self._fail(member, QUOTA_EXCEEDED, exceeded.message, now)
@@ -285,13 +297,20 @@ class InstanceGroup:
             self._begin(member, "insert", now)
 
     def _out_of_stock(self) -> bool:
-        """A stock-out's type may be the machine's or the accelerator's."""
+        """Large types are never there on demand."""
+        template = self.template
+        on_demand = template.market == "on-demand" and not template.flex_start and not template.reserved
+        if on_demand and gce_obtained_by(template.machine_type):
+            return True
+        return any(self._around.faults.out_of_stock(**launch) for launch in self._launches())
+
+    def _launch_error(self) -> str | None:
+        return next(filter(None, map(lambda each: self._around.faults.launch_error(**each), self._launches())), None)
+
+    def _launches(self) -> list[dict[str, str]]:
+        """A fault's type may be the machine's or the accelerator's."""
         kinds = (self.template.machine_type, self.template.accelerator)
-        return any(
-            self._around.faults.out_of_stock(zone=self.zone, instance_type=kind, market=self.template.market)
-            for kind in kinds
-            if kind
-        )
+        return [{"zone": self.zone, "instance_type": kind, "market": self.template.market} for kind in kinds if kind]
 
     def _fail(self, member: Member, code: str, message: str, now: float) -> None:
         member.error = LaunchError(code=code, message=message, instance=member.name, at=now)

@@ -48,6 +48,10 @@ class Instance:
     def node_name(self) -> str:
         return self.name
 
+    @property
+    def at_registration(self) -> Instance:
+        return self
+
 
 @dataclass(frozen=True, kw_only=True)
 class ScalableGroup:
@@ -107,21 +111,22 @@ class GoogleTimings:
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A service account, as the API server sees the bearer of its token."""
+    """A service account."""
 
     email: str
     unique_id: str
     project_id: str
 
-    # As GKE tells the API server
 
-    @property
-    def username(self) -> str:
-        return self.email
+@dataclass(frozen=True, kw_only=True)
+class KubernetesUser:
+    """A service account, as GKE tells the API server of the bearer of its token."""
 
-    @property
-    def uid(self) -> str:
-        return self.unique_id
+    username: str
+    """The account's email where the token may tell it, else its unique id."""
+    uid: str
+    administers: bool
+    """IAM alone lets it do everything in the cluster."""
 
     @property
     def extra(self) -> Mapping[str, list[str]]:

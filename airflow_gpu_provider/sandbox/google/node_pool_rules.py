@@ -5,7 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from google.cloud.container_v1.types import AcceleratorConfig, NodeConfig, NodePool, NodePoolAutoscaling, NodeTaint
+from google.cloud.container_v1.types import (
+    AcceleratorConfig,
+    NodeConfig,
+    NodePool,
+    NodePoolAutoscaling,
+    NodeTaint,
+    ReservationAffinity,
+)
 
 from airflow_gpu_provider.accelerators import (
     attachable_gpus,
@@ -25,6 +32,7 @@ _RESERVED = ("kubernetes.io/", "k8s.io/", "cloud.google.com/")
 _LARGEST_POOL = 1000
 _SHORTEST_RUN = 30
 _LONGEST_RUN = 120 * 86400
+_LONGEST_FLEX_START = 7 * 86400
 _MOST_CLIENTS = 48
 
 
@@ -55,6 +63,7 @@ def check(pool: NodePool, catalogue: Catalogue) -> None:
     for zone in pool.locations:
         _check_hardware(pool.config, zone, catalogue)
     _check_config(pool.config)
+    _check_capacity(pool)
     check_autoscaling(pool.autoscaling)
     check_size(pool.initial_node_count, pool.autoscaling)
 
@@ -62,14 +71,18 @@ def check(pool: NodePool, catalogue: Catalogue) -> None:
 def check_management(pool: NodePool, release_channel: str) -> None:
     """In a release channel nodes are upgraded and repaired, and nothing switches that off; said nothing, it is on.
 
-    ("Release channels"; terraform-google-modules/terraform-google-kubernetes-engine#682 has the refusal.)
+    ("Release channels"; terraform-google-modules/terraform-google-kubernetes-engine#682 has the refusal.) Flex-start
+    node pools are never repaired, and have to say so (GoogleCloudPlatform/cluster-toolkit#4027).
     """
+    management, is_said = pool.management, "management" in pool
+    if pool.config.flex_start and (not is_said or management.auto_repair):
+        raise invalid("Auto_repair must be false for a node pool with flex_start.")
     if not release_channel:
         return
-    for name in ("auto_upgrade", "auto_repair"):
-        if "management" in pool and not getattr(pool.management, name):
-            raise invalid(f"{name.capitalize()} must be true when release_channel {release_channel} is set.")
-    pool.management.auto_upgrade = pool.management.auto_repair = True
+    if is_said and not (management.auto_upgrade and (management.auto_repair or pool.config.flex_start)):
+        raise invalid(f"Auto_upgrade and auto_repair cannot be false when release_channel {release_channel} is set.")
+    pool.management.auto_upgrade = True
+    pool.management.auto_repair = not pool.config.flex_start
 
 
 def check_locations(locations: Iterable[str], catalogue: Catalogue) -> None:
@@ -150,6 +163,27 @@ def _check_config(config: NodeConfig) -> None:
         if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
             raise invalid(f'Invalid node label "{key}={value}".')
     check_taints(config.taints)
+
+
+def _check_capacity(pool: NodePool) -> None:
+    """Reservations and flex-start ("Consume reserved zonal resources", "About flex-start provisioning")."""
+    config, kinds = pool.config, ReservationAffinity.Type
+    affinity = config.reservation_affinity
+    is_named = bool(affinity.key) and bool(affinity.values)
+    if (affinity.consume_reservation_type == kinds.SPECIFIC_RESERVATION) != is_named:
+        raise invalid("reservation_affinity: key and values are for SPECIFIC_RESERVATION, which needs both.")
+    if is_named and (config.spot or config.preemptible):
+        raise invalid("Spot and preemptible VMs cannot consume a specific reservation.")
+    if not config.flex_start:
+        return
+    if config.spot or config.preemptible:
+        raise invalid("flex_start cannot be combined with spot or preemptible.")
+    if affinity.consume_reservation_type != kinds.NO_RESERVATION:
+        raise invalid("flex_start requires reservation_affinity NO_RESERVATION.")
+    if not pool.autoscaling.enabled or pool.initial_node_count:
+        raise invalid("flex_start requires autoscaling, and an initial node count of zero.")
+    if not 0 < run_seconds(config) <= _LONGEST_FLEX_START:
+        raise invalid("flex_start requires a max_run_duration of at most seven days.")
 
 
 def check_taints(taints: Iterable[NodeTaint]) -> None:

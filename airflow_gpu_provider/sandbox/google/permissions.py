@@ -50,6 +50,7 @@ PERMISSIONS: dict[str, str] = {
     "compute:GetZoneOperation": "compute.zoneOperations.get",
     "compute:ListZoneOperations": "compute.zoneOperations.list",
     "compute:WaitZoneOperation": "compute.zoneOperations.get",
+    "iamcredentials:GenerateAccessToken": "iam.serviceAccounts.getAccessToken",
     "resourcemanager:TestIamPermissions": "",
 }
 
@@ -87,6 +88,10 @@ class Permissions:
         if unknown := permissions - set(PERMISSIONS.values()):
             raise ValueError(f"no call takes {sorted(unknown)}; known are {sorted(set(PERMISSIONS.values()))}")
         self._granted[identity.email] = permissions
+
+    def is_limited(self, identity: Identity) -> bool:
+        """Return True if the account was given less than everything."""
+        return identity.email in self._granted
 
     def allow(self, identity: Identity, permission: str) -> bool:
         """Whether the account has this permission."""

@@ -11,6 +11,7 @@ from google.cloud.container_v1.types import (
     NodeConfig,
     NodePool,
     NodeTaint,
+    ReservationAffinity,
 )
 
 from airflow_gpu_provider.accelerators import gce_machine_type, gpu_of_accelerator, partitions_of
@@ -22,6 +23,7 @@ _EFFECTS = {
     NodeTaint.Effect.PREFER_NO_SCHEDULE: "PreferNoSchedule",
     NodeTaint.Effect.NO_EXECUTE: "NoExecute",
 }
+_RESERVED = (ReservationAffinity.Type.SPECIFIC_RESERVATION, ReservationAffinity.Type.ANY_RESERVATION_THEN_FAIL)
 _DRIVERS: dict[int, Driver] = {
     GPUDriverInstallationConfig.GPUDriverVersion.INSTALLATION_DISABLED: "disabled",
     GPUDriverInstallationConfig.GPUDriverVersion.LATEST: "latest",
@@ -41,6 +43,9 @@ class Template:
     """GPUs of the machine; `gpus` are what pods may ask for."""
     gpus: int
     market: Market
+    flex_start: bool
+    reserved: bool
+    """Whether it takes what is reserved; a reservation that is named is there, with room."""
     driver: Driver
     max_run_seconds: float | None
     labels: Mapping[str, str]
@@ -93,6 +98,8 @@ def template_of(pool: NodePool, *, cluster_name: str) -> Template:
         accelerator_count=int(accelerator.accelerator_count) if accelerator else 0,
         gpus=_gpus_offered(accelerator) if accelerator else 0,
         market=market,
+        flex_start=bool(config.flex_start),
+        reserved=config.reservation_affinity.consume_reservation_type in _RESERVED,
         driver=_driver(accelerator) if accelerator else "default",
         max_run_seconds=run_seconds(config) or None,
         labels={**dict(config.labels), **_gke_labels(pool.name, config, accelerator)},
@@ -136,8 +143,12 @@ def _gke_labels(pool: str, config: NodeConfig, accelerator: AcceleratorConfig | 
         if config.spot
         else "preemptible"
         if config.preemptible
+        else "flex-start"
+        if config.flex_start
         else "standard",
     }
+    if config.flex_start:
+        labels["cloud.google.com/gke-flex-start"] = "true"
     if config.spot:
         labels["cloud.google.com/gke-spot"] = "true"
     if config.preemptible:

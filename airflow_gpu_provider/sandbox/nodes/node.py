@@ -169,7 +169,7 @@ class Node:
             "systemUUID": str(identity),
             "bootID": str(uuid.uuid4()),
             "kernelVersion": os.uname().release,
-            "osImage": "Process node (gpu-sandbox)",
+            "osImage": self.spec.os_image,
             "containerRuntimeVersion": "containerd://2.1.0+process",
             "kubeletVersion": self.spec.kubernetes_version,
             "kubeProxyVersion": "",

@@ -51,6 +51,7 @@ class NodeSpec:
     device_plugin_builtin: bool = False
     driver_seconds: float | None = 0.0
     kubernetes_version: str = "v1.36.3"
+    os_image: str = "Process node (gpu-sandbox)"
     container_log_max_size: int = 10 * 2**20
 
     def to_json(self) -> dict[str, Any]:

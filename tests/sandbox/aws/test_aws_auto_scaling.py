@@ -107,6 +107,18 @@ def test_a_stock_out_fails_in_ec2s_words_and_is_tried_again(account: Account) ->
     eventually(lambda: account.instances(asg), lambda ids: len(ids) == 2)
 
 
+def test_a_launch_that_fails_for_want_of_addresses_says_so(account: Account) -> None:
+    asg = account.node_group()
+    account.faults.add(Stockout(code="InsufficientFreeAddressesInSubnet"))
+    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
+    (failed, *_) = eventually(lambda: account.failed(asg))
+    subnet = account.network.subnets["us-west-2a"]
+    assert failed["StatusMessage"].endswith(
+        f"InsufficientFreeAddressesInSubnet - There are not enough free addresses in subnet '{subnet}' to satisfy the"
+        " requested number of instances. Launching EC2 instance failed."
+    )
+
+
 def test_giving_up_the_size_ends_the_tries(account: Account) -> None:
     asg = account.node_group()
     account.faults.add(Stockout())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -37,6 +37,7 @@ QUICK = GoogleTimings(
     poll=0.02,
 )
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
+EMAIL_SCOPE = "https://www.googleapis.com/auth/userinfo.email"
 
 
 def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 20.0) -> T:
@@ -50,8 +51,9 @@ def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, sec
         time.sleep(0.02)
 
 
-def access_token(cloud: GoogleCloud, identity: Identity | None = None) -> str:
-    credentials = service_account.Credentials.from_service_account_info(cloud.keyfile(identity), scopes=SCOPES)
+def access_token(cloud: GoogleCloud, identity: Identity | None = None, *, scopes: Sequence[str] = SCOPES) -> str:
+    key = cloud.keyfile(identity)
+    credentials = service_account.Credentials.from_service_account_info(key, scopes=list(scopes))
     credentials.refresh(Request())
     return str(credentials.token)
 

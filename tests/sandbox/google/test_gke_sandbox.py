@@ -25,7 +25,7 @@ from google.oauth2 import service_account
 
 from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.sandbox import SYSTEM_NODE, Sandbox
-from tests.sandbox.google.conftest import SCOPES, access_token, eventually
+from tests.sandbox.google.conftest import EMAIL_SCOPE, SCOPES, access_token, eventually
 
 TIMINGS = GoogleTimings(
     node_pool_create=0.3, node_pool_delete=0.3, drain_timeout=20.0, driver=1.0, patience=1.0, preemption_notice=1.5
@@ -158,7 +158,7 @@ def test_a_pod_that_asks_for_gpus_tolerates_the_taint_and_sees_them(
 def test_a_token_of_googles_opens_the_api_server(sandbox: Sandbox, gke: ClusterManagerClient) -> None:
     cluster = gke.get_cluster(name=sandbox.google.cluster.path)
     ca = base64.b64decode(cluster.master_auth.cluster_ca_certificate).decode()
-    token = access_token(sandbox.google)
+    administrator = sandbox.google.administrator
 
     def who(token: str) -> tuple[int, str]:
         context = ssl.create_default_context(cadata=ca)
@@ -173,7 +173,8 @@ def test_a_token_of_googles_opens_the_api_server(sandbox: Sandbox, gke: ClusterM
         except urllib.error.HTTPError as error:
             return error.code, ""
 
-    assert who(token) == (201, "sandbox-admin@sandbox-project.iam.gserviceaccount.com")
+    assert who(access_token(sandbox.google)) == (201, administrator.unique_id)
+    assert who(access_token(sandbox.google, scopes=[*SCOPES, EMAIL_SCOPE])) == (201, administrator.email)
     assert who("ya29.made-up") == (401, "")
 
 

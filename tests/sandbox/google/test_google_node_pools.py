@@ -24,6 +24,7 @@ from airflow_gpu_provider.sandbox.faults import Faults, Stockout
 from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings
 from tests.sandbox.google.conftest import CLUSTER, Project, Recorder, eventually, node_pool
 
+RESERVED = {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 
 
@@ -167,6 +168,10 @@ T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
         ({"labels": {"role": "a b"}}, "Invalid node label"),
         ({"taints": [NodeTaint(key="gpu")]}, "no effect"),
         ({"spot": True, "preemptible": True}, "both spot and preemptible"),
+        ({"reservation_affinity": {"consume_reservation_type": "SPECIFIC_RESERVATION"}}, "needs both"),
+        ({"reservation_affinity": {**RESERVED, "consume_reservation_type": "ANY_RESERVATION"}}, "for SPECIFIC_RES"),
+        ({"reservation_affinity": RESERVED, "spot": True}, "cannot consume a specific reservation"),
+        ({"flex_start": True}, "Auto_repair must be false"),
         ({"max_run_duration": timedelta(days=121)}, "max_run_duration"),
     ],
 )
@@ -301,10 +306,12 @@ def test_a_blue_green_upgrade_lists_both_sides_and_says_which_is_which(project: 
 def test_a_release_channel_keeps_upgrades_on_and_an_exclusion_off_a_node_pool(project: Project) -> None:
     pool = node_pool()
     pool.management.auto_repair = True
-    with pytest.raises(exceptions.BadRequest, match="Auto_upgrade must be true when release_channel REGULAR is set"):
+    with pytest.raises(
+        exceptions.BadRequest, match="Auto_upgrade and auto_repair cannot be false when release_channel REGULAR"
+    ):
         project.gke.create_node_pool(parent=project.parent, node_pool=pool)
     project.create()
-    with pytest.raises(exceptions.BadRequest, match="Auto_upgrade must be true"):
+    with pytest.raises(exceptions.BadRequest, match="Auto_upgrade and auto_repair"):
         project.gke.set_node_pool_management(request={"name": project.pool_name(), "management": {"auto_repair": True}})
     excluded = {"exclusion_until_end_of_support": {"enabled": True}}
     project.done(project.gke.update_node_pool(request={"name": project.pool_name(), "maintenance_policy": excluded}))

@@ -7,19 +7,25 @@ import json
 import pytest
 import requests
 from google.api_core import exceptions
+from google.auth import iam
+from google.auth.exceptions import RefreshError
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 from google.oauth2 import service_account
 
+from airflow_gpu_provider.platforms.google_clients import GoogleClients
 from airflow_gpu_provider.sandbox.google import GoogleCloud
-from tests.sandbox.google.conftest import SCOPES, Project, access_token
+from tests.sandbox.google.conftest import EMAIL_SCOPE, SCOPES, Project, access_token
 
 
 def test_a_token_says_who_calls_and_ends(project: Project) -> None:
     token = access_token(project.cloud)
     identity = project.cloud.identify(token)
     assert identity is not None
-    assert identity.username == "sandbox-admin@sandbox-project.iam.gserviceaccount.com"
+    assert identity.username == identity.uid == project.cloud.administrator.unique_id
+    by_email = project.cloud.identify(access_token(project.cloud, scopes=[*SCOPES, EMAIL_SCOPE]))
+    assert by_email is not None
+    assert by_email.username == "sandbox-admin@sandbox-project.iam.gserviceaccount.com"
     assert project.cloud.identify("ya29.made-up") is None
     project.cloud.expire_tokens()
     assert project.cloud.identify(token) is None
@@ -68,6 +74,33 @@ def test_throttling_and_server_errors_by_service(project: Project) -> None:
     assert project.gke.list_node_pools(parent=project.parent).node_pools == []
     project.faults.clear()
     assert project.cloud.calls["compute:GetProject"] == 1
+
+
+def test_a_token_is_for_what_it_was_issued(project: Project) -> None:
+    narrow = {"Authorization": f"Bearer {access_token(project.cloud, scopes=[EMAIL_SCOPE])}"}
+    reply = requests.get(f"{project.cloud.endpoint_url}/v1/{project.parent}", headers=narrow, timeout=10)
+    assert reply.status_code == 403
+    error = reply.json()["error"]
+    assert error["message"] == "Request had insufficient authentication scopes."
+    assert error["details"][0]["reason"] == "ACCESS_TOKEN_SCOPE_INSUFFICIENT"
+    with pytest.raises(RefreshError, match="invalid_scope"):
+        access_token(project.cloud, scopes=[])
+
+
+@pytest.mark.parametrize("impersonates", [False, True])
+def test_the_cluster_is_told_the_email_of_the_connections_account(
+    project: Project, monkeypatch: pytest.MonkeyPatch, impersonates: bool
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(project.cloud.connection()))
+    iam_endpoint = "/v1/projects/-/serviceAccounts/{}:generateAccessToken"
+    monkeypatch.setattr(iam, "_IAM_ENDPOINT", project.cloud.endpoint_url + iam_endpoint)
+    airflow = project.cloud.add_identity("airflow") if impersonates else project.cloud.administrator
+    chain = airflow.email if impersonates else None
+    clients = GoogleClients(conn_id="google_cloud_default", impersonation_chain=chain)
+    user = project.cloud.identify(clients.access_token())
+    assert user is not None
+    assert (user.username, clients.identity) == (airflow.email, airflow.email)
+    assert clients.gke.call("get_cluster", permission="", name=project.parent)["name"] == "k8s-ml"
 
 
 def test_airflows_hook_takes_the_connection(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.platforms.backoff import FIRST, FORGOTTEN_AFTER, LONGEST, in_a_row, ordinal, pause
+from airflow_gpu_provider.platforms.backoff import (
+    FIRST,
+    FORGOTTEN_AFTER,
+    LONGEST,
+    in_a_row,
+    ordinal,
+    passed_over,
+    pause,
+)
+from airflow_gpu_provider.platforms.base import FailureKind, LaunchFailure
+from tests.unit.scaling.pools import A, B, C, groups, pool
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 GAPS = st.lists(st.timedeltas(min_value=timedelta(0), max_value=timedelta(hours=4)), min_size=1, max_size=30)
@@ -51,6 +62,35 @@ def test_a_failure_after_its_time_counts_one_more_until_it_is_forgotten(gaps: li
     times, until = in_a_row(failed_at)
     assert in_a_row([*failed_at, until])[0] == times + 1
     assert in_a_row([*failed_at, failed_at[-1] + FORGOTTEN_AFTER + timedelta(seconds=1)])[0] == 1
+
+
+KINDS: list[FailureKind | None] = [None, "out_of_stock", "refused", "other"]
+
+
+@given(kinds=st.tuples(*[st.sampled_from(KINDS)] * 3), full=st.integers(0, 7), gone=st.integers(0, 7))
+def test_any_failed_launch_passes_a_candidate_over_while_another_is_open(
+    kinds: tuple[FailureKind | None, ...], full: int, gone: int
+) -> None:
+    """Where none is, one that failed for who knows what is asked again; stock and refusals are waited for."""
+    fields: dict[str, dict[str, Any]] = {}
+    for number, (name, kind) in enumerate(zip((A, B, C), kinds, strict=True)):
+        failure = LaunchFailure(at=START, message="No.", kind=kind) if kind else None
+        fields[name.replace("-", "_")] = {
+            "launch_failure": failure,
+            "max_size": 0 if full >> number & 1 else 4,
+            "status": "failed" if gone >> number & 1 else "active",
+        }
+    found = groups(pool(), **fields)
+    over = passed_over(found, START)
+    failed = {name for name, kind in zip((A, B, C), kinds, strict=True) if kind}
+    is_another_open = any(each.status == "active" and each.max_size and each.name not in failed for each in found)
+    kept = (
+        failed
+        if is_another_open
+        else {each.name for each in found if each.launch_failure and each.launch_failure.kind != "other"}
+    )
+    assert over.keys() == kept
+    assert not passed_over(found, START + FIRST)
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,15 @@ QUOTAS = [
 ]
 OTHERS = [
     "Access denied when attempting to assume role",
-    "The image id '[ami-1]' does not exist",
+    "There are not enough free addresses in subnet 'subnet-0a' to satisfy the requested number of instances. Launching"
+    " EC2 instance failed.",
+    "Could not launch On-Demand Instances. Unsupported - The requested configuration is currently not supported. Please"
+    " check the documentation for supported configurations. Launching EC2 instance failed.",
+]
+REFUSED = [
+    "The image id '[ami-1]' does not exist. Launching EC2 instance failed.",
+    "Could not launch Spot Instances. UnauthorizedOperation - You are not authorized to perform this operation."
+    " Encoded authorization failure message: 3o4q. Launching EC2 instance failed.",
 ]
 
 
@@ -59,6 +67,17 @@ def test_stock_outs(message: str) -> None:
 @pytest.mark.parametrize("message", QUOTAS)
 def test_limits_of_the_account(message: str) -> None:
     assert failure_kind(message) == "quota"
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_launches_that_would_be_refused_again(message: str) -> None:
+    assert failure_kind(message) == "refused"
+
+
+def test_the_code_is_the_reason_in_short() -> None:
+    failed = launch_failure([activity(1, "Failed", StatusMessage=OTHERS[2])])
+    assert failed
+    assert failed.reason == "Unsupported"
 
 
 @pytest.mark.parametrize("message", OTHERS)
@@ -113,7 +132,7 @@ def test_failures_in_a_row_are_remembered_back_to_the_last_launch_that_worked() 
     failure = launch_failure(activities[::-1], "L-DB2E81BA")
     assert failure
     assert (failure.kind, failure.quota, failure.reason) == ("quota", "L-DB2E81BA", "VcpuLimitExceeded")
-    assert failure.earlier == (START + timedelta(minutes=3, seconds=5),)
+    assert failure.earlier == tuple(START + timedelta(minutes=each, seconds=5) for each in (3, 4))
     assert [each.kind for each in failures(activities)] == ["out_of_stock", "out_of_stock", "other", "quota"]
 
 

@@ -88,6 +88,20 @@ def test_the_newest_failure_counts_until_a_later_launch_works() -> None:
     assert since_it_worked == replace(failure, earlier=())
 
 
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("PERMISSIONS_ERROR", "refused"), ("CONDITION_NOT_MET", "refused"), ("IP_SPACE_EXHAUSTED_WITH_DETAILS", "other")],
+)
+def test_what_would_fail_again_is_told_from_what_may_not(code: str, kind: str) -> None:
+    errors = (failed({"code": code, "message": "No."}, NOW - timedelta(minutes=2)), failed(STOCKOUT, NOW))
+    failure = launch_failure([group(errors=errors[:1])], NOW)
+    assert failure
+    assert (failure.kind, failure.reason) == (kind, code)
+    newest = launch_failure([group(errors=errors)], NOW)
+    assert newest
+    assert newest.earlier == (NOW - timedelta(minutes=2),)
+
+
 def test_what_went_wrong_in_a_deletion_is_no_failed_launch() -> None:
     assert launch_failure([group(errors=(failed(STOCKOUT, NOW, "DELETING"),))], NOW) is None
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.errors import QuotaExceeded
 from airflow_gpu_provider.platforms.gke_quota import Quota, Verdict, judge, regional_metrics
 from airflow_gpu_provider.pools import GkeGpuPool
-from tests.unit.pools.test_gke import ZONES, n1, pool
+from tests.unit.pools.test_gke import FLEX_START, RESERVED, ZONES, n1, pool
 
 
 def quota(metric: str, limit: float, usage: float = 0.0) -> Quota:
@@ -97,6 +97,18 @@ def test_machines_that_live_for_a_week_at_most_may_use_the_preemptible_quota_too
     )
     assert both in str(raised.value)
     assert raised.value.details["quota"] == "NVIDIA_L4_GPUS"
+
+
+def test_a_reservation_counts_against_the_quotas_itself() -> None:
+    used_up = quota("NVIDIA_L4_GPUS", 8, 8), quota("GPUS_ALL_REGIONS", 8, 8)
+    assert judged(pool(reservation_affinity=RESERVED), 4, *used_up) == Verdict()
+    with pytest.raises(QuotaExceeded):
+        judged(pool(reservation_affinity={"consume_reservation_type": "ANY_RESERVATION"}), 4, *used_up)
+
+
+def test_flex_start_counts_as_spot_does() -> None:
+    with pytest.raises(QuotaExceeded, match="PREEMPTIBLE_NVIDIA_L4_GPUS"):
+        judged(pool(**FLEX_START), 1, quota("NVIDIA_L4_GPUS", 8), quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1, 1))
 
 
 rooms = st.integers(0, 9)

@@ -20,7 +20,7 @@ from airflow_gpu_provider.platforms.gke_spec import (
     owner_label,
     run_seconds,
 )
-from tests.unit.pools.test_gke import n1, pool
+from tests.unit.pools.test_gke import FLEX_START, RESERVED, n1, pool
 
 ZONE = "us-central1-a"
 
@@ -60,7 +60,15 @@ EVERY_FIELD: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("fields", [{}, EVERY_FIELD, {"min_nodes": 1}, {"driver": "latest"}])
+WITH_RESERVATION: dict[str, Any] = {
+    "reservation_affinity": RESERVED,
+    "shielded_instance_config": {"enable_secure_boot": True, "enable_integrity_monitoring": False},
+}
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, EVERY_FIELD, WITH_RESERVATION, FLEX_START, {"min_nodes": 1}, {"driver": "latest"}]
+)
 def test_what_was_created_is_as_wanted(fields: dict[str, Any]) -> None:
     wanted = spec(**fields)
     found = answered(wanted)
@@ -91,6 +99,8 @@ def test_groups_are_created_empty_and_machines_have_an_end() -> None:
         ({"max_runtime": timedelta(hours=1)}, "max_run_duration", ["max_run_duration"]),
         ({"driver": "latest"}, "accelerator", None),
         ({"disk_size": 200}, "disk_size", None),
+        ({"reservation_affinity": RESERVED}, "reservation_affinity", None),
+        ({"shielded_instance_config": {"enable_secure_boot": True}}, "shielded_instance_config", None),
         ({"image_type": "UBUNTU_CONTAINERD"}, "image_type", None),
         ({"service_account": "other@x.iam.gserviceaccount.com"}, "service_account", None),
         ({"min_nodes": 1}, "max_run_duration", None),
@@ -105,6 +115,16 @@ def test_finds_what_differs(fields: dict[str, Any], field: str, update: list[str
 def test_an_autoscaler_that_somebody_has_set_on_the_pool_is_switched_off() -> None:
     (difference,) = spec().differences(answered(spec()) | {"autoscaling": {"enabled": True, "max_node_count": 3}})
     assert difference.update == {"autoscaling": {"enabled": False}}
+
+
+def test_flex_start_is_said_as_gke_takes_it() -> None:
+    made = spec(**FLEX_START).node_pool()
+    assert made["management"] == {"auto_upgrade": True}  # auto-repair is left out, and so off
+    assert made["config"]["flex_start"]
+    assert made["config"]["reservation_affinity"] == {"consume_reservation_type": "NO_RESERVATION"}
+    assert "management" not in spec().node_pool()
+    fields = {difference.field for difference in spec(**FLEX_START).differences(answered(spec(scaling="autoscaler")))}
+    assert fields == {"flex_start", "reservation_affinity"}
 
 
 def test_gke_is_kept_from_upgrading_nodes_in_mid_run() -> None:

@@ -15,6 +15,12 @@ from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import GkeGpuPool, Taint, deserialize_pool
 
 ZONES = ("us-central1-a", "us-central1-b")
+RESERVED = {
+    "consume_reservation_type": "SPECIFIC_RESERVATION",
+    "key": "compute.googleapis.com/reservation-name",
+    "values": ["a4"],
+}
+FLEX_START: dict[str, Any] = {"flex_start": True, "scaling": "autoscaler"}
 
 
 def pool(**fields: Any) -> GkeGpuPool:
@@ -65,6 +71,23 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"node_locations": ["us-east1-b"]}, "not a zone of us-central1"),
         ({"node_locations": ["us-central1"]}, "not a zone of us-central1"),
         ({"capacity_types": ["RESERVED"]}, "some of ON_DEMAND, SPOT and PREEMPTIBLE"),
+        ({"reservation_affinity": {"type": "specific"}}, "Give consume_reservation_type, one of NO_RESERVATION"),
+        ({"reservation_affinity": {"consume_reservation_type": "some"}}, "Give consume_reservation_type"),
+        ({"reservation_affinity": {"consume_reservation_type": "specific-reservation"}}, "names no reservation"),
+        (
+            {"reservation_affinity": {"consume_reservation_type": "ANY_RESERVATION", "key": "x"}},
+            "neither key nor values",
+        ),
+        ({"reservation_affinity": RESERVED, "capacity_types": ["SPOT"]}, "take nothing of a reservation"),
+        ({"shielded_instance_config": {"secure_boot": True}}, "enable_secure_boot and enable_integrity_monitoring"),
+        ({"shielded_instance_config": {"enable_secure_boot": 1}}, "Give True or False"),
+        ({"flex_start": "yes"}, "True or False"),
+        ({"flex_start": True}, 'Set scaling="autoscaler".'),
+        ({**FLEX_START, "capacity_types": ["SPOT"]}, "neither spot nor preemptible"),
+        ({**FLEX_START, "location_policy": "balanced"}, "Leave location_policy out."),
+        ({**FLEX_START, "reservation_affinity": RESERVED}, "Leave one of flex_start and reservation_affinity out."),
+        ({**FLEX_START, "max_run_duration": timedelta(days=8)}, "at most 7 days"),
+        ({**FLEX_START, "min_nodes": 1}, "leave min_nodes out"),
         ({"exclude_upgrades": "yes"}, "True or False"),
         ({"driver": "newest"}, "default, latest, disabled, daemonset"),
         ({"gpu_sharing": {"strategy": "MPS"}}, "max_shared_clients"),
@@ -225,6 +248,14 @@ def test_gkes_own_taint_is_always_there() -> None:
     assert len(pool(taints=["team=ml:NoExecute"]).parsed_taints) == 2
 
 
+def test_takes_reservations_flex_start_and_secure_boot() -> None:
+    assert pool(reservation_affinity=RESERVED).is_reserved
+    assert not pool(reservation_affinity={"consume_reservation_type": "any-reservation"}).is_reserved
+    assert pool(**FLEX_START, max_runtime=timedelta(days=6)).flex_start
+    assert pool(**FLEX_START, reservation_affinity={"consume_reservation_type": "NO_RESERVATION"}).flex_start
+    assert pool(shielded_instance_config={"enable_secure_boot": True}) != pool()
+
+
 def test_survives_its_own_json() -> None:
     spec = n1(
         node_locations=list(ZONES),
@@ -234,6 +265,8 @@ def test_survives_its_own_json() -> None:
         max_run_duration=timedelta(days=2),
         impersonation_chain=["a@x.iam", "b@x.iam"],
         tags=["gpu"],
+        reservation_affinity={"consume_reservation_type": "NO_RESERVATION"},
+        shielded_instance_config={"enable_secure_boot": True},
         resource_labels={"team": "ml"},
     )
     again = deserialize_pool(json.loads(json.dumps(spec.serialize())))
@@ -251,3 +284,5 @@ def test_is_rendered_before_it_is_checked() -> None:
     rendered = spec.resolve({"task": Task()})
     assert (rendered.location, rendered.accelerator_count, rendered.region) == ("us-central1-a", 2, "us-central1")
     assert rendered.node_locations == ("us-central1-a",)
+    reserved = pool(reservation_affinity=RESERVED)
+    assert deserialize_pool(json.loads(json.dumps(reserved.serialize()))) == reserved

@@ -240,9 +240,11 @@ def test_a_dry_zone_is_tried_again_after_a_while() -> None:
     assert decide(state).grow == {A: 1}
 
 
-def test_a_failed_launch_for_another_reason_is_no_stock_out() -> None:
-    failure = {"launch_failure": dry().__class__(at=NOW, message="The image does not exist")}
-    assert decide(snapshot(leases=(lease(),), train_a_g6_xlarge=failure)).grow == {A: 1}
+def test_a_failed_launch_for_another_reason_passes_on_to_the_next_zone_too() -> None:
+    failure = {"launch_failure": dry().__class__(at=NOW, message="There are not enough free addresses")}
+    assert decide(snapshot(leases=(lease(),), train_a_g6_xlarge=failure)).grow == {B: 1}
+    all_failed = {f"train_{each}_g6_xlarge": failure for each in "abc"}
+    assert decide(snapshot(leases=(lease(),), **all_failed)).grow == {A: 1}
 
 
 def test_types_come_before_markets() -> None:

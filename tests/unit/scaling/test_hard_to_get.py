@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.demand import DemandLease
-from airflow_gpu_provider.errors import GpuError, OutOfStock, QuotaExceeded
+from airflow_gpu_provider.errors import GpuError, GroupFailed, OutOfStock, QuotaExceeded
 from airflow_gpu_provider.platforms.base import FailureKind, Group, LaunchFailure, Machine
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import NodesWait, Progress
-from tests.unit.scaling.pools import NOW, ZONES, key, lease, machine, node, pool, snapshot
+from tests.unit.scaling.pools import NOW, ZONES, A, key, lease, machine, node, pool, snapshot
 
 Stock = Callable[[datetime, str], int]
 """How many machines a zone has to give in all, at some time."""
@@ -228,6 +228,31 @@ def test_a_quota_ends_the_wait_at_once_with_its_name() -> None:
     assert "quota L-1 is used up" in str(progress.error)
     assert night.now - NOW < timedelta(minutes=5)
     assert len(night.tries) == 1, "a quota is the account's: no other zone is tried"
+
+
+def test_the_next_zone_is_tried_after_a_launch_that_failed_for_who_knows_what() -> None:
+    last = pool().candidates(ZONES)[-1].group
+    night = Night(lambda _, name: 1 if name == last else 0, kind="other")
+    progress = night.until_over(night.wants("run", 1))
+    assert progress.result
+    assert [each["times"] for each in progress.result["tried"]] == [1, 1]
+    assert night.now - NOW < timedelta(minutes=3)
+
+
+def test_one_candidate_that_failed_for_who_knows_what_is_asked_on() -> None:
+    night = Night(lambda now, _: int(now > NOW + timedelta(minutes=3)), kind="other", spec=pool(zones=ZONES[:1]))
+    night.zones = {name: zone for name, zone in night.zones.items() if name == A}
+    assert night.until_over(night.wants("run", 1)).done
+    assert night.now - NOW < timedelta(minutes=4)
+
+
+def test_a_wait_ends_at_once_where_every_candidate_would_be_refused_again() -> None:
+    night = Night(lambda _, __: 0, kind="refused")
+    progress = night.until_over(night.wants("run", 1, **hours(12)))
+    assert isinstance(progress.error, GroupFailed)
+    assert "refuses to launch" in str(progress.error)
+    assert [name for _, name in night.tries] == list(night.zones), "each zone once"
+    assert night.now - NOW < timedelta(minutes=5)
 
 
 def test_a_used_up_quota_ends_no_wait_while_a_machine_of_the_pool_is_on_its_way_out() -> None:

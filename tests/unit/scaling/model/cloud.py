@@ -1,11 +1,12 @@
-"""Auto Scaling groups that do what AWS's do to a careless caller: launch late, take any machine they like, and end none
-that is still being launched.
+"""Auto Scaling groups that do what AWS's do to a careless caller: launch late, take any machine they like, end none
+that is still being launched, and show what was just changed as it was before.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
@@ -15,6 +16,9 @@ from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from tests.unit.scaling.model.actors import Actors
 
 T = TypeVar("T")
+
+STALE = 10.0
+"""How many seconds old a read may be. EC2's guide asks for waits of "a couple of seconds" at first."""
 
 LAUNCH = timedelta(seconds=20)
 """How long a machine is pending, and is not ended for who asks."""
@@ -46,14 +50,46 @@ class Asg:
 
 
 class Cloud:
-    """All groups of one pool. `when_told` is called when an actor has set a size or a switch."""
+    """All groups of one pool. `when_told` is called when an actor has set a size or a switch.
 
-    def __init__(self, pool: EksGpuPool, asgs: Sequence[Asg], actors: Actors) -> None:
+    Attributes:
+        shown: What every read sees, whatever happens; None: what there is, or was some seconds ago.
+    """
+
+    def __init__(self, pool: EksGpuPool, asgs: Sequence[Asg], actors: Actors, *, stale: int | None = None) -> None:
         self._actors = actors
+        self._draw = random.Random(stale) if stale is not None else None
+        self.shown: Mapping[str, Asg] | None = None
+        self._past: list[tuple[float, dict[str, Asg]]] = []
+        self._past_at = 0.0
         self._pool = pool
         self.asgs = {asg.candidate.group: asg for asg in asgs}
         self.when_told: Callable[[], None] = lambda: None
         self._count = 0
+
+    def remember(self) -> None:
+        """Keep how things stood until now; called when time has moved and nothing else has happened yet."""
+        self._past.append((self._past_at, self.copied()))
+        self._past = [each for each in self._past if each[0] >= self._past_at - STALE] or self._past[-1:]
+        self._past_at = self._actors.time
+
+    def copied(self) -> dict[str, Asg]:
+        return {
+            name: replace(asg, machines=dict(asg.machines), terminating=set(asg.terminating))
+            for name, asg in self.asgs.items()
+        }
+
+    def seen(self) -> Mapping[str, Asg]:
+        """The groups as the next read sees them: as they are, or as they were at some time in the last seconds."""
+        if self.shown is not None:
+            return self.shown
+        if self._draw is None or self._draw.random() < 0.5:
+            return self.asgs
+        then = self._actors.time - self._draw.uniform(0, STALE)
+        if then >= self._past_at:
+            return self.asgs
+        older = [asgs for at, asgs in self._past if at <= then]
+        return older[-1] if older else self._past[0][1] if self._past else self.asgs
 
     def launch_begins(self, name: str) -> bool:
         asg = self.asgs[name]
@@ -102,7 +138,7 @@ class ModelPlatform(Platform):
 
     def observe(self) -> tuple[Group, ...]:
         self._actors.pause()
-        return tuple(self._group(name, asg) for name, asg in self.cloud.asgs.items())
+        return tuple(self._group(name, asg) for name, asg in self.cloud.seen().items())
 
     def _group(self, name: str, asg: Asg) -> Group:
         machines = tuple(

@@ -147,6 +147,7 @@ class Run:
             outcome = patiently(self._world, self._give_up)
             mine = [pod for pod in outcome.snapshot.pods if pod.run == self._key.hash and not pod.finished]
             if not mine and decide(outcome.snapshot).is_empty:
+                self._world.require_no_size_without_demand()
                 return
             self._clock.sleep(5)
 

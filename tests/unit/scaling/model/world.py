@@ -45,6 +45,7 @@ class World:
 
     Attributes:
         clocks: Each installation's own; none of them need be right.
+        stale: The seed of how old what the cloud shows is; None: it is never old.
         wrong: What has happened that must not; empty as long as nothing has.
     """
 
@@ -56,6 +57,7 @@ class World:
         told_by: Collection[str] = TOLD_BY,
         clocks: tuple[float, float] = (0.0, 0.0),
         kind: Kind = "own groups",
+        stale: int | None = None,
     ) -> None:
         self.kind = kind
         self.pool = EksGpuPool(
@@ -68,7 +70,8 @@ class World:
         )
         self.actors = Actors()
         self.api = ApiServer(self.actors)
-        self.cloud = Cloud(self.pool, self._groups(), self.actors)
+        self.cloud = Cloud(self.pool, self._groups(), self.actors, stale=stale)
+        self.released: set[str] = set()  # machines that actors have told the cloud to end
         self.lost_pods: set[str] = set()
         self.lost_at = float("-inf")
         self.overdue_until: dict[str, float] = {}  # node -> when a pod that was overdue left it, or ended
@@ -138,6 +141,8 @@ class World:
                 self.require(not self._is_protected(pod), f"machine {machine} goes with pod {pod.name}")
             if self.actors.time - self.lost_at > LOSS_IS_NEWS and not by_autoscaler:
                 self._require_enough_without(machine)
+        if self.actors.current:
+            self.released.add(machine)
         self._ends(asg, machine)
 
     def lose(self, machine: str) -> None:
@@ -191,6 +196,14 @@ class World:
         is_ready = node and node.ready and self.now - (node.ready_changed_at or self.now) > FRESH
         return asg is not None and not is_ready and self.now + RIGHT_TO - asg.machines[machine] > READY_WITHIN
 
+    def require_no_size_without_demand(self) -> None:
+        """Somebody has just seen that nothing is left to do: then no group may be about to bring a machine."""
+        if self._demand() or self.api.pods or self.pool.is_autoscaled:
+            return
+        sizes = {name: asg.desired for name, asg in self.cloud.asgs.items()}
+        coming = [name for name, asg in self.cloud.asgs.items() if asg.desired > max(asg.keeps, len(asg.machines))]
+        self.require(not coming, f"nobody wants machines, nobody looks any more, and sizes are {sizes}")
+
     def _demand(self) -> list[Raw]:
         return list(self.api.live_leases(self.now))
 
@@ -204,6 +217,7 @@ class World:
         self.require(most <= self.pool.max_nodes, f"sizes {sizes} are more than max_nodes")
 
     def _time_moved(self) -> None:
+        self.cloud.remember()
         for pod, (_, chosen_at) in list(self.bindings.items()):
             if self.actors.time - chosen_at >= BINDING_LAG:
                 self.bind(pod)
@@ -387,7 +401,10 @@ class World:
             asg = self.cloud.asg_of(machine)
             is_open = not (node["spec"].get("unschedulable") or node["spec"].get("taints"))
             is_in_pool = node["metadata"]["labels"].get(POOL_LABEL) == self.pool.name
-            if ready and is_open and is_in_pool and name not in taken and asg and machine in asg.live:
+            # A node is Ready for some seconds after its machine was told to end.
+            is_there = asg and (machine in asg.live or machine in self.released)
+            if ready and is_open and is_in_pool and name not in taken and is_there:
+                self.require(machine not in self.released, f"{name} is open to pods again, and its machine is released")
                 self.actors.note(f"pod {pod['metadata']['name']} is to run on {name}")
                 self.bindings[pod["metadata"]["name"]] = (name, self.actors.time)
                 return

@@ -1,0 +1,113 @@
+"""accept_pool: what the command does: the bound of the bill, the steps with their end, and the report."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from airflow_gpu_provider.acceptance.budget import Budget, price_of
+from airflow_gpu_provider.acceptance.expected import Expected
+from airflow_gpu_provider.acceptance.pools import accepted, with_impossible_first
+from airflow_gpu_provider.acceptance.report import markdown
+from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
+from airflow_gpu_provider.api_calls import ApiCall, told_to
+from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.platforms.base import Say, platform_for
+from airflow_gpu_provider.pools import GpuPool
+
+PASSED, FAILED, NOT_RUN = 0, 1, 2
+"""The command's exit statuses."""
+
+
+def accept_pool(
+    pool: GpuPool,
+    *,
+    image: str,
+    price: float | None,
+    night: timedelta,
+    pod_namespace: str,
+    report: Path,
+    may_cost: bool,
+    say: Say,
+) -> int:
+    """Try a pool on its account, and write the report.
+
+    Args:
+        pool: The (rendered) spec.
+        image: The image of the nights' pods.
+        price: What a node costs an hour; None: as the spec says.
+        night: How long a night's demand lives at the most.
+        pod_namespace: Where the pods run.
+        report: The report's file.
+        may_cost: Do it; else say what would be done and what it may cost, and do nothing.
+        say: Takes lines for people.
+
+    Returns:
+        PASSED where each step has, FAILED where one has not, NOT_RUN where it may not cost.
+
+    Raises:
+        PoolSpecError: The pool cannot be accepted, or nobody says its price.
+    """
+    tried = accepted(pool, night)
+    budget = Budget(nights=NIGHTS, night=night, price=price_of(tried, price))
+    say(budget.in_words())
+    if not may_cost:
+        for each in (tried, with_impossible_first(tried)):
+            for line in platform_for(each).plan(1).lines():
+                say(line)
+        say("Nothing was changed; --yes-it-costs does it.")
+        return NOT_RUN
+    at = SystemClock().now()
+    calls: Counter[ApiCall] = Counter()
+    acceptance = Acceptance(tried, image=image, pod_namespace=pod_namespace, say=say)
+    try:
+        with _as_an_installation(), told_to(lambda each: calls.update((each,))), _stopped_by_signals(acceptance.stop):
+            acceptance.run()
+    finally:
+        text = markdown(
+            pool=tried,
+            image=image,
+            budget=budget,
+            at=at,
+            steps=acceptance.steps,
+            facts=acceptance.facts,
+            lists=acceptance.lists,
+            calls=calls,
+            expected=Expected.on(tried.kind),
+        )
+        report.write_text(text)
+        say(f"The report is in {report}.")
+    return PASSED if acceptance.has_passed else FAILED
+
+
+@contextmanager
+def _as_an_installation() -> Iterator[None]:
+    """Want nodes in a name of its own: no DAG's, and no Variable has to be written for it."""
+    name = "AIRFLOW__GPU_PROVIDER__INSTALLATION_ID"
+    before = os.environ.get(name)
+    os.environ[name] = INSTALLATION
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    def handle(*_: object) -> None:
+        stop()
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

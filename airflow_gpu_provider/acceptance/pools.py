@@ -1,0 +1,57 @@
+"""The pools of an acceptance: the spec's, under a name of their own, one node large and with an early end. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
+from airflow_gpu_provider.pools.eks import SHAPE as EKS_SHAPE
+from airflow_gpu_provider.pools.gke import SHAPE as GKE_SHAPE
+
+CloudPool = EksGpuPool | GkeGpuPool
+
+NO_EC2_TYPE = "g99.xlarge"
+NO_GCE_TYPE = "g99-standard-4"
+"""Types that no cloud has, in the form that those of a coming generation will have."""
+
+_LONGEST = 24  # of 40: the names of groups are made of it, and those have limits of their own
+
+
+def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
+    """Return the pool that is tried: the same groups as the spec's, named otherwise, for one node and one night.
+
+    Raises:
+        PoolSpecError: The spec is of a pool whose machines this package does not bring.
+    """
+    if not isinstance(pool, EksGpuPool | GkeGpuPool) or pool.manage != "full" or pool.is_autoscaled:
+        raise PoolSpecError(
+            f'Pool {pool.name} is not one on EKS or GKE with manage="full" and scaling="direct".',
+            "Accept such a pool; groups of others are scaled in one of its steps.",
+            pool=pool.name,
+        )
+    small = replace(pool, name=_named("accept", pool.name), max_nodes=1, min_nodes=0, max_runtime=night)
+    # By default a machine's life follows from max_runtime.
+    return replace(small, max_run_duration=None) if isinstance(small, GkeGpuPool) else small
+
+
+def with_impossible_first(pool: CloudPool) -> CloudPool:
+    """Return a pool of another name that would rather have a machine type that does not exist."""
+    name = _named("fallback", pool.name.removeprefix("accept-"))
+    if isinstance(pool, EksGpuPool):
+        return replace(pool, name=name, instance_types=(NO_EC2_TYPE, *pool.instance_types))
+    accelerator, count = pool.accelerator_of(pool.machine_types[0])
+    types = (NO_GCE_TYPE, *pool.machine_types)
+    return replace(pool, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
+
+
+def of_others(pool: CloudPool, groups: tuple[str, ...]) -> CloudPool:
+    """Return the pool as one whose groups others own: only its sizes and nodes are touched."""
+    shape, field = (EKS_SHAPE, "node_groups") if isinstance(pool, EksGpuPool) else (GKE_SHAPE, "node_pools")
+    data = {key: value for key, value in pool.serialize().items() if key not in shape}
+    return type(pool).deserialize({**data, "manage": "scale", field: list(groups)})
+
+
+def _named(prefix: str, name: str) -> str:
+    return f"{prefix}-{name}"[:_LONGEST].rstrip("-")

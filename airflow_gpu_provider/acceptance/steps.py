@@ -1,0 +1,402 @@
+"""The steps of an acceptance, in order: each runs the package's own operators on the account, and says what it saw.
+
+A step that fails is told, and the rest that makes sense goes on; what was made is deleted at the end whatever happened,
+and then the cloud is asked what is left.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_gpu_provider.acceptance import gpu_program
+from airflow_gpu_provider.acceptance.pools import CloudPool, with_impossible_first
+from airflow_gpu_provider.acceptance.remains import Listed, in_cloud, in_cluster
+from airflow_gpu_provider.acceptance.tasks import Done, Tasks
+from airflow_gpu_provider.acceptance.waiter import READY, WAITING
+from airflow_gpu_provider.cluster.pods import RUN_LABEL
+from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.errors import GpuError, TaskKilled
+from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.reports.doctor import examine
+from airflow_gpu_provider.run_identity import run_key
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+
+INSTALLATION = "airflow-gpu-accept"
+"""Whose demand it is: no DAG's of the Airflow that the command runs in, which knows nothing of these runs."""
+
+NIGHTS = 3
+"""How many of the steps bring a node."""
+
+_HOLD_SECONDS = 15
+_RUNNING_WITHIN = 20 * 60.0
+_GONE_WITHIN = 15 * 60.0
+_LOOK_SECONDS = 2.0
+
+Outcome = Literal["passed", "failed", "skipped"]
+
+
+class NotAsExpected(Exception):
+    """What a step saw is not what is promised."""
+
+
+@dataclass
+class StepReport:
+    """How one step went.
+
+    Attributes:
+        name: The step.
+        outcome: "skipped" where a step that it builds on has failed.
+        said: What was seen, a line each.
+        seconds: How long it took.
+        phases: Times to each phase of its tasks, "task: phase" and seconds.
+    """
+
+    name: str
+    outcome: Outcome = "skipped"
+    said: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    phases: list[tuple[str, float]] = field(default_factory=list)
+
+
+class Acceptance:
+    """One acceptance of one pool.
+
+    Args:
+        pool: The pool that is tried, see `pools.accepted`.
+        image: The image of the nights' pods: it has nvidia-smi from the node, and something that adds on a GPU.
+        pod_namespace: Where the pods run.
+        say: Takes a line for who watches.
+    """
+
+    def __init__(self, pool: CloudPool, *, image: str, pod_namespace: str, say: Say) -> None:
+        self.pool = pool
+        self.fallback = with_impossible_first(pool)
+        self.steps: list[StepReport] = []
+        self.facts: dict[str, str] = {}
+        self.lists: list[Listed] = []
+        self._image = image
+        self._namespace = pod_namespace
+        self._say = say
+        self._tasks = Tasks("none")
+        self._is_stopped = False
+        self._is_ending = False
+        self._open_nights: dict[str, CloudPool] = {}
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether each step has."""
+        return bool(self.steps) and all(step.outcome == "passed" for step in self.steps)
+
+    def run(self) -> None:
+        """Run all steps. The last two run whatever happened before them."""
+        try:
+            if self._step("doctor", self._doctor):
+                self._nights()
+        finally:
+            self._is_ending = True
+            self._step("delete", self._delete)
+            self._step("nothing is left", self._nothing_is_left)
+
+    def stop(self) -> None:
+        """End the step that is under way, from a signal's handler; the end runs on, and nothing stops that."""
+        if self._is_ending:
+            self._say("What was made is being removed; it ends by itself.")
+            return
+        self._is_stopped = True
+        self._say("Told to stop: what was made is removed now.")
+        self._tasks.stop()
+
+    def _nights(self) -> None:
+        if not self._step("a night from zero", self._first_night):
+            self.steps.append(StepReport("a second night, whose wait is killed", said=["The first night has failed."]))
+        else:
+            self._step("a second night, whose wait is killed", self._second_night)
+        self._step("a first candidate that does not exist", self._fallback_night)
+
+    def _step(self, name: str, run: Callable[[StepReport], None]) -> bool:
+        """Run one step, and return whether it passed. No error of it leaves here."""
+        report = StepReport(name)
+        self.steps.append(report)
+        if self._is_stopped and not self._is_ending:
+            report.said.append("Told to stop.")
+            return False
+        self._say(f"{name} ...")
+        started = time.monotonic()
+        try:
+            run(report)
+            report.outcome = "passed"
+        except NotAsExpected as error:
+            report.outcome = "failed"
+            report.said.append(str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it was, the end has to run, and the report to tell it
+            report.outcome = "failed"
+            report.said.append(f"{type(error).__name__}: {error}")
+        report.seconds = time.monotonic() - started
+        self._say(f"{name}: {report.outcome} after {report.seconds:.0f} s. {report.said[-1] if report.said else ''}")
+        return report.outcome == "passed"
+
+    # -- the doctor ------------------------------------------------------------------------------------------
+
+    def _doctor(self, report: StepReport) -> None:
+        findings = examine(self.pool, functools.partial(self._opened, self.pool), pod_namespace=self._namespace)
+        for each in findings:
+            if each.result != "ok":
+                report.said.append(f"{each.result}: {each.check}: {each.said} {each.fix}".strip())
+        problems = [each.check for each in findings if each.result == "problem"]
+        if problems:
+            raise NotAsExpected(f"It would stop a run: {', '.join(problems)}.")
+        report.said.append(f"{len(findings)} findings, no problem among them")
+        version = call(self._opened(self.pool).api, "get", "/version", resource="version")
+        self.facts["Kubernetes"] = str(version.get("gitVersion"))
+
+    # -- the nights ------------------------------------------------------------------------------------------
+
+    def _first_night(self, report: StepReport) -> None:
+        with self._night(self.pool, report) as tasks:
+            self._ensure(tasks, self.pool, report)
+            self._plugin(tasks, report)
+            operator = self._pod()
+            self._note_pod(tasks.run(operator), report)
+
+    def _second_night(self, report: StepReport) -> None:
+        """Plan no change, and kill what waits for the pod: another one goes on with it."""
+        plan = self._opened(self.pool).platform.plan(1)
+        if plan.changes:
+            changes = "; ".join(f"{each.action} {each.group}: {each.detail}" for each in plan.changes)
+            raise NotAsExpected(f"A second night plans changes: {changes}.")
+        report.said.append("the plan has no change")
+        with self._night(self.pool, report) as tasks:
+            self._ensure(tasks, self.pool, report)
+            self._plugin(tasks, report)
+            self._killed_wait(tasks, report)
+
+    def _killed_wait(self, tasks: Tasks, report: StepReport) -> None:
+        operator = self._pod(hold=_HOLD_SECONDS)
+        context = tasks.context_of(operator)
+        with _waiter() as waiter:
+            result = tasks.begin(operator, context)
+            if not isinstance(result, TaskDeferred):
+                raise NotAsExpected("The task did not wait in the triggerer.")
+            waiter.give(tasks.row(result))
+            pod = self._running_pod(tasks)
+            waiter.kill()
+        report.said.append("the process that waited for the pod was killed while the pod ran")
+        while isinstance(result, TaskDeferred):
+            event = tasks.event_of(result)
+            seen = [each["metadata"]["uid"] for each in self._pods_of(tasks)]
+            if seen != [pod["metadata"]["uid"]]:
+                raise NotAsExpected(f"There is not the one pod any more, but {len(seen)}, or another one.")
+            result = tasks.resume(operator, context, result, event)
+        self._note_pod(Done(result or {}, context["ti"].xcoms), report)
+        report.said.append("another one went on with the same pod, and its success stands")
+
+    def _running_pod(self, tasks: Tasks) -> dict[str, Any]:
+        deadline = time.monotonic() + _RUNNING_WITHIN
+        while time.monotonic() < deadline:
+            pods = self._pods_of(tasks)
+            phases = [each.get("status", {}).get("phase") for each in pods]
+            if phases == ["Running"]:
+                return pods[0]
+            if phases and phases[0] in ("Succeeded", "Failed"):
+                raise NotAsExpected(f"The pod was {phases[0]} before its wait could be killed.")
+            time.sleep(_LOOK_SECONDS / 4)
+        raise NotAsExpected("The pod did not run in time.")
+
+    def _pods_of(self, tasks: Tasks) -> list[dict[str, Any]]:
+        key = run_key(tasks.context_of(self._pod()), self.pool.name)
+        api, path = self._opened(self.pool).api, f"/api/v1/namespaces/{self._namespace}/pods"
+        return list_items(api, path, resource="pods", labelSelector=f"{RUN_LABEL}={key.hash}")
+
+    def _fallback_night(self, report: StepReport) -> None:
+        notes = self._opened(self.fallback).platform.plan(1).notes
+        impossible = self.fallback.serialize()[_types_field(self.fallback)][0]
+        told = [note for note in notes if impossible in note]
+        if not told:
+            raise NotAsExpected(f"The plan does not say that {impossible} cannot be had.")
+        report.said.append(told[0])
+        with self._night(self.fallback, report) as tasks:
+            node = self._ensure(tasks, self.fallback, report)
+            if node["instance_type"] == impossible:
+                raise NotAsExpected(f"There is a {impossible}.")
+            report.said.append(f"the node is a {node['instance_type']} in {node['zone']}")
+
+    @contextmanager
+    def _night(self, pool: CloudPool, report: StepReport) -> Iterator[Tasks]:
+        """Open one night's run, and scale the pool down at its end; where it is told to stop, `_delete` does."""
+        self._tasks = tasks = Tasks(f"accept__{uuid.uuid4().hex[:12]}")
+        self._open_nights[tasks.run_id] = pool
+        try:
+            yield tasks
+        except TaskKilled:
+            raise
+        except BaseException:
+            with _quietly(self._say):
+                self._scale_down(tasks, pool)
+            raise
+        done = self._scale_down(tasks, pool)
+        report.phases.append(("scale down: machines gone", float(done.result["seconds"])))
+        if done.result["nodes"] or done.result["desired"]:
+            raise NotAsExpected(f"After scale-down there are {done.result['nodes']} nodes.")
+
+    def _scale_down(self, tasks: Tasks, pool: CloudPool) -> Done:
+        done = tasks.run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
+        del self._open_nights[tasks.run_id]
+        return done
+
+    def _ensure(self, tasks: Tasks, pool: CloudPool, report: StepReport) -> dict[str, Any]:
+        done = tasks.run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))
+        report.phases += [(f"ensure: {each['phase']}", float(each["seconds"])) for each in done.result["timeline"]]
+        report.said += [
+            f"no {each['instance_type']} {each['capacity_type']} in {each['zone']}: {each['why']}"
+            for each in done.result["tried"]
+        ]
+        node: dict[str, Any] = done.result["nodes"][0]
+        self._note_node(node["name"])
+        return node
+
+    def _plugin(self, tasks: Tasks, report: StepReport) -> None:
+        started = time.monotonic()
+        done = tasks.run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=self.pool))
+        report.phases.append(("device plugin: GPUs allocatable", round(time.monotonic() - started, 1)))
+        self.facts["GPUs are handed out by"] = str(done.result["served_by"])
+
+    def _pod(self, hold: int = 0) -> GpuPodOperator:
+        return GpuPodOperator(
+            task_id="gpu",
+            gpu_pool=self.pool,
+            gpus=1,
+            image=self._image,
+            namespace=self._namespace,
+            cmds=list(gpu_program.COMMAND),
+            env_vars={gpu_program.HOLD: str(hold)},
+            do_xcom_push=True,
+        )
+
+    def _note_pod(self, done: Done, report: StepReport) -> None:
+        for each in done.xcoms.get("timeline") or ():
+            report.phases.append((f"pod: {each['phase']}", float(each["seconds"])))
+        for name, key in (("GPU", "gpu"), ("NVIDIA driver", "driver"), ("Vectors were added by", "added_by")):
+            self.facts[name] = str(done.result.get(key, ""))
+        report.said.append(f"nvidia-smi sees {done.result.get('gpu')}; vectors added by {done.result.get('added_by')}")
+
+    def _note_node(self, name: str) -> None:
+        node = call(self._opened(self.pool).api, "get", f"/api/v1/nodes/{name}", resource="nodes")
+        info = node.get("status", {}).get("nodeInfo") or {}
+        for word, key in (
+            ("Node image", "osImage"),
+            ("Kernel", "kernelVersion"),
+            ("kubelet", "kubeletVersion"),
+            ("Container runtime", "containerRuntimeVersion"),
+        ):
+            self.facts[word] = str(info.get(key, ""))
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def _delete(self, report: StepReport) -> None:
+        failed = []
+        for run_id, pool in tuple(self._open_nights.items()):
+            with _quietly(self._say):
+                self._scale_down(Tasks(run_id), pool)
+        for pool in (self.pool, self.fallback):
+            try:
+                done = Tasks("accept__end").run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool, force=True))
+                report.said.append(f"{pool.name}: {len(done.result['deleted'])} groups deleted")
+            except GpuError as error:
+                failed.append(f"{pool.name}: {type(error).__name__}: {error}")
+        if failed:
+            raise NotAsExpected(" ".join(failed))
+
+    def _nothing_is_left(self, report: StepReport) -> None:
+        """Ask until the lists are empty: what was just deleted may be listed for a while."""
+        pools, deadline = (self.pool, self.fallback), time.monotonic() + _GONE_WITHIN
+        while True:
+            self.lists = in_cloud(pools)
+            with _quietly(self._say):
+                self.lists += in_cluster(self._opened(self.pool).api, pools)
+            left = [each for each in self.lists if each.costs and each.left]
+            if not left or time.monotonic() > deadline:
+                break
+            time.sleep(_LOOK_SECONDS)
+        for each in self.lists:
+            if each.left:
+                report.said.append(f"{each.what}: {', '.join(each.left)}")
+        unasked = [each for each in self.lists if each.unasked]
+        report.said += [f"{each.what}: not known: {each.unasked}" for each in unasked]
+        if left:
+            raise NotAsExpected(f"Something is left: {', '.join(each.what for each in left)}.")
+        if unasked:
+            raise NotAsExpected("Not each list could be had, so nobody knows whether nothing is left.")
+        report.said.append(f"{len(self.lists)} lists were asked for, and none has anything that costs money")
+
+    def _opened(self, pool: CloudPool) -> Reconciler:
+        return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", say=self._say)
+
+
+def _types_field(pool: CloudPool) -> str:
+    return "instance_types" if hasattr(pool, "instance_types") else "machine_types"
+
+
+@contextmanager
+def _quietly(say: Say) -> Iterator[None]:
+    """Tell an error of what is tried once more later, or must not hide the first one."""
+    try:
+        yield
+    except GpuError as error:
+        say(f"{type(error).__name__}: {error}")
+
+
+class _Waiter:
+    """A process that waits as a triggerer does."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def give(self, row: tuple[str, dict[str, Any]]) -> None:
+        """Give it a trigger's row, and return when it waits."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{json.dumps(row)}\n")
+        self._process.stdin.flush()
+        self.hear(WAITING)
+
+    def hear(self, word: str) -> None:
+        assert self._process.stdout is not None
+        if self._process.stdout.readline().strip() != word:
+            raise NotAsExpected(f"The waiting process ended with {self._process.wait()} before it was {word}.")
+
+    def kill(self) -> None:
+        """Kill it as a machine's end does: nothing of it runs any more."""
+        if self._process.poll() is not None:
+            raise NotAsExpected("The wait was over before it could be killed.")
+        self._process.kill()
+        self._process.wait()
+
+
+@contextmanager
+def _waiter() -> Iterator[_Waiter]:
+    command = [sys.executable, "-m", "airflow_gpu_provider.acceptance.waiter"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
+        waiter = _Waiter(process)
+        try:
+            waiter.hear(READY)
+            yield waiter
+        finally:
+            process.kill()

@@ -1,0 +1,141 @@
+"""Tasks in this process, without a scheduler: each operator executes, and where it defers, its trigger runs here.
+
+The trigger is built from what it serializes to, as a triggerer does, and its event goes to the operator's next leg.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from airflow.sdk.exceptions import TaskDeferred
+
+from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.errors import TaskKilled
+from airflow_gpu_provider.stopping import Stop
+from airflow_gpu_provider.triggers.settling import SETTLE_SECONDS
+
+DAG_ID = "airflow_gpu_accept"
+
+
+@dataclass
+class TaskInstance:
+    """What the operators of this package ask of one: no other task has run, and none of those to come has begun."""
+
+    task_id: str
+    run_id: str
+    dag_id: str = DAG_ID
+    map_index: int = -1
+    try_number: int = 1
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    start_date: datetime = field(default_factory=lambda: SystemClock().now())
+    xcoms: dict[str, Any] = field(default_factory=dict)
+
+    def xcom_push(self, key: str, value: Any) -> None:
+        self.xcoms[key] = value
+
+    def xcom_pull(self, task_ids: Any = None, key: str = "return_value", map_indexes: Any = None) -> Any:
+        return self.xcoms.get(key)
+
+    def get_task_states(self, **which: Any) -> dict[str, dict[str, str | None]]:
+        return {self.run_id: dict.fromkeys(which["task_ids"])}
+
+    def get_ti_count(self, **which: Any) -> int:
+        return len(which["task_ids"])
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a task returned, and the XComs that it pushed."""
+
+    result: dict[str, Any]
+    xcoms: dict[str, Any]
+
+
+class Tasks:
+    """Runs tasks of one DAG run, one after the other.
+
+    Args:
+        run_id: The run's id; what the run wants of a pool is known by it.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self._stop = Stop()
+        self._executing: Any = None
+
+    def run(self, operator: Any) -> Done:
+        """Execute a task to its end.
+
+        Raises:
+            GpuError: What the task failed with.
+            TaskKilled: `stop` was called.
+        """
+        context = self.context_of(operator)
+        result = self._leg(operator, lambda: operator.execute(context))
+        while isinstance(result, TaskDeferred):
+            result = self.resume(operator, context, result, self.event_of(result))
+        return Done(result or {}, context["ti"].xcoms)
+
+    def context_of(self, operator: Any) -> dict[str, Any]:
+        """Return the context of a task's first try."""
+        ti = TaskInstance(task_id=operator.task_id, run_id=self.run_id)
+        return {"ti": ti, "task_instance": ti, "run_id": self.run_id, "dag": None, "task": operator}
+
+    def begin(self, operator: Any, context: dict[str, Any]) -> Any:
+        """Execute a task until it ends or defers: its result, or the TaskDeferred."""
+        return self._leg(operator, lambda: operator.execute(context))
+
+    def event_of(self, deferral: TaskDeferred) -> Any:
+        """Wait as a triggerer does, and return the trigger's event."""
+        return self._stop.run(_first_event(rebuilt(self.row(deferral))))
+
+    def row(self, deferral: TaskDeferred) -> tuple[str, dict[str, Any]]:
+        """Return what a triggerer reads of the trigger: it need not be patient for a scheduler's sake."""
+        path, arguments = deferral.trigger.serialize()
+        record = arguments["record"]
+        return path, {"record": {**record, "deferred_at": record["deferred_at"] - SETTLE_SECONDS}}
+
+    def resume(self, operator: Any, context: dict[str, Any], deferral: TaskDeferred, event: Any) -> Any:
+        """Go on with the event: the task's result, or the next TaskDeferred."""
+        kwargs = {**(deferral.kwargs or {}), "event": event}
+        return self._leg(operator, lambda: operator.resume_execution(deferral.method_name, kwargs, context))
+
+    def stop(self) -> None:
+        """End what is under way with TaskKilled, from a signal's handler; nothing runs here after that."""
+        if self._executing is not None:
+            self._executing.on_kill()
+        self._stop.ask(TaskKilled("The acceptance was told to stop.", "What it made is removed all the same."))
+
+    def _leg(self, operator: Any, step: Any) -> Any:
+        self._stop.check()
+        self._executing = operator
+        try:
+            return step()
+        except TaskDeferred as deferral:
+            return deferral
+        finally:
+            self._executing = None
+
+
+def rebuilt(serialized: tuple[str, dict[str, Any]]) -> Any:
+    """Return a trigger as the triggerer builds it from its row."""
+    from importlib import import_module
+
+    from airflow.sdk.serde import deserialize, serialize
+
+    path, arguments = serialized
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)(**deserialize(serialize(arguments)))  # type: ignore[arg-type]
+
+
+async def _first_event(trigger: Any) -> Any:
+    try:
+        async for event in trigger.run():
+            return event.payload
+    finally:
+        await asyncio.shield(trigger.cleanup())
+    raise RuntimeError(f"{type(trigger).__name__} ended without an event")

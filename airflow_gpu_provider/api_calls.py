@@ -1,0 +1,112 @@
+"""Who is told of each request to a cloud or a cluster, and how it was answered: nobody, unless somebody counts them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiCall:
+    """One request and its answer; a request that is sent again is told again.
+
+    Attributes:
+        api: "eks", "autoscaling", "ec2", "compute", "container", "kubernetes".
+        operation: The API's own name for it, or method and path without any name in it.
+        error: The API's code for what it refused; empty where it did not.
+    """
+
+    api: str
+    operation: str
+    error: str = ""
+
+
+_listeners: list[Callable[[ApiCall], None]] = []
+
+
+@contextmanager
+def told_to(listener: Callable[[ApiCall], None]) -> Iterator[None]:
+    """Tell a listener of the calls of this process, from all of its threads, until the block ends."""
+    _listeners.append(listener)
+    try:
+        yield
+    finally:
+        _listeners.remove(listener)
+
+
+def tell(api: str, operation: str, error: str = "") -> None:
+    """Tell of one call."""
+    for listener in tuple(_listeners):
+        listener(ApiCall(api=api, operation=operation, error=error))
+
+
+# -- AWS -----------------------------------------------------------------------------------------------------
+
+
+def tell_of_aws(events: Any) -> None:
+    """Tell of each request that the clients of a boto3 session send; `events` is its emitter.
+
+    "response-received" is emitted for each try, also for one that had no answer.
+    """
+    events.register("response-received", _aws_response, unique_id="airflow-gpu-provider.api-calls")
+
+
+def _aws_response(event_name: str, parsed_response: Any = None, exception: Any = None, **_more: Any) -> None:
+    _, service, operation = event_name.split(".", 2)
+    code = (parsed_response or {}).get("Error", {}).get("Code", "")
+    tell(service, operation, str(code) if exception is None else type(exception).__name__)
+
+
+# -- Google --------------------------------------------------------------------------------------------------
+
+_NAMES = re.compile(r"/(projects|zones|regions|locations)/[^/:]+")
+_OF_GROUPS = re.compile(
+    r"/(clusters|nodePools|operations|instanceGroupManagers|instances|machineTypes|acceleratorTypes)/[^/:]+"
+)
+
+
+def tell_of_google(session: Any) -> None:
+    """Tell of each answer that a session of requests gets from one of Google's APIs."""
+    session.hooks["response"].append(_google_response)
+
+
+def _google_response(response: Any, *_: Any, **__: Any) -> None:
+    path = str(response.request.path_url).partition("?")[0]
+    api = "compute" if path.startswith("/compute/") else "container" if "/clusters/" in path else "google"
+    collections = _OF_GROUPS.sub(r"/\1/-", _NAMES.sub(r"/\1/-", path))
+    error = "" if response.ok else f"{response.status_code} {_google_reason(response)}".strip()
+    tell(api, f"{response.request.method} {collections}", error)
+
+
+def _google_reason(response: Any) -> str:
+    try:
+        said = response.json()["error"]
+        return str(said.get("status") or said["errors"][0]["reason"])
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ""
+
+
+# -- Kubernetes ----------------------------------------------------------------------------------------------
+
+
+def tell_of_kubernetes(method: str, path: str, status: int | None, reason: str = "") -> None:
+    """Tell of one answer of an API server; `status` is None where there was none."""
+    if not _listeners:
+        return
+    error = "no answer" if status is None else f"{status} {reason}".strip() if status >= 300 else ""
+    tell("kubernetes", f"{method} {_collection(path)}", error)
+
+
+def _collection(path: str) -> str:
+    """Return a path without the names of namespaces and objects: "/api/v1/pods/-/log"."""
+    parts = path.partition("?")[0].strip("/").split("/")
+    before = 2 if parts[0] == "api" else 3 if parts[0] == "apis" else len(parts)
+    prefix, parts = parts[:before], parts[before:]
+    if parts[:1] == ["namespaces"] and len(parts) > 2:
+        parts = parts[2:]
+    if len(parts) > 1:
+        parts = [parts[0], "-", *parts[2:]]
+    return "/" + "/".join([*prefix, *parts])

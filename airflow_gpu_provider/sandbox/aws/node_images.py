@@ -1,0 +1,39 @@
+"""What the nodes of a managed node group look like, and have, by the group's AMI type.
+
+EKS's user guide, "Amazon EKS optimized accelerated AMIs": images with NVIDIA in their name bring NVIDIA's driver, and
+Bottlerocket's the device plugin, too; all others bring neither. What systems call themselves is from `kubectl get nodes
+-o wide` of clusters. NVIDIA's driver 470 was the last for Kepler GPUs (bottlerocket-os/bottlerocket#3959).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+_KEPLER = ("p2.", "g2.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeImage:
+    """What the operating system calls itself, and whether it brings NVIDIA's driver and device plugin."""
+
+    system: str
+    has_driver: bool = False
+    has_plugin: bool = False
+
+
+def node_image(ami_type: str | None, instance_type: str, *, kubernetes: str) -> NodeImage:
+    """Return what a node has; one whose image is its owner's has a driver.
+
+    ami_type: Of its node group; None for an instance of a self-managed group.
+    kubernetes: Its version, like "v1.36.3".
+    """
+    version = ".".join(kubernetes.removeprefix("v").split(".")[:2])
+    if ami_type in (None, "CUSTOM"):
+        return NodeImage(system="Amazon Linux 2023.9.20251117", has_driver=True)
+    nvidia = "NVIDIA" in ami_type or ami_type == "AL2_x86_64_GPU"
+    has_driver = nvidia and not instance_type.startswith(_KEPLER)
+    if ami_type.startswith("BOTTLEROCKET"):
+        variant = f"aws-k8s-{version}{'-nvidia' if nvidia else ''}"
+        return NodeImage(system=f"Bottlerocket OS 1.50.0 ({variant})", has_driver=has_driver, has_plugin=nvidia)
+    system = "Amazon Linux 2" if ami_type.startswith("AL2_") else "Amazon Linux 2023.9.20251117"
+    return NodeImage(system=system, has_driver=has_driver)

@@ -1,0 +1,104 @@
+"""RecentWrites: what runs told the cloud in the last moments, for it may show its state of before.
+
+The clouds' APIs are eventually consistent ("Eventual consistency in the Amazon EC2 API": what a call changed "might not
+be immediately visible to all subsequent commands"). A size that was just set would be set again elsewhere, or missed by
+who looks for the last time; a machine that was just released would be given to the next run. So whoever writes keeps it
+beside the pool's lock, which is consistent, and whoever reads corrects what the cloud says by it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Self
+
+from airflow_gpu_provider.platforms.base import Group, Machine
+
+SHOWN_AFTER = timedelta(seconds=30)
+"""When the cloud shows a size that was set; also what a dead holder's lock lasts, whose writes nobody kept."""
+
+GONE_AFTER = timedelta(minutes=5)
+"""For how long a machine that was released is not taken for one that is there. It never comes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecentWrites:
+    """What was done to a pool's groups.
+
+    Attributes:
+        sizes: The last size of each group, and when it was set.
+        released: When each machine was released, by `Machine.id`.
+    """
+
+    sizes: Mapping[str, tuple[int, datetime]] = field(default_factory=dict)
+    released: Mapping[str, datetime] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read what `dump` wrote; nothing where somebody has edited it beyond recognition."""
+        try:
+            raw = json.loads(text) if text else {}
+            sizes = {str(name): (int(size), _time(at)) for name, (size, at) in raw.get("sizes", {}).items()}
+            return cls(sizes=sizes, released={str(id_): _time(at) for id_, at in raw.get("released", {}).items()})
+        except (AttributeError, TypeError, ValueError):
+            return cls()
+
+    def dump(self) -> str:
+        """Return it as text; empty where there is nothing."""
+        raw: dict[str, Any] = {
+            "sizes": {name: [size, at.isoformat()] for name, (size, at) in self.sizes.items()},
+            "released": {id_: at.isoformat() for id_, at in self.released.items()},
+        }
+        return json.dumps(raw) if self.sizes or self.released else ""
+
+    def with_size(self, group: str, size: int, now: datetime) -> Self:
+        """Return it with a group's new size, and without what is old by now."""
+        return replace(self._fresh(now), sizes={**self._fresh(now).sizes, group: (size, now)})
+
+    def with_released(self, machines: Iterable[Machine], groups: Iterable[Group], now: datetime) -> Self:
+        """Return it with these machines gone, each out of its group's size, which was as `groups` have it.
+
+        The size of a group that is not among them is not kept.
+        """
+        recent, gone = self._fresh(now), tuple(machines)
+        less = Counter(machine.group for machine in gone)
+        before = {group.name: group.desired for group in groups if group.name in less}
+        before |= {name: size for name, (size, _) in recent.sizes.items() if name in before}
+        sizes = {name: (max(0, size - less[name]), now) for name, size in before.items()}
+        released = {machine.id: now for machine in gone}
+        return replace(recent, sizes={**recent.sizes, **sizes}, released={**recent.released, **released})
+
+    def on(self, groups: Iterable[Group], now: datetime) -> tuple[Group, ...]:
+        """Return the groups as they are, from the groups as the cloud shows them."""
+        recent = self._fresh(now)
+        return tuple(recent._on(group) for group in groups)
+
+    def _on(self, group: Group) -> Group:
+        desired, _ = self.sizes.get(group.name, (group.desired, None))
+        gone = {machine.id for machine in group.live if self._is_gone(machine)}
+        if desired == group.desired and not gone:
+            return group
+        machines = tuple(replace(each, state="terminating") if each.id in gone else each for each in group.machines)
+        return replace(group, desired=desired, machines=machines)
+
+    def _is_gone(self, machine: Machine) -> bool:
+        """Whether it was released, and is not another machine that has its name by now."""
+        at = self.released.get(machine.id)
+        return at is not None and (machine.launched_at is None or machine.launched_at <= at)
+
+    def _fresh(self, now: datetime) -> Self:
+        return replace(
+            self,
+            sizes={name: (size, at) for name, (size, at) in self.sizes.items() if now - at < SHOWN_AFTER},
+            released={id_: at for id_, at in self.released.items() if now - at < GONE_AFTER},
+        )
+
+
+def _time(text: str) -> datetime:
+    at = datetime.fromisoformat(text)
+    if at.tzinfo is None:
+        raise ValueError(f"{text} has no time zone")
+    return at

@@ -1,0 +1,80 @@
+"""`airflow gpu accept` on the sandbox's clouds: all steps pass, the report says what happened, and nothing is left."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.acceptance.command import NOT_RUN, PASSED, accept_pool
+from airflow_gpu_provider.pools import EksGpuPool, GpuPool
+from airflow_gpu_provider.sandbox.aws import AwsTimings
+from airflow_gpu_provider.sandbox.nodes import Image
+from airflow_gpu_provider.sandbox.sandbox import Sandbox
+
+IMAGE = "cuda-sample:vectoradd"
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
+    """NVIDIA's sample, as far as it can be played without a GPU: it says that it has added."""
+    folder = tmp_path_factory.mktemp("bin")
+    sample = folder / "vectorAdd"
+    sample.write_text("#!/bin/sh\necho '[Vector addition of 50000 elements]'\necho 'Test PASSED'\n")
+    sample.chmod(sample.stat().st_mode | stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH)
+    return Image(pattern="cuda-sample:*", path_prefix=str(folder))
+
+
+@pytest.fixture(scope="module")
+def eks(image: Image) -> Iterator[Sandbox]:
+    with Sandbox(images=(image,), timings=AwsTimings(), progress=print) as sandbox:
+        yield sandbox
+
+
+def pool_of(sandbox: Sandbox) -> GpuPool:
+    return EksGpuPool(
+        name="train-gpu",
+        cluster_name=sandbox.cluster_name,
+        region=sandbox.region,
+        instance_types=["g6.xlarge"],
+        zones=sandbox.zones[:1],
+        max_nodes=4,
+        price_per_hour=0.8048,
+    )
+
+
+def accepted(sandbox: Sandbox, report: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[int, list[str]]:
+    for name, value in sandbox.env().items():
+        monkeypatch.setenv(name, value)
+    said: list[str] = []
+    arguments: dict[str, Any] = {
+        "image": IMAGE,
+        "price": None,
+        "night": timedelta(minutes=45),
+        "pod_namespace": "default",
+        "report": report,
+        "may_cost": True,
+        "say": said.append,
+    }
+    return accept_pool(pool_of(sandbox), **(arguments | changes)), said
+
+
+def test_it_says_what_it_may_cost_and_changes_nothing(
+    eks: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, said = accepted(eks, tmp_path / "report.md", monkeypatch, may_cost=False)
+    assert status == NOT_RUN
+    assert said[0].startswith("At most 3.22: 3 nights of one node, each 80 minutes")
+    assert not (tmp_path / "report.md").exists()
+
+
+def test_all_steps_pass_on_eks(eks: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = tmp_path / "report.md"
+    status, said = accepted(eks, report, monkeypatch)
+    text = report.read_text()
+    assert status == PASSED, "\n".join([*said, text])
+    assert eks.cluster_name not in text
