@@ -18,27 +18,19 @@ from airflow.providers.google.common.consts import CLIENT_INFO
 from airflow.providers.google.common.hooks.base_google import GoogleBaseHook, get_field
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
 from google.api_core import exceptions as api
-from google.api_core.retry import Retry, if_exception_type
+from google.api_core.retry import Retry
 from google.auth.credentials import Scoped
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 
 from airflow_gpu_provider.api_calls import tell_of_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
-from airflow_gpu_provider.platforms.google_errors import mapped_errors
+from airflow_gpu_provider.platforms.google_errors import is_worth_a_retry, mapped_errors
 
 _TIMEOUT = 30.0
 # Tries of 15 seconds in all: longer would outlive the pool's lock, under which sizes are written.
 _RETRY = Retry(
-    predicate=if_exception_type(
-        api.TooManyRequests,
-        api.InternalServerError,
-        api.BadGateway,
-        api.ServiceUnavailable,
-        api.GatewayTimeout,
-        requests.ConnectionError,
-        requests.Timeout,
-    ),
+    predicate=is_worth_a_retry,
     initial=0.5,
     maximum=4.0,
     multiplier=2.0,

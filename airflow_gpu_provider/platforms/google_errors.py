@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any
 
 import requests
@@ -31,6 +33,15 @@ _OUT_OF_STOCK = (
     "currently does not have sufficient capacity",
     "resource_availability",
 )
+_PASSING = (
+    api.TooManyRequests,
+    api.InternalServerError,
+    api.BadGateway,
+    api.ServiceUnavailable,
+    api.GatewayTimeout,
+    requests.ConnectionError,
+    requests.Timeout,
+)
 # Limits of calls for each minute, and of operations at one time: they pass, though Compute Engine answers 403 too.
 _THROTTLED = (
     "rateLimitExceeded",
@@ -39,12 +50,60 @@ _THROTTLED = (
     "concurrentOperationsQuotaExceeded",
     "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED",
 )
-_DISABLED = ("SERVICE_DISABLED", "accessNotConfigured")
+_RATE_TEXT = re.compile(r"limit '[^']*\bper ([a-z]+ )*(minute|second|[0-9]+ seconds)\b|[Rr]ate [Ll]imit [Ee]xceeded")
 _REJECTED = ("INVALID_ARGUMENT", "OUT_OF_RANGE", "UNIMPLEMENTED")
-_QUOTA = ("GCE_QUOTA_EXCEEDED", "QUOTA_EXCEEDED", "QUOTA_LIMIT", "quotaExceeded")
+_QUOTA = ("GCE_QUOTA_EXCEEDED", "QUOTA_EXCEEDED", "QUOTA_LIMIT", "quotaExceeded", "dailyLimitExceeded")
 _QUOTA_TEXT = re.compile(r"[Qq]uota '[A-Z0-9_]+' exceeded|[Ii]nsufficient (regional|project) quota")
 
+
+@dataclass(frozen=True, kw_only=True)
+class _Refusal:
+    """A 403 that no permission would change. `signs` are reasons and words of which an answer has one."""
+
+    signs: tuple[str, ...]
+    because: str
+    fix: str
+    type: type[PermissionDenied] = PermissionDenied
+
+
+# Reasons are those of google/api/error_reason.proto; the words are for answers that give no reason.
+_REFUSALS = (
+    _Refusal(
+        signs=("SERVICE_DISABLED", "accessNotConfigured", "it is disabled. Enable it"),
+        because="its API is not enabled in the project",
+        fix="Enable it (gcloud services enable); it takes some minutes until that holds everywhere.",
+        type=ServiceDisabled,
+    ),
+    _Refusal(
+        signs=("BILLING_DISABLED", "requires billing to be enabled"),
+        because="the project has no billing account",
+        fix="Link one to the project (gcloud billing projects link).",
+        type=ServiceDisabled,
+    ),
+    _Refusal(
+        signs=("SECURITY_POLICY_VIOLATED", "vpcServiceControlsUniqueIdentifier"),
+        because="a VPC Service Controls perimeter does not let it through from where this runs",
+        fix="Have its administrator admit Airflow's network or account by an ingress rule; the identifier above finds "
+        "the entry in the audit log.",
+    ),
+    _Refusal(
+        signs=("ACCESS_TOKEN_SCOPE_INSUFFICIENT", "insufficient authentication scopes"),
+        because="the token was issued for other OAuth scopes, whatever roles its account has",
+        fix="Have https://www.googleapis.com/auth/cloud-platform among the connection's scopes, or among those of the "
+        "machine whose account it is.",
+    ),
+)
 _QUOTA_NAME = re.compile(r"[Qq]uota '([A-Z0-9_]+)'")
+
+
+def is_worth_a_retry(error: Exception) -> bool:
+    """Return True if a call that Google's libraries say failed so may work some seconds later.
+
+    Compute Engine tells its limits of calls, and of operations at one time, by a 403.
+    """
+    if isinstance(error, api.Forbidden):
+        return is_throttled(f"{error.message} {_reasons(error)}")
+    return isinstance(error, _PASSING)
 
 
 @contextmanager
@@ -101,7 +160,7 @@ def is_out_of_stock(text: str) -> bool:
 
 def is_throttled(text: str) -> bool:
     """Return True if Google Cloud's words mean too many calls, or operations, at one time."""
-    return any(words in text for words in _THROTTLED)
+    return any(words in text for words in _THROTTLED) or _RATE_TEXT.search(text) is not None
 
 
 def is_over_quota(text: str) -> bool:
@@ -129,27 +188,24 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
     status, message = _status(error), _first_line(_body(error).get("message") or error.message)
     details = {"status": status, "message": message, "call": call}
     said = f"{status}: {message}"
-    reasons = _reasons(error)
+    text = f"{said} {_reasons(error)}"
     if status == "UNAUTHENTICATED":
         return CredentialsError(
             f"Google Cloud does not accept the credentials of {connection} ({said}).",
             "Renew them, and check the worker's clock.",
             **details,
         )
-    if is_throttled(f"{said} {reasons}"):
+    if is_throttled(text):
         return _throttled(call, said, details)
-    if is_over_quota(said):
+    if is_over_quota(text):
         return QuotaExceeded(
             f"{call} is over a quota of the project ({said}).",
             "Ask for a higher quota in the Google Cloud console.",
             **details,
         )
-    if any(reason in reasons for reason in _DISABLED):
-        return ServiceDisabled(
-            f"Google Cloud refused {call}: its API is not enabled in the project ({said}).",
-            "Enable it (gcloud services enable); it takes some minutes until that holds everywhere.",
-            **details,
-        )
+    for refusal in _REFUSALS:
+        if int(error.code or 0) == HTTPStatus.FORBIDDEN and any(sign in text for sign in refusal.signs):
+            return refusal.type(f"Google Cloud refused {call}: {refusal.because} ({said}).", refusal.fix, **details)
     if status == "PERMISSION_DENIED":
         match = _PERMISSION.search(message)
         permission = match[1] if match else call

@@ -19,6 +19,7 @@ from airflow_gpu_provider.sandbox.google.catalogue import Catalogue
 from airflow_gpu_provider.sandbox.google.clusters import VERSION, Cluster, Clusters
 from airflow_gpu_provider.sandbox.google.compute_api import ComputeApi
 from airflow_gpu_provider.sandbox.google.container_api import ContainerApi
+from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, outside_perimeter, service_disabled
 from airflow_gpu_provider.sandbox.google.http_server import TOKEN_PATH, Api, ApiServer
 from airflow_gpu_provider.sandbox.google.iam_api import IamApi
 from airflow_gpu_provider.sandbox.google.identities import Identities
@@ -318,6 +319,20 @@ class GoogleCloud:
             began = self.node_pools.upgrade(node_pool, self._now()) is not None
         self._clock.wake()
         return began
+
+    def disable_service(self, service: str, *, disabled: bool = True) -> None:
+        """Have the project's API `container`, `compute` or `resourcemanager` not enabled."""
+        self._refuse(service, service_disabled(service, self.project_id) if disabled else None)
+
+    def restrict_service(self, service: str, *, restricted: bool = True) -> None:
+        """Have an API behind a VPC Service Controls perimeter that lets no caller in."""
+        self._refuse(service, outside_perimeter(service) if restricted else None)
+
+    def _refuse(self, service: str, error: GoogleApiError | None) -> None:
+        with self._lock:
+            self._api.refusals.pop(service, None)
+            if error is not None:
+                self._api.refusals[service] = error
 
     def set_quota(self, metric: str, limit: float) -> None:
         """Set one of Compute Engine's quotas. ValueError if there is none of that name."""

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, scopes_insufficient
+from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, scopes_insufficient, throttled
 from airflow_gpu_provider.sandbox.google.identities import Identities, InvalidGrant
 from airflow_gpu_provider.sandbox.google.interface import Identity
 from airflow_gpu_provider.sandbox.google.permissions import Permissions
@@ -51,6 +51,10 @@ class Route:
     def service(self) -> str:
         return self.operation.partition(":")[0]
 
+    @property
+    def starts_an_operation(self) -> bool:
+        return self.method != "GET" and not self.operation.partition(":")[2].startswith(("List", "Wait"))
+
 
 def route(operation: str, method: str, template: str, answer: Callable[[Call], Any]) -> Route:
     """A route whose template has `{names}` for single parts of the path."""
@@ -70,6 +74,8 @@ class Api:
     after_call: Callable[[], None]
     reading: Callable[[str], AbstractContextManager[Any]] = lambda operation: nullcontext()
     """Held while a call of that operation is answered."""
+    refusals: dict[str, GoogleApiError] = field(default_factory=dict)
+    """What every call to a service is answered."""
     calls: Counter[str] = field(default_factory=Counter)
     called_at: dict[str, float] = field(default_factory=dict)
     """When each operation was last called, in seconds since the epoch."""
@@ -105,6 +111,8 @@ class Api:
         if not bearer.may_call(found.service):
             raise scopes_insufficient(found.service)
         caller = bearer.identity
+        if refusal := self.refusals.get(found.service):
+            raise refusal
         self.permissions.check(caller, found.operation, _resource(path))
         self._draw_faults(found)
         try:
@@ -129,11 +137,7 @@ class Api:
 
     def _draw_faults(self, found: Route) -> None:
         if self.faults.draw_throttle(found.service):
-            raise GoogleApiError(
-                "RESOURCE_EXHAUSTED",
-                f"Quota exceeded for quota metric 'Requests' and limit 'Requests per minute' of service "
-                f"'{found.service}.googleapis.com' for consumer 'project_number:123456789012'.",
-            )
+            raise throttled(found.service, writes=found.starts_an_operation)
         if self.faults.draw_error(found.service):
             raise GoogleApiError("UNAVAILABLE", "The service is currently unavailable.")
 

@@ -13,6 +13,7 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 from google.oauth2 import service_account
 
+from airflow_gpu_provider.errors import PermissionDenied, ServiceDisabled
 from airflow_gpu_provider.platforms.google_clients import GoogleClients
 from airflow_gpu_provider.sandbox.google import GoogleCloud
 from tests.sandbox.google.conftest import EMAIL_SCOPE, SCOPES, Project, access_token
@@ -67,6 +68,12 @@ def test_throttling_and_server_errors_by_service(project: Project) -> None:
     with pytest.raises(exceptions.TooManyRequests):
         project.gke.list_node_pools(parent=project.parent, retry=None)
     assert project.compute("GET", "")["name"] == project.cloud.project_id
+    project.faults.set_throttle_rate(1.0, service="compute")
+    with pytest.raises(exceptions.Forbidden, match="limit 'Read requests per minute'"):
+        project.compute("GET", "")
+    with pytest.raises(exceptions.Forbidden, match="Rate Limit Exceeded") as operations:
+        project.compute("POST", "zones/us-central1-a/instanceGroupManagers/x/resize?size=1")
+    assert operations.value.reason == "CONCURRENT_OPERATIONS_QUOTA_EXCEEDED"
     project.faults.clear()
     project.faults.set_error_rate(1.0, service="compute")
     with pytest.raises(exceptions.ServiceUnavailable):
@@ -74,6 +81,20 @@ def test_throttling_and_server_errors_by_service(project: Project) -> None:
     assert project.gke.list_node_pools(parent=project.parent).node_pools == []
     project.faults.clear()
     assert project.cloud.calls["compute:GetProject"] == 1
+
+
+def test_an_api_that_is_off_or_out_of_reach(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(project.cloud.connection()))
+    clients = GoogleClients(conn_id="google_cloud_default", impersonation_chain=None)
+    path = f"projects/{project.cloud.project_id}"
+    project.cloud.disable_service("compute")
+    with pytest.raises(ServiceDisabled, match="has not been used in project sandbox-project before or it is disabled"):
+        clients.compute.get(path, permission="compute.projects.get")
+    project.cloud.restrict_service("compute")
+    with pytest.raises(PermissionDenied, match=r"VPC Service Controls .*UniqueIdentifier: \S+\)\. Have its admin"):
+        clients.compute.get(path, permission="compute.projects.get")
+    project.cloud.restrict_service("compute", restricted=False)
+    assert clients.compute.get(path, permission="compute.projects.get")["name"] == project.cloud.project_id
 
 
 def test_a_token_is_for_what_it_was_issued(project: Project) -> None:
@@ -95,7 +116,7 @@ def test_the_cluster_is_told_the_email_of_the_connections_account(
     iam_endpoint = "/v1/projects/-/serviceAccounts/{}:generateAccessToken"
     monkeypatch.setattr(iam, "_IAM_ENDPOINT", project.cloud.endpoint_url + iam_endpoint)
     airflow = project.cloud.add_identity("airflow") if impersonates else project.cloud.administrator
-    chain = airflow.email if impersonates else None
+    chain = [airflow.email] if impersonates else None
     clients = GoogleClients(conn_id="google_cloud_default", impersonation_chain=chain)
     user = project.cloud.identify(clients.access_token())
     assert user is not None

@@ -21,7 +21,7 @@ from airflow_gpu_provider.errors import (
     ServiceDisabled,
 )
 from airflow_gpu_provider.platforms.gke_operations import error_of, is_busy
-from airflow_gpu_provider.platforms.google_errors import has_status, mapped_errors
+from airflow_gpu_provider.platforms.google_errors import has_status, is_worth_a_retry, mapped_errors
 
 
 def answer(code: int, message: str, status: str = "", reason: str = "", info: str = "") -> Exception:
@@ -85,6 +85,32 @@ def mapped(error: Exception) -> GpuError:
             "gcloud services enable",
         ),
         (answer(403, "Access Not Configured", reason="accessNotConfigured"), ServiceDisabled, "not enabled"),
+        (answer(403, "Rate Limit Exceeded", info="CONCURRENT_OPERATIONS_QUOTA_EXCEEDED"), CloudError, "throttled"),
+        (
+            answer(
+                403, "Quota exceeded for quota group 'ReadGroup' and limit 'Read requests per user per 100 seconds' of"
+            ),
+            CloudError,
+            "throttled",
+        ),
+        (answer(403, "Daily Limit Exceeded", reason="dailyLimitExceeded"), QuotaExceeded, "over a quota"),
+        (
+            answer(403, "Request is prohibited by organization's policy. vpcServiceControlsUniqueIdentifier: x1y2"),
+            PermissionDenied,
+            "VPC Service Controls",
+        ),
+        (answer(403, "No", "PERMISSION_DENIED", info="SECURITY_POLICY_VIOLATED"), PermissionDenied, "ingress rule"),
+        (
+            answer(403, "Request had insufficient authentication scopes.", info="ACCESS_TOKEN_SCOPE_INSUFFICIENT"),
+            PermissionDenied,
+            "auth/cloud-platform",
+        ),
+        (
+            answer(403, "Kubernetes Engine API has not been used in project 1 before or it is disabled. Enable it by"),
+            ServiceDisabled,
+            "not enabled",
+        ),
+        (answer(403, "No", info="BILLING_DISABLED"), ServiceDisabled, "no billing account"),
         (answer(400, "Invalid value for field 'x'", "INVALID_ARGUMENT"), RequestRejected, "field 'x'"),
         (answer(409, "it is there", "ALREADY_EXISTS"), CloudError, "ALREADY_EXISTS"),
         (answer(404, "no such cluster"), CloudError, "NOT_FOUND: no such cluster"),
@@ -97,6 +123,30 @@ def test_each_answer_has_its_type(error: Exception, type_: type[GpuError], says:
     assert type(found) is type_
     assert says in str(found)
     assert GpuError.from_record(found.to_record()).details == found.details
+
+
+@pytest.mark.parametrize(
+    ("error", "is_tried_again"),
+    [
+        (answer(403, "Rate Limit Exceeded", reason="rateLimitExceeded"), True),
+        (answer(403, "Rate Limit Exceeded", info="CONCURRENT_OPERATIONS_QUOTA_EXCEEDED"), True),
+        (answer(403, "Required 'compute.instances.get' permission for 'projects/p'", reason="forbidden"), False),
+        (answer(403, "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 1.0", reason="quotaExceeded"), False),
+        (answer(429, "slow down", "RESOURCE_EXHAUSTED"), True),
+        (answer(503, "later"), True),
+        (answer(404, "no such cluster"), False),
+        (requests.ConnectionError("refused"), True),
+    ],
+)
+def test_what_passes_is_tried_again(error: Exception, is_tried_again: bool) -> None:
+    assert is_worth_a_retry(error) is is_tried_again
+
+
+def test_a_refusal_that_no_permission_changes_says_to_grant_none() -> None:
+    for info in ("SECURITY_POLICY_VIOLATED", "ACCESS_TOKEN_SCOPE_INSUFFICIENT", "SERVICE_DISABLED", "BILLING_DISABLED"):
+        found = mapped(answer(403, "No", "PERMISSION_DENIED", info=info))
+        assert not found.retryable
+        assert "Grant" not in str(found)
 
 
 def test_an_operation_in_the_way_is_told_from_other_refusals() -> None:
