@@ -50,6 +50,7 @@ class Decision:
         grow: New absolute sizes, each at least what exists.
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
         release: Machines to remove.
+        later: Machines to remove once their group has been updated; nothing is done about them now.
         forget: Expired demand to delete.
         notes: Why, in words, for the task's log.
     """
@@ -66,13 +67,14 @@ class Decision:
     grow: Mapping[str, int] = field(default_factory=dict)
     cordon: tuple[str, ...] = ()
     release: tuple[Machine, ...] = ()
+    later: tuple[Machine, ...] = ()
     forget: tuple[DemandKey, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to do."""
-        return replace(self, notes=()) == Decision()
+        return replace(self, later=(), notes=()) == Decision()
 
 
 def decide(snapshot: PoolSnapshot) -> Decision:
@@ -81,13 +83,16 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     wanted = wanted_nodes(snapshot)
     placed, grow, shrink = _sizes(snapshot, machines, wanted)
     warm, cool = placeholders(snapshot, machines)
-    release = _release(snapshot, machines, wanted, grow)
+    to_go = _release(snapshot, machines, wanted, grow)
+    updated = {group.name for group in snapshot.groups if group.status == "updating"}
+    release = tuple(each for each in to_go if each.machine.group not in updated)
+    later = tuple(each for each in to_go if each not in release)
     idle = _to_cordon(snapshot, machines, wanted)
     switch, clear_switch = _switches(snapshot, machines, grow)
     return Decision(
         resume=tuple(group.name for group in snapshot.groups if group.left_suspended),
-        label=tuple(each.node.name for each in machines if each.node and each.is_new and each not in release),
-        uncordon=_uncordon(machines, (*release, *idle)),
+        label=tuple(each.node.name for each in machines if each.node and each.is_new and each not in to_go),
+        uncordon=_uncordon(machines, (*to_go, *idle)),
         switch=switch,
         clear_switch=clear_switch,
         tell=_to_tell(snapshot),
@@ -97,8 +102,11 @@ def decide(snapshot: PoolSnapshot) -> Decision:
         grow=grow,
         cordon=tuple(each.node.name for each in (*release, *idle) if each.node and not each.node.cordoned),
         release=tuple(each.machine for each in release),
+        later=tuple(each.machine for each in later),
         forget=_forget(snapshot),
-        notes=notes(snapshot, machines, wanted=wanted, placed=placed, grow=grow, shrink=shrink, release=release),
+        notes=notes(
+            snapshot, machines, wanted=wanted, placed=placed, grow=grow, shrink=shrink, release=release, later=later
+        ),
     )
 
 
@@ -198,6 +206,7 @@ def _release(
     """Return the machines that go: those of no use, and of the others what is more than wanted.
 
     From a group whose size is below what exists the cloud takes machines already; another one less would be too many.
+    While a group is updated, they wait: what seems too many may have been added so that others can be replaced.
     """
     kept = {g.name for g in snapshot.groups if g.when_idle != "remove"}
     leaving = {g.name for g in snapshot.groups if g.desired < len(g.live) and g.name not in grow}
@@ -274,14 +283,15 @@ def _switches(
 def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...], now: datetime) -> dict[str, datetime]:
     """Return the groups whose last machines cannot go at once, and when their switch is to be.
 
-    Nobody wants anything: pods are ending there, or machines are launched that AWS does not end before they are there.
+    Nobody wants anything: pods are ending there, or machines are launched that AWS does not end before they are there,
+    or the group is being updated.
     Whoever sees that over then removes the machines; the switch does where that one's process has died.
     """
     sooner = {}
     for group in groups:
         mine = [each for each in machines if each.machine.group == group.name]
         ends = [pod.lets_go_at for each in mine for pod in each.holders]
-        ends += [now for each in mine if each.machine.state == "pending"]
+        ends += [now for each in mine if each.machine.state == "pending" or group.status == "updating"]
         if not ends or None in ends or any(each.state == "taken" for each in mine):
             continue
         at = _switch_after(max(end for end in ends if end))

@@ -313,7 +313,7 @@ def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Left
     decision = decide(without)
     pool = snapshot.pool.name
     by_id = {each.machine.id: each for each in supply(without)}
-    for machine in decision.release:
+    for machine in (*decision.release, *decision.later):
         each = by_id[machine.id]
         _, cost = cost_of(snapshot, machine.group, each.since)
         age = _age(snapshot, each.since)

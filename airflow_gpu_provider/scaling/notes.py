@@ -22,6 +22,7 @@ def notes(
     grow: Mapping[str, int],
     shrink: tuple[str, ...],
     release: tuple[Supply, ...],
+    later: tuple[Supply, ...],
 ) -> tuple[str, ...]:
     """Return the lines for one decision; the arguments are its parts."""
     counted = sum(each.counts for each in machines)
@@ -37,6 +38,7 @@ def notes(
     lines += _late(snapshot, machines)
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
     lines += [f"{each} goes: {why_released(each)}" for each in release]
+    lines += [f"{each} goes when its group has been updated: {why_released(each)}" for each in later]
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
     lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]

@@ -65,13 +65,11 @@ class Outcome:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
         decision: What was decided on it.
         said: What was done and why, for the task's log.
-        not_yet: Machines that were to go, and that the cloud does not end yet; a later look removes them.
     """
 
     snapshot: PoolSnapshot
     decision: Decision
     said: tuple[str, ...]
-    not_yet: tuple[Machine, ...] = ()
 
 
 class Reconciler:
@@ -310,7 +308,6 @@ class _Writes:
         self._decision = decision
         self._nodes = {node.name: node for node in snapshot.nodes}
         self._said = [*said, *decision.notes]
-        self._not_yet: list[Machine] = []
         self._recent = RecentWrites.parse(lock.memo)
 
     def set_switch(self) -> None:
@@ -342,9 +339,7 @@ class _Writes:
             self._on.ledger.end(key, self._snapshot.now)
             self._lock.check()
             give_up(self._on.api, key)
-        return Outcome(
-            snapshot=self._snapshot, decision=self._decision, said=tuple(self._said), not_yet=tuple(self._not_yet)
-        )
+        return Outcome(snapshot=self._snapshot, decision=self._decision, said=tuple(self._said))
 
     def _warm(self) -> None:
         leases = {lease.key: lease for lease in self._snapshot.leases}
@@ -461,7 +456,6 @@ class _Writes:
             # The size of a group that an autoscaler scales is its to set.
             groups = () if self._on.pool.is_autoscaled else self._snapshot.groups
             self._keep(self._recent.with_released(ended, groups, self._on.clock.now()))
-            self._not_yet += busy
             self._said += [
                 f"machine {each.id} of {each.group} cannot be ended yet: it is being launched" for each in busy
             ]

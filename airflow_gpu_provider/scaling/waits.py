@@ -314,6 +314,7 @@ class ReleaseWait:
                 # A Deployment's, say, that the run has just deleted: nobody else would take its node away.
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it is ending")
         lines += [f"machine {machine.id} of {machine.group} is to go" for machine in decision.release]
+        lines += [f"machine {each.id} is to go when {each.group} has been updated" for each in decision.later]
         released = {machine.id for machine in decision.release}
         kept = (node for node in snapshot.nodes if node.name in decision.cordon and node.machine not in released)
         lines += [f"node {node.name} is to be cordoned, it is idle" for node in kept]

@@ -190,6 +190,22 @@ def test_a_held_machine_is_never_released(state: PoolSnapshot) -> None:
 
 
 @given(snapshots())
+def test_no_machine_of_a_group_that_is_updated_is_released(state: PoolSnapshot) -> None:
+    """It goes once the update is over, if it is superfluous then."""
+    decision = decide(state)
+    status = {group.name: group.status for group in state.groups}
+    assert {status[each.group] for each in decision.release}.isdisjoint({"updating"})
+    assert {status[each.group] for each in decision.later} <= {"updating"}
+    after = replace(
+        state,
+        groups=tuple(
+            replace(each, status="active" if each.status == "updating" else each.status) for each in state.groups
+        ),
+    )
+    assert {*decision.release, *decision.later} == set(decide(after).release)
+
+
+@given(snapshots())
 def test_no_more_is_released_than_is_not_wanted(state: PoolSnapshot) -> None:
     released = {each.id for each in decide(state).release}
     left = [each for each in supply(state) if each.counts and each.machine.id not in released]

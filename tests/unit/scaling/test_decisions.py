@@ -202,6 +202,18 @@ def test_no_size_is_above_the_group_s_largest() -> None:
     assert A not in decide(state).grow
 
 
+def test_nothing_is_released_while_its_group_is_updated() -> None:
+    """A surge upgrade adds a machine first; and it is no more superfluous than the one that it is to replace."""
+    state = snapshot(machine(1), machine(2), train_a_g6_xlarge={"status": "updating"})
+    decision = decide(state)
+    assert (released(decision), {each.id for each in decision.later}) == ([], {"i-1", "i-2"})
+    assert decision.cordon == ()
+    assert decision.switch == {A: NOW + timedelta(minutes=15)}
+    assert decision.notes[0].startswith(f"node node-1 of {A} goes when its group has been updated: nobody wants it")
+    after = replace(state, groups=tuple(replace(group, status="active") for group in state.groups))
+    assert set(released(decide(after))) == {"i-1", "i-2"}
+
+
 def test_a_group_that_the_switch_has_set_to_zero_is_left_to_it() -> None:
     assert decide(snapshot(machine(1), train_a_g6_xlarge={"desired": 0})).is_empty
 

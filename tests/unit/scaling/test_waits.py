@@ -219,6 +219,10 @@ class TestReleaseWait:
             ({"groups": (group(machine(1, "terminating")),)}, "waiting for machine i-1"),
             ({"nodes": (node(1),)}, "waiting for node node-1 to leave"),
             ({"groups": (group(machine(1)),), "nodes": (node(1),)}, "machine i-1 of train-gpu-a-g6-xlarge is to go"),
+            (
+                {"groups": (replace(group(machine(1)), status="updating"),), "nodes": (node(1),)},
+                "machine i-1 is to go when train-gpu-a-g6-xlarge has been updated",
+            ),
             ({"groups": (group(desired=1),)}, "is to stop trying"),
         ],
     )
