@@ -30,6 +30,7 @@ class EksCluster:
 
     admission_plugins: Sequence[str] = ()
     shuts_down_at_notice = False
+    drains_only_ready_nodes = True
 
     def __init__(
         self, *, name: str, region: str, zones: Sequence[str], faults: Faults, timings: AwsTimings | None

@@ -46,6 +46,7 @@ class GkeCluster:
     # GKE gives a pod that asks for a GPU the toleration for its nodes' taint.
     admission_plugins: Sequence[str] = ("ExtendedResourceToleration",)
     shuts_down_at_notice = True
+    drains_only_ready_nodes = False
 
     def __init__(
         self,

@@ -73,7 +73,8 @@ class Machines:
     An instance becomes a Node `faults.boot_seconds` (else `boot_seconds`) after its launch; the fault is looked
     at anew until then, so that ending a slow boot lets those that wait join at once. `node_spec` says what an
     instance's kubelet would register; with `shuts_down_at_notice` it ends its pods when its spot instance has its
-    notice, as GKE's does, rather than run them into the end.
+    notice, as GKE's does, rather than run them into the end. With `drains_only_ready_nodes` the drain of another Node
+    is left to the time that the cloud has for it, as EKS does.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Machines:
         node_spec: Callable[[Any], NodeSpec],
         complete_drain: Callable[[str], None],
         shuts_down_at_notice: bool = False,
+        drains_only_ready_nodes: bool = False,
     ) -> None:
         self._control_plane = control_plane
         self._agent = agent
@@ -94,6 +96,7 @@ class Machines:
         self._node_spec = node_spec
         self._complete_drain = complete_drain
         self._shuts_down_at_notice = shuts_down_at_notice
+        self._drains_only_ready_nodes = drains_only_ready_nodes
         self._machines: dict[str, _Machine] = {}
         self._removing: set[str] = set()
         self._lock = threading.Lock()
@@ -232,6 +235,8 @@ class Machines:
             machine.state = "draining" if joined else "ending"
         if joined:
             self._cordon(machine.node_name)
+            if self._drains_only_ready_nodes and self._is_unready(machine.node_name):
+                return
             while self._lives(machine) and (pods := self._pods_to_evict(machine.node_name)):
                 for pod in pods:
                     self._evict(pod)
@@ -250,6 +255,11 @@ class Machines:
             {"spec": {"unschedulable": True}},
             content_type="application/strategic-merge-patch+json",
         )
+
+    def _is_unready(self, node_name: str) -> bool:
+        _, node = self._call("GET", f"/api/v1/nodes/{node_name}")
+        conditions = node.get("status", {}).get("conditions", [])
+        return any(one["type"] == "Ready" and one["status"] != "True" for one in conditions)
 
     def _pods_to_evict(self, node_name: str) -> list[dict[str, Any]]:
         """Those that `kubectl drain --ignore-daemonsets` would evict and that still run."""

@@ -32,6 +32,10 @@ class ManagedCluster(Protocol):
     def shuts_down_at_notice(self) -> bool:
         """Whether kubelets end their pods when a spot instance has its notice."""
 
+    @property
+    def drains_only_ready_nodes(self) -> bool:
+        """Whether a drain of a node that is not Ready goes on until the cloud gives it up, pods or not."""
+
     def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
         """Start the cloud, with the cluster in it. The control plane may still be starting."""
 

@@ -221,6 +221,7 @@ class Sandbox:
             node_spec=self._node_spec,
             complete_drain=self.cluster.complete_drain,
             shuts_down_at_notice=self.cluster.shuts_down_at_notice,
+            drains_only_ready_nodes=self.cluster.drains_only_ready_nodes,
         )
         self.cluster.start(control_plane=self.control_plane, machines=self._machines)
         starting.callback(self.cluster.stop)

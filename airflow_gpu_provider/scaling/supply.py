@@ -16,7 +16,8 @@ from airflow_gpu_provider.scaling.wanted import is_overdue
 READY_WITHIN = timedelta(minutes=15)
 """How long a machine may take to join, and a node to become Ready, before it is of no use.
 
-cluster-autoscaler's own provision timeout.
+cluster-autoscaler's own provision timeout. A managed group of EKS bills such a machine for some 15 minutes more, in
+which EKS tries to drain it (containers-roadmap#1990).
 """
 
 State = Literal["usable", "coming", "broken", "taken"]

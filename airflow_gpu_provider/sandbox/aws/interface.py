@@ -66,7 +66,10 @@ class AwsTimings:
     asg_launch: float = 0.2
     asg_retry: float = 5.0
     drain_timeout: float = 15.0
-    """A managed group's instance that nobody reports as drained ends after so long."""
+    """A managed group's instance that nobody reports as drained ends after so long.
+
+    EKS tries 15 times, a minute apart, also where a node without pods is not Ready (containers-roadmap#1990).
+    """
     terminate: float = 0.5
     spot_notice: float = 120.0
     replacement_join: float = 3.0

@@ -1,0 +1,69 @@
+"""How an instance that is about to end is drained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.sandbox.aws import Instance
+from airflow_gpu_provider.sandbox.faults import Faults
+from airflow_gpu_provider.sandbox.machines import Machines
+
+INSTANCE = Instance(
+    instance_id="i-1",
+    private_ip="10.0.0.1",
+    private_dns_name="node-1",
+    zone="us-west-2a",
+    region="us-west-2",
+    instance_type="g6.xlarge",
+    market="on-demand",
+    asg_name="asg",
+    nodegroup="train",
+    cluster_name="k8s-ml",
+    labels={},
+    taints=(),
+)
+
+
+class Cluster:
+    """An API server with one Node, and its kubelet's place."""
+
+    def __init__(self, ready: str) -> None:
+        self._conditions = [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]
+        self.patched: list[Any] = []
+
+    def add_node(self, spec: Any) -> None:
+        """It joins."""
+
+    def request(self, method: str, path: str, body: Any = None, **_: Any) -> tuple[int, Any]:
+        if method == "PATCH":
+            self.patched.append(body)
+        return 200, {"items": [], "status": {"conditions": self._conditions}}
+
+
+@pytest.mark.parametrize(
+    ("ready", "only_ready", "drained"),
+    [("True", True, ["i-1"]), ("Unknown", True, []), ("False", True, []), ("Unknown", False, ["i-1"])],
+)
+def test_a_node_that_is_not_ready_is_not_drained_before_the_cloud_gives_it_up(
+    ready: str, only_ready: bool, drained: list[str]
+) -> None:
+    cluster: Any = Cluster(ready)
+    done: list[str] = []
+    machines = Machines(
+        control_plane=cluster,
+        agent=cluster,
+        faults=Faults(),
+        boot_seconds=0.0,
+        node_spec=lambda instance: instance,
+        complete_drain=done.append,
+        drains_only_ready_nodes=only_ready,
+    )
+    machines.instance_launched(INSTANCE)
+    (machine,) = machines._booted()
+    machines._join(machine)
+    machines.drain_requested(INSTANCE)
+    machines._workers.shutdown(wait=True)
+    assert cluster.patched == [{"spec": {"unschedulable": True}}]
+    assert done == drained
