@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from airflow_gpu_provider.sandbox.audit_log import AuditLog
 from airflow_gpu_provider.sandbox.connections import cut_connections
 from airflow_gpu_provider.sandbox.errors import ComponentFailed
 from airflow_gpu_provider.sandbox.pki import CertificateAuthority, KeyPair, SigningKey, write_secret
@@ -43,6 +44,7 @@ class ControlPlane:
     """One control plane. `data_dir` is used for everything it writes and must not exist or be empty.
 
     `server`, `ca_data` and `kubeconfig` (an administrator's) are known before it is started; `version` after.
+    `audit_log` tells what callers with limited rights needed their roles for.
     `token_webhook_url` is asked about bearer tokens that are not service accounts'; its answers are kept for
     `token_cache_ttl` seconds, to which the API server adds up to ten of its own. Without it no tokens but
     service accounts' are taken. `admission_plugins` are enabled beside Kubernetes' default ones.
@@ -62,6 +64,7 @@ class ControlPlane:
         data_dir.chmod(0o700)
         self._binary = binary
         self._data_dir = data_dir
+        self.audit_log = AuditLog(data_dir)
         self._cluster_name = cluster_name
         self._token_webhook_url = token_webhook_url
         self._token_cache_ttl = token_cache_ttl
@@ -254,6 +257,7 @@ class ControlPlane:
             f"--kubelet-client-key={kubelet_client.key_file}",
             "--kubelet-preferred-address-types=InternalIP",
             *self._token_webhook(),
+            *self.audit_log.flags(),
             *([f"--enable-admission-plugins={','.join(self._admission_plugins)}"] if self._admission_plugins else []),
         ]
 

@@ -9,6 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from airflow_gpu_provider.sandbox.audit_log import RoleUse
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
 IAM = Path(__file__).parents[2] / "docs" / "iam"
@@ -42,6 +45,18 @@ def of_cluster(sandbox: Sandbox) -> dict[str, str]:
 def google_role(file: str) -> list[str]:
     """Return the permissions of a custom role."""
     return list(json.loads((IAM / file).read_text())["includedPermissions"])
+
+
+def rbac(file: str) -> set[RoleUse]:
+    """Return all that the roles of a file of docs/rbac allow."""
+    manifests = list(yaml.safe_load_all((IAM.parent / "rbac" / file).read_text()))
+    return {
+        RoleUse(f"{manifest['kind']} {manifest['metadata']['name']}", verb, resource)
+        for manifest in manifests
+        for rule in manifest.get("rules", ())
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
 
 def _filled(value: Any, values: Mapping[str, Sequence[str]]) -> Any:

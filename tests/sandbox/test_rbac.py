@@ -25,6 +25,7 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.sandbox.audit_log import RoleUse
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.sandbox import documented_roles, role_record
@@ -32,6 +33,7 @@ from tests.sandbox.running import run, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
 GROUP = "airflow-gpu-provider"
+NOT_IN_THIS_NIGHT: set[RoleUse] = set()
 
 
 @pytest.fixture(scope="module")
@@ -98,12 +100,16 @@ def test_without_the_roles_the_missing_permission_is_named(pool: EksGpuPool) -> 
         run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
 
 
-def test_a_night_needs_no_more_than_the_documented_roles(pool: EksGpuPool, administrator: client.ApiClient) -> None:
+def test_a_night_needs_no_more_than_the_documented_roles(
+    gpu_sandbox: Sandbox, airflow_identity: str, pool: EksGpuPool, administrator: client.ApiClient
+) -> None:
     give(administrator, "full.yaml")
     assert len(run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))["nodes"]) == 1
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
     assert train(pool) == {"accuracy": 0.97}
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["nodes"] == 0
+    used = gpu_sandbox.control_plane.audit_log.uses(airflow_identity)
+    assert documented_roles.rbac("full.yaml") - used <= NOT_IN_THIS_NIGHT, "no call needs these"
 
 
 @pytest.mark.usefixtures("impatient")

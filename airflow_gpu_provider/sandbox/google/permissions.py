@@ -63,8 +63,14 @@ class PermissionUse:
     call: str
 
 
-# Google's documentation has these as well for a call.
+# The method's reference asks for the group's permission alone. Whether that on its instances is looked at too is not
+# said: here it is.
 _ALSO = {"compute:DeleteInstances": "compute.instances.delete"}
+
+
+def needed_for(operation: str) -> tuple[str, ...]:
+    """The permissions that a call takes."""
+    return tuple(filter(None, (PERMISSIONS[operation], _ALSO.get(operation))))
 
 
 class Permissions:
@@ -100,7 +106,7 @@ class Permissions:
 
     def check(self, identity: Identity, operation: str, resource: str) -> None:
         """PERMISSION_DENIED, in the service's own words, unless the account may make this call."""
-        for needed in filter(None, (PERMISSIONS[operation], _ALSO.get(operation))):
+        for needed in needed_for(operation):
             allowed = self.allow(identity, needed)
             (self._uses if allowed else self._refused)[identity.email].add(PermissionUse(needed, operation))
             if not allowed:
