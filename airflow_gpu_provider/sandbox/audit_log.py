@@ -1,6 +1,6 @@
 """The API server's audit log of callers that RBAC limits: which of their roles each request needed.
 
-Left out are administrators, nodes, service accounts and the control plane's own components, by Kubernetes' audit policy.
+Administrators, nodes, service accounts and the control plane's own components are left out, by the audit policy.
 """
 
 from __future__ import annotations
