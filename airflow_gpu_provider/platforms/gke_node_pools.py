@@ -14,6 +14,7 @@ from airflow_gpu_provider.pools import GkeGpuPool
 
 _READ = "container.clusters.get"
 _WRITE = "container.clusters.update"
+_BLUE_STAYS = ("UPDATE_STARTED", "CREATING_GREEN_POOL", "ROLLBACK_STARTED")
 
 
 class NodePools:
@@ -128,8 +129,19 @@ def knows_exclusions() -> bool:
 
 
 def group_paths(node_pool: Mapping[str, Any]) -> list[str]:
-    """Return the paths of the instance groups behind a node pool: none while GKE has not made them."""
-    return [path_of(url) for url in node_pool.get("instance_group_urls") or ()]
+    """Return the paths of the instance groups behind a node pool: none while GKE has not made them.
+
+    During a blue-green upgrade there are both sides'; the side that stays comes first, and it is the one to grow.
+    """
+    paths = [path_of(url) for url in node_pool.get("instance_group_urls") or ()]
+    leaving = _leaving_paths((node_pool.get("update_info") or {}).get("blue_green_info") or {})
+    return sorted(paths, key=leaving.__contains__)
+
+
+def _leaving_paths(upgrade: Mapping[str, Any]) -> set[str]:
+    """Return the groups whose nodes a blue-green upgrade drains, or ends where it is rolled back."""
+    side = "green" if upgrade.get("phase") in _BLUE_STAYS else "blue"
+    return {path_of(url) for url in upgrade.get(f"{side}_instance_group_urls") or ()}
 
 
 def _as_refusal(error: CloudError, pool: GkeGpuPool, doing: str) -> GpuError:

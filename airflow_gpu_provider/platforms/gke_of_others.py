@@ -24,6 +24,7 @@ from airflow_gpu_provider.platforms.gke_spec import (
     market_of,
     run_seconds,
 )
+from airflow_gpu_provider.platforms.google_instance_groups import zone_of
 from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool, Taint
@@ -34,20 +35,21 @@ _EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule
 
 @dataclass(frozen=True, kw_only=True)
 class _Named:
-    """One zone of a node pool that the pool names: its instance group, by path."""
+    """One zone of a node pool that the pool names: its instance groups, two during a blue-green upgrade, by path."""
 
     node_pool: Mapping[str, Any]
-    path: str
+    zone: str
 
     @property
-    def zone(self) -> str:
-        return self.path.partition("/zones/")[2].partition("/")[0]
+    def paths(self) -> list[str]:
+        """The side that stays comes first."""
+        return [path for path in group_paths(self.node_pool) if _zone_name(path) == self.zone]
 
     @property
     def name(self) -> str:
         """The node pool's name; with the zone where it has several."""
         name = str(self.node_pool["name"])
-        return name if len(group_paths(self.node_pool)) == 1 else f"{name}/{self.zone}"
+        return name if len(_zones(self.node_pool)) == 1 else f"{name}/{self.zone}"
 
     @property
     def candidate(self) -> Candidate:
@@ -155,26 +157,27 @@ class GkePlatformOfOthers(GkeBase):
     def _named(self, found: Mapping[str, Mapping[str, Any]]) -> list[_Named]:
         """Return the instance groups of the node pools that exist, in the spec's order, zone by zone."""
         raws = [found[name] for name in self._pool.node_pools if name in found]
-        return [_Named(node_pool=raw, path=path) for raw in raws for path in sorted(group_paths(raw))]
+        return [_Named(node_pool=raw, zone=zone) for raw in raws for zone in _zones(raw)]
 
     def _observe(self, named: Sequence[_Named]) -> tuple[Group, ...]:
-        groups = self._groups.read([each.path for each in named])
-        return tuple(self._group(each, group) for each, group in zip(named, groups, strict=True))
+        flat = [path for each in named for path in each.paths]
+        read = dict(zip(flat, self._groups.read(flat), strict=True))
+        return tuple(self._group(each, [read[path] for path in each.paths]) for each in named)
 
-    def _group(self, named: _Named, group: InstanceGroup) -> Group:
-        members = machines(named.name, [group])
+    def _group(self, named: _Named, groups: Sequence[InstanceGroup]) -> Group:
+        members = machines(named.name, groups)
         live = sum(machine.state != "terminating" for machine in members)
         return Group(
             name=named.name,
             candidate=named.candidate,
             status=STATUS.get(named.node_pool.get("status", ""), "degraded"),
-            desired=group.target,
+            desired=sum(group.target for group in groups),
             max_size=live if named.name in self.over_quota else named.max_size(self._pool),
             machines=members,
             has_switch=False,
-            launch_failure=launch_failure([group], datetime.now(UTC)),
-            failures=failures([group], datetime.now(UTC)),
-            launching=group.launching,
+            launch_failure=launch_failure(groups, datetime.now(UTC)),
+            failures=failures(groups, datetime.now(UTC)),
+            launching=any(group.launching for group in groups),
             issues=issues(named.node_pool),
             owned=False,
         )
@@ -182,12 +185,21 @@ class GkePlatformOfOthers(GkeBase):
     def _paths_of(self, group: str) -> list[str]:
         for each in self._read():
             if each.name == group:
-                return [each.path]
+                return each.paths
         raise GroupNotFound(
             f"Node pool {group} does not exist, or has no instance group yet.",
             "Create it where it is defined: this package creates none of them.",
             group=group,
         )
+
+
+def _zones(node_pool: Mapping[str, Any]) -> list[str]:
+    """Return the names of the zones in which a node pool has instance groups."""
+    return sorted(set(map(_zone_name, group_paths(node_pool))))
+
+
+def _zone_name(path: str) -> str:
+    return zone_of(path).rpartition("/")[2]
 
 
 def _is_autoscaled(node_pool: Mapping[str, Any]) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.cloud.container_v1 import NodePoolUpdateStrategy
 
 from airflow_gpu_provider.errors import (
     CloudError,
@@ -23,11 +24,13 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan
 from airflow_gpu_provider.platforms.gke import GkePlatform
+from airflow_gpu_provider.platforms.gke_of_others import GkePlatformOfOthers
 from airflow_gpu_provider.platforms.gke_spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
 from airflow_gpu_provider.pools import GkeGpuPool
 from airflow_gpu_provider.sandbox.faults import Faults, Stockout
 from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
 from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance
+from airflow_gpu_provider.sandbox.google.upgrades import Phase
 from tests.sandbox import role_record
 from tests.sandbox.aws_account import eventually
 
@@ -342,6 +345,22 @@ class TestUpgrades:
         platform = GkePlatform(spec(), OWNER)
         assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
         assert cloud.upgrade_nodes(GROUP_A)
+
+    def test_during_a_blue_green_upgrade_the_side_that_stays_grows(self, cloud: GoogleCloud) -> None:
+        own = grown(1, exclude_upgrades=False)
+        (before,) = first(own).machines
+        pool = cloud.node_pools.pools[GROUP_A]
+        pool.settings.upgrade_settings.strategy = NodePoolUpdateStrategy.BLUE_GREEN
+        of_others = GkePlatformOfOthers(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
+        assert cloud.upgrade_nodes(GROUP_A)
+        eventually(lambda: pool.blue_green and pool.blue_green.phase == Phase.DRAINING_BLUE_POOL)
+        for platform, size in ((own, 2), (of_others, 3)):
+            assert [group.name for group in platform.observe()] == [GROUP_A]
+            assert before.id in [machine.id for machine in first(platform).machines]
+            platform.grow({GROUP_A: size})
+            assert pool.green[A].target_size == size
+            assert pool.groups[A].target_size == 0
+        running(own, 3)
 
     def test_a_cluster_in_no_release_channel_upgrades_nothing_by_itself(self, cloud: GoogleCloud) -> None:
         cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=", release_channel="")
