@@ -66,14 +66,10 @@ with DAG(
         **WHERE,
         body={
             "name": CLUSTER,
-            # The cluster's own pods need a machine that stays, as long as the cluster does.
+            # The cluster's own pods need a machine that stays, as long as the cluster does: in a region one for each of
+            # the cluster's zones, which GKE chooses. Not every region has a zone -a.
             "node_pools": [
-                {
-                    "name": "system",
-                    "initial_node_count": 1,
-                    "locations": ["{{ var.value.get('gpu_location', 'us-central1') }}-a"],
-                    "config": {"machine_type": "e2-standard-2"},
-                }
+                {"name": "system", "initial_node_count": 1, "config": {"machine_type": "e2-standard-2"}},
             ],
         },
     ).as_setup()

@@ -82,7 +82,12 @@ class GkePlatform(GkeBase):
         sizes = {group.name: len(group.machines) for group in observed}
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (*self._notes(candidates), *self._capacity_notes(), *self._upgrade_notes())
+        notes = (
+            *self._notes(candidates),
+            *self._capacity_notes(),
+            *self._upgrade_notes(),
+            *gke_plan.autoscaling_notes(self._pool, found.values()),
+        )
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
     def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from airflow_gpu_provider.platforms.gke_spec import (
     NodePoolSpec,
     labels_of,
 )
+from airflow_gpu_provider.pools import GkeGpuPool
 
 FAILED = ("ERROR",)
 GONE_SOON = ("STOPPING",)
@@ -37,6 +38,21 @@ def issues(node_pool: Mapping[str, Any]) -> tuple[str, ...]:
     """Return what GKE says is wrong with a node pool."""
     conditions = [str(c.get("message") or c.get("code")) for c in node_pool.get("conditions") or ()]
     return tuple(conditions) or tuple(filter(None, [str(node_pool.get("status_message") or "")]))
+
+
+def autoscaling_notes(pool: GkeGpuPool, found: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Say what the cluster's first autoscaled node pool does to it ("Autoscaling a cluster"); nothing where it has one.
+
+    Args:
+        pool: The spec.
+        found: All node pools of the cluster.
+    """
+    if not pool.is_autoscaled or any((each.get("autoscaling") or {}).get("enabled") for each in found):
+        return ()
+    return (
+        "no node pool of the cluster is autoscaled yet: with the first one the control plane may be away for some"
+        " minutes, so run Ensure once ahead of the first night",
+    )
 
 
 def possible_now(differences: Iterable[Difference], size: int) -> list[Difference]:

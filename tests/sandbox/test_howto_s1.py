@@ -88,7 +88,7 @@ def test_a_cluster_for_one_night(
 
     def look(task_id: str) -> None:
         if task_id == "create_cluster":
-            wait_until(lambda: machines(core, "system"))
+            wait_until(lambda: len(machines(core, "system")) == len(project.zones))
         seen[task_id] = {
             "clusters": [each.name for each in gke.list_clusters(parent=place(project)).clusters],
             "gpu nodes": core.list_node(label_selector=POOL).items,
@@ -105,8 +105,9 @@ def test_a_cluster_for_one_night(
         results = run_tasks(example, watch=look)
     log = capsys.readouterr().out
 
-    # One CPU node, which stays as long as the cluster does; and no GPU node before the block.
-    assert seen["create_cluster"] == {"clusters": ["gpu-night"], "gpu nodes": [], "cpu nodes": ["e2-standard-2"]}
+    # A CPU node in each zone, which stay as long as the cluster does; and no GPU node before the block.
+    without_gpus = {"clusters": ["gpu-night"], "gpu nodes": [], "cpu nodes": ["e2-standard-2"] * len(project.zones)}
+    assert seen["create_cluster"] == without_gpus
     (node,) = seen["nvidia_smi"]["gpu nodes"]
     assert node.status.allocatable["nvidia.com/gpu"] == "4"
     assert node.metadata.labels["cloud.google.com/gke-preemptible"] == "true"
@@ -119,7 +120,7 @@ def test_a_cluster_for_one_night(
         assert f"node {node.metadata.name} is Ready" in log
     else:
         # FailedScheduling, then TriggeredScaleUp, in words.
-        waits = log.index("waits for a node: 0/2 nodes are available")
+        waits = log.index("waits for a node: 0/4 nodes are available")
         grew = re.search(r"cluster-autoscaler grew gke-gpu-night-night-gpu-\w-n1-stand-\w+-grp 0->1", log)
         assert grew is not None
         assert waits < grew.start()
@@ -130,7 +131,7 @@ def test_a_cluster_for_one_night(
 
     # Seconds after the pod the GPU node is gone, the CPU node is not; and then the cluster.
     assert delay.seconds <= LONGEST
-    assert seen["night-gpu.scale_down"] == {"clusters": ["gpu-night"], "gpu nodes": [], "cpu nodes": ["e2-standard-2"]}
+    assert seen["night-gpu.scale_down"] == without_gpus
     assert seen["delete_cluster"]["clusters"] == []
     assert not project.google.describe_groups()
     wait_until(lambda: not machines(core, "system"))

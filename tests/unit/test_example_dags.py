@@ -37,6 +37,16 @@ def test_a_run_with_a_cluster_of_its_own_is_green_only_if_the_work_and_the_delet
     assert "create_cluster" in dag.get_task("night-gpu.begin").upstream_task_ids
 
 
+@pytest.mark.parametrize("where", ["us-east1", "us-east1-b"])
+def test_the_gke_cluster_of_one_night_may_be_in_any_zone_or_region(examples: dict[str, DAG], where: str) -> None:
+    """Whatever zones are named are of the region, and there: us-east1 has no zone -a, and a zone has no zones."""
+    create = examples["whole_cluster_gke"].get_task("create_cluster")
+    context = {"var": {"value": {"gpu_location": where}}}
+    body = create.render_template(create.body, context)
+    zones = {zone for node_pool in body["node_pools"] for zone in node_pool.get("locations", ())}
+    assert zones <= {"us-east1-b", "us-east1-c", "us-east1-d"}
+
+
 @pytest.mark.parametrize("name", ["deployment_on_gpus_eks", "deployment_on_gpus_gke"])
 def test_a_deployment_goes_before_its_nodes_do(examples: dict[str, DAG], name: str) -> None:
     dag = examples[name]

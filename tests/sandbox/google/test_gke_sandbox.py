@@ -23,6 +23,8 @@ from google.cloud.container_v1 import (
 )
 from google.oauth2 import service_account
 
+from airflow_gpu_provider.sandbox.control_api import ControlApiClient
+from airflow_gpu_provider.sandbox.errors import ControlApiError
 from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.sandbox import SYSTEM_NODE, Sandbox
 from tests.sandbox.google.conftest import EMAIL_SCOPE, SCOPES, access_token, eventually
@@ -206,6 +208,28 @@ def test_a_resize_to_zero_evicts_and_a_preempted_node_ends_its_pods(
     eventually(lambda: not nodes_of(sandbox, "spot"))
     assert get(sandbox, f"{PODS}/again")["kind"] == "Status"  # evicted
     assert sandbox.describe()["groups"]
+
+
+def test_an_upgrade_in_mid_run_brings_another_node_and_evicts_what_runs(
+    sandbox: Sandbox, gke: ClusterManagerClient, make_pool: Callable[..., None]
+) -> None:
+    make_pool("upgraded", machine_type="g2-standard-4")
+    post(sandbox, PODS, gpu_pod("night", "upgraded", ["sleep", "600"]))
+    eventually(lambda: get(sandbox, f"{PODS}/night"), lambda pod: pod["status"]["phase"] == "Running")
+    [old] = nodes_of(sandbox, "upgraded")
+    api = ControlApiClient(url=sandbox.control_api.url, token=sandbox.control_api.token)
+    with pytest.raises(ControlApiError, match="no node pool is named 'other'"):
+        api.call("POST", "/upgrade-nodes", {"group": "other"})
+    assert api.call("POST", "/upgrade-nodes", {"group": "upgraded"}) == {"began": True}
+    eventually(lambda: get(sandbox, f"{PODS}/night")["kind"] == "Status")
+
+    def names() -> list[str]:
+        return [node["metadata"]["name"] for node in nodes_of(sandbox, "upgraded")]
+
+    [new] = eventually(names, lambda names: len(names) == 1 and names != [old["metadata"]["name"]])
+    assert new in str(sandbox.describe()["groups"])
+    pool = f"{sandbox.google.cluster.path}/nodePools/upgraded"
+    eventually(lambda: gke.get_node_pool(name=pool).status, lambda status: status == NodePool.Status.RUNNING)
 
 
 TIME_SHARED = AcceleratorConfig(

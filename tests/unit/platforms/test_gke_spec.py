@@ -155,6 +155,14 @@ def test_gkes_own_autoscaler_gets_its_limits() -> None:
     assert (kept["initial_node_count"], kept["autoscaling"]["min_node_count"]) == (1, 1)
 
 
+def test_the_clusters_first_autoscaled_node_pool_is_told_of() -> None:
+    scaled, other = pool(scaling="autoscaler"), {"autoscaling": {"enabled": False}}
+    (note,) = gke_plan.autoscaling_notes(scaled, [other, {"autoscaling": None}])
+    assert "the control plane may be away for some minutes" in note
+    assert gke_plan.autoscaling_notes(scaled, [other, {"autoscaling": {"enabled": True}}]) == ()
+    assert gke_plan.autoscaling_notes(pool(), []) == ()
+
+
 def test_owners_are_readable_and_told_apart() -> None:
     assert owner_label("prod/nightly") == "prod_nightly-" + owner_label("prod/nightly")[-8:]
     assert owner_label("prod/nightly") != owner_label("prod_nightly")
