@@ -45,6 +45,8 @@ def _up(arguments: argparse.Namespace) -> None:
     from airflow_gpu_provider.sandbox.autoscaler import AutoscalerTimings
     from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
+    by_itself = arguments.autoscaler_speed
+
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     sandbox = Sandbox(
         platform=arguments.platform,
@@ -52,7 +54,11 @@ def _up(arguments: argparse.Namespace) -> None:
         boot_seconds=arguments.boot_seconds,
         images=[_image(given) for given in arguments.image],
         autoscaler=arguments.autoscaler,
-        autoscaler_timings=AutoscalerTimings().scaled(arguments.autoscaler_speed),
+        autoscaler_timings=AutoscalerTimings().scaled(by_itself) if by_itself else None,
+        pace=arguments.pace,
+        speed=arguments.speed,
+        seed=arguments.seed,
+        stale=arguments.stale,
         data_dir=arguments.data_dir,
         progress=_say,
     )
@@ -69,11 +75,18 @@ def _up_arguments(arguments: argparse.Namespace) -> list[str]:
         f"--name={arguments.name}",
         f"--platform={arguments.platform}",
         f"--cluster-name={arguments.cluster_name}",
-        f"--boot-seconds={arguments.boot_seconds}",
         f"--autoscaler={arguments.autoscaler}",
-        f"--autoscaler-speed={arguments.autoscaler_speed}",
+        f"--pace={arguments.pace}",
+        f"--speed={arguments.speed}",
+        f"--seed={arguments.seed}",
         *(f"--image={image}" for image in arguments.image),
     ]
+    if arguments.stale is not None:
+        given.append(f"--stale={arguments.stale}")
+    if arguments.boot_seconds is not None:
+        given.append(f"--boot-seconds={arguments.boot_seconds}")
+    if arguments.autoscaler_speed is not None:
+        given.append(f"--autoscaler-speed={arguments.autoscaler_speed}")
     if arguments.data_dir:
         given.append(f"--data-dir={arguments.data_dir}")
     return given
@@ -260,7 +273,28 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--platform", choices=["eks", "gke"], default="eks", help="which cloud (default: %(default)s)")
     up.add_argument("--cluster-name", default="k8s-ml", help="the cluster's name (default: %(default)s)")
     up.add_argument(
-        "--boot-seconds", type=float, default=3.0, help="from an instance's launch to its Node (default: %(default)s)"
+        "--pace",
+        choices=["quick", "real"],
+        default="quick",
+        help="how long the cloud takes: moments, or a real one's times over --speed (default: %(default)s)",
+    )
+    up.add_argument(
+        "--speed",
+        type=_speed,
+        default=20.0,
+        help="of a real pace, 1 for real time, and of the autoscaler's stand-in (default: %(default)s)",
+    )
+    up.add_argument(
+        "--seed", type=int, default=0, help="what is drawn depends on it: how old reads are (default: %(default)s)"
+    )
+    up.add_argument(
+        "--stale",
+        type=float,
+        metavar="SECONDS",
+        help="how old answers of the cloud's read calls may be; 0: never (default: 0.5, or the real pace's)",
+    )
+    up.add_argument(
+        "--boot-seconds", type=float, help="from an instance's launch to its Node (default: 3, or the real pace's)"
     )
     up.add_argument(
         "--autoscaler",
@@ -271,8 +305,7 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument(
         "--autoscaler-speed",
         type=_speed,
-        default=20.0,
-        help="how many times as quick as a real one the stand-in is (default: %(default)s)",
+        help="how many times as quick as a real one the stand-in is (default: --speed)",
     )
     up.add_argument(
         "--image",

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.control_plane import ControlPlane
     from airflow_gpu_provider.sandbox.machines import Machines
     from airflow_gpu_provider.sandbox.nodes import Image, NodeSpec
+    from airflow_gpu_provider.sandbox.pace import Pace
 
 SYSTEM_GROUP = "system"
 SYSTEM_INSTANCE_TYPE = "m6i.2xlarge"
@@ -33,13 +34,25 @@ class EksCluster:
     drains_only_ready_nodes = True
 
     def __init__(
-        self, *, name: str, region: str, zones: Sequence[str], faults: Faults, timings: AwsTimings | None
+        self,
+        *,
+        name: str,
+        region: str,
+        zones: Sequence[str],
+        account_id: str,
+        faults: Faults,
+        timings: AwsTimings | None,
+        pace: Pace,
+        seed: int,
     ) -> None:
         self.name = name
         self.region = region
         self.zones = tuple(zones)
         self._faults = faults
+        self._account_id = account_id
         self._timings = timings
+        self._pace = pace
+        self._seed = seed
         self._started = False
 
     aws: AwsCloud
@@ -52,7 +65,14 @@ class EksCluster:
     def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
         from airflow_gpu_provider.sandbox.aws import AwsCloud
 
-        self.aws = AwsCloud(region=self.region, faults=self._faults, timings=self._timings, events=machines)
+        self.aws = AwsCloud(
+            region=self.region,
+            account_id=self._account_id,
+            faults=self._faults,
+            timings=self._timings or self._pace.aws(),
+            events=machines,
+            seed=self._seed,
+        )
         self.aws.start()
         self._started = True
         network = self.aws.create_cluster(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings, Instance, KubernetesUser
     from airflow_gpu_provider.sandbox.machines import Machines
     from airflow_gpu_provider.sandbox.nodes import Image, NodeSpec
+    from airflow_gpu_provider.sandbox.pace import Pace
 
 SYSTEM_POOL = "default-pool"
 SYSTEM_MACHINE_TYPE = "e2-standard-8"
@@ -57,6 +58,8 @@ class GkeCluster:
         location: str | None,
         faults: Faults,
         timings: GoogleTimings | None,
+        pace: Pace,
+        seed: int,
     ) -> None:
         self.name = name
         self.region = region
@@ -64,6 +67,8 @@ class GkeCluster:
         self.location = location or region
         self._faults = faults
         self._timings = timings
+        self._pace = pace
+        self._seed = seed
         self._started = False
 
     google: GoogleCloud
@@ -78,7 +83,8 @@ class GkeCluster:
             zones=self.zones,
             location=self.location,
             faults=self._faults,
-            timings=self._timings,
+            timings=self._timings or self._pace.google(),
+            seed=self._seed,
             events=machines,
         )
         self.google.create_cluster(

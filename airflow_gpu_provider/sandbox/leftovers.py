@@ -63,8 +63,8 @@ def instances(aws: AwsCloud) -> list[dict[str, Any]]:
 
 
 def aws_client(aws: AwsCloud, service: str) -> Any:
-    """A boto3 client with the sandbox's own credentials, whatever is in the environment; thread-safe."""
-    key = aws.access_key
+    """A boto3 client with the sandbox's own credentials, whose reads are never old; thread-safe."""
+    key = aws.observer
     return _client(service, aws.endpoint_url, aws.region, key.access_key_id, key.secret_access_key)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
+from airflow_gpu_provider.sandbox.autoscaler.timings import SANDBOX_SPEED
 from airflow_gpu_provider.sandbox.build import control_plane_binary
 from airflow_gpu_provider.sandbox.control_api import ControlApi
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
@@ -21,6 +22,7 @@ from airflow_gpu_provider.sandbox.errors import ComponentFailed
 from airflow_gpu_provider.sandbox.faults import Faults
 from airflow_gpu_provider.sandbox.managed_cluster import SYSTEM_NODE, ManagedCluster, Platform
 from airflow_gpu_provider.sandbox.other_writer import OtherWriter
+from airflow_gpu_provider.sandbox.pace import Pace, PaceName
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.sandbox.authenticator import Authenticator
@@ -49,13 +51,18 @@ class Sandbox:
         region: The cloud's region. Default us-west-2, or us-central1 of Google Cloud.
         zones: The region's zones that are used; in AWS with one subnet each. Default the first three.
         location: Of a GKE cluster: the region (the default), or a zone.
-        boot_seconds: From an instance's launch to its Node, while no fault says otherwise.
+        account_id: Of the AWS account. In one process, no two sandboxes with EKS may have the same.
+        boot_seconds: From an instance's launch to its Node, while no fault says otherwise. Default: the pace's.
         container_log_max_size: Bytes of a container's log at which its kubelet rotates it; by default 10 MiB.
         images: What image references stand for, before the defaults (`default_images`).
-        timings: How long the cloud takes; far quicker than a real one by default.
+        pace: "quick" is far quicker than a real cloud; "real" takes the clouds' usual times, `speed` times as quick.
+        speed: Of a real pace, and of the stand-in of cluster-autoscaler in each.
+        seed: What is drawn depends on it alone: how old the answers of the cloud's read calls are.
+        stale: How old they may be, in seconds; 0: what was written is read at once. Default: the pace's.
+        timings: How long the cloud takes, instead of as the pace has it.
         autoscaler: "stand-in" plays cluster-autoscaler (on GKE the platform's own); with "none" there is none, and a
             real one may be pointed at the sandbox.
-        autoscaler_timings: Of the stand-in. Default cluster-autoscaler's own, twenty times as quick.
+        autoscaler_timings: Of the stand-in. Default cluster-autoscaler's own, `speed` times as quick.
         data_dir: Where everything is written, logs too; kept on stop. By default a temporary folder, which is not.
         progress: Gets a line, now and then, on what the start is doing.
     """
@@ -68,9 +75,14 @@ class Sandbox:
         region: str | None = None,
         zones: Sequence[str] | None = None,
         location: str | None = None,
-        boot_seconds: float = 3.0,
+        account_id: str = "123456789012",
+        boot_seconds: float | None = None,
         container_log_max_size: int = 10 * 2**20,
         images: Sequence[Image] = (),
+        pace: PaceName = "quick",
+        speed: float = SANDBOX_SPEED,
+        seed: int = 0,
+        stale: float | None = None,
         timings: AwsTimings | GoogleTimings | None = None,
         autoscaler: Literal["stand-in", "none"] = "stand-in",
         autoscaler_timings: AutoscalerTimings | None = None,
@@ -80,10 +92,11 @@ class Sandbox:
         if autoscaler not in ("stand-in", "none"):
             raise ValueError(f"a sandbox's autoscaler is 'stand-in' or 'none'; not {autoscaler!r}")
         self.autoscaler = autoscaler
-        self._autoscaler_timings = autoscaler_timings
+        self.pace = Pace(name=pace, speed=speed, stale=stale)
+        self._autoscaler_timings = autoscaler_timings or self.pace.autoscaler()
         self.cluster_name = cluster_name
         self.platform: Platform = platform
-        self.boot_seconds = boot_seconds
+        self.boot_seconds = self.pace.boot_seconds if boot_seconds is None else boot_seconds
         self._container_log_max_size = container_log_max_size
         self.faults = Faults()
         self.cluster = managed_cluster(
@@ -92,8 +105,11 @@ class Sandbox:
             region=region,
             zones=zones,
             location=location,
+            account_id=account_id,
             faults=self.faults,
             timings=timings,
+            pace=self.pace,
+            seed=seed,
         )
         self.region = self.cluster.region
         self.zones = tuple(self.cluster.zones)
@@ -210,7 +226,7 @@ class Sandbox:
         self.agent = NodeAgent(
             kubeconfig=self.kubeconfig,
             work_dir=self.data_dir / "nodes",
-            images=(*self._images, *self.cluster.images(), *default_images()),
+            images=self.pace.images((*self._images, *self.cluster.images(), *default_images())),
             log_file=self.data_dir / "node-agent.log",
         )
         self._machines = Machines(
@@ -243,14 +259,13 @@ class Sandbox:
         starting.callback(self._machines.stop)
 
     def _start_autoscaler(self, starting: contextlib.ExitStack) -> None:
-        from airflow_gpu_provider.sandbox.autoscaler import Autoscaler, AutoscalerTimings
-        from airflow_gpu_provider.sandbox.autoscaler.timings import SANDBOX_SPEED
+        from airflow_gpu_provider.sandbox.autoscaler import Autoscaler
 
         stand_in = Autoscaler(
             groups=self.cluster.node_groups(),
             control_plane=self.control_plane,
             faults=self.faults,
-            timings=self._autoscaler_timings or AutoscalerTimings().scaled(SANDBOX_SPEED),
+            timings=self._autoscaler_timings,
         )
         stand_in.start()
         starting.callback(stand_in.stop)
@@ -362,8 +377,11 @@ def managed_cluster(
     region: str | None,
     zones: Sequence[str] | None,
     location: str | None,
+    account_id: str,
     faults: Faults,
     timings: Any,
+    pace: Pace,
+    seed: int,
 ) -> ManagedCluster:
     """The cluster of that platform, not started. ValueError if the platform is unknown.
 
@@ -376,8 +394,11 @@ def managed_cluster(
             name=name,
             region=region or eks.DEFAULT_REGION,
             zones=zones or eks.DEFAULT_ZONES,
+            account_id=account_id,
             faults=faults,
             timings=timings,
+            pace=pace,
+            seed=seed,
         )
     if platform == "gke":
         from airflow_gpu_provider.sandbox import gke_cluster as gke
@@ -390,6 +411,8 @@ def managed_cluster(
             location=location,
             faults=faults,
             timings=timings,
+            pace=pace,
+            seed=seed,
         )
     raise ValueError(f"a sandbox's platform is 'eks' or 'gke'; not {platform!r}")
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from airflow_gpu_provider.sandbox import supervisor
 from airflow_gpu_provider.sandbox.autoscaler.timings import SANDBOX_SPEED
 from airflow_gpu_provider.sandbox.managed_cluster import Platform
+from airflow_gpu_provider.sandbox.pace import PaceName
 
 _STOP_TIMEOUT = 30.0
 
@@ -23,9 +24,10 @@ class SandboxProcess:
     Args:
         platform: "eks" or "gke".
         cluster_name: The cluster's name.
-        boot_seconds: From an instance's launch to its Node.
+        boot_seconds: From an instance's launch to its Node. Default: the pace's.
         autoscaler: As `Sandbox`'s.
-        autoscaler_speed: How many times as quick as cluster-autoscaler the stand-in is.
+        autoscaler_speed: How many times as quick as cluster-autoscaler the stand-in is. Default: `speed`.
+        pace, speed, seed, stale: As `Sandbox`'s.
         images: Folder, mounted at /app, by pattern of image reference; run with this interpreter.
         progress: Gets a line, now and then, on what the start is doing.
     """
@@ -35,9 +37,13 @@ class SandboxProcess:
         *,
         platform: Platform = "eks",
         cluster_name: str = "k8s-ml",
-        boot_seconds: float = 3.0,
+        boot_seconds: float | None = None,
         autoscaler: Literal["stand-in", "none"] = "stand-in",
-        autoscaler_speed: float = SANDBOX_SPEED,
+        autoscaler_speed: float | None = None,
+        pace: PaceName = "quick",
+        speed: float = SANDBOX_SPEED,
+        seed: int = 0,
+        stale: float | None = None,
         images: Mapping[str, Path] | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -48,9 +54,13 @@ class SandboxProcess:
             f"--name={self.name}",
             f"--platform={platform}",
             f"--cluster-name={cluster_name}",
-            f"--boot-seconds={boot_seconds}",
             f"--autoscaler={autoscaler}",
-            f"--autoscaler-speed={autoscaler_speed}",
+            f"--pace={pace}",
+            f"--speed={speed}",
+            f"--seed={seed}",
+            *([] if stale is None else [f"--stale={stale}"]),
+            *([] if boot_seconds is None else [f"--boot-seconds={boot_seconds}"]),
+            *([] if autoscaler_speed is None else [f"--autoscaler-speed={autoscaler_speed}"]),
             *(f"--image={pattern}={folder}" for pattern, folder in (images or {}).items()),
         ]
         self._process: subprocess.Popen[bytes] | None = None

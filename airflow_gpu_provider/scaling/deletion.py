@@ -37,6 +37,7 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
             give_up(reconciler.api, lease.key)
         lock.check()
         reconciler.platform.delete(say)
+        lock.memo = ""  # what groups had that go now
         return tuple(group.name for group in snapshot.groups if group.owned)
 
 

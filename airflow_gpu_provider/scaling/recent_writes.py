@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Self
 
+from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Group, Machine
 
 SHOWN_AFTER = timedelta(seconds=30)
@@ -72,8 +73,19 @@ class RecentWrites:
         return replace(recent, sizes={**recent.sizes, **sizes}, released={**recent.released, **released})
 
     def on(self, groups: Iterable[Group], now: datetime) -> tuple[Group, ...]:
-        """Return the groups as they are, from the groups as the cloud shows them."""
-        recent = self._fresh(now)
+        """Return the groups as they are, from the groups as the cloud shows them.
+
+        Raises:
+            CloudError: A group whose size was just set is not shown: what it has and gets is not known.
+        """
+        recent, groups = self._fresh(now), tuple(groups)
+        unseen = {name for name, (size, _) in recent.sizes.items() if size} - {group.name for group in groups}
+        if unseen:
+            raise CloudError(
+                f"The cloud does not show {', '.join(sorted(unseen))}, whose size was set moments ago.",
+                "Look again in some seconds.",
+                groups=sorted(unseen),
+            )
         return tuple(recent._on(group) for group in groups)
 
     def _on(self, group: Group) -> Group:

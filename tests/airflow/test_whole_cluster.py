@@ -24,7 +24,7 @@ RUN_TIMEOUT = 360
 @pytest.fixture
 def account() -> Iterator[dict[str, str]]:
     """An account without a cluster, in a process of its own: the variables by which it is reached."""
-    with SandboxProcess(cluster_name="yesterday", boot_seconds=0.5) as sandbox:
+    with SandboxProcess(cluster_name="yesterday", boot_seconds=0.5, stale=0.0) as sandbox:
         env = sandbox.env()
         eks = client_of(env, "eks")
         role = eks.describe_cluster(name="yesterday")["cluster"]["roleArn"]

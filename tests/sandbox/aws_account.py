@@ -36,6 +36,7 @@ _QUICK = AwsTimings(
     asg_retry=0.3,
     drain_timeout=5.0,
     terminate=0.1,
+    stale=0.0,
     poll=0.02,
 )
 

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-import boto3
+from airflow_gpu_provider.sandbox.aws import AwsCloud
+from airflow_gpu_provider.sandbox.leftovers import aws_client
 
 _TOLD = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 
@@ -24,9 +25,9 @@ class Ran:
         return (self.end - self.start).total_seconds()
 
 
-def instances_of(pool_name: str) -> list[Ran]:
+def instances_of(pool_name: str, aws: AwsCloud) -> list[Ran]:
     """Return when the pool's instances ran: of those that EC2 took back, the end is when their group noticed it."""
-    ec2, autoscaling = boto3.client("ec2"), boto3.client("autoscaling")
+    ec2, autoscaling = aws_client(aws, "ec2"), aws_client(aws, "autoscaling")
     of_pool = [{"Name": "tag:airflow-gpu-provider/pool", "Values": [pool_name]}]
     noticed = {
         activity["Description"].rpartition(" ")[2]: activity["StartTime"]

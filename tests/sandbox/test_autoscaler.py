@@ -19,7 +19,7 @@ SPEED = 50
 @pytest.fixture(scope="module")
 def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProcess:
     """Of this file alone: moto's state is its process's, and the session's own is slower."""
-    sandbox = gpu_sandbox_factory(boot_seconds=0.5, autoscaler_speed=SPEED)
+    sandbox = gpu_sandbox_factory(boot_seconds=0.5, autoscaler_speed=SPEED, stale=0.0)
     Eks(sandbox).install_device_plugin()
     return sandbox
 
@@ -237,7 +237,7 @@ def _stands_still(look: Callable[[], str]) -> bool:
 
 
 def test_without_an_autoscaler_there_is_no_status(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> None:
-    eks = Eks(gpu_sandbox_factory(autoscaler="none", boot_seconds=0.5))
+    eks = Eks(gpu_sandbox_factory(autoscaler="none", boot_seconds=0.5, stale=0.0))
     asg = eks.node_group("train")
     eks.create(gpu_pod("waiting", **for_group("train")))
     time.sleep(4)

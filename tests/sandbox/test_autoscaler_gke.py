@@ -70,7 +70,7 @@ class Gke(Cluster):
 
 @pytest.fixture(scope="module")
 def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProcess:
-    return gpu_sandbox_factory(platform="gke", boot_seconds=0.5, autoscaler_speed=SPEED)
+    return gpu_sandbox_factory(platform="gke", boot_seconds=0.5, autoscaler_speed=SPEED, stale=0.0)
 
 
 @pytest.fixture

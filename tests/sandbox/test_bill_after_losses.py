@@ -142,7 +142,7 @@ def test_two_losses_on_eks(
     train(pool, gpu_sandbox.aws.interrupt_spot, deferrable=deferrable)
     usage = scale_down(pool)
 
-    ran = instances_of(pool.name)
+    ran = instances_of(pool.name, gpu_sandbox.aws)
     assert len(ran) == usage["machines"] == 3
     seconds = sum(each.seconds for each in ran)
     assert usage["at_least"] is None

@@ -32,7 +32,7 @@ LEASES = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
 
 @pytest.fixture(scope="module")
 def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProcess:
-    return gpu_sandbox_factory(boot_seconds=0.3, autoscaler="none")
+    return gpu_sandbox_factory(boot_seconds=0.3, autoscaler="none", stale=0.0)
 
 
 @pytest.fixture

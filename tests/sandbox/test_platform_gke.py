@@ -51,6 +51,7 @@ QUICK = GoogleTimings(
     launch_retry=0.3,
     drain_timeout=1.0,
     preemption_notice=0.1,
+    stale=0.0,
     poll=0.02,
 )
 

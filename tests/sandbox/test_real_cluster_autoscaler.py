@@ -77,7 +77,7 @@ def user_with_the_documented_policy(eks: Eks) -> dict[str, str]:
 def test_it_grows_a_group_from_zero_for_a_pod_and_shrinks_it_again(
     gpu_sandbox_factory: Callable[..., SandboxProcess], tmp_path: Path
 ) -> None:
-    eks = Eks(gpu_sandbox_factory(autoscaler="none", boot_seconds=0.5))
+    eks = Eks(gpu_sandbox_factory(autoscaler="none", boot_seconds=0.5, stale=0.0))
     eks.install_device_plugin()
     asg = eks.node_group("train")
     with cluster_autoscaler(eks, tmp_path / "log"):

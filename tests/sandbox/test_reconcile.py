@@ -138,6 +138,8 @@ def machines(outcome: Outcome) -> list[str]:
 def test_from_zero_and_back(nights: Callable[..., Night]) -> None:
     night = nights()
     outcome = night.want("one")
+    if not outcome.snapshot.groups:  # EKS does not list it yet, once more
+        outcome = night.until(lambda outcome: bool(outcome.decision.grow))
     assert outcome.decision.grow == {outcome.snapshot.groups[0].name: 1}
     ready = night.until_usable(1)
     (lease,) = ready.snapshot.leases

@@ -90,7 +90,7 @@ def test_a_night_on_spot_and_on_demand(
     assert usage["machines"] == 2
     assert usage["node_seconds"]["booting"] > 2, "two machines boot"
     rate = {"spot": 0.1, "on-demand": 1.0}
-    ran = instances_of(pool.name)
+    ran = instances_of(pool.name, gpu_sandbox.aws)
     assert {each.market for each in ran} == rate.keys()
     assert sum(usage["node_seconds"].values()) == pytest.approx(sum(each.seconds for each in ran), rel=0.02)
     assert usage["cost"]["total"] == pytest.approx(sum(rate[each.market] * each.seconds for each in ran), rel=0.02)

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 from unittest import mock
 
-import boto3
 import botocore.auth
 import pytest
 from botocore.session import Session as BotocoreSession
@@ -20,6 +19,7 @@ from botocore.signers import RequestSigner
 from kubernetes import client, config
 
 from airflow_gpu_provider.sandbox import Sandbox, Stockout
+from airflow_gpu_provider.sandbox.leftovers import aws_client
 
 ZONE = "us-west-2a"
 
@@ -37,8 +37,8 @@ def no_faults_are_left(gpu_sandbox: Sandbox) -> Iterator[None]:
 
 
 @pytest.fixture
-def aws(gpu_sandbox_env: dict[str, str]) -> Callable[[str], Any]:
-    return boto3.session.Session().client
+def aws(gpu_sandbox: Sandbox) -> Callable[[str], Any]:
+    return lambda service: aws_client(gpu_sandbox.aws, service)
 
 
 @pytest.fixture

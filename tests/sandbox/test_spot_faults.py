@@ -15,7 +15,7 @@ from tests.sandbox.running import eventually
 
 @pytest.fixture(scope="module")
 def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProcess:
-    sandbox = gpu_sandbox_factory(boot_seconds=0.3, autoscaler="none")
+    sandbox = gpu_sandbox_factory(boot_seconds=0.3, autoscaler="none", stale=0.0)
     Eks(sandbox).install_device_plugin()
     return sandbox
 

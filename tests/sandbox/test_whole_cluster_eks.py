@@ -22,7 +22,7 @@ POOL = "airflow-gpu-provider/pool=night-gpu"
 @pytest.fixture(scope="module")
 def account(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> Iterator[dict[str, str]]:
     """An account without a cluster, with subnets and roles; the environment in which it is reached."""
-    sandbox = gpu_sandbox_factory(cluster_name="yesterday", boot_seconds=0.5)
+    sandbox = gpu_sandbox_factory(cluster_name="yesterday", boot_seconds=0.5, stale=0.0)
     env = sandbox.env()
     eks = client_of(env, "eks")
     role = eks.describe_cluster(name="yesterday")["cluster"]["roleArn"]

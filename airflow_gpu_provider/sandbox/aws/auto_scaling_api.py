@@ -22,7 +22,7 @@ class AutoScalingApi(AutoScalingResponse):
     def autoscaling_backend(self) -> AutoScaling:
         """As the call sees it."""
         backend = cast(AutoScaling, autoscaling_backends[self.current_account][self.region])
-        return backend.replicas.auto_scaling_for(self._get_action()) if backend.replicas else backend
+        return backend.replicas.auto_scaling_for(self._get_action(), self.access_key) if backend.replicas else backend
 
     def set_desired_capacity(self) -> ActionResult:
         self.autoscaling_backend.set_desired_capacity(

@@ -91,6 +91,9 @@ class AwsCloud:
         self._identities = Identities(account_id=self.account_id, region=self.region)
         self._build_services()
         self.access_key = self._identities.add("sandbox-admin")
+        self.observer = self._identities.add("sandbox-observer")
+        """The credentials by which the sandbox itself looks: what they read is never old."""
+        self._replicas.observer = self.observer.access_key_id
         authorization = Authorization(
             region=self.region,
             account_id=self.account_id,

@@ -136,7 +136,7 @@ class Ec2Response(EC2Response):
     def ec2_backend(self) -> Ec2Backend:
         """As the call sees it."""
         backend = cast(Ec2Backend, ec2_backends[self.current_account][self.region])
-        return backend.replicas.ec2_for(self._get_action()) if backend.replicas else backend
+        return backend.replicas.ec2_for(self._get_action(), self.access_key) if backend.replicas else backend
 
     def terminate_instances(self) -> ActionResult:
         from moto.autoscaling.models import autoscaling_backends

@@ -356,7 +356,7 @@ class EksApi(EKSResponse):
     def eks_backend(self) -> Eks:
         """As the call sees it."""
         backend = cast(Eks, eks_backends[self.current_account][self.region])
-        return backend.replicas.eks_for(self._get_action()) if backend.replicas else backend
+        return backend.replicas.eks_for(self._get_action(), self.access_key) if backend.replicas else backend
 
     def create_nodegroup(self) -> ActionResult:
         text = {

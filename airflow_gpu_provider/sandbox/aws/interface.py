@@ -76,7 +76,7 @@ class AwsTimings:
     """From a spot replacement's launch until EKS has seen its node Ready, and drains the instance at risk."""
     az_rebalance: float = 10.0
     """How long the zones of a group must have been uneven before AWS evens them."""
-    stale: float = 0.0
+    stale: float = 0.5
     """How old what a read call answers may be at most; 0: never. See `replicas`."""
     poll: float = 0.1
     """The step of the clock that moves life cycles on."""

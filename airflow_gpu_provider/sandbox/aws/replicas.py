@@ -50,6 +50,8 @@ class Replicas:
         self._eks = eks
         self._ec2 = ec2
         self._staleness = staleness
+        self.observer = ""
+        """The access key of whose reads are never old."""
         longest = staleness.longest
         self._groups: History[str, AutoScalingGroup] = History(mark=_mark_group, copy=_copy_group, longest=longest)
         self._actions: History[tuple[str, str], ScheduledAction] = History(mark=_same, copy=_same, longest=longest)
@@ -66,21 +68,21 @@ class Replicas:
         self._clusters.record(self._eks.clusters, at)
         self._instances.record({each.id: each for each in self._ec2.all_instances()}, at)
 
-    def auto_scaling_for(self, operation: str) -> AutoScaling:
+    def auto_scaling_for(self, operation: str, key: str) -> AutoScaling:
         """Auto Scaling as this call sees it."""
-        then = self._moment("autoscaling", operation, _OF_AUTO_SCALING)
+        then = self._moment("autoscaling", operation, key, _OF_AUTO_SCALING)
         return self._auto_scaling if then is None else self._auto_scaling_at(then)
 
-    def eks_for(self, operation: str) -> Eks:
+    def eks_for(self, operation: str, key: str) -> Eks:
         """EKS as this call sees it."""
-        then = self._moment("eks", operation, _OF_EKS)
+        then = self._moment("eks", operation, key, _OF_EKS)
         if then is None:
             return self._eks
         return self._eks.seen(self._clusters.at(then.timestamp()), self._auto_scaling_at(then))
 
-    def ec2_for(self, operation: str) -> Ec2Backend:
+    def ec2_for(self, operation: str, key: str) -> Ec2Backend:
         """EC2 as this call sees it."""
-        then = self._moment("ec2", operation, _OF_EC2)
+        then = self._moment("ec2", operation, key, _OF_EC2)
         if then is None:
             return self._ec2
         there = self._instances.at(then.timestamp())
@@ -93,9 +95,11 @@ class Replicas:
                 seen.reservations[id_].instances = known
         return seen
 
-    def _moment(self, service: str, operation: str, stale: frozenset[str]) -> datetime | None:
+    def _moment(self, service: str, operation: str, key: str, stale: frozenset[str]) -> datetime | None:
         """How things stood when the call sees them; None for now."""
-        age = self._staleness.age(f"{service}:{operation}") if operation in stale else 0.0
+        if operation not in stale or key == self.observer:
+            return None
+        age = self._staleness.age(f"{service}:{operation}")
         return datetime.now(UTC) - timedelta(seconds=age) if age else None
 
     def _auto_scaling_at(self, then: datetime) -> AutoScaling:

@@ -103,7 +103,7 @@ class GoogleTimings:
     driver: float = 1.0
     """From the Node to the GPUs, where GKE installs the driver."""
     token_lifetime: float = 3600.0
-    stale: float = 0.0
+    stale: float = 0.5
     """How old what a read call answers may be at most; 0: never. See `replicas`."""
     poll: float = 0.1
     """The step of the clock that moves life cycles on."""

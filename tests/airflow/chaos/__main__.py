@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
+from airflow_gpu_provider.sandbox.pace import PACES, Pace
 from tests.airflow.chaos import report, schedule
 from tests.airflow.chaos.cell import Cell
 from tests.airflow.chaos.matrix import Outcome, Row
@@ -29,7 +30,8 @@ def main() -> int:
         cells = [cell for cell in cells if (cell.seed, str(cell)) not in done]
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
-    with closing(run_cells(cells, worlds=arguments.worlds)) as outcomes:
+    pace = Pace(name=arguments.pace, speed=arguments.speed)
+    with closing(run_cells(cells, worlds=arguments.worlds, pace=pace, seed=arguments.seed)) as outcomes:
         for number, outcome in enumerate(outcomes, start=1):
             sys.stderr.write(f"{number}/{len(cells)} {time.monotonic() - began:.0f} s: {outcome}\n")
             told.append(outcome)
@@ -64,6 +66,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--worlds", type=int, default=1, help="how many run side by side: a sandbox and an Airflow each"
     )
+    parser.add_argument("--pace", choices=PACES, default="quick", help="how long the cloud takes")
+    parser.add_argument("--speed", type=float, default=20.0, help="of a real pace")
     parser.add_argument("--resume", action="store_true", help="go on after the rows in build/chaos.json")
     parser.add_argument(
         "--only", nargs="*", help="words, one of which a cell has in its name; with --resume, run again"

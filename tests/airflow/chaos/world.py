@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,9 +19,8 @@ from typing import Any, TypeVar
 from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.aws import AwsTimings
 from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.google import GoogleTimings
+from airflow_gpu_provider.sandbox.pace import Pace
 from tests.airflow.chaos.clouds import Cloud, Platform, cloud_of
 from tests.airflow.chaos.pods import POOL_LABEL, PodStories
 from tests.airflow.chaos.trainings import Trainings
@@ -224,12 +223,24 @@ def insist_on(sandbox: Sandbox, method: str, path: str, body: dict[str, Any] | N
         time.sleep(1)
 
 
-def open_sandbox(platform: Platform, folder: Path) -> Sandbox:
-    """A cluster with nothing in it, and its cloud; to be entered."""
-    # A machine's end takes as long as others need to see it.
-    aws, google = AwsTimings(spot_notice=2.0, terminate=1.5), GoogleTimings(preemption_notice=2.0, instance_delete=1.5)
-    timings = aws if platform == "eks" else google
-    return Sandbox(platform=platform, boot_seconds=1.0, timings=timings, autoscaler="none", data_dir=folder)
+def open_sandbox(platform: Platform, folder: Path, *, pace: Pace, seed: int) -> Sandbox:
+    """A cluster with nothing in it, and its cloud, whose reads are old; to be entered."""
+    aws, google, boot_seconds = pace.aws(), pace.google(), pace.boot_seconds
+    if pace.name == "quick":
+        # A machine's end takes as long as others need to see it.
+        aws = replace(aws, spot_notice=2.0, terminate=1.5)
+        google = replace(google, preemption_notice=2.0, instance_delete=1.5)
+        boot_seconds = 1.0
+    return Sandbox(
+        platform=platform,
+        pace=pace.name,
+        speed=pace.speed,
+        seed=seed,
+        boot_seconds=boot_seconds,
+        timings=aws if platform == "eks" else google,
+        autoscaler="none",
+        data_dir=folder,
+    )
 
 
 @contextmanager

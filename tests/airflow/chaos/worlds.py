@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeAlias
@@ -24,6 +25,7 @@ from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_home import AirflowNotHealthy
 from airflow_gpu_provider.sandbox.airflow_processes import end_all
 from airflow_gpu_provider.sandbox.leftovers import look_for_leftovers
+from airflow_gpu_provider.sandbox.pace import Pace
 from tests.airflow.chaos.bystander import Bystander
 from tests.airflow.chaos.cell import Cell
 from tests.airflow.chaos.checks import BOUNDS
@@ -45,7 +47,7 @@ class WorldFailed(Exception):
     """A world has not ended well though its cells had: the run beside them was harmed, or something is left."""
 
 
-def run_cells(cells: Sequence[Cell], *, worlds: int) -> Generator[Outcome]:
+def run_cells(cells: Sequence[Cell], *, worlds: int, pace: Pace | None = None, seed: int = 0) -> Generator[Outcome]:
     """Run all cells in so many worlds, and give what became of each as it comes.
 
     The cells of a world that dies have failed to run. Another world follows, unless it had told nothing yet. Where
@@ -54,7 +56,7 @@ def run_cells(cells: Sequence[Cell], *, worlds: int) -> Generator[Outcome]:
     Raises:
         WorldFailed: At the end.
     """
-    yield from run_cells_in(be_world, cells, worlds=worlds)
+    yield from run_cells_in(partial(be_world, pace=pace or Pace(), seed=seed), cells, worlds=worlds)
 
 
 BeWorld: TypeAlias = Callable[[Connection, Path, Platform], None]
@@ -210,12 +212,12 @@ class _World:
         return "" if well else f"the {self.platform} world {self._process.pid} ended with status {code}"
 
 
-def be_world(link: Connection, folder: Path, platform: Platform) -> None:
+def be_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, seed: int) -> None:
     """A world's process: runs the cells that come, until it is told that there is none."""
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches all of a terminal's processes: one ends the others
     path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     with (
-        open_sandbox(platform, folder / "sandbox") as sandbox,
+        open_sandbox(platform, folder / "sandbox", pace=pace, seed=seed) as sandbox,
         open_world(sandbox, _airflow_home(folder), {"PYTHONPATH": path}) as world,
     ):
         bystander = Bystander.begin(world)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.pools import Candidate
 from airflow_gpu_provider.scaling.recent_writes import GONE_AFTER, SHOWN_AFTER, RecentWrites
@@ -49,6 +50,15 @@ def test_a_machine_that_was_released_is_on_its_way_out_and_out_of_the_size() -> 
     # It never comes back, however long it is shown; sizes are others' to change.
     late = seen(recent, shown, NOW + GONE_AFTER / 2)
     assert (late.desired, late.live) == (2, (other,))
+
+
+def test_a_group_that_was_just_grown_and_is_not_shown_is_not_taken_for_none() -> None:
+    recent = RecentWrites().with_size(GROUP, 1, NOW)
+
+    with pytest.raises(CloudError, match=f"does not show {GROUP}"):
+        recent.on([], NOW)
+    assert recent.on([], NOW + SHOWN_AFTER) == ()
+    assert RecentWrites().with_size(GROUP, 0, NOW).on([], NOW) == ()
 
 
 def test_another_machine_with_its_name_is_another_machine() -> None:

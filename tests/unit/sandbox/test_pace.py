@@ -1,0 +1,53 @@
+"""The clouds' own times, and how they are scaled."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.sandbox.aws import AwsTimings
+from airflow_gpu_provider.sandbox.google import GoogleTimings
+from airflow_gpu_provider.sandbox.nodes import Image
+from airflow_gpu_provider.sandbox.pace import AWS, GOOGLE, Pace
+
+PACED: list[tuple[Any, Any, Any]] = [(Pace.aws, AwsTimings, AWS), (Pace.google, GoogleTimings, GOOGLE)]
+
+
+@pytest.mark.parametrize(("paced", "timings", "table"), PACED)
+def test_a_real_pace_at_speed_1_is_as_the_table_says_and_slower_than_the_quick_one(
+    paced: Any, timings: Any, table: dict[str, float]
+) -> None:
+    quick, real = asdict(paced(Pace())), asdict(paced(Pace(name="real", speed=1)))
+
+    assert quick == asdict(timings())
+    assert set(table) <= set(real)
+    assert {name: real[name] for name in table} == table
+    unscaled = {"poll", "token_lifetime", "spot_notice"}
+    assert all(real[name] > seconds for name, seconds in quick.items() if name not in unscaled and seconds)
+    assert all(real[name] == quick[name] for name in unscaled & quick.keys())
+
+
+@pytest.mark.parametrize(("paced", "timings", "table"), PACED)
+@given(speed=st.floats(0.1, 1000))
+def test_all_times_keep_their_proportions(paced: Any, timings: Any, table: Any, speed: float) -> None:
+    real, scaled = asdict(paced(Pace(name="real", speed=1))), asdict(paced(Pace(name="real", speed=speed)))
+
+    for name in real.keys() - {"poll", "token_lifetime"}:
+        assert scaled[name] * speed == pytest.approx(real[name])
+
+
+def test_images_take_time_to_pull_unless_they_say_how_long() -> None:
+    images = [Image(pattern="train:*"), Image(pattern="python:*"), Image(pattern="large:*", pull_seconds=7)]
+
+    assert [each.pull_seconds for each in Pace(name="real", speed=10).images(images)] == [4.5, 1.0, 7]
+    assert Pace().images(images) == images
+
+
+@pytest.mark.parametrize("settings", [{"name": "slow"}, {"speed": 0}, {"speed": float("inf")}])
+def test_what_is_no_pace_is_refused(settings: Any) -> None:
+    with pytest.raises(ValueError, match=r"a sandbox's pace|a speed"):
+        Pace(**settings)
