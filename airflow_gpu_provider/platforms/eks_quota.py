@@ -153,6 +153,10 @@ def _market(candidate: Candidate) -> str:
     return candidate.market.lower().replace("_", "-")
 
 
+_RESERVED = ("capacity-block", "interruptible-capacity-reservation")
+"""The InstanceLifecycle of machines that no quota of running instances counts: their capacity is reserved."""
+
+
 def _running(ec2: AwsService) -> list[tuple[str, str]]:
     """Return type and market of each instance of the account that counts."""
     counting = {"Name": "instance-state-name", "Values": ["pending", "running"]}
@@ -161,6 +165,7 @@ def _running(ec2: AwsService) -> list[tuple[str, str]]:
         (instance["InstanceType"], "SPOT" if instance.get("InstanceLifecycle") == "spot" else "ON_DEMAND")
         for reservation in reservations
         for instance in reservation["Instances"]
+        if instance.get("InstanceLifecycle") not in _RESERVED
     ]
 
 

@@ -114,14 +114,14 @@ def is_launching(activities: Iterable[Mapping[str, Any]], known: Iterable[Machin
 
 def failures(activities: Iterable[Mapping[str, Any]], quota: str | None = None) -> tuple[LaunchFailure, ...]:
     """Return all failed launches, the oldest first; `quota` is the one that such machines count against."""
-    failed = (a for a in activities if _is_launch(a) and a["StatusCode"] == "Failed")
+    failed = (a for a in activities if _is_launch(a) and _has_failed(a))
     return tuple(_failure(activity, quota) for activity in sorted(failed, key=_started))
 
 
 def launch_failure(activities: Sequence[Mapping[str, Any]], quota: str | None = None) -> LaunchFailure | None:
     """Return the newest launch that is over, if it failed, and no machine that ended since has made room for it."""
     over = sorted(
-        (a for a in activities if _is_launch(a) and a["StatusCode"] in ("Successful", "Failed")), key=_started
+        (a for a in activities if _is_launch(a) and (a["StatusCode"] == "Successful" or _has_failed(a))), key=_started
     )
     worked = max((n for n, a in enumerate(over, 1) if a["StatusCode"] == "Successful"), default=0)
     in_a_row = failures(over[worked:], quota)
@@ -161,6 +161,15 @@ def _failure(activity: Mapping[str, Any], quota: str | None) -> LaunchFailure:
 
 def _is_launch(activity: Mapping[str, Any]) -> bool:
     return str(activity.get("Description", "")).startswith("Launching")
+
+
+def _has_failed(activity: Mapping[str, Any]) -> bool:
+    """Return True for "Failed or Cancelled", as DescribeScalingActivities' reference has it, with a StatusMessage.
+
+    A launch without a message was cancelled by who set the group's size.
+    """
+    status = activity["StatusCode"]
+    return status == "Failed" or (status == "Cancelled" and bool(activity.get("StatusMessage")))
 
 
 def _is_end(activity: Mapping[str, Any]) -> bool:

@@ -457,7 +457,8 @@ class _Writes:
             groups = () if self._on.pool.is_autoscaled else self._snapshot.groups
             self._keep(self._recent.with_released(ended, groups, self._on.clock.now()))
             self._said += [
-                f"machine {each.id} of {each.group} cannot be ended yet: it is being launched" for each in busy
+                f"machine {each.id} of {each.group} cannot be ended yet: it is still being launched, or changed"
+                for each in busy
             ]
             gone += len(few)
         return gone

@@ -48,10 +48,15 @@ class Activity:
         self.status_code = status_code
         self.end_time = now
 
-    def fail(self, now: datetime, message: str) -> None:
-        self.end(now, "Failed")
+    def fail(self, now: datetime, message: str, status_code: StatusCode = "Failed") -> None:
+        """End it for a reason; AWS calls a launch that failed Failed or Cancelled (DescribeScalingActivities)."""
+        self.end(now, status_code)
         self.status_message = message
         self.description = f"{self.description}{_WHY_FAILED}{message}"
+
+    @property
+    def failed(self) -> bool:
+        return self.status_code in ("Failed", "Cancelled")
 
     @property
     def over(self) -> bool:
@@ -107,7 +112,7 @@ class ActivityLog:
         return next(launches, None)
 
     def last_failed_launch(self, group_name: str) -> Activity | None:
-        failed = (a for a in self.of_group(group_name) if a.status_code == "Failed")
+        failed = (a for a in self.of_group(group_name) if a.failed)
         return next(failed, None)
 
     def select(self, *, group_name: str | None, groups: Iterable[str], activity_ids: Iterable[str]) -> list[Activity]:

@@ -306,7 +306,7 @@ class Eks(EKSBackend):
             )
             return [issue("AutoScalingGroupNotFound", message, group.asg_name)]
         last = self._around.activities.last_launch(group.asg_name)
-        if last is not None and last.status_code == "Failed":
+        if last is not None and last.failed:
             return [issue("AsgInstanceLaunchFailures", last.status_message or "", group.asg_name)]
         return []
 

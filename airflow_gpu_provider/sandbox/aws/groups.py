@@ -12,7 +12,7 @@ from moto.autoscaling.models import FakeAutoScalingGroup, InstanceState, Lifecyc
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models.instances import Instance as Ec2Instance
 
-from airflow_gpu_provider.sandbox.aws.activities import Activity, ActivityLog, at
+from airflow_gpu_provider.sandbox.aws.activities import Activity, ActivityLog, StatusCode, at
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend, end, market_of, set_state, shut_down
 from airflow_gpu_provider.sandbox.aws.interface import AwsTimings, Instance
 from airflow_gpu_provider.sandbox.aws.launches import CapacityPool, Ec2Capacity, LaunchPlan, plan_of
@@ -27,6 +27,7 @@ from airflow_gpu_provider.sandbox.faults import Faults
 
 Process = Literal["Launch", "Terminate", "ReplaceUnhealthy", "ScheduledActions", "AZRebalance"]
 _TERMINATING_HOOK = "autoscaling:EC2_INSTANCE_TERMINATING"
+_FAILURES: tuple[StatusCode, ...] = ("Failed", "Failed", "Cancelled")
 _BY_DIFFERENCE = "in response to a difference between desired and actual capacity"
 
 
@@ -384,7 +385,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             activity = self._activity(
                 "Launching a new EC2 instance", cause, now, subnet_id=pool.subnet_id, zone=pool.zone
             )
-            activity.fail(now, outcome)
+            activity.fail(now, outcome, self._around.random.choice(_FAILURES))
         return False
 
     @property

@@ -172,7 +172,7 @@ class Account:
         return list(self.asg.describe_scaling_activities(AutoScalingGroupName=asg_name)["Activities"])
 
     def failed(self, asg_name: str) -> list[dict[str, Any]]:
-        return [a for a in self.activities(asg_name) if a["StatusCode"] == "Failed"]
+        return [a for a in self.activities(asg_name) if a["StatusCode"] in ("Failed", "Cancelled")]
 
 
 @pytest.fixture

@@ -101,6 +101,8 @@ def test_a_stock_out_fails_in_ec2s_words_and_is_tried_again(account: Account) ->
     )
     assert failures[0]["Description"].startswith("Launching a new EC2 instance.  Status Reason: Could not launch")
     assert failures[0]["StartTime"] > failures[1]["StartTime"]
+    both = eventually(lambda: {each["StatusCode"] for each in account.failed(asg)}, lambda codes: len(codes) == 2)
+    assert both == {"Failed", "Cancelled"}
     assert account.events.seen == []
 
     account.faults.remove(shortage)

@@ -11,6 +11,7 @@ from botocore.loaders import Loader
 from airflow_gpu_provider.platforms.aws_autoscaling import _size_of_existing
 from airflow_gpu_provider.platforms.base import Machine, MachineEnd
 from airflow_gpu_provider.platforms.eks_scaling import (
+    OVER,
     ending_cause,
     failure_kind,
     failures,
@@ -55,7 +56,7 @@ REFUSED = [
 
 def activity(minute: int, status: str, *, what: str = "Launching a new EC2 instance", **fields: Any) -> dict[str, Any]:
     start = START + timedelta(minutes=minute)
-    over = {"EndTime": start + timedelta(seconds=5)} if status in ("Successful", "Failed") else {}
+    over = {"EndTime": start + timedelta(seconds=5)} if status in OVER else {}
     return {"Description": what, "StatusCode": status, "StartTime": start, **over, **fields}
 
 
@@ -107,6 +108,22 @@ def test_the_newest_launch_that_is_over_decides() -> None:
     assert launch_failure([activity(2, "InProgress"), activity(0, "Successful"), failed]) == failure
     assert launch_failure([activity(2, "Successful", what="Terminating EC2 instance: i-0a"), failed]) == failure
     assert launch_failure([]) is None
+
+
+def test_a_cancelled_launch_has_failed_where_it_says_why() -> None:
+    """Else it was cancelled by who set the group's size: that is nothing against the zone."""
+    why = (
+        "Instance became unhealthy while waiting for instance to be in InService state. Termination Reason: "
+        + OTHERS[1]
+    )
+    cancelled = activity(2, "Cancelled", StatusMessage=why)
+    failed = activity(1, "Failed", StatusMessage=STOCK_OUTS[0])
+    failure = launch_failure([cancelled, failed])
+    assert failure
+    assert (failure.message, failure.earlier) == (why, (START + timedelta(minutes=1, seconds=5),))
+    assert len(failures([cancelled, failed])) == 2
+    assert launch_failure([activity(2, "Cancelled")]) is None
+    assert launch_failure([activity(2, "Cancelled"), failed]) == launch_failure([failed])
 
 
 def test_a_quota_that_an_ended_machine_has_made_room_in_is_no_obstacle_any_more() -> None:
