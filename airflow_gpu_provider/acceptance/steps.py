@@ -21,7 +21,8 @@ from typing import Any, Literal
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.acceptance import gpu_program
-from airflow_gpu_provider.acceptance.pools import CloudPool, with_impossible_first
+from airflow_gpu_provider.acceptance.lending import lend, take_back
+from airflow_gpu_provider.acceptance.pools import CloudPool, of_others, with_impossible_first
 from airflow_gpu_provider.acceptance.remains import Listed, in_cloud, in_cluster
 from airflow_gpu_provider.acceptance.tasks import Done, Tasks
 from airflow_gpu_provider.acceptance.waiter import READY, WAITING
@@ -42,7 +43,7 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 INSTALLATION = "airflow-gpu-accept"
 """Whose demand it is: no DAG's of the Airflow that the command runs in, which knows nothing of these runs."""
 
-NIGHTS = 3
+NIGHTS = 4
 """How many of the steps bring a node."""
 
 _HOLD_SECONDS = 15
@@ -126,9 +127,11 @@ class Acceptance:
 
     def _nights(self) -> None:
         if not self._step("a night from zero", self._first_night):
-            self.steps.append(StepReport("a second night, whose wait is killed", said=["The first night has failed."]))
+            for name in ("a second night, whose wait is killed", "groups of others"):
+                self.steps.append(StepReport(name, said=["The first night has failed."]))
         else:
             self._step("a second night, whose wait is killed", self._second_night)
+            self._step("groups of others", self._night_of_others)
         self._step("a first candidate that does not exist", self._fallback_night)
 
     def _step(self, name: str, run: Callable[[StepReport], None]) -> bool:
@@ -238,6 +241,20 @@ class Acceptance:
                 raise NotAsExpected(f"There is a {impossible}.")
             report.said.append(f"the node is a {node['instance_type']} in {node['zone']}")
 
+    def _night_of_others(self, report: StepReport) -> None:
+        groups = self._opened(self.pool).platform.observe()
+        if not groups:
+            raise NotAsExpected("The pool has no group.")
+        name = groups[0].name
+        lend(self.pool, name, self._say)
+        try:
+            pool = of_others(self.pool, (name,))
+            with self._night(pool, report) as tasks:
+                self._ensure(tasks, pool, report)
+        finally:
+            take_back(self.pool, self._say)
+        report.said.append(f"{name} was scaled by its size alone, and is this package's again")
+
     @contextmanager
     def _night(self, pool: CloudPool, report: StepReport) -> Iterator[Tasks]:
         """Open one night's run, and scale the pool down at its end; where it is told to stop, `_delete` does."""
@@ -312,6 +329,8 @@ class Acceptance:
 
     def _delete(self, report: StepReport) -> None:
         failed = []
+        with _quietly(self._say):
+            take_back(self.pool, self._say)
         for run_id, pool in tuple(self._open_nights.items()):
             with _quietly(self._say):
                 self._scale_down(Tasks(run_id), pool)

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.acceptance.command import NOT_RUN, PASSED, accept_pool
-from airflow_gpu_provider.pools import EksGpuPool, GpuPool
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.sandbox.aws import AwsTimings
+from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.nodes import Image
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
 
@@ -35,7 +36,25 @@ def eks(image: Image) -> Iterator[Sandbox]:
         yield sandbox
 
 
+@pytest.fixture(scope="module")
+def gke(image: Image) -> Iterator[Sandbox]:
+    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
+    with Sandbox(platform="gke", images=(image,), boot_seconds=0.5, timings=timings, progress=print) as sandbox:
+        yield sandbox
+
+
 def pool_of(sandbox: Sandbox) -> GpuPool:
+    if sandbox.platform == "gke":
+        return GkeGpuPool(
+            name="train-gpu",
+            project_id=sandbox.google.project_id,
+            location=sandbox.google.location,
+            cluster_name=sandbox.cluster_name,
+            machine_types=["g2-standard-4"],
+            node_locations=["us-central1-a"],
+            max_nodes=4,
+            price_per_hour=0.7111,
+        )
     return EksGpuPool(
         name="train-gpu",
         cluster_name=sandbox.cluster_name,
@@ -68,13 +87,18 @@ def test_it_says_what_it_may_cost_and_changes_nothing(
 ) -> None:
     status, said = accepted(eks, tmp_path / "report.md", monkeypatch, may_cost=False)
     assert status == NOT_RUN
-    assert said[0].startswith("At most 3.22: 3 nights of one node, each 80 minutes")
+    assert said[0].startswith("At most 4.29: 4 nights of one node, each 80 minutes")
     assert not (tmp_path / "report.md").exists()
 
 
-def test_all_steps_pass_on_eks(eks: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("cloud", ["eks", "gke"])
+def test_all_steps_pass(
+    cloud: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox: Sandbox = request.getfixturevalue(cloud)
     report = tmp_path / "report.md"
-    status, said = accepted(eks, report, monkeypatch)
+    status, said = accepted(sandbox, report, monkeypatch)
     text = report.read_text()
+    Path(f"/tmp/accept_{cloud}.md").write_text(text)
     assert status == PASSED, "\n".join([*said, text])
-    assert eks.cluster_name not in text
+    assert sandbox.cluster_name not in text
