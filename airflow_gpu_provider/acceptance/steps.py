@@ -46,7 +46,7 @@ INSTALLATION = "airflow-gpu-accept"
 NIGHTS = 4
 """How many of the steps bring a node."""
 
-_HOLD_SECONDS = 15
+_HOLD_SECONDS = 10
 _RUNNING_WITHIN = 20 * 60.0
 _GONE_WITHIN = 15 * 60.0
 _LOOK_SECONDS = 2.0
@@ -104,13 +104,16 @@ class Acceptance:
     @property
     def has_passed(self) -> bool:
         """Whether each step has."""
-        return bool(self.steps) and all(step.outcome == "passed" for step in self.steps)
+        return not self._is_stopped and all(step.outcome == "passed" for step in self.steps)
 
     def run(self) -> None:
         """Run all steps. The last two run whatever happened before them."""
         try:
             if self._step("doctor", self._doctor):
                 self._nights()
+            self._is_ending = True  # from here on no signal raises anything
+        except TaskKilled:
+            self._say("The steps end here.")
         finally:
             self._is_ending = True
             self._step("delete", self._delete)
@@ -118,7 +121,7 @@ class Acceptance:
 
     def stop(self) -> None:
         """End the step that is under way, from a signal's handler; the end runs on, and nothing stops that."""
-        if self._is_ending:
+        if self._is_ending or self._is_stopped:
             self._say("What was made is being removed; it ends by itself.")
             return
         self._is_stopped = True
@@ -149,7 +152,7 @@ class Acceptance:
         except NotAsExpected as error:
             report.outcome = "failed"
             report.said.append(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it was, the end has to run, and the report to tell it
+        except (Exception, TaskKilled) as error:  # noqa: BLE001 - whatever it was, the report tells it
             report.outcome = "failed"
             report.said.append(f"{type(error).__name__}: {error}")
         report.seconds = time.monotonic() - started
@@ -286,7 +289,8 @@ class Acceptance:
             for each in done.result["tried"]
         ]
         node: dict[str, Any] = done.result["nodes"][0]
-        self._note_node(node["name"])
+        with _quietly(self._say):
+            self._note_node(node["name"])
         return node
 
     def _plugin(self, tasks: Tasks, report: StepReport) -> None:

@@ -106,9 +106,12 @@ class Tasks:
 
     def stop(self) -> None:
         """End what is under way with TaskKilled, from a signal's handler; nothing runs here after that."""
-        if self._executing is not None:
+        error = TaskKilled("The acceptance was told to stop.", "What it made is removed all the same.")
+        if self._executing is None:
+            self._stop.ask(error)
+        else:
+            self._stop.error = error
             self._executing.on_kill()
-        self._stop.ask(TaskKilled("The acceptance was told to stop.", "What it made is removed all the same."))
 
     def _leg(self, operator: Any, step: Any) -> Any:
         self._stop.check()
@@ -119,6 +122,7 @@ class Tasks:
             return deferral
         finally:
             self._executing = None
+            self._stop.check()  # an error that on_kill raised may have been swallowed on its way
 
 
 def rebuilt(serialized: tuple[str, dict[str, Any]]) -> Any:

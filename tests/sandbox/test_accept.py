@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import signal
 import stat
+import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -10,14 +16,19 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.acceptance.command import NOT_RUN, PASSED, accept_pool
+from airflow_gpu_provider import acceptance
+from airflow_gpu_provider.acceptance.command import FAILED, NOT_RUN, PASSED, accept_pool
+from airflow_gpu_provider.acceptance.expected import Expected
+from airflow_gpu_provider.api_calls import ApiCall, told_to
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.sandbox.aws import AwsTimings
 from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.nodes import Image
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox.running import eventually
 
 IMAGE = "cuda-sample:vectoradd"
+RECORD = Path(acceptance.__file__).parent / "as_the_sandbox_shows.json"
 
 
 @pytest.fixture(scope="module")
@@ -96,9 +107,48 @@ def test_all_steps_pass(
     cloud: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sandbox: Sandbox = request.getfixturevalue(cloud)
-    report = tmp_path / "report.md"
-    status, said = accepted(sandbox, report, monkeypatch)
+    report, calls = tmp_path / "report.md", Counter[ApiCall]()
+    with told_to(lambda call: calls.update((call,))):
+        status, said = accepted(sandbox, report, monkeypatch)
     text = report.read_text()
-    Path(f"/tmp/accept_{cloud}.md").write_text(text)
     assert status == PASSED, "\n".join([*said, text])
     assert sandbox.cluster_name not in text
+    shown = Expected(
+        calls=frozenset(f"{each.api} {each.operation}" for each in calls),
+        errors=frozenset(f"{each.api} {each.operation}: {each.error}" for each in calls if each.error),
+        phases=frozenset(re.findall(r"\| ((?:ensure|device plugin|pod|scale down): [^|]+) \|", text)),
+    )
+    if os.environ.get("RECORD_ACCEPTANCE"):
+        record(cloud, shown)
+    new = shown.calls - Expected.on(cloud).calls
+    assert not new, f"calls that {RECORD.name} does not have; RECORD_ACCEPTANCE=1 writes it anew: {sorted(new)}"
+
+
+def record(cloud: str, shown: Expected) -> None:
+    """Add what was shown to what is recorded: not each night takes every way."""
+    everything = json.loads(RECORD.read_text())
+    before = Expected.of(everything.get(cloud, {}))
+    both = {name: sorted({*before.to_json()[name], *found}) for name, found in shown.to_json().items()}
+    RECORD.write_text(json.dumps({**everything, cloud: both}, indent=1) + "\n")
+
+
+def test_told_to_stop_it_deletes_what_it_made(gke: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the middle of a night: the steps end, the end does not, and a second signal changes nothing."""
+
+    def stop_once_a_node_comes() -> None:
+        eventually(lambda: [group for group in gke.google.node_pools.groups() if group.members], seconds=120)
+        os.kill(os.getpid(), signal.SIGTERM)
+        eventually(lambda: any(line.startswith("delete ...") for line in said), seconds=120)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    said: list[str] = []
+    thread = threading.Thread(target=stop_once_a_node_comes)
+    thread.start()
+    status, _ = accepted(gke, tmp_path / "report.md", monkeypatch, say=said.append)
+    thread.join()
+    text = (tmp_path / "report.md").read_text()
+    assert status == FAILED
+    for row in ("a night from zero | failed", "groups of others | skipped", "delete | passed", "is left | passed"):
+        assert row in text, text
+    assert "What was made is being removed; it ends by itself." in said
+    assert not [group for group in gke.google.node_pools.groups() if group.members]

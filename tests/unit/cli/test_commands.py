@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from argparse import Namespace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
+from airflow_gpu_provider.pools import EksGpuPool
 from tests.unit.operators.test_pod_placement import a_pool
 
 NAMES = ("first", "away", "last")
@@ -73,3 +76,37 @@ def refuse_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
     monkeypatch.setattr(commands, "_pools", lambda args: [a_pool(name=name) for name in NAMES])
     monkeypatch.setattr(commands, "_open", refuses)
+
+
+def test_accept_says_the_bound_and_stops_unless_it_may_cost(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    from airflow.cli.cli_parser import get_parser
+
+    from airflow_gpu_provider.acceptance import command
+    from airflow_gpu_provider.platforms.base import Plan
+
+    pool = EksGpuPool(
+        name="train",
+        cluster_name="c",
+        region="us-west-2",
+        instance_types=["g6.xlarge"],
+        max_nodes=9,
+        zones=["us-west-2a"],
+    )
+    spec = tmp_path / "pool.json"
+    spec.write_text(json.dumps(pool.serialize()))
+    planned = lambda each: SimpleNamespace(plan=lambda nodes: Plan(pool=each.name))  # noqa: E731
+    monkeypatch.setattr(command, "platform_for", planned)
+    given = ["gpu", "accept", "--spec", str(spec), "--image", "cuda:12", "--price", "2", "--night-minutes", "25"]
+    arguments = get_parser().parse_args(given)
+    with pytest.raises(SystemExit) as ended:
+        arguments.func(arguments)
+    assert ended.value.code == command.NOT_RUN
+    said = capsys.readouterr().err.splitlines()
+    assert said[0].startswith("At most 8.00: 4 nights of one node, each 60 minutes in the worst case")
+    assert said[1:] == [
+        "Plan for accept-train: no changes.",
+        "Plan for fallback-train: no changes.",
+        "Nothing was changed; --yes-it-costs does it.",
+    ]

@@ -1,0 +1,63 @@
+"""The pools of an acceptance: none has the name of the user's, and each is small and ends early."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.acceptance.pools import NO_EC2_TYPE, NO_GCE_TYPE, accepted, of_others, with_impossible_first
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
+
+NIGHT = timedelta(minutes=45)
+
+
+def eks(**changes: Any) -> EksGpuPool:
+    fields = {"name": "train", "cluster_name": "c", "region": "us-west-2", "instance_types": ["g6.xlarge"]}
+    return EksGpuPool(**{**fields, "max_nodes": 8, "min_nodes": 2, "disk_size": 200, **changes})
+
+
+def gke(**changes: Any) -> GkeGpuPool:
+    fields = {"name": "train", "project_id": "acme-ml-1", "location": "us-central1", "cluster_name": "c"}
+    more = {"machine_types": ["g2-standard-4"], "max_nodes": 8, "max_run_duration": timedelta(days=2)}
+    return GkeGpuPool(**{**fields, **more, **changes})
+
+
+@pytest.mark.parametrize(
+    "pool", [eks(), gke(), gke(machine_types=["n1-standard-4"], accelerator_type="nvidia-tesla-t4")]
+)
+def test_it_is_one_node_for_one_night_under_another_name(pool: GpuPool) -> None:
+    small = accepted(pool, NIGHT)
+    assert (small.name, small.max_nodes, small.min_nodes, small.max_runtime) == ("accept-train", 1, 0, NIGHT)
+    fallback = with_impossible_first(small)
+    assert fallback.name == "fallback-train"
+    types = fallback.instance_types if isinstance(fallback, EksGpuPool) else fallback.machine_types
+    assert types[0] in (NO_EC2_TYPE, NO_GCE_TYPE)
+    if isinstance(small, GkeGpuPool):
+        assert small.node_lifetime == NIGHT + timedelta(minutes=15)
+
+
+@pytest.mark.parametrize("pool", [eks(), gke()])
+def test_others_say_how_their_groups_are(pool: GpuPool) -> None:
+    of = of_others(accepted(pool, NIGHT), ("g",))
+    assert of.manage == "scale"
+    assert (of.node_groups if isinstance(of, EksGpuPool) else of.node_pools) == ("g",)
+
+
+@pytest.mark.parametrize(
+    "pool",
+    [
+        KubernetesGpuPool(name="lab", nodes=["gpu-1"], max_nodes=1),
+        EksGpuPool(name="t", cluster_name="c", region="us-west-2", manage="scale", node_groups=["g"], max_nodes=1),
+        eks(scaling="autoscaler"),
+    ],
+)
+def test_only_pools_whose_machines_it_brings_are_accepted(pool: GpuPool) -> None:
+    with pytest.raises(PoolSpecError, match="is not one on EKS or GKE"):
+        accepted(pool, NIGHT)
+
+
+def test_long_names_are_cut() -> None:
+    assert len(accepted(eks(name="a" * 40), NIGHT).name) <= 24
