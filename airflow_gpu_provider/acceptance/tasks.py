@@ -114,13 +114,17 @@ class Tasks:
             self._executing.on_kill()
 
     def _leg(self, operator: Any, step: Any) -> Any:
+        from airflow.sdk.bases.operator import ExecutorSafeguard
+
         self._stop.check()
         self._executing = operator
+        runs_it = ExecutorSafeguard.tracker.set(operator)  # as Airflow's task runner says that it does
         try:
             return step()
         except TaskDeferred as deferral:
             return deferral
         finally:
+            ExecutorSafeguard.tracker.reset(runs_it)
             self._executing = None
             self._stop.check()  # an error that on_kill raised may have been swallowed on its way
 
