@@ -25,7 +25,7 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("aws-id", re.compile(r"\b(?:subnet|sg|vpc|lt|eni|vol|ami|rtb|igw|nat|eipalloc|eks-cluster-sg)-[0-9a-f]{6,}\b")),
     ("uuid", re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")),
     ("ip", re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}(?:/\d{1,2})?\b")),
-    ("ip", re.compile(rf"(?<![\w:])(?:{_HEX}:){{7}}{_HEX}|(?<![\w:])(?:{_HEX}(?::{_HEX})*)?::(?:{_HEX}:)*{_HEX}")),
+    ("ip", re.compile(rf"(?<![\w:])(?:{_HEX}:){{7}}{_HEX}|(?<![\w:])(?:{_HEX}(?::{_HEX})*)?::(?:(?:{_HEX}:)*{_HEX})?")),
     ("account", re.compile(r"(?<![\d.])\d{12}(?![\d.])")),
     ("secret", re.compile(rf"(?<![{_BASE64}])(?=[{_BASE64}]*\d)(?=[{_BASE64}]*[A-Za-z])[{_BASE64}]{{40,}}")),
 )
