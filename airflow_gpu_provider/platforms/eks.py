@@ -16,10 +16,11 @@ from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.eks_autoscaler import news, tag_change
 from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
 from airflow_gpu_provider.platforms.eks_groups import asg_name, is_group_limit, is_owned, why_failed
-from airflow_gpu_provider.platforms.eks_network import offered_types, zone_subnets
+from airflow_gpu_provider.platforms.eks_network import Subnet, offered_types, subnet_notes, zone_subnets
 from airflow_gpu_provider.platforms.eks_plan import GROUP_QUOTA, GROUP_QUOTA_CODE
 from airflow_gpu_provider.platforms.eks_quota import quota_code
 from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, launch_failure, machines
+from airflow_gpu_provider.platforms.eks_security_groups import security_notes
 from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
@@ -46,8 +47,16 @@ class EksPlatform(EksBase):
     # -- where its groups can be -----------------------------------------------------------------------------
 
     @cached_property
-    def _subnets(self) -> dict[str, str]:
-        return zone_subnets(self._clients.ec2, self._pool, self._cluster["resourcesVpcConfig"]["subnetIds"])
+    def _subnets(self) -> dict[str, Subnet]:
+        """The subnet of each zone, by zone."""
+        if self._pool.subnets:
+            return zone_subnets(self._clients.ec2, self._pool, of_nodes=(), of_cluster=())
+        return zone_subnets(
+            self._clients.ec2,
+            self._pool,
+            of_nodes={subnet for group in self._groups.neighbours for subnet in group.get("subnets", ())},
+            of_cluster=self._cluster["resourcesVpcConfig"]["subnetIds"],
+        )
 
     @cached_property
     def _offered(self) -> set[tuple[str, str]]:
@@ -79,7 +88,7 @@ class EksPlatform(EksBase):
         untold = {group.name: news(group.untold) for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (*self._notes(candidates), *eks_plan.limit_notes(names, changes))
+        notes = (*self._notes(candidates, groups), *eks_plan.limit_notes(names, changes))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say) -> None:
@@ -179,20 +188,30 @@ class EksPlatform(EksBase):
                 pool=self._pool,
                 owner=self._owner,
                 candidate=candidate,
-                subnet=self._subnets[candidate.zone],
+                subnet=self._subnets[candidate.zone].id,
                 node_role=role,
                 min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
             )
             for candidate in candidates
         )
 
-    def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+    def _notes(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[str, ...]:
         left_out = [c for c in self._pool.candidates(self._subnets) if c not in candidates]
         places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
-        unoffered = tuple(
-            f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places
+        to_come = {candidate.zone for candidate in candidates if candidate.group not in groups}
+        subnets = [subnet for zone, subnet in self._subnets.items() if zone in to_come]
+        return (
+            *subnet_notes(subnets, self._pool),
+            *self._security_notes(),
+            *(f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places),
+            *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
         )
-        return (*unoffered, _LATE_TAINTS) if self._pool.ami_type == "CUSTOM" else unoffered
+
+    def _security_notes(self) -> tuple[str, ...]:
+        cluster_group = self._cluster["resourcesVpcConfig"].get("clusterSecurityGroupId")
+        if self._pool.launch_template or not cluster_group:
+            return ()
+        return security_notes(self._clients.ec2, self._groups.neighbours, cluster_group)
 
     # -- what there is ---------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnreachable, GpuError, PoolSpecError
@@ -13,11 +14,12 @@ from airflow_gpu_provider.platforms.eks_plan import issues
 from airflow_gpu_provider.platforms.eks_spec import POOL_TAG, GroupSpec
 from airflow_gpu_provider.pools import EksGpuPool
 
+_BROKEN = ("CREATE_FAILED", "DELETE_FAILED", "DELETING")
 _REFUSED = ("InvalidParameterException", "InvalidRequestException")
 
 
 class NodeGroups:
-    """The managed node groups of one pool's cluster. Every method makes fresh calls."""
+    """The managed node groups of one pool's cluster. Every method makes fresh calls; `examples` are read once."""
 
     def __init__(self, eks: AwsService, pool: EksGpuPool) -> None:
         self._eks = eks
@@ -72,21 +74,33 @@ class NodeGroups:
         group: Mapping[str, Any] = answer["nodegroup"]
         return group
 
+    @cached_property
+    def examples(self) -> tuple[Mapping[str, Any], ...]:
+        """The cluster's node groups that work, by name: what a spec leaves open is taken from them."""
+        found = in_parallel(self.describe, sorted(self.names()))
+        return tuple(group for group in found if group and group["status"] not in _BROKEN)
+
+    @property
+    def neighbours(self) -> tuple[Mapping[str, Any], ...]:
+        """Those of `examples` that others made, who knew the network."""
+        return tuple(group for group in self.examples if not group.get("tags", {}).get(POOL_TAG))
+
     def node_role(self) -> str:
         """Return the role for new nodes: the pool's, or that of the cluster's other node groups.
+
+        A Windows group's is left out: aws-auth or an access entry lets its nodes in as such alone.
 
         Raises:
             PoolSpecError: The pool names none, and the cluster has no node group to take it from.
         """
         if self._pool.node_role:
             return self._pool.node_role
-        for name in sorted(self.names()):
-            group = self.describe(name)
-            if group and group.get("nodeRole"):
-                return str(group["nodeRole"])
+        roles = [group["nodeRole"] for group in self.examples if not str(group.get("amiType")).startswith("WINDOWS")]
+        if roles:
+            return str(roles[0])
         raise PoolSpecError(
-            f"Pool {self._pool.name}: node_role is not set, and cluster {self._pool.cluster_name} has no node group"
-            " whose role could be used.",
+            f"Pool {self._pool.name}: node_role is not set, and cluster {self._pool.cluster_name} has no Linux node"
+            " group whose role could be used.",
             "Set node_role to the ARN of an EKS node role.",
         )
 

@@ -75,13 +75,14 @@ class EksGpuPool(GpuPool):
         instance_types: EC2 types with NVIDIA GPUs, in order of preference. With manage="scale" they may be left out,
             and a run then says nodes= instead of gpus=; where they are given, the groups' types have to be among them.
         capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only.
-        zones: Availability zones, in order of preference. Default: those of the cluster's subnets.
-        subnets: Subnet ids. Default: the cluster's own, private ones before public ones.
+        zones: Availability zones, in order of preference. Default: those of the subnets.
+        subnets: Subnet ids. Default: those of the cluster's other node groups, private ones before public ones; in
+            zones where there is no other node group, the cluster's own, and the plan says so.
         disk_size: Root volume in GiB. Default 100; not with launch_template.
         ami_type: EKS AMI type, for the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
             container toolkit, no device plugin. With "CUSTOM" EKS adds labels and taints only after a node has joined:
             the template's user data should have the kubelet register with them.
-        node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other node groups.
+        node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default.
         tags: AWS tags for the node groups.
         node_groups: manage="scale": managed node groups of the cluster, by name.

@@ -97,7 +97,7 @@ class EksCluster:
             nodegroupName=SYSTEM_GROUP,
             scalingConfig={"minSize": 0, "maxSize": 1, "desiredSize": 0},
             instanceTypes=[SYSTEM_INSTANCE_TYPE],
-            subnets=[self.subnets[self.zones[0]]],
+            subnets=list(self.subnets.values()),
             nodeRole=self.node_role_arn,
         )
 

@@ -30,6 +30,7 @@ _PR_SET_PDEATHSIG = 1
 _QUICK = AwsTimings(
     nodegroup_create=0.1,
     nodegroup_create_timeout=1.0,
+    join_timeout=0.5,
     nodegroup_update=0.3,
     nodegroup_delete=0.1,
     asg_launch=0.05,
@@ -54,7 +55,7 @@ def eventually(look: Callable[[], T], wanted: Callable[[T], Any] = bool, *, seco
 
 @dataclass(frozen=True)
 class Opened:
-    """A fresh account, with one cluster and its subnets by zone."""
+    """A fresh account, with one cluster and its subnets by zone: for nodes, public without addresses, and its own."""
 
     endpoint_url: str
     access_key_id: str
@@ -62,6 +63,8 @@ class Opened:
     arn: str
     vpc_id: str
     subnets: Mapping[str, str]
+    public_subnets: Mapping[str, str]
+    control_plane_subnets: Mapping[str, str]
     node_role_arn: str
     env: Mapping[str, str]
 
@@ -90,6 +93,8 @@ class Cloud:
             arn=key.arn,
             vpc_id=network.vpc_id,
             subnets=dict(network.subnets),
+            public_subnets=dict(network.public_subnets),
+            control_plane_subnets=dict(network.control_plane_subnets),
             node_role_arn=network.node_role_arn,
             env=cloud.env(),
         )

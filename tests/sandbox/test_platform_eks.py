@@ -50,6 +50,7 @@ class Pools:
             "region": "us-west-2",
             "instance_types": ["g6.xlarge"],
             "zones": [A],
+            "subnets": list(self._account.opened.subnets.values()),
             "max_nodes": 3,
             "node_role": self._account.opened.node_role_arn,
         }
@@ -115,6 +116,23 @@ def running(platform: EksPlatform, size: int) -> Group:
         return [m.state for m in groups[0].machines] == ["running"] * size
 
     return eventually(platform.observe, settled)[0]
+
+
+def launch_template_of_nodes(account: Account) -> dict[str, Any]:
+    """Somebody's launch template with a security group of its own; how their node group names it."""
+    group = account.ec2.create_security_group(GroupName="nodes", Description="-", VpcId=account.opened.vpc_id)[
+        "GroupId"
+    ]
+    data = {"SecurityGroupIds": [group], "InstanceType": "m6i.large"}
+    made = account.ec2.create_launch_template(LaunchTemplateName="nodes", LaunchTemplateData=data)["LaunchTemplate"]
+    reference = {"id": made["LaunchTemplateId"], "version": "1"}
+    return {"launchTemplate": reference, "instanceTypes": [], "amiType": "AL2023_x86_64_STANDARD"}
+
+
+def security_groups_of(account: Account, of_nodes: dict[str, Any]) -> list[str]:
+    template_id = of_nodes["launchTemplate"]["id"]
+    (found,) = account.ec2.describe_launch_template_versions(LaunchTemplateId=template_id)["LaunchTemplateVersions"]
+    return list(found["LaunchTemplateData"]["SecurityGroupIds"])
 
 
 def tags_of(account: Account, name: str) -> dict[str, str]:
@@ -403,25 +421,50 @@ class TestLimitOfGroups:
 
 
 class TestWhere:
-    def test_zones_default_to_those_of_the_clusters_subnets(self, pools: Pools) -> None:
-        assert [c.zone for c in pools.platform(zones=[]).candidates()] == [A, B, "us-west-2c"]
+    def test_zones_and_subnets_default_to_those_of_other_node_groups(self, account: Account, pools: Pools) -> None:
+        """The cluster's own are its control plane's alone, as terraform-aws-eks has them: no node joins there."""
+        others = [account.opened.subnets[zone] for zone in (B, A)]
+        account.create_node_group("web", subnets=others)
+        platform = pools.platform(zones=[], subnets=[])
+        plan = platform.plan(1)
+        assert [c.zone for c in platform.candidates()] == [A, B]
+        assert {zone: subnet.id for zone, subnet in platform._subnets.items()} == {A: others[1], B: others[0]}
+        assert not [line for line in plan.lines() if "!" in line]
 
-    def test_private_subnets_come_before_public_ones(self, account: Account, pools: Pools) -> None:
-        public = account.opened.subnets[A]
-        account.ec2.modify_subnet_attribute(SubnetId=public, MapPublicIpOnLaunch={"Value": True})
-        block = "10.64.240.0/24"
-        private = account.ec2.create_subnet(VpcId=account.opened.vpc_id, CidrBlock=block, AvailabilityZone=A)
-        private_id = private["Subnet"]["SubnetId"]
+    def test_what_this_package_made_is_no_example(self, account: Account, pools: Pools) -> None:
+        pools.applied(pools.platform(name="other"))
+        own = account.opened.control_plane_subnets[A]
+        plan = pools.platform(subnets=[]).plan(1)
+        assert f"{own} in {A}: no other node group is in the zone" in plan.lines()[-2]
+        assert "no route leads out of the VPC" in plan.lines()[-1]
+
+    def test_nodes_that_let_in_no_dns_from_the_pool_s_are_told(self, account: Account, pools: Pools) -> None:
+        """As terraform-aws-eks has them: nodes with their own security group, which admits port 53 from itself."""
+        of_nodes = launch_template_of_nodes(account)
+        (nodes,) = security_groups_of(account, of_nodes)
+        account.create_node_group("web", **of_nodes)
+
+        (told,) = [line for line in pools.platform().plan(1).lines() if "!" in line]
+        assert f"nodes of web ({nodes}) have security groups of their own, which let in no DNS" in told
+
+        cluster = account.eks.describe_cluster(name=CLUSTER)["cluster"]["resourcesVpcConfig"]
+        pairs = [{"GroupId": cluster["clusterSecurityGroupId"]}]
+        dns = {"IpProtocol": "udp", "FromPort": 53, "ToPort": 53, "UserIdGroupPairs": pairs}
+        account.ec2.authorize_security_group_ingress(GroupId=nodes, IpPermissions=[dns])
+        assert not [line for line in pools.platform().plan(1).lines() if "!" in line]
+
+    def test_whether_a_subnet_is_public_is_in_its_routes(self, account: Account, pools: Pools) -> None:
+        public, private = account.opened.public_subnets[A], account.opened.subnets[A]
         platform = pools.platform(subnets=[])
-        cluster = {**platform._cluster, "resourcesVpcConfig": {"subnetIds": [public, private_id]}}
+        cluster = {**platform._cluster, "resourcesVpcConfig": {"subnetIds": [public, private]}}
         platform.__dict__["_cluster"] = cluster
-        assert platform._subnets == {A: private_id}
+        assert platform._subnets[A].id == private
         # What the user names is taken as it stands.
-        assert pools.platform(subnets=[public, private_id])._subnets == {A: public}
+        assert pools.platform(subnets=[public, private])._subnets[A].id == public
 
     def test_a_zone_without_a_subnet(self, pools: Pools) -> None:
         with pytest.raises(PoolSpecError, match="none of the subnets of cluster k8s-ml is in us-west-2d"):
-            pools.platform(zones=[A, "us-west-2d"]).plan(1)
+            pools.platform(zones=[A, "us-west-2d"], subnets=[]).plan(1)
 
     def test_a_subnet_that_does_not_exist(self, pools: Pools) -> None:
         with pytest.raises(PoolSpecError, match="subnet-0bad"):
@@ -439,6 +482,12 @@ class TestWhere:
             pools.platform().plan(1)
 
     def test_the_role_of_another_node_group_is_the_default(self, account: Account, pools: Pools) -> None:
+        """A Linux group's: aws-auth lets nodes with a Windows group's role in as Windows nodes."""
+        windows = account.client("iam").create_role(
+            RoleName="windows", AssumeRolePolicyDocument='{"Principal": {"Service": "ec2.amazonaws.com"}}'
+        )
+        image = {"amiType": "WINDOWS_CORE_2022_x86_64", "instanceTypes": ["m6i.large"]}
+        account.create_node_group("alerts", **image, nodeRole=windows["Role"]["Arn"])
         account.node_group("web")
         pools.ready(node_role=None)
         assert account.describe(GROUP_A)["nodeRole"] == account.opened.node_role_arn
@@ -448,8 +497,8 @@ class TestWhere:
             pools.platform(node_role=None).plan(1)
 
     def test_what_eks_refuses_is_the_specs_fault(self, pools: Pools) -> None:
-        platform = pools.platform(node_labels={"kubernetes.io/role": "gpu"})
-        with pytest.raises(PoolSpecError, match="reserved prefixes"):
+        platform = pools.platform(node_role="arn:aws:iam::123456789012:role/gone")
+        with pytest.raises(PoolSpecError, match="The role with name gone cannot be found"):
             platform.apply(platform.plan(1), print)
 
 
@@ -808,8 +857,10 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
 ) -> None:
     key = account.add_identity("airflow", documented_roles.policy("eks-full.json", **account.placeholders))
     connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
-    spec: dict[str, Any] = {"zones": [A, B], "node_role": None}
-    account.node_group("web")
+    spec: dict[str, Any] = {"zones": [A, B], "subnets": [], "node_role": None}
+    with_template = launch_template_of_nodes(account)
+    account.create_node_group("web", **with_template, subnets=[account.opened.subnets[zone] for zone in (A, B)])
+    account.until_active("web")
     # Of a type that the catalogue does not have, it counts against the same quota.
     account.ec2.run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, InstanceType="vt1.3xlarge")
     started = datetime.now(UTC)

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ipaddress import IPv4Network
 from typing import Any
 
 from moto.autoscaling.exceptions import AutoscalingClientError
@@ -44,13 +43,11 @@ from airflow_gpu_provider.sandbox.aws.registration import kubernetes_taint
 from airflow_gpu_provider.sandbox.aws.replicas import Replicas
 from airflow_gpu_provider.sandbox.aws.server import AwsApi, AwsServer
 from airflow_gpu_provider.sandbox.aws.spot import SpotInterruptions
+from airflow_gpu_provider.sandbox.aws.vpc import create_vpc
 from airflow_gpu_provider.sandbox.clock import Clock
 from airflow_gpu_provider.sandbox.cloud_events import CloudEvents, Outbox, deliver
 from airflow_gpu_provider.sandbox.consistency import Staleness
 from airflow_gpu_provider.sandbox.faults import Faults
-
-_VPC_CIDR = "10.64.0.0/16"
-_SUBNET_PREFIX = 20
 
 
 class AwsCloud:
@@ -215,7 +212,9 @@ class AwsCloud:
         version: str = "1.36",
         zones: Sequence[str] | None = None,
     ) -> ClusterNetwork:
-        """An ACTIVE cluster in a VPC of its own, one subnet in each zone (default: the region's first three).
+        """An ACTIVE cluster in a VPC of its own, with subnets in each zone (default: the region's first three).
+
+        Its own subnets, which DescribeCluster names, are the control plane's alone: no machine there reaches it.
 
         `certificate_authority` is base64 of the PEM, as EKS gives it. Clusters that the API makes later have the
         same endpoint: there is one control plane.
@@ -225,22 +224,23 @@ class AwsCloud:
                 endpoint=endpoint, certificate_authority=certificate_authority
             )
             every_zone = [zone.name for zone in self._ec2.describe_availability_zones()]
-            vpc = self._ec2.create_vpc(_VPC_CIDR)
-            blocks = IPv4Network(_VPC_CIDR).subnets(new_prefix=_SUBNET_PREFIX)
-            subnets = {
-                zone: self._ec2.create_subnet(vpc.id, str(block), availability_zone=zone).id
-                for zone, block in zip(zones or every_zone[:3], blocks, strict=False)
-            }
+            vpc = create_vpc(self._ec2, zones or every_zone[:3])
             node_role = self._identities.create_role(f"{name}-node", service="ec2.amazonaws.com")
             cluster_role = self._identities.create_role(f"{name}-cluster", service="eks.amazonaws.com")
             cluster = self._eks.create_cluster(
                 name,
                 cluster_role,
-                {"subnetIds": list(subnets.values()), "vpcId": vpc.id, "endpointPublicAccess": True},
+                {"subnetIds": list(vpc.control_plane.values()), "vpcId": vpc.id, "endpointPublicAccess": True},
                 version=version,
             )
             self._eks.cluster_life.open(cluster)
-            return ClusterNetwork(vpc_id=vpc.id, subnets=subnets, node_role_arn=node_role)
+            return ClusterNetwork(
+                vpc_id=vpc.id,
+                subnets=vpc.private,
+                public_subnets=vpc.public,
+                control_plane_subnets=vpc.control_plane,
+                node_role_arn=node_role,
+            )
 
     def describe_groups(self) -> list[dict[str, Any]]:
         """Every Auto Scaling group with its instances, as plain data for a live view."""

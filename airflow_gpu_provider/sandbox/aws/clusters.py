@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from moto.eks.exceptions import InvalidRequestException
 from moto.eks.models import Cluster
+from moto.moto_api._internal import mock_random
 
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend
 from airflow_gpu_provider.sandbox.aws.interface import AwsTimings
@@ -44,12 +45,21 @@ class ClusterLife:
         cluster.certificate_authority = {"data": self.address.certificate_authority}
 
     def begin(self, cluster: Cluster, now: datetime) -> None:
-        """It is being made: EKS knows no endpoint yet, and fills in which VPC the subnets are of."""
+        """It is being made: EKS knows no endpoint yet, and fills in which VPC the subnets are of.
+
+        It makes the cluster security group, too, which nodes of managed groups get where no launch template says else.
+        """
         cluster.status = "CREATING"
         cluster.endpoint = None  # type: ignore[assignment]  # left out of the answer
         cluster.certificate_authority = {}
         subnets = self._ec2.describe_subnets(subnet_ids=cluster.resources_vpc_config["subnetIds"])
-        cluster.resources_vpc_config = {"vpcId": subnets[0].vpc_id, **cluster.resources_vpc_config}
+        vpc_id = cluster.resources_vpc_config.get("vpcId") or subnets[0].vpc_id
+        unique = mock_random.get_random_hex(8)
+        group = self._ec2.create_security_group(
+            f"eks-cluster-sg-{cluster.name}-{unique}", "EKS created security group", vpc_id=vpc_id
+        )
+        made = {"vpcId": vpc_id, "clusterSecurityGroupId": group.id}
+        cluster.resources_vpc_config = {**cluster.resources_vpc_config, **made}
         self._settles_at[cluster.name] = now + timedelta(seconds=self._timings.cluster_create)
 
     def end(self, cluster: Cluster, now: datetime) -> None:

@@ -26,6 +26,7 @@ from airflow_gpu_provider.sandbox.aws.node_groups import (
     merged_labels,
     merged_taints,
     never_joined,
+    not_joined,
     update_params,
 )
 
@@ -277,7 +278,7 @@ class Eks(EKSBackend):
                 update.status = "Successful"
         if group.status == "CREATE_FAILED":
             return
-        group.health = {"issues": self._issues(group)}
+        group.health = {"issues": self._issues(group, now)}
         if group.status == "CREATING":
             self._settle_creation(group, now)
         elif group.update_in_progress is None:
@@ -285,22 +286,27 @@ class Eks(EKSBackend):
 
     def _settle_creation(self, group: NodeGroup, now: datetime) -> None:
         if not group.has_asg and now >= group.makes_asg_at:
+            if issues := self._creation.subnet_issues(group):
+                group.status, group.health = "CREATE_FAILED", {"issues": issues}
+                return
             self._creation.create_auto_scaling_group(group)
         asg = self._asg(group)
-        if asg is not None and asg.satisfied and now >= group.settles_at:
+        if asg is not None and asg.satisfied and not asg.unjoined(now) and now >= group.settles_at:
             group.status = "ACTIVE"
-        elif group.health["issues"] and now >= group.gives_up_at:
+        elif now >= group.gives_up_at and (group.health["issues"] or (asg is not None and asg.unjoined(now))):
             group.status = "CREATE_FAILED"
-            group.health["issues"].append(never_joined(group))
+            if not any(issue["code"] == "NodeCreationFailure" for issue in group.health["issues"]):
+                group.health["issues"].append(never_joined(group))
 
-    def _issues(self, group: NodeGroup) -> list[dict[str, Any]]:
+    def _issues(self, group: NodeGroup, now: datetime) -> list[dict[str, Any]]:
         """What is wrong with the group, in EKS's health codes.
 
         A failed launch stays an issue until another succeeds, even when the group is scaled to zero, as in EKS.
         """
         if not group.has_asg:
             return []
-        if self._asg(group) is None:
+        asg = self._asg(group)
+        if asg is None:
             message = (
                 f"We couldn't find the Auto Scaling group associated with the managed node group {group.nodegroup_name}"
             )
@@ -308,7 +314,8 @@ class Eks(EKSBackend):
         last = self._around.activities.last_launch(group.asg_name)
         if last is not None and last.failed:
             return [issue("AsgInstanceLaunchFailures", last.status_message or "", group.asg_name)]
-        return []
+        unjoined = asg.unjoined(now - timedelta(seconds=self._around.timings.join_timeout))
+        return [not_joined([member.instance.id for member in unjoined])] if unjoined else []
 
     # Tags
 

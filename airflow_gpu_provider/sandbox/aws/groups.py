@@ -22,6 +22,7 @@ from airflow_gpu_provider.sandbox.aws.registration import (
     self_managed_registration,
 )
 from airflow_gpu_provider.sandbox.aws.replacements import Replacement, uneven
+from airflow_gpu_provider.sandbox.aws.vpc import reaches_outside
 from airflow_gpu_provider.sandbox.cloud_events import Outbox
 from airflow_gpu_provider.sandbox.faults import Faults
 
@@ -61,7 +62,8 @@ class Member(InstanceState):
         self.deadline: datetime | None = deadline
         """When the present lifecycle state is over; None for one that lasts."""
         self.announced: Instance | None = None
-        """As `instance_launched` told it."""
+        """As `instance_launched` told it; None for one that will never reach the cluster."""
+        self.in_service_since: datetime | None = None
         self.end_reason: str | None = None
 
     @property
@@ -138,6 +140,11 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         """Whether every wanted instance is in service, and no other is left."""
         in_service = [m for m in self._members if m.lifecycle_state == "InService"]
         return len(in_service) == len(self._members) == self.size
+
+    def unjoined(self, since: datetime) -> list[Member]:
+        """The members in service since then or longer that cannot reach the cluster."""
+        in_service = [m for m in self.capacity if m.in_service_since and m.in_service_since <= since]
+        return [member for member in in_service if member.announced is None]
 
     def in_cooldown(self, now: datetime) -> bool:
         return self._cooldown_until is not None and now < self._cooldown_until
@@ -288,9 +295,11 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         set_state(member.instance, "running")
         member.lifecycle_state, member.deadline = "InService", None
         member.activity.end(now)
+        member.in_service_since = now
         self._cooldown_until = now + timedelta(seconds=self.default_cooldown)
-        member.announced = self._describe(member)
-        self._around.outbox.instance_launched(member.announced)
+        if reaches_outside(self._around.ec2, str(member.instance.subnet_id)):
+            member.announced = self._describe(member)
+            self._around.outbox.instance_launched(member.announced)
 
     def _describe(self, member: Member) -> Instance:
         return describe_instance(

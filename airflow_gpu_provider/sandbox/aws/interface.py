@@ -59,6 +59,8 @@ class AwsTimings:
     nodegroup_create: float = 2.0
     nodegroup_create_timeout: float = 20.0
     """A group whose instances cannot be launched for so long becomes CREATE_FAILED."""
+    join_timeout: float = 15.0
+    """A managed group with a machine that has not joined for so long has the health issue NodeCreationFailure."""
     nodegroup_update: float = 1.0
     nodegroup_delete: float = 1.0
     asg_reaction: float = 0.1
@@ -120,11 +122,15 @@ class AccessKey:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterNetwork:
-    """Where a cluster's node groups may be put."""
+    """Where a cluster's node groups may be put, and where not: subnet ids by availability zone."""
 
     vpc_id: str
     subnets: Mapping[str, str]
-    """Subnet id by availability zone."""
+    """For nodes: private, with a way out."""
+    public_subnets: Mapping[str, str]
+    """They give machines no public address."""
+    control_plane_subnets: Mapping[str, str]
+    """Without a way out."""
     node_role_arn: str
 
 

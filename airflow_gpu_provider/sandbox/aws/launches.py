@@ -120,6 +120,11 @@ class Ec2Capacity:
         """The error code and the message, or None if EC2 would launch."""
         if not self.ec2.catalogue.offered(pool.instance_type, pool.zone):
             return self._not_offered(pool, plan)
+        if pool.subnet_id and self.ec2.get_subnet(pool.subnet_id).available_ip_address_count < 1:
+            return "InsufficientFreeAddressesInSubnet", (
+                f"There are not enough free addresses in subnet '{pool.subnet_id}' to satisfy the requested number of "
+                "instances."
+            )
         code = self.quotas.code_for(pool.instance_type, pool.market)
         if code is not None and self._over(code, pool):
             return self._over_quota(code, pool)

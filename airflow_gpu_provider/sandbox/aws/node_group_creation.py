@@ -12,6 +12,7 @@ from airflow_gpu_provider.sandbox.aws import node_group_rules as rules
 from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend
 from airflow_gpu_provider.sandbox.aws.node_groups import NodeGroup
+from airflow_gpu_provider.sandbox.aws.vpc import lacks_addresses
 
 OWN_SERVICE = "eks-nodegroup.amazonaws.com"
 OWN_ROLE = "AWSServiceRoleForAmazonEKSNodegroup"
@@ -82,6 +83,18 @@ class NodeGroupCreation:
                     f"The subnet ID '{subnet_id}' does not exist (Service: AmazonEC2; Status Code: 400; "
                     "Error Code: InvalidSubnetID.NotFound)"
                 ) from error
+
+    def subnet_issues(self, group: NodeGroup) -> list[dict[str, Any]]:
+        """What EKS finds out about the subnets once it makes the group: botocore's NodegroupIssueCode has the code."""
+        lacking = [subnet for subnet in group.subnets if lacks_addresses(self._ec2, subnet)]
+        if not lacking or group.launch_template:
+            return []
+        message = (
+            f"One or more Amazon EC2 Subnets of [{', '.join(lacking)}] for node group {group.nodegroup_name} does not "
+            "automatically assign public IP addresses to instances launched into it. If you want your instances to be "
+            "assigned a public IP address, then you need to enable auto-assign public IP address for the subnet."
+        )
+        return [{"code": "Ec2SubnetInvalidConfiguration", "message": message, "resourceIds": lacking}]
 
     def launch_template_data(self, launch_template: Mapping[str, str]) -> dict[str, Any]:
         """What the named version of a user's template says. InvalidParameterException if there is none."""

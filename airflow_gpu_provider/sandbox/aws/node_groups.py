@@ -131,5 +131,10 @@ def issue(code: str, message: str, asg_name: str) -> dict[str, Any]:
 def never_joined(group: NodeGroup) -> dict[str, Any]:
     """What EKS adds about the instances that a failed creation never got."""
     missing = [f"DUMMY_{mock_random.uuid4()}" for _ in range(group.scaling_config["desiredSize"])]
+    return not_joined(missing)
+
+
+def not_joined(instances: list[str]) -> dict[str, Any]:
+    """What EKS says of instances that do not register with the cluster."""
     message = "Instances failed to join the kubernetes cluster"
-    return {"code": "NodeCreationFailure", "message": message, "resourceIds": missing}
+    return {"code": "NodeCreationFailure", "message": message, "resourceIds": instances}

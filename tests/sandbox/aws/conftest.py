@@ -24,6 +24,7 @@ ACCOUNT_ID = "210987654321"
 QUICK = AwsTimings(
     nodegroup_create=0.1,
     nodegroup_create_timeout=1.0,
+    join_timeout=0.5,
     nodegroup_update=0.3,
     nodegroup_delete=0.1,
     asg_reaction=0.05,

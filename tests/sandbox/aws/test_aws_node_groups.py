@@ -26,13 +26,55 @@ def test_cluster_is_active_with_the_given_endpoint_and_authority(account: Accoun
     assert cluster["status"] == "ACTIVE"
     assert cluster["endpoint"] == "https://127.0.0.1:6443"
     assert cluster["certificateAuthority"] == {"data": "Q0E="}
-    assert set(cluster["resourcesVpcConfig"]["subnetIds"]) == set(account.network.subnets.values())
+    assert set(cluster["resourcesVpcConfig"]["subnetIds"]) == set(account.network.control_plane_subnets.values())
 
 
 def test_subnets_lie_in_their_zones(account: Account) -> None:
     subnets = account.ec2.describe_subnets(SubnetIds=list(account.network.subnets.values()))["Subnets"]
 
     assert {s["AvailabilityZone"]: s["SubnetId"] for s in subnets} == account.network.subnets
+
+
+def test_a_machine_in_a_subnet_of_the_control_plane_never_joins(account: Account) -> None:
+    """Without a way out of the VPC it reaches no endpoint and no registry (EKS user guide, network requirements)."""
+    asg = account.node_group(subnets=[account.network.control_plane_subnets["us-west-2a"]])
+    (instance,) = account.grow(asg, 1)
+
+    (issue,) = eventually(lambda: account.describe()["health"]["issues"])
+    assert (issue["code"], issue["resourceIds"]) == ("NodeCreationFailure", [instance])
+    assert account.events.of("launched") == []
+    account.node_group("nodes")
+    account.grow(account.describe("nodes")["resources"]["autoScalingGroups"][0]["name"], 1)
+    assert [launched.nodegroup for launched in account.events.of("launched")] == ["nodes"]
+
+
+def test_a_public_subnet_that_gives_no_addresses_is_refused(account: Account) -> None:
+    """Not by the call: by the group's health, NodegroupIssueCode Ec2SubnetInvalidConfiguration."""
+    public = account.network.public_subnets["us-west-2a"]
+    account.eks.create_nodegroup(**account.node_group_request(subnets=[public]))
+    eventually(account.status, lambda status: status == "CREATE_FAILED")
+    (issue,) = account.describe()["health"]["issues"]
+    assert (issue["code"], issue["resourceIds"]) == ("Ec2SubnetInvalidConfiguration", [public])
+
+    account.ec2.modify_subnet_attribute(SubnetId=public, MapPublicIpOnLaunch={"Value": True})
+    asg = account.node_group("with-addresses", subnets=[public])
+    account.grow(asg, 1)
+    assert [launched.nodegroup for launched in account.events.of("launched")] == ["with-addresses"]
+
+
+def test_a_subnet_without_free_addresses(account: Account) -> None:
+    subnet = account.ec2.create_subnet(
+        VpcId=account.network.vpc_id, CidrBlock="10.64.255.240/28", AvailabilityZone="us-west-2a"
+    )["Subnet"]
+    assert subnet["AvailableIpAddressCount"] == 11
+    for _ in range(11):
+        account.ec2.create_network_interface(SubnetId=subnet["SubnetId"])
+    asg = account.node_group(subnets=[subnet["SubnetId"]])
+
+    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
+
+    (failed, *_) = eventually(lambda: account.failed(asg))
+    assert f"There are not enough free addresses in subnet '{subnet['SubnetId']}'" in failed["StatusMessage"]
 
 
 def test_creation_passes_through_creating_to_active(account: Account) -> None:
