@@ -149,9 +149,21 @@ class EksPlatformOfOthers(EksBase):
     def observe(self) -> tuple[Group, ...]:
         return self._observe(self._read())
 
+    @cached_property
+    def _existing(self) -> list[str]:
+        """The managed node groups that the pool names and the cluster has.
+
+        No other is asked for: a policy that is limited to the pool's groups, misspelt in the one place and not in the
+        other, makes AWS answer AccessDenied, whether or not there is one.
+        """
+        if not self._pool.node_groups:
+            return []
+        there = set(self._groups.names())
+        return [name for name in self._pool.node_groups if name in there]
+
     def _read(self) -> list[_Named]:
         """Return the groups that exist and have an Auto Scaling group, in the spec's order."""
-        described = in_parallel(self._groups.describe, self._pool.node_groups)
+        described = in_parallel(self._groups.describe, self._existing)
         managed = {raw["nodegroupName"]: raw for raw in described if raw}
         behind = {name: found for name, raw in managed.items() if (found := asg_name(raw))}
         self._behind = dict(behind)

@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
 from airflow_gpu_provider.platforms.aws_suspensions import SUSPENDED_TAG
-from airflow_gpu_provider.platforms.base import Group, Plan
+from airflow_gpu_provider.platforms.base import Group, Plan, platform_for
 from airflow_gpu_provider.platforms.eks import EksPlatform
 from airflow_gpu_provider.platforms.eks_autoscaler import wanted_tags
 from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, ZONE_TAG
@@ -850,6 +850,22 @@ class TestAccessAndErrors:
 
 
 ONE_TRY = {"retries": {"mode": "standard", "total_max_attempts": 1}}
+
+
+def test_a_misspelt_group_of_others_is_named_though_the_policy_names_none_such(
+    account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a node group that the policy does not name AWS says AccessDenied, whether or not there is one."""
+    policy = documented_roles.policy("eks-scale-only.json", NODE_GROUP="web", **account.placeholders)
+    key = account.add_identity("airflow", policy)
+    connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
+    account.node_group("web")
+    pool = EksGpuPool(
+        name="train", cluster_name=CLUSTER, region="us-west-2", manage="scale", node_groups=["wbe"], max_nodes=1
+    )
+    with pytest.raises(GroupNotFound, match="has no node group wbe; it has web"):
+        platform_for(pool).plan(1)
+    assert not account.refused(key.arn)
 
 
 def test_a_whole_life_needs_no_more_than_the_documented_permissions(
