@@ -57,7 +57,8 @@ def test_a_read_sees_all_writes_up_to_one_moment_and_none_after_it(
 
     seen = {key: thing.size for key, thing in history.at(then).items()}
 
-    assert seen == [state for at, state in truth if at <= then or at == truth[0][0]][-1]
+    oldest = truth[0][1]
+    assert seen == [oldest, *(state for at, state in truth if at <= then)][-1]
 
 
 @given(writes, st.lists(st.floats(0, LONGEST), min_size=2, max_size=2).map(sorted))
