@@ -87,11 +87,14 @@ class AutoScaling:
     # -- sizes -----------------------------------------------------------------------------------------------
 
     def grow(self, name: str, size: int) -> None:
-        """Set a group's size, unless it is that large already; a suspension that a dead process left ends first."""
+        """Set a group's size, unless it is larger already; a suspension that a dead process left ends first.
+
+        One that is shown to be just that large is set, too: it may be the size of before a machine was released.
+        """
         asg = self._group(name)
         if self._marks.read([asg]):
             self.resume(name)
-        if size > asg["DesiredCapacity"]:
+        if size >= asg["DesiredCapacity"]:
             self._set_size(name, size)
 
     def terminate(self, instance_id: str) -> bool:

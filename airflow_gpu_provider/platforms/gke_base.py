@@ -131,7 +131,11 @@ class GkeBase(Platform):
 
     def grow(self, sizes: Mapping[str, int]) -> None:
         for name, size in sizes.items():
-            groups = self._groups.read(self._paths_of(name))
+            paths = self._paths_of(name)
+            if len(paths) == 1:
+                self._groups.grow(paths[0], size)
+                continue
+            groups = self._groups.read(paths)
             missing = size - sum(group.target for group in groups)
             if missing > 0:
                 self._groups.grow(groups[0].path, groups[0].target + missing)

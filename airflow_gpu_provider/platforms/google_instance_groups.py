@@ -94,8 +94,11 @@ class InstanceGroups:
     # -- sizes -----------------------------------------------------------------------------------------------
 
     def grow(self, path: str, size: int) -> None:
-        """Set a group's size, unless it is that large already."""
-        if size > int(self._compute.get(path, permission=_READ).get("targetSize", 0)):
+        """Set a group's size, unless it is larger already.
+
+        One that is shown to be just that large is set, too: it may be the size of before a machine was removed.
+        """
+        if size >= int(self._compute.get(path, permission=_READ).get("targetSize", 0)):
             self._finish(self._compute.post(f"{path}/resize", permission=_WRITE, size=size), f"set {path} to {size}")
 
     def remove(self, path: str, names: Sequence[str]) -> None:

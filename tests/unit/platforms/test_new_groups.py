@@ -1,14 +1,18 @@
-"""A group that one call shows and the next does not know yet is scaled all the same."""
+"""Groups are scaled whatever the cloud still shows: a new one that the next call does not know, a size of before."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import pytest
+
 from airflow_gpu_provider import GkeGpuPool
+from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling as Scaling
 from airflow_gpu_provider.platforms.eks import EksPlatform
 from airflow_gpu_provider.platforms.gke import GkePlatform
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup
+from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups as Managed
 from tests.unit.scaling.pools import pool
 
 GROUP = "train-gpu-a"
@@ -99,3 +103,32 @@ def test_of_gke() -> None:
     platform.grow({GROUP: 1})
 
     assert groups.sizes == {PATH: 1}
+
+
+class Shown:
+    """Clouds that show a size of 1, whatever it is, and take down what it is set to."""
+
+    def __init__(self) -> None:
+        self.set: list[int] = []
+
+    def items(self, operation: str, key: str, **_: Any) -> list[Mapping[str, Any]]:
+        return [{"AutoScalingGroupName": "eks-asg", "DesiredCapacity": 1, "Tags": []}]
+
+    def call(self, operation: str, **arguments: Any) -> Mapping[str, Any]:
+        self.set.append(arguments["DesiredCapacity"])
+        return {}
+
+    def get(self, path: str, *, permission: str) -> Mapping[str, Any]:
+        return {"targetSize": 1}
+
+    def post(self, path: str, body: Any = None, *, permission: str, **query: Any) -> Mapping[str, Any]:
+        self.set.append(query["size"])
+        return {"status": "DONE"}
+
+
+@pytest.mark.parametrize("groups", [Scaling, Managed])
+def test_a_size_that_may_be_that_of_before_a_release_is_set_again_and_a_larger_one_is_left(groups: Any) -> None:
+    shown = Shown()
+    for size in (0, 1, 2):
+        groups(shown).grow("eks-asg", size)
+    assert shown.set == [1, 2]
