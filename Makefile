@@ -71,15 +71,16 @@ test-airflow: .venv
 	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(JOBS) --dist loadfile -v || $(ONCE_MORE) tests/airflow --ignore tests/airflow/chaos; }
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
-# WORLDS=3 runs three at a time, each beside an Airflow and a sandbox of its own.
+# WORLDS=3 runs three at a time, each beside an Airflow and a sandbox of its own; PACE=real SPEED=20 in the clouds' times.
+CHAOS_PACE = --pace $(or $(PACE),quick) --speed $(or $(SPEED),20)
 chaos: .venv
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
-	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) --worlds $(or $(WORLDS),1) $(if $(RESUME),--resume)
+	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) --worlds $(or $(WORLDS),1) $(CHAOS_PACE) $(if $(RESUME),--resume)
 
 # Each moment, each fault, and the pairs that a part of the design is there for.
 chaos-cover: .venv
 	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
-	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0) --worlds $(or $(WORLDS),2)
+	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0) --worlds $(or $(WORLDS),2) $(CHAOS_PACE)
 
 # The same cells as tests, each with its own verdict.
 test-chaos: .venv

@@ -31,6 +31,7 @@ AWS: Mapping[str, float] = {
     "cluster_delete": 300.0,
     "nodegroup_create": 150.0,
     "nodegroup_create_timeout": 1260.0,
+    "join_timeout": 900.0,
     "nodegroup_update": 60.0,
     "nodegroup_delete": 120.0,
     "asg_reaction": 5.0,
@@ -39,6 +40,7 @@ AWS: Mapping[str, float] = {
     "drain_timeout": 900.0,
     "terminate": 45.0,
     "spot_notice": 120.0,
+    "replacement_join": 90.0,
     "az_rebalance": 600.0,
     "stale": 10.0,
 }
