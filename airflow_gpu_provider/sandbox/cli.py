@@ -289,7 +289,7 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     )
     up.add_argument(
         "--stale",
-        type=float,
+        type=_age,
         metavar="SECONDS",
         help="how old answers of the cloud's read calls may be; 0: never (default: 0.5, or the real pace's)",
     )
@@ -394,6 +394,13 @@ def _speed(given: str) -> float:
     if not 0 < speed < float("inf"):
         raise argparse.ArgumentTypeError(f"a number above 0; not {given}")
     return speed
+
+
+def _age(given: str) -> float:
+    seconds = float(given)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number of seconds, at least 0; not {given}")
+    return seconds
 
 
 def _checked_image(given: str) -> str:

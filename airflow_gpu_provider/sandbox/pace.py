@@ -94,7 +94,7 @@ _PULL = 45.0
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """One of the paces. ValueError if there is none of that name, or the speed is not a number above 0.
+    """One of the paces. ValueError if there is none of that name, or a number is out of its range.
 
     Args:
         name: "quick": everything takes moments; "real": as long as in the clouds, `speed` times as quick.
@@ -111,6 +111,8 @@ class Pace:
             raise ValueError(f"a sandbox's pace is 'quick' or 'real'; not {self.name!r}")
         if not 0 < self.speed < float("inf"):
             raise ValueError(f"a speed is a number above 0; not {self.speed!r}")
+        if self.stale is not None and not 0 <= self.stale < float("inf"):
+            raise ValueError(f"the age of what is read is a number of seconds, at least 0; not {self.stale!r}")
 
     @property
     def boot_seconds(self) -> float:

@@ -47,7 +47,7 @@ def test_images_take_time_to_pull_unless_they_say_how_long() -> None:
     assert Pace().images(images) == images
 
 
-@pytest.mark.parametrize("settings", [{"name": "slow"}, {"speed": 0}, {"speed": float("inf")}])
+@pytest.mark.parametrize("settings", [{"name": "slow"}, {"speed": 0}, {"speed": float("inf")}, {"stale": -1}])
 def test_what_is_no_pace_is_refused(settings: Any) -> None:
-    with pytest.raises(ValueError, match=r"a sandbox's pace|a speed"):
+    with pytest.raises(ValueError, match=r"a sandbox's pace|a speed|the age"):
         Pace(**settings)
