@@ -17,6 +17,7 @@ from airflow_gpu_provider.platforms.eks_scaling import OVER, ending_cause, is_la
 SWITCH = "airflow-gpu-provider-switch"
 _STALE_SUSPENSION = timedelta(minutes=1)
 _SHRINK_SECONDS = 10.0
+_LOOK_AGAIN = 0.5  # seconds
 _NAMES_PER_CALL = 50
 _NEWEST_ACTIVITIES = 100
 
@@ -130,13 +131,19 @@ class AutoScaling:
     def shrink_to_existing(self, name: str) -> int | None:
         """Set a group to the instances that it has, launches suspended meanwhile so that none comes in between.
 
-        Returns the new size; None where nothing was changed: nothing is unfilled, or a launch is under way.
+        Returns the new size; None where nothing was changed: nothing is unfilled, or a launch is under way. A group
+        that is not shown as suspended yet is looked at again, for seconds: what is shown is of before.
         """
         with self._launches_suspended(name):
-            started = time.monotonic()
-            # In this order: a launch that the activities no longer show has an instance by now.
-            activities = self._activities(name)
-            asg = self._group(name)
+            give_up_at = time.monotonic() + _SHRINK_SECONDS
+            while True:
+                started = time.monotonic()
+                # In this order: a launch that the activities no longer show has an instance by now.
+                activities = self._activities(name)
+                asg = self._group(name)
+                if _is_suspended(asg) or time.monotonic() + _LOOK_AGAIN > give_up_at:
+                    break
+                time.sleep(_LOOK_AGAIN)
             size = _size_of_existing(asg, activities)
             # A process that stalled here must not write what it read long ago.
             if size is None or time.monotonic() - started > _SHRINK_SECONDS:
