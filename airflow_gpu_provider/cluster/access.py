@@ -134,10 +134,10 @@ def _client_class() -> Any:
     from kubernetes.client import ApiClient
     from kubernetes.client.exceptions import ApiException, UnauthorizedException
 
-    from airflow_gpu_provider.cluster.rest import TIMEOUT
+    from airflow_gpu_provider.cluster.rest import TIMEOUT, USER_AGENT, query_of
 
     class Client(ApiClient):  # type: ignore[misc]
-        """ApiClient with a time limit on every request and one more try with a fresh token."""
+        """ApiClient with a time limit on every request, strict writes, and one more try with a fresh token."""
 
         def __init__(self, configuration: Any, make_token: Callable[[], str] | None) -> None:
             self._token = _Token(make_token) if make_token else None
@@ -145,13 +145,18 @@ def _client_class() -> Any:
                 configuration.refresh_api_key_hook = self._put_token
                 self._put_token(configuration)
             super().__init__(configuration)
+            self.user_agent = USER_AGENT
 
         def _put_token(self, configuration: Any) -> None:
             if self._token:
                 # The whole header: prefixes go by another name before version 36 of the client than after it.
                 configuration.api_key["authorization"] = f"Bearer {self._token.get()}"
 
-        def call_api(self, *args: Any, **kwargs: Any) -> Any:
+        def call_api(
+            self, resource_path: str, method: str, path_params: Any = None, query: Any = None, *args: Any, **kwargs: Any
+        ) -> Any:
+            query = [*(kwargs.pop("query_params", query) or ()), *query_of(method).items()]
+            args = resource_path, method, path_params, query, *args
             kwargs["_request_timeout"] = kwargs.get("_request_timeout") or TIMEOUT
             used = self.configuration.api_key.get("authorization", "")
             try:

@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
 from airflow_gpu_provider.cluster.api_errors import refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, STRICT, USER_AGENT
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 
@@ -61,6 +61,7 @@ class AsyncApi:
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=access.ssl_context(), limit=0),
             timeout=aiohttp.ClientTimeout(sock_connect=5, sock_read=READ_TIMEOUT),
+            headers={"User-Agent": USER_AGENT},
             read_bufsize=_BUFFER,
             trust_env=True,
         )
@@ -110,7 +111,9 @@ class AsyncApi:
     async def annotate(self, path: str, *, uid: str, annotations: dict[str, str]) -> bool:
         """Set annotations of one object; False where it is gone, or is another one."""
         body = {"metadata": {"uid": uid, "annotations": annotations}}
-        async with self._request("PATCH", path, body=body, fine=(404, 409), headers=_MERGE_PATCH) as response:
+        async with self._request(
+            "PATCH", path, params=STRICT, body=body, fine=(404, 409), headers=_MERGE_PATCH
+        ) as response:
             return response.status < 300
 
     async def follow(self, path: str, *, silence: float, **params: str) -> AsyncGenerator[list[bytes], None]:

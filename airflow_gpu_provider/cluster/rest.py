@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from airflow_gpu_provider import __version__
 from airflow_gpu_provider.cluster.api_errors import mapped
 
 if TYPE_CHECKING:
@@ -20,6 +21,15 @@ TIMEOUT = (5.0, 30.0)
 MERGE_PATCH = "application/merge-patch+json"
 APPLY_PATCH = "application/apply-patch+yaml"
 
+STRICT = {"fieldValidation": "Strict"}
+"""The query of a write, by which a server refuses unknown and duplicate fields instead of dropping them.
+
+Kubernetes 1.27 and newer does; older ones pass over it (kubernetes.io/docs/reference/using-api/api-concepts).
+"""
+
+USER_AGENT = f"airflow-gpu-provider/{__version__}"
+"""What an API server's audit log calls this package."""
+
 _METHODS = {
     "get": "GET",
     "list": "GET",
@@ -29,6 +39,11 @@ _METHODS = {
     "delete": "DELETE",
 }
 _PAGE = 500
+
+
+def query_of(http_method: str) -> dict[str, str]:
+    """Return what every request of this HTTP method has in its query."""
+    return STRICT if http_method in ("POST", "PUT", "PATCH") else {}
 
 
 def call(

@@ -21,6 +21,9 @@ from airflow_gpu_provider.sandbox.nodes.errors import ApiError, NodeAgentError
 
 MERGE_PATCH = "application/merge-patch+json"
 STRATEGIC_MERGE_PATCH = "application/strategic-merge-patch+json"
+_WRITES = frozenset({"POST", "PUT", "PATCH"})
+# No kubelet writes a field that its API server does not know.
+_STRICT = {"fieldValidation": "Strict"}
 _RETRIED_STATUS = {429, 500, 502, 503, 504}
 _UNREACHABLE = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 log = logging.getLogger(__name__)
@@ -144,6 +147,8 @@ class Api:
         patience: float = float("inf"),
     ) -> dict[str, Any]:
         """One request, repeated while the server is away or overloaded, for at most patience seconds."""
+        if method in _WRITES:
+            params = {**(params or {}), **_STRICT}
         data = None if body is None else json.dumps(body)
         loop = asyncio.get_running_loop()
         deadline, pause = loop.time() + patience, 0.05

@@ -2,6 +2,7 @@
 
 With GPU_SANDBOX_SCHEMA_FINDINGS, a folder, all processes that inherit the variable add to the same files there. One
 file per kind of call has a byte for each that was judged, so that an append counts, and no process's end loses any.
+API servers keep their audit logs there, which are judged as they are read.
 """
 
 from __future__ import annotations
@@ -10,11 +11,20 @@ import json
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-FOLDER_VARIABLE = "GPU_SANDBOX_SCHEMA_FINDINGS"
+from airflow_gpu_provider.sandbox.schemas.kubernetes import (
+    AUDIT_LOG,
+    FOLDER_VARIABLE,
+    WRITE,
+    is_judged,
+    name_of,
+    wrong_in_write,
+)
+
 _VIOLATIONS = "violations.jsonl"
 _COUNTED = ".count"
 
@@ -68,22 +78,38 @@ class FindingsFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._read = 0
+        self._read: dict[Path, int] = {}
+        self._writes: Counter[str] = Counter()
 
     def new_violations(self) -> list[Violation]:
         """Return those since the last call."""
-        file = self.folder / _VIOLATIONS
-        if not file.exists():
-            return []
-        with file.open("rb") as lines:
-            lines.seek(self._read)
-            content = lines.read()
-        self._read += len(content)
-        return [
-            Violation(subject=each["subject"], call=each["call"], wrong=tuple(each["wrong"]))
-            for each in map(json.loads, content.splitlines())
-        ]
+        return [*self._of_processes(), *self._of_api_servers()]
 
     def counts(self) -> Counter[str]:
-        """Return how many calls were judged, by subject."""
-        return Counter({file.stem: file.stat().st_size for file in self.folder.glob(f"*{_COUNTED}")})
+        """Return how many calls were judged, by subject; of Kubernetes' those that `new_violations` has read."""
+        counted = Counter({file.stem: file.stat().st_size for file in self.folder.glob(f"*{_COUNTED}")})
+        return counted + self._writes
+
+    def _of_processes(self) -> Iterator[Violation]:
+        for told in self._new_lines(self.folder / _VIOLATIONS):
+            yield Violation(subject=told["subject"], call=told["call"], wrong=tuple(told["wrong"]))
+
+    def _of_api_servers(self) -> Iterator[Violation]:
+        for file in sorted(self.folder.glob(f"*{AUDIT_LOG}")):
+            for event in self._new_lines(file):
+                if not is_judged(event):
+                    continue
+                self._writes[WRITE] += 1
+                wrong = tuple(wrong_in_write(event))
+                if wrong:
+                    yield Violation(subject=WRITE, call=name_of(event), wrong=wrong)
+
+    def _new_lines(self, file: Path) -> Iterator[Any]:
+        """Yield the JSON of whole lines; what comes after the last of them is still being written."""
+        if not file.exists():
+            return
+        with file.open("rb") as lines:
+            lines.seek(self._read.get(file, 0))
+            content = lines.read().rpartition(b"\n")
+        self._read[file] = self._read.get(file, 0) + len(content[0]) + len(content[1])
+        yield from map(json.loads, content[0].splitlines())

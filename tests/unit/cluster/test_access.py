@@ -9,10 +9,13 @@ from typing import Any
 
 import pytest
 import yaml
+from kubernetes.client import CoreV1Api
 from urllib3.util import ssl_
 
+from airflow_gpu_provider import __version__
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE, ClusterAccess, _Token
-from airflow_gpu_provider.errors import CredentialsError
+from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.errors import CredentialsError, GpuError
 
 
 def kubeconfig(folder: Path, user: dict[str, Any], **cluster: Any) -> Path:
@@ -88,6 +91,35 @@ def test_a_client_sends_the_token_and_keeps_to_its_time_limits(monkeypatch: pyte
     assert sent[0]["url"] == "https://host/api"
     assert sent[0]["headers"]["authorization"] == "Bearer secret"
     assert (sent[0]["timeout"].connect_timeout, sent[0]["timeout"].read_timeout) == (5.0, 30.0)
+
+
+def test_a_client_says_who_it_is_and_has_its_writes_judged_by_every_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = ClusterAccess(server="https://host/", token=lambda: "secret").api_client()
+    sent: list[tuple[str, str]] = []
+
+    def request(method: str, url: str, **kwargs: Any) -> Any:
+        assert kwargs["headers"]["User-Agent"] == f"airflow-gpu-provider/{__version__}"
+        sent.append((method, url.removeprefix("https://host")))
+        raise ConnectionError
+
+    monkeypatch.setattr(client.rest_client.pool_manager, "request", request)
+    pod = {"metadata": {"name": "train"}}
+    for write in (
+        lambda: CoreV1Api(client).create_namespaced_pod("default", pod),
+        lambda: CoreV1Api(client).patch_node("a", pod),
+        lambda: CoreV1Api(client).list_node(),
+        lambda: call(client, "update", "/api", resource="leases", query={"dryRun": "All"}, body=pod),
+        lambda: call(client, "delete", "/api", resource="leases"),
+    ):
+        with pytest.raises((ConnectionError, GpuError)):
+            write()
+    assert sent == [
+        ("POST", "/api/v1/namespaces/default/pods?fieldValidation=Strict"),
+        ("PATCH", "/api/v1/nodes/a?fieldValidation=Strict"),
+        ("GET", "/api/v1/nodes"),
+        ("PUT", "/api?dryRun=All&fieldValidation=Strict"),
+        ("DELETE", "/api"),
+    ]
 
 
 def test_authorities_that_say_nothing_of_their_use_are_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
