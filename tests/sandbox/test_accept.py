@@ -15,19 +15,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from kubernetes import config
 
 from airflow_gpu_provider import acceptance
 from airflow_gpu_provider.acceptance.command import FAILED, NOT_RUN, PASSED, accept_pool
 from airflow_gpu_provider.acceptance.expected import Expected
 from airflow_gpu_provider.api_calls import ApiCall, told_to
+from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
-from airflow_gpu_provider.sandbox.aws import AwsTimings
-from airflow_gpu_provider.sandbox.google import GoogleTimings
 from airflow_gpu_provider.sandbox.nodes import Image
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox import documented_roles
 from tests.sandbox.running import eventually
 
 IMAGE = "cuda-sample:vectoradd"
+SPEED = 60.0
+GROUP = "airflow-gpu-provider"
+LISTS = ("compute.instanceGroupManagers.list", "compute.instances.list")  # docs/acceptance.md
 RECORD = Path(acceptance.__file__).parent / "as_the_sandbox_shows.json"
 
 
@@ -42,16 +47,44 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 
 @pytest.fixture(scope="module")
-def eks(image: Image) -> Iterator[Sandbox]:
-    with Sandbox(images=(image,), timings=AwsTimings(), progress=print) as sandbox:
+def sandbox(request: pytest.FixtureRequest, image: Image) -> Iterator[Sandbox]:
+    """One cloud in one pace; the real one with the documented roles, and no more but the lists that the proof takes."""
+    platform, _, pace = request.param.partition("-")
+    # Another sandbox of AWS may be in this process, with the usual account.
+    settings: dict[str, Any] = {"account_id": "456789012345"} if platform == "eks" else {}
+    with Sandbox(
+        platform=platform, pace=pace, speed=SPEED, seed=5, images=(image,), progress=print, **settings
+    ) as sandbox:
         yield sandbox
 
 
-@pytest.fixture(scope="module")
-def gke(image: Image) -> Iterator[Sandbox]:
-    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
-    with Sandbox(platform="gke", images=(image,), boot_seconds=0.5, timings=timings, progress=print) as sandbox:
-        yield sandbox
+@pytest.fixture
+def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process as an Airflow on the sandbox."""
+    for name, value in sandbox.env().items():
+        monkeypatch.setenv(name, value)
+    if sandbox.pace.name != "real":
+        return
+    connection, user = _eks_role(sandbox) if sandbox.platform == "eks" else _gke_role(sandbox)
+    name = "AWS_DEFAULT" if sandbox.platform == "eks" else "GOOGLE_CLOUD_DEFAULT"
+    monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+    sandbox.authenticator.access_entries[user] = [GROUP]
+    administrator = config.new_client_from_config(str(sandbox.kubeconfig))
+    for manifest in yaml.safe_load_all((documented_roles.IAM.parent / "rbac" / "full.yaml").read_text()):
+        server_side_apply(administrator, manifest)
+
+
+def _eks_role(sandbox: Sandbox) -> tuple[dict[str, Any], str]:
+    policy = documented_roles.policy("eks-full.json", **documented_roles.of_cluster(sandbox))
+    key = sandbox.aws.add_identity("airflow", policy=policy)
+    where = {"region_name": sandbox.region, "endpoint_url": sandbox.aws.endpoint_url}
+    return {"conn_type": "aws", "login": key.access_key_id, "password": key.secret_access_key, "extra": where}, key.arn
+
+
+def _gke_role(sandbox: Sandbox) -> tuple[dict[str, Any], str]:
+    permissions = [*documented_roles.google_role("gke-full.json"), *LISTS]
+    account = sandbox.google.add_identity("airflow", permissions=permissions)
+    return sandbox.google.connection(account), account.email
 
 
 def pool_of(sandbox: Sandbox) -> GpuPool:
@@ -77,9 +110,7 @@ def pool_of(sandbox: Sandbox) -> GpuPool:
     )
 
 
-def accepted(sandbox: Sandbox, report: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> tuple[int, list[str]]:
-    for name, value in sandbox.env().items():
-        monkeypatch.setenv(name, value)
+def accepted(sandbox: Sandbox, report: Path, **changes: Any) -> tuple[int, list[str]]:
     said: list[str] = []
     arguments: dict[str, Any] = {
         "image": IMAGE,
@@ -93,23 +124,21 @@ def accepted(sandbox: Sandbox, report: Path, monkeypatch: pytest.MonkeyPatch, **
     return accept_pool(pool_of(sandbox), **(arguments | changes)), said
 
 
-def test_it_says_what_it_may_cost_and_changes_nothing(
-    eks: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    status, said = accepted(eks, tmp_path / "report.md", monkeypatch, may_cost=False)
+@pytest.mark.usefixtures("airflow")
+@pytest.mark.parametrize("sandbox", ["eks-quick"], indirect=True)
+def test_it_says_what_it_may_cost_and_changes_nothing(sandbox: Sandbox, tmp_path: Path) -> None:
+    status, said = accepted(sandbox, tmp_path / "report.md", may_cost=False)
     assert status == NOT_RUN
     assert said[0].startswith("At most 4.29: 4 nights of one node, each 80 minutes")
     assert not (tmp_path / "report.md").exists()
 
 
-@pytest.mark.parametrize("cloud", ["eks", "gke"])
-def test_all_steps_pass(
-    cloud: str, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sandbox: Sandbox = request.getfixturevalue(cloud)
+@pytest.mark.usefixtures("airflow")
+@pytest.mark.parametrize("sandbox", ["eks-quick", "gke-quick", "eks-real", "gke-real"], indirect=True)
+def test_all_steps_pass(sandbox: Sandbox, tmp_path: Path) -> None:
     report, calls = tmp_path / "report.md", Counter[ApiCall]()
     with told_to(lambda call: calls.update((call,))):
-        status, said = accepted(sandbox, report, monkeypatch)
+        status, said = accepted(sandbox, report)
     text = report.read_text()
     assert status == PASSED, "\n".join([*said, text])
     assert sandbox.cluster_name not in text
@@ -120,7 +149,7 @@ def test_all_steps_pass(
     )
     assert shown.phases
     if os.environ.get("RECORD_ACCEPTANCE"):
-        record(cloud, shown)
+        record(sandbox.platform, shown)
 
 
 def record(cloud: str, shown: Expected) -> None:
@@ -131,11 +160,13 @@ def record(cloud: str, shown: Expected) -> None:
     RECORD.write_text(json.dumps({**everything, cloud: both}, indent=1) + "\n")
 
 
-def test_told_to_stop_it_deletes_what_it_made(gke: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("airflow")
+@pytest.mark.parametrize("sandbox", ["gke-quick"], indirect=True)
+def test_told_to_stop_it_deletes_what_it_made(sandbox: Sandbox, tmp_path: Path) -> None:
     """In the middle of a night: the steps end, the end does not, and a second signal changes nothing."""
 
     def stop_once_a_node_comes() -> None:
-        eventually(lambda: [group for group in gke.google.node_pools.groups() if group.members], seconds=120)
+        eventually(lambda: [group for group in sandbox.google.node_pools.groups() if group.members], seconds=120)
         os.kill(os.getpid(), signal.SIGTERM)
         eventually(lambda: any(line.startswith("delete ...") for line in said), seconds=120)
         os.kill(os.getpid(), signal.SIGINT)
@@ -143,11 +174,11 @@ def test_told_to_stop_it_deletes_what_it_made(gke: Sandbox, tmp_path: Path, monk
     said: list[str] = []
     thread = threading.Thread(target=stop_once_a_node_comes)
     thread.start()
-    status, _ = accepted(gke, tmp_path / "report.md", monkeypatch, say=said.append)
+    status, _ = accepted(sandbox, tmp_path / "report.md", say=said.append)
     thread.join()
     text = (tmp_path / "report.md").read_text()
     assert status == FAILED
     for row in ("a night from zero | failed", "groups of others | skipped", "delete | passed", "is left | passed"):
         assert row in text, text
     assert "What was made is being removed; it ends by itself." in said
-    assert not [group for group in gke.google.node_pools.groups() if group.members]
+    assert not [group for group in sandbox.google.node_pools.groups() if group.members]
