@@ -83,16 +83,18 @@ _SHELL = f"""
 export PATH="$PATH:/usr/local/nvidia/bin:/usr/local/cuda/bin"
 export LD_LIBRARY_PATH="${{LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}}/usr/local/nvidia/lib64"
 nvidia-smi || {{ echo "nvidia-smi failed"; exit 10; }}
-by=""
+by="" folder="${{TMPDIR:-/tmp}}"
 for sample in vectorAdd /cuda-samples/vectorAdd ./vectorAdd /tmp/vectorAdd; do
-  path=$(command -v "$sample" 2>/dev/null) && "$path" | tee /tmp/added && grep -q "Test PASSED" /tmp/added &&
+  path=$(command -v "$sample" 2>/dev/null) && "$path" | tee "$folder/added" && grep -q "Test PASSED" "$folder/added" &&
     by="the image's vectorAdd sample" && break
 done
 if [ -z "$by" ] && command -v python3 >/dev/null; then
-  echo {_encoded(_PYTHON)} | base64 -d > /tmp/add.py && python3 /tmp/add.py && by="Python and the driver's library"
+  echo {_encoded(_PYTHON)} | base64 -d > "$folder/add.py" && python3 "$folder/add.py" &&
+    by="Python and the driver's library"
 fi
 if [ -z "$by" ] && command -v nvcc >/dev/null; then
-  echo {_encoded(_CUDA)} | base64 -d > /tmp/add.cu && nvcc -o /tmp/add /tmp/add.cu && /tmp/add && by="nvcc"
+  echo {_encoded(_CUDA)} | base64 -d > "$folder/add.cu" && nvcc -o "$folder/add" "$folder/add.cu" && "$folder/add" &&
+    by="nvcc"
 fi
 [ -n "$by" ] || {{ echo "The image has nothing that adds on a GPU: vectorAdd, python3 or nvcc."; exit 11; }}
 query() {{ nvidia-smi --query-gpu="$1" --format=csv,noheader | head -n 1; }}

@@ -56,3 +56,12 @@ def test_a_deployment_goes_before_its_nodes_do(examples: dict[str, DAG], name: s
     assert gone.upstream_task_ids == {"deploy", "undeploy"}
     (scale_down,) = (task for task in dag.tasks if task.task_id.endswith(".scale_down"))
     assert "until_gone" in scale_down.upstream_task_ids
+
+
+def test_an_acceptance_costs_nothing_unasked_and_deletes_whatever_happened(examples: dict[str, DAG]) -> None:
+    dag = examples["accept_pool"]
+    assert dag.params["it_costs"] is False
+    assert dag.get_task("doctor").upstream_task_ids == {"say_what_it_may_cost"}
+    for task_id in ("delete_pool", "delete_fallback", "report"):
+        assert dag.get_task(task_id).trigger_rule == "all_done"
+    assert dag.get_task("report").upstream_task_ids >= {"delete_pool", "delete_fallback"}
