@@ -283,15 +283,16 @@ def _switches(
 def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...], now: datetime) -> dict[str, datetime]:
     """Return the groups whose last machines cannot go at once, and when their switch is to be.
 
-    Nobody wants anything: pods are ending there, or machines are launched that AWS does not end before they are there,
-    or the group is being updated.
-    Whoever sees that over then removes the machines; the switch does where that one's process has died.
+    Nobody wants anything: pods are ending there, or machines are launched or asked for, which AWS does not end before
+    they are there, or the group is being updated. Whoever sees that over then removes the machines; the switch does
+    where that one's process has died.
     """
     sooner = {}
     for group in groups:
         mine = [each for each in machines if each.machine.group == group.name]
         ends = [pod.lets_go_at for each in mine for pod in each.holders]
         ends += [now for each in mine if each.machine.state == "pending" or group.status == "updating"]
+        ends += [now] if min(group.unfilled, group.desired - group.keeps) > 0 else []
         if not ends or None in ends or any(each.state == "taken" for each in mine):
             continue
         at = _switch_after(max(end for end in ends if end))

@@ -88,7 +88,8 @@ def release_unattended(
         stays = [*_staying(outcome.snapshot, outcome.decision, own)]
         narrator.tell(now, *outcome.said, *(each.words for each in stays))
         waited_for = [each.pod for each in stays if each.is_waited_for]
-        if not waited_for and not outcome.decision.release:
+        # Neither is sure to be done: AWS ends no machine that is being launched, and no size while one is.
+        if not waited_for and not (outcome.decision.release or outcome.decision.shrink):
             return
         if give_up_at is None:
             last = max([now, *(pod.delete_at or now for pod in waited_for)])

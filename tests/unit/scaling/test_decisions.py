@@ -498,6 +498,9 @@ def test_the_switch_comes_soon_where_a_machine_that_nobody_wants_is_still_launch
     assert released(decision) == ["i-1"]
     assert decision.switch == {A: NOW + timedelta(minutes=15)}
     assert decide(snapshot(machine(1))).switch == {}
+    asked_for = {"desired": 1, "switch_at": SWITCH, "launching": True}
+    assert decide(snapshot(train_a_g6_xlarge=asked_for)).switch == {A: NOW + timedelta(minutes=15)}
+    assert decide(snapshot(train_a_g6_xlarge={**asked_for, "keeps": 1})).switch == {}
 
 
 def test_the_switch_stays_where_something_has_no_end_or_a_person_keeps_the_node() -> None:

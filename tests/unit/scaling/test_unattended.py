@@ -54,6 +54,12 @@ def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Looks]:
     return release
 
 
+def test_what_is_being_launched_when_nobody_wants_it_any_more_is_waited_for(look: Callable[..., Looks]) -> None:
+    """A size without a machine yet, then a machine that AWS does not end yet, then one that goes."""
+    asked_for = snapshot(train_a_g6_xlarge={"desired": 1, "launching": True})
+    assert look(asked_for, snapshot(machine(1, state="pending")), snapshot(machine(1)), snapshot()).count == 4
+
+
 def test_its_own_pod_is_waited_for_and_then_its_node_goes(look: Callable[..., Looks]) -> None:
     ending = snapshot(machine(1), pods=(pod("p", on=1, uid="mine", **ENDING),))
     looks = look(ending, ending, snapshot(machine(1)), snapshot())
