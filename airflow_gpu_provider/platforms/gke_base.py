@@ -130,15 +130,17 @@ class GkeBase(Platform):
         """Nothing, as in `set_switch`."""
 
     def grow(self, sizes: Mapping[str, int]) -> None:
-        for name, size in sizes.items():
-            paths = self._paths_of(name)
-            if len(paths) == 1:
-                self._groups.grow(paths[0], size)
-                continue
-            groups = self._groups.read(paths)
-            missing = size - sum(group.target for group in groups)
-            if missing > 0:
-                self._groups.grow(groups[0].path, groups[0].target + missing)
+        in_parallel(lambda item: self._grow(*item), sizes.items())
+
+    def _grow(self, name: str, size: int) -> None:
+        paths = self._paths_of(name)
+        if len(paths) == 1:
+            self._groups.grow(paths[0], size)
+            return
+        groups = self._groups.read(paths)
+        missing = size - sum(group.target for group in groups)
+        if missing > 0:
+            self._groups.grow(groups[0].path, groups[0].target + missing)
 
     def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         by_group: dict[str, set[str]] = {}

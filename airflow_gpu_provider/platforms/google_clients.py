@@ -27,8 +27,10 @@ from airflow_gpu_provider.api_calls import tell_of_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
 from airflow_gpu_provider.platforms.google_errors import is_worth_a_retry, mapped_errors
 
-_TIMEOUT = 30.0
-# Tries of 15 seconds in all: longer would outlive the pool's lock, under which sizes are written.
+_GKE_TIMEOUT = 30.0
+_TIMEOUT = 10.0
+# Tries of 15 seconds in all, and the last one's timeout: longer would outlive the pool's lock of 30 seconds, under
+# which sizes are written.
 _RETRY = Retry(
     predicate=is_worth_a_retry,
     initial=0.5,
@@ -50,7 +52,7 @@ class Gke:
 
     def call(self, method: str, *, permission: str, **request: Any) -> dict[str, Any]:
         with mapped_errors(call=permission, connection=self._connection):
-            answer = getattr(self._client, method)(request=request, retry=_RETRY, timeout=_TIMEOUT)
+            answer = getattr(self._client, method)(request=request, retry=_RETRY, timeout=_GKE_TIMEOUT)
         found: dict[str, Any] = type(answer).to_dict(answer, use_integers_for_enums=False)
         return found
 

@@ -17,6 +17,7 @@ _READ = "compute.instanceGroupManagers.get"
 _WRITE = "compute.instanceGroupManagers.update"
 _SHRINK_SECONDS = 10.0
 _OPERATION_SECONDS = 10.0
+_POLL = (0.25, 1.0)
 
 
 class InstanceGroups:
@@ -131,11 +132,18 @@ class InstanceGroups:
         return sum(group.target - len(group.unborn) for group in groups)
 
     def _finish(self, operation: Mapping[str, Any], doing: str) -> None:
-        """Wait until Compute Engine has taken the change on, which is at once, and raise its error."""
-        deadline = time.monotonic() + _OPERATION_SECONDS
-        while operation.get("status") != "DONE" and time.monotonic() < deadline:
-            path = str(operation.get("selfLink", "")).partition("/compute/v1/")[2]
-            operation = self._compute.post(f"{path}/wait", permission="compute.zoneOperations.get")
+        """Wait some seconds for the end of an operation that Compute Engine has taken on, and raise its error.
+
+        One that goes on for longer is a success: what becomes of it shows in the group. `zoneOperations.wait` is not
+        used, for it answers after up to two minutes, which the pool's lock does not last (its reference;
+        kubernetes/autoscaler polls, too).
+        """
+        deadline, pause = time.monotonic() + _OPERATION_SECONDS, _POLL[0]
+        path = str(operation.get("selfLink", "")).partition("/compute/v1/")[2]
+        while operation.get("status") != "DONE" and time.monotonic() + pause <= deadline:
+            time.sleep(pause)
+            operation = self._compute.get(path, permission="compute.zoneOperations.get")
+            pause = min(pause * 2, _POLL[1])
         errors = (operation.get("error") or {}).get("errors") or ()
         for error in errors:
             raise _error(error, doing)

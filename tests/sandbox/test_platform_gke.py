@@ -46,6 +46,7 @@ QUICK = GoogleTimings(
     node_pool_delete=0.1,
     patience=0.5,
     group_reaction=0.05,
+    group_operation=0.05,
     instance_create=0.1,
     instance_delete=0.2,
     launch_retry=0.3,

@@ -155,6 +155,7 @@ class GoogleCloud:
             groups=lambda: self._replicas.node_pools().groups(),
             operations=self._around.operations,
             seen_operations=self._replicas.operations,
+            timings=self.timings,
             clock=self._now,
         )
         self._api = Api(
@@ -169,6 +170,7 @@ class GoogleCloud:
             faults=self._faults,
             lock=self._lock,
             after_call=self._clock.wake,
+            longest_hold=self.timings.operation_wait,
             reading=self._replicas.reading,
         )
         self._server.start(self._api)

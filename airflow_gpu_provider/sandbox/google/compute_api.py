@@ -1,7 +1,8 @@
 """Compute Engine's API, `compute.googleapis.com/compute/v1`, as far as node pools need it.
 
 Instance groups and their instances, quotas, and what each zone offers. An operation on a group is RUNNING in the answer
-to the call that began it, and DONE when it is looked at again; what it set going shows in the group.
+to the call that began it, and DONE some moments later; what it set going shows in the group. zoneOperations.wait
+answers when the operation is DONE, or after two minutes, scaled (its reference).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from airflow_gpu_provider.sandbox.google.compute_operations import ComputeOperat
 from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, invalid, not_found
 from airflow_gpu_provider.sandbox.google.http_server import Call, Route, route
 from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, LaunchError, Member
+from airflow_gpu_provider.sandbox.google.interface import GoogleTimings
 from airflow_gpu_provider.sandbox.google.operations import timestamp
 from airflow_gpu_provider.sandbox.google.quotas import Quotas
 
@@ -39,9 +41,11 @@ class ComputeApi:
         groups: Callable[[], Sequence[InstanceGroup]],
         operations: ComputeOperations,
         seen_operations: Callable[[], ComputeOperations],
+        timings: GoogleTimings,
         clock: Callable[[], float],
     ) -> None:
         self._project_id = project_id
+        self._timings = timings
         self._catalogue = catalogue
         self._quotas = quotas
         self._groups = groups
@@ -76,7 +80,10 @@ class ComputeApi:
         operations = [
             self._route("ListZoneOperations", "GET", f"{_ZONE}/operations", self._list_operations),
             self._route("GetZoneOperation", "GET", f"{_ZONE}/operations/{{operation}}", self._get_operation),
-            self._route("WaitZoneOperation", "POST", f"{_ZONE}/operations/{{operation}}/wait", self._get_operation),
+            replace(
+                self._route("WaitZoneOperation", "POST", f"{_ZONE}/operations/{{operation}}/wait", self._get_operation),
+                is_held=self._is_running,
+            ),
         ]
         return [*groups, *instances, *places, *operations]
 
@@ -238,9 +245,17 @@ class ComputeApi:
         """An operation that is still RUNNING in the answer to the call that began it, as Compute Engine's are."""
         now = self._clock()
         operation = ComputeOperation(
-            kind=kind, target=group.url, target_id=group.id, started_at=now, ended_at=now, user=call.caller.email
+            kind=kind,
+            target=group.url,
+            target_id=group.id,
+            started_at=now,
+            ended_at=now + self._timings.group_operation,
+            user=call.caller.email,
         )
-        return replace(self._operations.add(operation), ended_at=None).describe()
+        return self._operations.add(operation).as_of(now).describe()
+
+    def _is_running(self, call: Call) -> bool:
+        return bool(self._get_operation(call)["status"] == "RUNNING")
 
     def _get_operation(self, call: Call) -> Any:
         operation = self._operations.get(call.path["operation"])
@@ -248,10 +263,11 @@ class ComputeApi:
             raise not_found(
                 f"The resource 'projects/{self._project_id}/operations/{call.path['operation']}' was not found"
             )
-        return operation.describe()
+        return operation.as_of(self._clock()).describe()
 
     def _list_operations(self, call: Call) -> Any:
-        described = [each.describe() for each in self._seen_operations().in_zone(call.path["zone"])]
+        now = self._clock()
+        described = [each.as_of(now).describe() for each in self._seen_operations().in_zone(call.path["zone"])]
         order = call.query.get("orderBy", "name")
         if order == "creationTimestamp desc":
             described.reverse()

@@ -24,6 +24,7 @@ from airflow_gpu_provider.sandbox.google.permissions import Permissions
 from airflow_gpu_provider.sandbox.schemas.google import judge_call
 
 TOKEN_PATH = "/token"
+_HOLD_POLL = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Route:
     method: str
     pattern: re.Pattern[str]
     answer: Callable[[Call], Any]
+    is_held: Callable[[Call], bool] | None = None
+    """Of a call that waits for something: whether it still does."""
 
     @property
     def service(self) -> str:
@@ -72,6 +75,8 @@ class Api:
     faults: Faults
     lock: AbstractContextManager[Any]
     after_call: Callable[[], None]
+    longest_hold: float = 0.0
+    """Seconds after which a call that waits is answered."""
     reading: Callable[[str], AbstractContextManager[Any]] = lambda operation: nullcontext()
     """Held while a call of that operation is answered."""
     refusals: dict[str, GoogleApiError] = field(default_factory=dict)
@@ -120,6 +125,8 @@ class Api:
         except ValueError as error:
             raise GoogleApiError("INVALID_ARGUMENT", f"Invalid JSON payload received. {error}") from error
         call = Call(caller=caller, path=parts, query=dict(parse_qsl(query)), body=body)
+        if found.is_held is not None:
+            self._hold(found.is_held, call)
         with self.lock:
             self.calls[found.operation] += 1
             self.called_at[found.operation] = time.time()
@@ -128,6 +135,14 @@ class Api:
         if method != "GET":
             self.after_call()
         return answer
+
+    def _hold(self, is_held: Callable[[Call], bool], call: Call) -> None:
+        until = time.monotonic() + self.longest_hold
+        while time.monotonic() < until:
+            with self.lock:
+                if not is_held(call):
+                    return
+            time.sleep(_HOLD_POLL)
 
     def _find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         for one in self.routes:

@@ -93,6 +93,10 @@ class GoogleTimings:
     """An operation ends with an error once an instance could not be had for so long."""
     group_reaction: float = 0.1
     """From a change of an instance group's size to its first step; nothing shows in between."""
+    group_operation: float = 0.1
+    """From a call that changes an instance group to the end of its operation; Compute Engine's seconds, or more."""
+    operation_wait: float = 12.0
+    """zoneOperations.wait answers after so long, if the operation goes on; Compute Engine's two minutes."""
     instance_create: float = 0.3
     instance_delete: float = 0.5
     launch_retry: float = 5.0

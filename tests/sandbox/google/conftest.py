@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
@@ -28,6 +29,7 @@ QUICK = GoogleTimings(
     node_pool_delete=0.1,
     patience=0.3,
     group_reaction=0.05,
+    group_operation=0.05,
     instance_create=0.05,
     instance_delete=0.1,
     launch_retry=0.2,
@@ -169,6 +171,12 @@ def timings() -> GoogleTimings:
 
 @pytest.fixture
 def project(timings: GoogleTimings) -> Iterator[Project]:
+    with a_project(timings) as project:
+        yield project
+
+
+@contextmanager
+def a_project(timings: GoogleTimings) -> Iterator[Project]:
     faults, events = Faults(), Recorder()
     cloud = GoogleCloud(faults=faults, timings=timings, events=events)
     events.complete_drain = cloud.complete_drain

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from google.api_core import exceptions
 
 from airflow_gpu_provider.sandbox.faults import Stockout
-from tests.sandbox.google.conftest import Project, eventually
+from airflow_gpu_provider.sandbox.google import GoogleTimings
+from tests.sandbox.google.conftest import Project, a_project, eventually
 
 
 def test_exactly_the_named_machines_go_and_the_size_goes_down_with_them(project: Project) -> None:
@@ -29,6 +32,19 @@ def test_exactly_the_named_machines_go_and_the_size_goes_down_with_them(project:
     skipped = again | {"skipInstancesOnValidationError": True}
     project.compute("POST", f"{project.group()}/deleteInstances", json=skipped)
     assert project.compute("GET", project.group())["targetSize"] == 1
+
+
+def test_waiting_for_an_operation_holds_the_call_until_it_is_over(timings: GoogleTimings) -> None:
+    timings = replace(timings, group_operation=1.0, operation_wait=0.3)
+    with a_project(timings) as project:
+        project.create(nodes=1)
+        operation = project.compute("POST", f"{project.group()}/resize", params={"size": 2})
+        path = operation["selfLink"][operation["selfLink"].index("zones/") :]
+        assert project.compute("GET", path)["status"] == "RUNNING"
+        began = time.monotonic()
+        assert project.compute("POST", f"{path}/wait")["status"] == "RUNNING", "answered before it was over"
+        assert time.monotonic() - began >= 0.3
+        assert eventually(lambda: project.compute("POST", f"{path}/wait")["status"], lambda seen: seen == "DONE")
 
 
 def test_a_machine_that_could_not_be_had_can_be_given_up(project: Project) -> None:
@@ -141,9 +157,12 @@ def test_googles_own_library(project: Project) -> None:
     managed = list(groups.list_managed_instances(instance_group_manager=group, **where))
     assert [one.instance_status for one in managed] == ["RUNNING", "RUNNING"]
     request = compute_v1.InstanceGroupManagersDeleteInstancesRequest(instances=[managed[0].instance])
-    groups.delete_instances(
+    # Its operation's own result() asks Google's endpoint, whatever the client's is.
+    operation = groups.delete_instances(
         instance_group_manager=group, instance_group_managers_delete_instances_request_resource=request, **where
-    ).result(timeout=20)
+    )
+    operations = compute_v1.ZoneOperationsClient(credentials=project.credentials, client_options=options)
+    assert operations.wait(operation=operation.name, **where).status == compute_v1.Operation.Status.DONE
     assert groups.get(instance_group_manager=group, **where).target_size == 1
     regions = compute_v1.RegionsClient(credentials=project.credentials, client_options=options)
     quotas = regions.get(project=project.cloud.project_id, region="us-central1").quotas
