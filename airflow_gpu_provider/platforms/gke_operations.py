@@ -17,7 +17,7 @@ PATIENCE = 1200.0
 """Seconds after which operations of GKE, one's own and others' that are in the way, are waited for no longer."""
 
 _POLL = (0.5, 5.0)
-_BUSY = re.compile(r"operation", re.IGNORECASE)
+_BUSY = re.compile(r"operation|is currently being (created|deleted|updated|repaired)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +102,8 @@ class _Run:
             operation = step.start()
         except CloudError as error:
             if not is_busy(error):
-                raise
+                self._failed[step.group] = error
+                return True
             line = f"{step.doing} waits: {message_of(error)}"
             if line not in self._told:
                 self._told.add(line)
@@ -137,9 +138,17 @@ class _Run:
 
 
 def is_busy(error: GpuError) -> bool:
-    """Say whether GKE refused a change only because another operation is under way."""
-    refused = has_status(error, "FAILED_PRECONDITION", "ABORTED")
-    return refused and _BUSY.search(message_of(error)) is not None
+    """Return True if GKE refused a change only because other operations are under way.
+
+    It says so of one ("Cluster is running incompatible operation ..."), of the cluster ("... is currently being
+    created, deleted, updated or repaired", terraform-provider-google issue 7638), and of too many node pools' ("hits
+    the concurrent operations quota", issue 15579 there).
+    """
+    if has_status(error, "RESOURCE_EXHAUSTED"):
+        return "concurrent operations quota" in message_of(error)
+    if not has_status(error, "FAILED_PRECONDITION", "ABORTED"):
+        return False
+    return _BUSY.search(f"{message_of(error)} {error.details.get('reasons', '')}") is not None
 
 
 def error_of(operation: Mapping[str, Any], *, doing: str) -> GpuError | None:

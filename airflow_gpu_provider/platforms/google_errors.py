@@ -186,9 +186,9 @@ def message_of(error: GpuError) -> str:
 
 def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> GpuError:
     status, message = _status(error), _first_line(_body(error).get("message") or error.message)
-    details = {"status": status, "message": message, "call": call}
-    said = f"{status}: {message}"
-    text = f"{said} {_reasons(error)}"
+    said, reasons = f"{status}: {message}", _reasons(error)
+    details = {"status": status, "message": message, "reasons": reasons, "call": call}
+    text = f"{said} {reasons}"
     if status == "UNAUTHENTICATED":
         return CredentialsError(
             f"Google Cloud does not accept the credentials of {connection} ({said}).",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, not_found
+from airflow_gpu_provider.sandbox.google.errors import GoogleApiError, error_info, not_found
 
 # google.rpc.Code
 RPC_RESOURCE_EXHAUSTED = 8
@@ -83,10 +83,13 @@ class Operations:
         look: Callable[[float], Progress],
         end: Callable[[OperationError | None], None],
     ) -> Operation:
-        """FAILED_PRECONDITION while the cluster has one of its own, or this node pool has one."""
+        """FAILED_PRECONDITION while the cluster has one of its own, or this node pool has one.
+
+        The words are those of terraform-provider-google's issues 7638 and 10366.
+        """
         for other in self._operations.values():
             if other.status != "DONE" and _clash(other.target, target):
-                raise GoogleApiError("FAILED_PRECONDITION", f"Cluster is running incompatible operation {other.name}.")
+                raise _in_the_way(other)
         operation = Operation(
             name=f"operation-{int(now * 1000)}-{secrets.token_hex(4)}",
             kind=kind,
@@ -169,6 +172,15 @@ def _describe_error(error: OperationError) -> dict[str, Any]:
         }
         described |= {"nodepoolConditions": [condition]}
     return described
+
+
+def _in_the_way(other: Operation) -> GoogleApiError:
+    """The cluster's own operations are told as its state, and node pools' by name."""
+    message = f"Cluster is running incompatible operation {other.name}."
+    if "/nodePools/" not in other.target:
+        message = "Cluster is currently being created, deleted, updated or repaired and cannot be updated."
+    reason = error_info("CLUSTER_ALREADY_HAS_OPERATION", domain="container.googleapis.com")
+    return GoogleApiError("FAILED_PRECONDITION", message, details=[reason])
 
 
 def _clash(one: str, other: str) -> bool:

@@ -105,7 +105,7 @@ def test_only_one_operation_at_a_time_for_a_pool_and_none_beside_the_clusters_ow
     project.done(created)
 
     upgrade = project.cloud.begin_cluster_operation(0.5)
-    with pytest.raises(exceptions.BadRequest, match=upgrade):
+    with pytest.raises(exceptions.BadRequest, match="is currently being created, deleted, updated or repaired"):
         project.gke.delete_node_pool(name=project.pool_name())
     operations = project.gke.list_operations(parent=project.parent.partition("/clusters/")[0]).operations
     assert upgrade in [operation.name for operation in operations]

@@ -20,7 +20,7 @@ from airflow_gpu_provider.errors import (
     RequestRejected,
     ServiceDisabled,
 )
-from airflow_gpu_provider.platforms.gke_operations import error_of, is_busy
+from airflow_gpu_provider.platforms.gke_operations import Operations, Step, error_of, is_busy
 from airflow_gpu_provider.platforms.google_errors import has_status, is_worth_a_retry, mapped_errors
 
 
@@ -153,8 +153,31 @@ def test_an_operation_in_the_way_is_told_from_other_refusals() -> None:
     busy = "Cluster is running incompatible operation operation-1."
     assert is_busy(mapped(answer(400, busy, "FAILED_PRECONDITION")))
     assert is_busy(mapped(answer(400, busy, reason="failedPrecondition")))
+    state = "Cluster is currently being created, deleted, updated or repaired and cannot be updated."
+    assert is_busy(mapped(answer(400, state, "FAILED_PRECONDITION", reason="failedPrecondition")))
+    assert is_busy(mapped(answer(400, "Try again", "FAILED_PRECONDITION", info="CLUSTER_ALREADY_HAS_OPERATION")))
+    many = 'Too many operations: cluster "c" hits the concurrent operations quota 5, please try again later.'
+    assert is_busy(mapped(answer(429, many, "RESOURCE_EXHAUSTED")))
+    assert not is_busy(mapped(answer(429, "slow down", "RESOURCE_EXHAUSTED")))
+    assert not is_busy(mapped(answer(400, "Node pool is in ERROR", "FAILED_PRECONDITION")))
     assert not is_busy(mapped(answer(400, "Node pool has no such field", "INVALID_ARGUMENT")))
     assert has_status(mapped(answer(400, "bad")), "INVALID_ARGUMENT")
+
+
+def test_a_group_that_is_refused_leaves_the_others_theirs() -> None:
+    def refused() -> None:
+        raise CloudError("Node pool a cannot be changed.", status="FAILED_PRECONDITION", message="It is in ERROR")
+
+    taken: list[str] = []
+    steps = [
+        Step(group="a", doing="update a", start=refused),
+        Step(group="a", doing="update a again", start=lambda: taken.append("a again")),
+        Step(group="b", doing="update b", start=lambda: taken.append("b")),
+    ]
+    gke: Any = None
+    failed = Operations(gke, "projects/p/locations/l").run(steps, print)
+    assert {group: str(error) for group, error in failed.items()} == {"a": "Node pool a cannot be changed."}
+    assert taken == ["b"]
 
 
 @pytest.mark.parametrize(
