@@ -11,6 +11,7 @@ from airflow_gpu_provider.cluster.threads import in_parallel
 from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
 from airflow_gpu_provider.platforms import gke_lives
 from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, MachineLife, Platform, Refusals, Say
+from airflow_gpu_provider.platforms.gke_endpoints import address_of
 from airflow_gpu_provider.platforms.gke_instances import name_of
 from airflow_gpu_provider.platforms.gke_node_pools import NodePools
 from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
@@ -84,13 +85,10 @@ class GkeBase(Platform):
         from airflow_gpu_provider.cluster.access import ClusterAccess
 
         cluster, token = self._cluster, _TokenSource(self._clients)
+        server = f"https://{address_of(cluster, self._pool)}"
         if self._pool.use_dns_endpoint:
-            dns = (cluster.get("control_plane_endpoints_config") or {}).get("dns_endpoint_config") or {}
-            return ClusterAccess(server=f"https://{dns.get('endpoint')}", token=token)
-        private = (cluster.get("private_cluster_config") or {}).get("private_endpoint")
-        endpoint = private if self._pool.use_internal_ip and private else cluster["endpoint"]
-        ca = cluster["master_auth"]["cluster_ca_certificate"]
-        return ClusterAccess(server=f"https://{endpoint}", ca_data=ca, token=token)
+            return ClusterAccess(server=server, token=token)
+        return ClusterAccess(server=server, ca_data=cluster["master_auth"]["cluster_ca_certificate"], token=token)
 
     @cached_property
     def _cluster(self) -> Mapping[str, Any]:

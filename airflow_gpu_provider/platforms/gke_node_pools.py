@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnreachable, GpuError, PoolSpecError
+from airflow_gpu_provider.errors import CloudError, ClusterNotFound, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.gke_spec import POOL_LABEL, NodePoolSpec, labels_of
 from airflow_gpu_provider.platforms.google_clients import Gke
 from airflow_gpu_provider.platforms.google_errors import has_status, message_of
@@ -31,7 +31,6 @@ class NodePools:
 
         Raises:
             ClusterNotFound: There is no such cluster.
-            ClusterUnreachable: It has no endpoint yet.
             PoolSpecError: It is an Autopilot cluster, which has no node pools.
         """
         pool = self._pool
@@ -45,11 +44,6 @@ class NodePools:
             raise PoolSpecError(
                 f"Pool {pool.name}: {pool.cluster_name} is an Autopilot cluster, which has no node pools.",
                 'Use KubernetesGpuPool(provisioner="autopilot").',
-            )
-        if not found.get("endpoint"):
-            raise ClusterUnreachable(
-                f"The GKE cluster {pool.cluster_name} has no endpoint: it is {found.get('status')}.",
-                "Wait until it is RUNNING.",
             )
         return found
 

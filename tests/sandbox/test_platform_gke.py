@@ -265,9 +265,9 @@ class TestPlanAndApply:
     def test_waits_for_an_operation_that_is_in_the_way(self, cloud: GoogleCloud) -> None:
         platform = GkePlatform(spec(), OWNER)
         plan = platform.plan(1)
-        name = cloud.begin_cluster_operation(2.0)
+        cloud.begin_cluster_operation(2.0)
         lines = said_by(platform, plan)
-        assert any("waits" in line and name in line for line in lines), lines
+        assert any("waits: Cluster is currently being created, deleted, updated" in line for line in lines), lines
         assert first(platform).status == "active"
 
     def test_leaves_out_zones_without_the_hardware(self, cloud: GoogleCloud) -> None:
@@ -532,6 +532,16 @@ class TestAccess:
         second_token = access.token()
         assert second_token != first_token
         assert cloud.identify(second_token)
+
+    def test_a_cluster_with_a_dns_endpoint_only(self, cloud: GoogleCloud) -> None:
+        cloud.set_endpoints(ip=False, dns=False)
+        with pytest.raises(PoolSpecError, match=r"Set use_dns_endpoint=True"):
+            GkePlatform(spec(), OWNER).cluster_access()
+        with pytest.raises(PoolSpecError, match="takes no traffic of users"):
+            GkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
+        cloud.set_endpoints(ip=False, dns=True)
+        access = GkePlatform(spec(use_dns_endpoint=True), OWNER).cluster_access()
+        assert (access.server, access.ca_data) == (f"https://gke-{CLUSTER}-123456789012.us-central1.gke.goog", "")
 
     def test_no_such_cluster(self, cloud: GoogleCloud) -> None:
         for ask in (lambda p: p.cluster_access(), lambda p: p.plan(1), lambda p: p.observe()):

@@ -322,6 +322,11 @@ class GoogleCloud:
         self._clock.wake()
         return began
 
+    def set_endpoints(self, *, ip: bool, dns: bool) -> None:
+        """Say whether the cluster has IP endpoints, and whether its DNS endpoint takes traffic of users."""
+        with self._lock:
+            self._clusters.has_ip_endpoints, self._clusters.dns_takes_users = ip, dns
+
     def disable_service(self, service: str, *, disabled: bool = True) -> None:
         """Have the project's API `container`, `compute` or `resourcemanager` not enabled."""
         self._refuse(service, service_disabled(service, self.project_id) if disabled else None)

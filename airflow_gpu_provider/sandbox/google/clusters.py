@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from google.cloud.container_v1.types import Cluster as ClusterSettings
 from google.cloud.container_v1.types import NodePool
@@ -62,9 +62,27 @@ class Clusters:
         self.endpoint = ""
         """Host and port of the control plane, without a scheme, as GKE gives it."""
         self.certificate_authority = ""
+        self.has_ip_endpoints = True
+        self.dns_takes_users = False
 
     node_pools: NodePools
     """Of the cluster; none are left where it is gone."""
+
+    @property
+    def ip_endpoint(self) -> str:
+        """What GKE says in `endpoint`: nothing while the cluster is made, and where it has a DNS endpoint only."""
+        made = self.current is not None and self.current.status != "PROVISIONING"
+        return self.endpoint if made and self.has_ip_endpoints else ""
+
+    def endpoints_config(self) -> dict[str, Any]:
+        """GKE's ControlPlaneEndpointsConfig. A new cluster's DNS endpoint is there, and takes no traffic of users."""
+        ip: dict[str, Any] = {"enabled": self.has_ip_endpoints, "enablePublicEndpoint": self.has_ip_endpoints}
+        if self.ip_endpoint:
+            ip |= {"publicEndpoint": self.ip_endpoint, "privateEndpoint": self.ip_endpoint}
+        dns: dict[str, Any] = {"allowExternalTraffic": self.dns_takes_users}
+        if self.current is not None and self.current.status != "PROVISIONING":
+            dns["endpoint"] = f"gke-{self.current.name}-123456789012.{self._location}.gke.goog"
+        return {"dnsEndpointConfig": dns, "ipEndpointsConfig": ip}
 
     def get(self, project_id: str, location: str, name: str) -> Cluster:
         """NOT_FOUND if it is another one, or gone."""
