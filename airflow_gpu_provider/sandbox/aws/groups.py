@@ -19,6 +19,7 @@ from airflow_gpu_provider.sandbox.aws.launches import CapacityPool, Ec2Capacity,
 from airflow_gpu_provider.sandbox.aws.registration import (
     Registration,
     describe_instance,
+    kubelet_starts,
     self_managed_registration,
 )
 from airflow_gpu_provider.sandbox.aws.replacements import Replacement, uneven
@@ -297,9 +298,14 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         member.activity.end(now)
         member.in_service_since = now
         self._cooldown_until = now + timedelta(seconds=self.default_cooldown)
-        if reaches_outside(self._around.ec2, str(member.instance.subnet_id)):
+        registers_with = self._registers_with()
+        if reaches_outside(self._around.ec2, str(member.instance.subnet_id)) and kubelet_starts(registers_with.labels):
             member.announced = self._describe(member)
             self._around.outbox.instance_launched(member.announced)
+
+    def _registers_with(self) -> Registration:
+        managed = self.registration
+        return self._own_registration() if managed is None or managed.ami_type == "CUSTOM" else managed
 
     def _describe(self, member: Member) -> Instance:
         return describe_instance(

@@ -14,6 +14,7 @@ from airflow_gpu_provider.sandbox.aws.interface import Instance, Taint
 
 _CLUSTER_TAG = "kubernetes.io/cluster/"
 _KUBELET_FLAG = re.compile(r"--(node-labels|register-with-taints)=([^\s\"']+)")
+_KUBERNETES, _KUBELETS = ("kubernetes.io", "k8s.io"), ("kubelet.kubernetes.io", "node.kubernetes.io")
 _EFFECTS = {
     "NO_SCHEDULE": "NoSchedule",
     "PREFER_NO_SCHEDULE": "PreferNoSchedule",
@@ -63,6 +64,22 @@ def _text(user_data: object) -> str:
     if user_data is None:
         return ""
     return b64decode(str(user_data)).decode(errors="replace")
+
+
+def kubelet_starts(labels: Mapping[str, str]) -> bool:
+    """Return True if a kubelet takes these labels: one that is told to set others of Kubernetes' domains ends at once.
+
+    "unknown 'kubernetes.io' or 'k8s.io' labels specified with --node-labels" (kubernetes, cmd/kubelet/app/options;
+    aws/containers-roadmap#2465). Its own, as topology.kubernetes.io/zone, are not among them.
+    """
+    return not any(
+        _within(key.rpartition("/")[0], _KUBERNETES) and not _within(key.rpartition("/")[0], _KUBELETS)
+        for key in labels
+    )
+
+
+def _within(domain: str, domains: tuple[str, ...]) -> bool:
+    return any(domain == each or domain.endswith(f".{each}") for each in domains)
 
 
 def describe_instance(

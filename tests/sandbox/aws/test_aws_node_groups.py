@@ -48,6 +48,14 @@ def test_a_machine_in_a_subnet_of_the_control_plane_never_joins(account: Account
     assert [launched.nodegroup for launched in account.events.of("launched")] == ["nodes"]
 
 
+def test_a_machine_whose_kubelet_refuses_a_label_never_joins(account: Account) -> None:
+    """EKS's own check lets it pass; the kubelet ends (eksctl-io/eksctl#4006)."""
+    asg = account.node_group(labels={"node-role.kubernetes.io/gpu": "true"})
+    (instance,) = account.grow(asg, 1)
+    (issue,) = eventually(lambda: account.describe()["health"]["issues"])
+    assert (issue["code"], issue["resourceIds"]) == ("NodeCreationFailure", [instance])
+
+
 def test_a_public_subnet_that_gives_no_addresses_is_refused(account: Account) -> None:
     """Not by the call: by the group's health, NodegroupIssueCode Ec2SubnetInvalidConfiguration."""
     public = account.network.public_subnets["us-west-2a"]
