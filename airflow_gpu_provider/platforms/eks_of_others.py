@@ -76,6 +76,7 @@ class EksPlatformOfOthers(EksBase):
             PoolDrift, PoolSpecError: A group cannot serve the pool as it is.
             AutoscalerTagsMissing: cluster-autoscaler is to add nodes, and does not know a group or what nodes it has.
         """
+        self._check_node_groups(self._existing)
         named = self._read()
         self._check_there(named)
         self._check_once(named)
@@ -94,11 +95,9 @@ class EksPlatformOfOthers(EksBase):
         for name in (*self._pool.node_groups, *self._pool.asg_names):
             say(f"{name} is left as it is: this package did not create it")
 
-    def _check_there(self, named: Sequence[_Named]) -> None:
-        found = {each.name for each in named}
+    def _check_node_groups(self, found: Collection[str]) -> None:
         pool = self._pool
         groups = [name for name in pool.node_groups if name not in found]
-        asgs = [name for name in pool.asg_names if name not in found]
         if groups:
             there = ", ".join(sorted(self._groups.names())) or "none"
             raise GroupNotFound(
@@ -106,6 +105,12 @@ class EksPlatformOfOthers(EksBase):
                 "Correct node_groups, or create the group where it is defined: this package creates none of them.",
                 groups=groups,
             )
+
+    def _check_there(self, named: Sequence[_Named]) -> None:
+        found = {each.name for each in named}
+        self._check_node_groups(found)
+        pool = self._pool
+        asgs = [name for name in pool.asg_names if name not in found]
         if asgs:
             raise GroupNotFound(
                 f"Pool {pool.name}: there is no Auto Scaling group {', '.join(asgs)} in {pool.region}.",

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from moto.eks.exceptions import InvalidRequestException
 from moto.eks.models import Cluster
 from moto.moto_api._internal import mock_random
 
+from airflow_gpu_provider.sandbox.aws.access_entries import set_mode
 from airflow_gpu_provider.sandbox.aws.ec2 import Ec2Backend
 from airflow_gpu_provider.sandbox.aws.interface import AwsTimings
+from airflow_gpu_provider.sandbox.aws.node_group_rules import ResourceLimitExceeded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +32,13 @@ class ClusterLife:
         self.address = ControlPlaneAddress(endpoint="", certificate_authority="")
 
     def check_room(self, clusters: dict[str, Cluster]) -> None:
-        """InvalidRequestException while another cluster has the control plane."""
+        """ResourceLimitExceededException while another cluster has the control plane."""
         if clusters:
             other = next(iter(clusters))
-            raise InvalidRequestException(
-                message=f"The sandbox has one control plane, and cluster {other} has it: delete that one first."
+            raise ResourceLimitExceeded(
+                clusterName=other,
+                nodegroupName=None,
+                message=f"The sandbox has one control plane, and cluster {other} has it: delete that one first.",
             )
 
     def open(self, cluster: Cluster) -> None:
@@ -50,6 +53,7 @@ class ClusterLife:
         It makes the cluster security group, too, which nodes of managed groups get where no launch template says else.
         """
         cluster.status = "CREATING"
+        set_mode(cluster, "CONFIG_MAP")
         cluster.endpoint = None  # type: ignore[assignment]  # left out of the answer
         cluster.certificate_authority = {}
         subnets = self._ec2.describe_subnets(subnet_ids=cluster.resources_vpc_config["subnetIds"])

@@ -15,6 +15,7 @@ from moto.eks.responses import EKSResponse
 from moto.moto_api._internal import mock_random
 
 from airflow_gpu_provider.sandbox.aws import node_group_rules as rules
+from airflow_gpu_provider.sandbox.aws.access_entries import change_mode, create_entry, set_mode
 from airflow_gpu_provider.sandbox.aws.auto_scaling import AutoScaling, utc_now
 from airflow_gpu_provider.sandbox.aws.clusters import ClusterLife
 from airflow_gpu_provider.sandbox.aws.groups import AutoScalingGroup, Surroundings
@@ -139,7 +140,7 @@ class Eks(EKSBackend):
         if not cluster.is_active:
             raise InvalidRequestException(message=f"Cluster '{cluster_name}' is not in ACTIVE status")
         if len(cluster.nodegroups) >= rules.MAX_NODE_GROUPS:
-            raise rules.TooManyNodeGroups(
+            raise rules.ResourceLimitExceeded(
                 clusterName=cluster_name,
                 nodegroupName=nodegroup_name,
                 message=f"A cluster may have {rules.MAX_NODE_GROUPS} managed node groups",
@@ -364,6 +365,27 @@ class EksApi(EKSResponse):
         """As the call sees it."""
         backend = cast(Eks, eks_backends[self.current_account][self.region])
         return backend.replicas.eks_for(self._get_action(), self.access_key) if backend.replicas else backend
+
+    def create_cluster(self) -> ActionResult:
+        answer = super().create_cluster()
+        if mode := (self._get_param("accessConfig") or {}).get("authenticationMode"):
+            set_mode(self.eks_backend.cluster(self._get_param("name")), mode)
+        return answer
+
+    def update_cluster_config(self) -> ActionResult:
+        """As moto's, and of the authentication mode, at once."""
+        mode = (self._get_param("accessConfig") or {}).get("authenticationMode")
+        if not mode:
+            return super().update_cluster_config()
+        change_mode(self.eks_backend.cluster(self._get_param("name")), mode)
+        params = [{"type": "AuthenticationMode", "value": mode}]
+        update = {"id": str(mock_random.uuid4()), "status": "Successful", "type": "AccessConfigUpdate"}
+        return ActionResult({"update": {**update, "params": params, "createdAt": utc_now(), "errors": []}})
+
+    def create_access_entry(self) -> ActionResult:
+        cluster = self.eks_backend.cluster(self._get_param("name"))
+        groups = self._get_param("kubernetesGroups") or []
+        return ActionResult({"accessEntry": create_entry(cluster, self._get_param("principalArn"), groups)})
 
     def create_nodegroup(self) -> ActionResult:
         text = {

@@ -47,7 +47,7 @@ _RESERVED_PREFIXES = ("kubernetes.io", "k8s.io", "eks.amazonaws.com")
 _ALLOWED_DOMAINS = ("node.kubernetes.io", "kubelet.kubernetes.io")
 
 
-class TooManyNodeGroups(EKSError):
+class ResourceLimitExceeded(EKSError):
     """The error of EKS's API model for a limit; the message is the sandbox's own."""
 
     TYPE = "ResourceLimitExceededException"

@@ -29,6 +29,26 @@ def test_cluster_is_active_with_the_given_endpoint_and_authority(account: Accoun
     assert set(cluster["resourcesVpcConfig"]["subnetIds"]) == set(account.network.control_plane_subnets.values())
 
 
+def test_a_cluster_has_access_entries_once_its_authentication_mode_has_them(account: Account) -> None:
+    """CONFIG_MAP is the default of the API (botocore: CreateAccessConfigRequest); docs/iam.md says what to do."""
+    entry = {
+        "clusterName": CLUSTER,
+        "principalArn": f"arn:aws:iam::{ACCOUNT_ID}:role/airflow",
+        "kubernetesGroups": ["airflow-gpu-provider"],
+    }
+    assert account.eks.describe_cluster(name=CLUSTER)["cluster"]["accessConfig"]["authenticationMode"] == "CONFIG_MAP"
+    with pytest.raises(ClientError) as refused:
+        account.eks.create_access_entry(**entry)
+    assert code(refused) == "InvalidRequestException"
+    assert "authentication mode must be set to one of [API, API_AND_CONFIG_MAP]" in text(refused)
+
+    both = {"authenticationMode": "API_AND_CONFIG_MAP"}
+    assert account.eks.update_cluster_config(name=CLUSTER, accessConfig=both)["update"]["type"] == "AccessConfigUpdate"
+    assert account.eks.create_access_entry(**entry)["accessEntry"]["kubernetesGroups"] == ["airflow-gpu-provider"]
+    with pytest.raises(ClientError, match="Unsupported authentication mode update"):
+        account.eks.update_cluster_config(name=CLUSTER, accessConfig={"authenticationMode": "CONFIG_MAP"})
+
+
 def test_subnets_lie_in_their_zones(account: Account) -> None:
     subnets = account.ec2.describe_subnets(SubnetIds=list(account.network.subnets.values()))["Subnets"]
 
