@@ -36,16 +36,20 @@ def control_plane(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 @pytest.fixture(scope="session")
 def gke_sandbox() -> Iterator[Sandbox]:
     """A GKE that is quicker than the product's own, beside `gpu_sandbox`; tests share it, and end their faults."""
-    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
+    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0, stale=0.0)
     with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="session")
 def gpu_sandbox_settings() -> dict[str, Any]:
-    """The shared sandbox runs the example training, has an image of some size, and spot notices are short in it."""
+    """The shared sandbox runs the example training, has an image of some size, and spot notices are short in it.
+
+    No read of its cloud is old: many tests hold what a single look sees. Nights with reads that are old are those of
+    test_real_pace.py, of an acceptance, of tests/airflow and of its chaos.
+    """
     images = (training_image(), Image(pattern="large:*", pull_seconds=1.5))
-    return {"images": images, "timings": AwsTimings(spot_notice=1.0)}
+    return {"images": images, "timings": AwsTimings(spot_notice=1.0, stale=0.0)}
 
 
 @pytest.fixture

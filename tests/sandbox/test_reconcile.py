@@ -71,7 +71,8 @@ class Night:
 
         def look() -> bool:
             seen[:] = [self.lead.reconcile()]
-            return is_so(seen[0])
+            # EKS may list a new group once, and then not for a moment.
+            return bool(seen[0].snapshot.groups) and is_so(seen[0])
 
         eventually(look, seconds=seconds)
         return seen[0]
