@@ -75,7 +75,7 @@ class Cloud:
 
 @pytest.fixture(scope="module")
 def gke_sandbox() -> Iterator[Sandbox]:
-    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
+    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0, stale=0.0)
     with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
         yield sandbox
 

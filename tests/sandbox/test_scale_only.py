@@ -584,7 +584,7 @@ def test_a_group_of_others_is_never_deleted_and_keeps_its_minimum(gpu_sandbox: S
 
 @pytest.fixture(scope="module")
 def gke() -> Iterator[Sandbox]:
-    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0)
+    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0, stale=0.0)
     with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
         yield sandbox
 
