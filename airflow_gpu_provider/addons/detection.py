@@ -99,8 +99,6 @@ def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[d
         for one in daemon_sets
         if not _is_ours(one, pool) and not _is_gkes(one) and (kind := _kind_of(one))
     ]
-    if pool.kind == "gke" and pool.node_labels.get(_GKE_STAYS_AWAY) != "true":
-        servers.append(Server(kind="platform", name="GKE", serves=True))
     if platform := _platform_of(pool, nodes):
         servers.append(Server(kind="platform", name=platform, serves=True))
     elif _brings_plugin(pool, nodes):
@@ -118,11 +116,18 @@ def _brings_plugin(pool: GpuPool, nodes: list[dict[str, Any]]) -> bool:
     return str(getattr(pool, "ami_type", "")).startswith("BOTTLEROCKET")
 
 
+def platform_of(pool: GpuPool) -> str:
+    """Return the platform that brings the device plugin, by the pool's spec alone; empty where none does."""
+    if pool.kind == "gke" and pool.node_labels.get(_GKE_STAYS_AWAY) != "true":
+        return "GKE"
+    return _PLATFORMS.get(getattr(pool, "provisioner", None) or "", "")
+
+
 def _platform_of(pool: GpuPool, nodes: list[dict[str, Any]]) -> str:
     key, value = _AUTO_MODE
     if nodes and all((node["metadata"].get("labels") or {}).get(key) == value for node in nodes):
         return _PLATFORMS["auto-mode"]
-    return _PLATFORMS.get(getattr(pool, "provisioner", None) or "", "")
+    return platform_of(pool)
 
 
 def served_by(pool: GpuPool, servers: Iterable[Server], *, ours: bool) -> Server | None:

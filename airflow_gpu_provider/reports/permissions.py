@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.rest import call
@@ -46,7 +47,7 @@ class Rule:
 def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
     """Return what a run of the pool does in its cluster, from Ensure to scale-down; docs/rbac grants it."""
     roles = "scale-only.yaml" if pool.manage == "scale" else "full.yaml"
-    wanted = (*_of_every_run(pod_namespace), *_of_autoscaling(pool), *_of_provisioners(pool))
+    wanted = (*_of_every_run(pod_namespace), *_of_plugins(pool), *_of_autoscaling(pool), *_of_provisioners(pool))
     return tuple(replace(rule, roles=roles) if rule.roles == "full.yaml" else rule for rule in wanted)
 
 
@@ -61,7 +62,6 @@ def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
     yield Rule(group="", resource="nodes", verbs=("get", "list", "watch", "patch"))
     yield Rule(group="", resource="pods", verbs=("get", "list"))
     yield Rule(group="apps", resource="daemonsets", verbs=("list",))
-    yield Rule(group="", resource="pods", verbs=("list", "watch"), namespace=_PLUGIN_NAMESPACE)
     pod_verbs = ("get", "list", "watch", "create", "patch", "delete")
     yield Rule(group="", resource="pods", verbs=pod_verbs, namespace=pod_namespace)
     yield Rule(group="", resource="pods/log", verbs=("get",), namespace=pod_namespace)
@@ -73,6 +73,11 @@ def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
         namespace=pod_namespace,
         only_for="do_xcom_push=True, by which a pod's result is read",
     )
+
+
+def _of_plugins(pool: GpuPool) -> Iterator[Rule]:
+    if not platform_of(pool):
+        yield Rule(group="", resource="pods", verbs=("list", "watch"), namespace=_PLUGIN_NAMESPACE)
 
 
 def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime, timedelta
 
+from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PART_OF, GpusWait, PluginSnapshot
 from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, troubles_in_words, watching
 from airflow_gpu_provider.cluster.nodes import Node
@@ -47,11 +49,13 @@ async def watch_plugin(
     pods = plugin_pods(namespace)
     narrator = Narrator(say, started=wait.started)
     end = min(until or wait.deadline, wait.deadline)
-    wants = {pods: pool.name, **pool_nodes(pool.node_selector)}
+    # Where the platform brings the plugin none of our pods is there, and their namespace may be the platform's own:
+    # GKE Autopilot manages kube-system.
+    wants = pool_nodes(pool.node_selector) if platform_of(pool) else {pods: pool.name, **pool_nodes(pool.node_selector)}
     async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
         now = await feed.api.now()
         first_look = max(end, now + _FIRST_LOOK)
-        view = _View(pods, Patience(max(wait.deadline, now + _FIRST_LOOK), worked=True))
+        view = _View(wants, pods, Patience(max(wait.deadline, now + _FIRST_LOOK), worked=True))
         while True:
             now = await feed.api.now()
             view.raise_if_final(now)
@@ -81,7 +85,8 @@ def _unseen(pool: GpuPool) -> ClusterUnreachable:
 class _View:
     """What the feed has told so far."""
 
-    def __init__(self, pods: Resource, patience: Patience) -> None:
+    def __init__(self, wants: Collection[Resource], pods: Resource, patience: Patience) -> None:
+        self._wants = wants
         self._pods_resource = pods
         self._patience = patience
         self._told: set[Resource] = set()
@@ -97,7 +102,7 @@ class _View:
     @property
     def is_synced(self) -> bool:
         """Whether all nodes are known, and the plugin's pods as far as they may be read: these only explain."""
-        return len(self._told) == 2
+        return len(self._told) == len(self._wants)
 
     def raise_if_final(self, now: datetime) -> None:
         """Raise why the nodes cannot be watched, where that has lasted."""

@@ -23,6 +23,14 @@ POOLS: tuple[GpuPool, ...] = (
 )
 
 
+AUTOPILOT = KubernetesGpuPool(name="brought", provisioner="autopilot", node_selector_labels={"x": "y"}, gpus_per_node=1)
+
+
+def test_nothing_of_kube_system_is_needed_where_the_platform_brings_the_plugin() -> None:
+    assert all(rule.namespace != "kube-system" for rule in rules(AUTOPILOT, "default"))
+    assert any(rule.namespace == "kube-system" for rule in rules(POOLS[0], "default"))
+
+
 def granted(file: str) -> set[tuple[str, str, str, str]]:
     """Group, resource, verb and namespace of everything in the documented roles; in all namespaces: "*"."""
     found = set()

@@ -12,6 +12,7 @@ import pytest
 from airflow_gpu_provider.addons.device_plugin import GpusWait
 from airflow_gpu_provider.cluster.informer import Change, Resource, pool_nodes
 from airflow_gpu_provider.errors import CredentialsError, GpuError, GpusNotAllocatable, PermissionDenied
+from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers import plugin_watch as module
@@ -62,6 +63,25 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         return await watch_plugin(POOL, WAIT, namespace="kube-system", say=lambda line: None)
 
     return play
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "watched"), [("autopilot", {"nodes"}), ("auto-mode", {"nodes"}), ("karpenter", {"nodes", "pods"})]
+)
+async def test_no_pods_are_watched_where_the_platform_brings_the_plugin(
+    monkeypatch: pytest.MonkeyPatch, provisioner: Any, watched: set[str]
+) -> None:
+    pool = KubernetesGpuPool(name="brought", provisioner=provisioner, node_selector_labels={"x": "y"}, gpus_per_node=1)
+    wanted: list[Resource] = []
+
+    @asynccontextmanager
+    async def watching(identity: object, access: object, wants: Any) -> AsyncIterator[Played]:
+        wanted.extend(wants)
+        yield Played([synced(each) for each in wants])
+
+    monkeypatch.setattr(module, "watching", watching)
+    assert (await watch_plugin(pool, WAIT, namespace="kube-system", say=lambda line: None)).done
+    assert {resource.path.rpartition("/")[2] for resource in wanted} == watched
 
 
 def synced(resource: Resource) -> Change:
