@@ -10,7 +10,8 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,20 @@ from airflow_gpu_provider.sandbox.schemas.findings import FOLDER_VARIABLE, Findi
 
 _OUTPUT = "schema_findings"
 _DELIBERATE = "against_schema"
+
+
+@contextmanager
+def findings() -> Iterator[FindingsFolder]:
+    """A folder of findings for what this process starts."""
+    with tempfile.TemporaryDirectory(prefix="gpu-schemas-") as folder:
+        os.environ[FOLDER_VARIABLE] = folder
+        yield FindingsFolder(Path(folder))
+
+
+def summary(judged: Mapping[str, int], violations: int) -> str:
+    """How many calls were judged, in a line."""
+    told = ", ".join(f"{count} {subject}s" for subject, count in sorted(judged.items()))
+    return f"schemas: {told} judged; {violations} violations"
 
 
 class SchemaFindings:
@@ -71,10 +86,8 @@ class SchemaFindings:
             return
         for each in self._late:
             terminalreporter.write_line(f"Against the clouds' schemas: {each}", red=True)
-        told = ", ".join(f"{count} {subject}s" for subject, count in sorted(self._judged.items()))
-        terminalreporter.write_line(
-            f"schemas: {told} judged; {self._violations} violations", red=bool(self._violations)
-        )
+        told = summary(self._judged, self._violations)
+        terminalreporter.write_line(told, red=bool(self._violations))
 
     def _new(self, allowed: str = "") -> list[str]:
         """Return what is new, but for what subjects ending in `allowed` did."""

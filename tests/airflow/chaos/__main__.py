@@ -14,6 +14,7 @@ from tests.airflow.chaos import report, schedule
 from tests.airflow.chaos.cell import Cell
 from tests.airflow.chaos.matrix import Outcome, Row
 from tests.airflow.chaos.worlds import REPOSITORY, run_cells
+from tests.schema_findings import findings, summary
 
 JSON = REPOSITORY / "build" / "chaos.json"
 
@@ -31,12 +32,16 @@ def main() -> int:
     began = time.monotonic()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to end"))
     pace = Pace(name=arguments.pace, speed=arguments.speed)
-    with closing(run_cells(cells, worlds=arguments.worlds, pace=pace, seed=arguments.seed)) as outcomes:
-        for number, outcome in enumerate(outcomes, start=1):
-            sys.stderr.write(f"{number}/{len(cells)} {time.monotonic() - began:.0f} s: {outcome}\n")
-            told.append(outcome)
-            _write(arguments, told)
-    return int(not all(isinstance(outcome, Row) and outcome.is_well for outcome in told))
+    with findings() as found:
+        with closing(run_cells(cells, worlds=arguments.worlds, pace=pace, seed=arguments.seed)) as outcomes:
+            for number, outcome in enumerate(outcomes, start=1):
+                sys.stderr.write(f"{number}/{len(cells)} {time.monotonic() - began:.0f} s: {outcome}\n")
+                told.append(outcome)
+                _write(arguments, told)
+        violations = found.new_violations()
+        sys.stderr.writelines(f"Against the clouds' schemas: {violation}\n" for violation in violations)
+        sys.stderr.write(f"{summary(found.counts(), len(violations))}\n")
+    return int(bool(violations) or not all(isinstance(outcome, Row) and outcome.is_well for outcome in told))
 
 
 def _cells(arguments: argparse.Namespace) -> list[Cell]:
