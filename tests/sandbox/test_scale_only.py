@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -110,6 +111,7 @@ class Eks:
         self.node_groups.append(name)
         self._made.append(lambda: self.eks.delete_nodegroup(clusterName=cluster, nodegroupName=name))
         group = eventually(lambda: self.described(name)["status"] == "ACTIVE" and self.described(name))
+        self.until_shown()
         return str(group["resources"]["autoScalingGroups"][0]["name"])
 
     def auto_scaling_group(self, name: str, zones: int = 1, *, spot: bool = False, **changes: Any) -> str:
@@ -133,7 +135,16 @@ class Eks:
         }
         self.asg.create_auto_scaling_group(**(request | changes))
         self._made.append(lambda: self.asg.delete_auto_scaling_group(AutoScalingGroupName=name, ForceDelete=True))
+        self.until_shown()
         return name
+
+    def tag(self, tags: list[dict[str, Any]]) -> None:
+        self.asg.create_or_update_tags(Tags=tags)
+        self.until_shown()
+
+    def until_shown(self) -> None:
+        """Wait until the sandbox shows everybody what was written: no read is older."""
+        time.sleep(self.sandbox.aws.timings.stale)
 
     def described(self, name: str) -> dict[str, Any]:
         answer = self.eks.describe_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)
@@ -511,7 +522,7 @@ def test_tags_that_cluster_autoscaler_needs_are_for_the_owner_to_add(
     tags = missing_tags(pool)
     assert {tag["ResourceId"] for tag in tags} == {asg}
 
-    owner.asg.create_or_update_tags(Tags=tags)
+    owner.tag(tags)
     assert platform_for(pool).plan(1).is_empty
 
 
@@ -533,7 +544,7 @@ def test_an_autoscalers_night_in_a_group_of_others(gpu_sandbox: Sandbox, owner: 
     asg = owner.node_group("grown", labels={OWNERS_LABEL: "terraform", "role": "grown"})
     of_owner = {"node_labels": {"role": "grown"}, "taints": ["nvidia.com/gpu=present:NoSchedule"]}
     pool = eks_pool(gpu_sandbox, node_groups=["grown"], scaling="autoscaler", **of_owner)
-    owner.asg.create_or_update_tags(Tags=missing_tags(pool))
+    owner.tag(missing_tags(pool))
     before = owner.everything(asg, "grown")
 
     (node,) = one_night(pool, lambda: None, warm=True)
