@@ -8,12 +8,17 @@ last breath, how the container answered SIGTERM; or nothing at all, and then the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 
 from airflow_gpu_provider.cluster.pod_end import KILLED
 from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pools import GpuPool
+
+_PAUSES = (1.0, 2.0, 4.0)
+"""Seconds before a cloud that says nothing of a machine's end is asked again: what it shows may be seconds old (EC2
+developer guide, "Eventual consistency in the Amazon EC2 API")."""
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +29,10 @@ def may_be_spot(pool: GpuPool) -> bool:
 
 
 class PodMachine:
-    """Asks the pool's platform, once for each pod, and only about ends that may have been the machine's.
+    """Asks the pool's platform about ends that may have been the machine's.
+
+    It asks again for some seconds about a container that was killed. About one that ended well it asks once: no machine
+    is to wait after each success.
 
     Args:
         name: The cloud's name for the machine, as the wait for the pod has seen it; empty where it was too short for
@@ -32,15 +40,22 @@ class PodMachine:
         pool: The rendered spec.
         platform: Returns its platform.
         machine_of: Returns the machine of the node with this name; empty where there is none.
+        sleep: Waits for so many seconds.
     """
 
     def __init__(
-        self, name: str, pool: GpuPool, platform: Callable[[], Platform], machine_of: Callable[[str], str]
+        self,
+        name: str,
+        pool: GpuPool,
+        platform: Callable[[], Platform],
+        machine_of: Callable[[str], str],
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._name = name
         self._pool = pool
         self._platform = platform
         self._machine_of = machine_of
+        self._sleep = sleep
         self._end: MachineEnd | None = None
         self._asked = False
 
@@ -52,7 +67,7 @@ class PodMachine:
             end = self._end_of(node) if may_be_spot(self._pool) else None
             return _preempted(pod, self._name, end, "exit code 0") if end and end.taken_back else None
         exit_code = error.details.get("exit_code")
-        if type(error) is PodFailed and exit_code in KILLED and (end := self._end_of(node)):
+        if type(error) is PodFailed and exit_code in KILLED and (end := self._end_of(node, _PAUSES)):
             return _preempted(pod, self._name, end, f"exit code {exit_code}")
         return error
 
@@ -64,15 +79,27 @@ class PodMachine:
         what = f"{error.what.rstrip('.')} (machine {self._name}: {end.why})."
         return PodPreempted(what, error.fix, **error.details, machine=self._name)
 
-    def _end_of(self, node: str) -> MachineEnd | None:
+    def _end_of(self, node: str, pauses: Sequence[float] = ()) -> MachineEnd | None:
         if not self._asked:
             self._asked = True
             try:
-                self._name = self._name or (self._machine_of(node) if node else "")
-                self._end = self._platform().machine_end(self._name) if self._name else None
+                self._end = self._ask(node, pauses)
             except GpuError as error:
                 _log.warning("What became of machine %s of node %s is not known: %s", self._name, node, error)
         return self._end
+
+    def _ask(self, node: str, pauses: Sequence[float]) -> MachineEnd | None:
+        self._name = self._name or (self._machine_of(node) if node else "")
+        if not self._name:
+            return None
+        platform = self._platform()
+        end = platform.machine_end(self._name)
+        for pause in pauses:
+            if end:
+                break
+            self._sleep(pause)
+            end = platform.machine_end(self._name)
+        return end
 
 
 def _preempted(pod: str, machine: str, end: MachineEnd, ended: str) -> PodPreempted:

@@ -19,18 +19,20 @@ LOST = PodPreempted("Pod p was lost: its node left the cluster.", "Retry the tas
 
 
 class Cloud:
-    """Answers what a test says; counts how often it is asked."""
+    """Answers what a test says, `late` times that the machine runs; counts how often it is asked."""
 
-    def __init__(self, end: MachineEnd | None, error: GpuError | None = None) -> None:
+    def __init__(self, end: MachineEnd | None, error: GpuError | None = None, *, late: int = 0) -> None:
         self.asked: list[str] = []
+        self.paused: list[float] = []
         self._end = end
         self._error = error
+        self._late = late
 
     def machine_end(self, machine: str) -> MachineEnd | None:
         self.asked.append(machine)
         if self._error:
             raise self._error
-        return self._end
+        return None if len(self.asked) <= self._late else self._end
 
 
 def judged(cloud: Cloud, error: GpuError | None, *, machine: str = "i-0a", **pool: Any) -> GpuError | None:
@@ -39,7 +41,13 @@ def judged(cloud: Cloud, error: GpuError | None, *, machine: str = "i-0a", **poo
 
 
 def a_machine(cloud: Cloud, machine: str = "i-0a", pool: EksGpuPool | None = None, **nodes: str) -> PodMachine:
-    return PodMachine(machine, pool or a_pool(), lambda: cast("Platform", cloud), lambda node: nodes.get(node, ""))
+    return PodMachine(
+        machine,
+        pool or a_pool(),
+        lambda: cast("Platform", cloud),
+        lambda node: nodes.get(node, ""),
+        cloud.paused.append,
+    )
 
 
 @pytest.mark.parametrize("end", [TAKEN, ENDED])
@@ -51,6 +59,13 @@ def test_container_that_was_killed_with_its_machine_is_preempted(end: MachineEnd
         f" ({end.why})."
     )
     assert judged(Cloud(None), KILLED) is KILLED
+
+
+def test_a_cloud_that_shows_the_end_late_is_asked_again() -> None:
+    cloud = Cloud(TAKEN, late=3)
+    assert type(judged(cloud, KILLED)) is PodPreempted
+    assert (len(cloud.asked), cloud.paused) == (4, [1.0, 2.0, 4.0])
+    assert judged(Cloud(TAKEN, late=4), KILLED) is KILLED
 
 
 def test_success_on_a_machine_that_was_taken_back_is_none() -> None:
