@@ -11,6 +11,7 @@ import pytest
 from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
 from airflow_gpu_provider.sandbox.aws import AwsTimings
+from airflow_gpu_provider.sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from airflow_gpu_provider.sandbox.demo import example_dags, training_image
 from tests.airflow import credentials
 from tests.airflow.harness import Airflow
@@ -22,6 +23,7 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox(images=(training_image(),), boot_seconds=1.0, timings=AwsTimings(spot_notice=2.0)) as sandbox:
+        sandbox.aws.set_quota(NODE_GROUP_QUOTA, 500)  # tests leave their node groups
         yield sandbox
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from airflow_gpu_provider.errors import error_types
 from airflow_gpu_provider.sandbox.aws import AwsTimings
+from airflow_gpu_provider.sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from airflow_gpu_provider.sandbox.build import control_plane_binary
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
 from airflow_gpu_provider.sandbox.demo import training_image
@@ -50,6 +51,13 @@ def gpu_sandbox_settings() -> dict[str, Any]:
     """
     images = (training_image(), Image(pattern="large:*", pull_seconds=1.5))
     return {"images": images, "timings": AwsTimings(spot_notice=1.0, stale=0.0)}
+
+
+@pytest.fixture(scope="session")
+def gpu_sandbox(gpu_sandbox: Sandbox) -> Sandbox:
+    """The product's own, with a raised quota: tests leave their node groups."""
+    gpu_sandbox.aws.set_quota(NODE_GROUP_QUOTA, 500)
+    return gpu_sandbox
 
 
 @pytest.fixture

@@ -37,6 +37,7 @@ from airflow_gpu_provider.sandbox.aws.interface import (
 )
 from airflow_gpu_provider.sandbox.aws.judged import JudgedApi
 from airflow_gpu_provider.sandbox.aws.launches import Ec2Capacity
+from airflow_gpu_provider.sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from airflow_gpu_provider.sandbox.aws.node_groups import NodeGroup
 from airflow_gpu_provider.sandbox.aws.quotas import ServiceQuotasResponse, VcpuQuotas
 from airflow_gpu_provider.sandbox.aws.registration import kubernetes_taint
@@ -371,10 +372,13 @@ class AwsCloud:
             self._spot.interrupt(instance_id, utc_now())
         self._clock.wake()
 
-    def set_quota(self, quota_code: str, vcpus: float) -> None:
-        """Set one of EC2's quotas, in vCPUs. ValueError if the code is none of them."""
+    def set_quota(self, quota_code: str, limit: float) -> None:
+        """Set one of EC2's quotas, in vCPUs, or EKS's of node groups in a cluster. ValueError if it is none of them."""
         with self._lock:
-            self.quotas.set(quota_code, vcpus)
+            if quota_code == NODE_GROUP_QUOTA:
+                self._eks.max_node_groups = int(limit)
+            else:
+                self.quotas.set(quota_code, limit)
 
     def set_offered(self, instance_type: str, zone: str, *, offered: bool) -> None:
         """Say whether a zone has a type at all. ValueError if the type is unknown."""

@@ -48,6 +48,7 @@ class Eks(EKSBackend):
         self._around = surroundings
         self._creation = NodeGroupCreation(ec2=surroundings.ec2, auto_scaling=auto_scaling)
         self.cluster_life = ClusterLife(ec2=surroundings.ec2, timings=surroundings.timings)
+        self.max_node_groups = rules.MAX_NODE_GROUPS
         self.replicas: Replicas | None = None
         """Which read calls see, where they do not see everything."""
 
@@ -139,11 +140,11 @@ class Eks(EKSBackend):
             )
         if not cluster.is_active:
             raise InvalidRequestException(message=f"Cluster '{cluster_name}' is not in ACTIVE status")
-        if len(cluster.nodegroups) >= rules.MAX_NODE_GROUPS:
+        if len(cluster.nodegroups) >= self.max_node_groups:
             raise rules.ResourceLimitExceeded(
                 clusterName=cluster_name,
                 nodegroupName=nodegroup_name,
-                message=f"A cluster may have {rules.MAX_NODE_GROUPS} managed node groups",
+                message=f"A cluster may have {self.max_node_groups} managed node groups",
             )
         scaling = DEFAULT_SCALING | (request["scaling_config"] or {})
         self._creation.check(nodegroup_name, scaling, request)

@@ -38,8 +38,8 @@ AMI_TYPES = frozenset(
 CAPACITY_TYPES = frozenset({"ON_DEMAND", "SPOT", "CAPACITY_BLOCK"})
 TAINT_EFFECTS = frozenset({"NO_SCHEDULE", "NO_EXECUTE", "PREFER_NO_SCHEDULE"})
 MAX_TAINTS = 50
-MAX_NODE_GROUPS = 30
-"""In one cluster, by default: "Amazon EKS endpoints and quotas" of AWS's General Reference, quota L-6D54EA21."""
+NODE_GROUP_QUOTA, MAX_NODE_GROUPS = "L-6D54EA21", 30
+"""In one cluster, by default: "Amazon EKS endpoints and quotas" of AWS's General Reference."""
 _NAME = re.compile(r"[0-9A-Za-z][A-Za-z0-9\-_]*")
 _LABEL_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")

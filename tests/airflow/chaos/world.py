@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from airflow_gpu_provider.sandbox import Sandbox
 from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
 from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from airflow_gpu_provider.sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from airflow_gpu_provider.sandbox.faults import Stockout
 from airflow_gpu_provider.sandbox.pace import Pace
 from tests.airflow.chaos.clouds import Cloud, Platform, cloud_of
@@ -256,6 +257,8 @@ def open_world(sandbox: Sandbox, folder: Path, env: dict[str, str]) -> Iterator[
     bind(sandbox)
     pods, trainings = PodStories(sandbox.kubeconfig), Trainings()
     pods.start()
+    if sandbox.platform == "eks":
+        sandbox.aws.set_quota(NODE_GROUP_QUOTA, 500)  # each cell has a pool of its own
     try:
         with home:
             yield World(
