@@ -31,7 +31,8 @@ def notes(
     lines += [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
     if wanted and not snapshot.groups:
         lines.append(
-            f"pool {snapshot.pool.name} has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them"
+            f"the cloud shows no node group of pool {snapshot.pool.name}: a new one is shown within seconds;"
+            " EnsureGpuPoolOperator, or a gpu_nodes block, creates those that are missing"
         )
     if wanted > counted:
         lines += _failures_of_provisioners(snapshot)
