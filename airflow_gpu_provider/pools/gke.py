@@ -103,7 +103,7 @@ class GkeGpuPool(GpuPool):
         node_pools: manage="scale": node pools of the cluster, by name.
         location_policy: With scaling="autoscaler": "balanced" or "any", as GKE has it. Default "any": GKE's own choice
             for spot, and what raises the odds of getting a GPU.
-        use_internal_ip: Reach the API server by its internal address. Default False.
+        use_internal_ip: Reach the API server by its internal address, which it has to have. Default False.
         use_dns_endpoint: Reach the API server by its DNS name. Default False.
         gcp_conn_id: Airflow connection. Default google_cloud_default.
         impersonation_chain: Service account to act as, or a chain of them, as the Google provider has it.

@@ -53,7 +53,10 @@ def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
 
 def to_install_a_plugin() -> tuple[Rule, ...]:
     """Return what InstallDevicePluginOperator needs where nothing serves the pool's nodes yet."""
-    return (Rule(group="apps", resource="daemonsets", verbs=("get", "create", "patch"), namespace=_PLUGIN_NAMESPACE),)
+    verbs = ("get", "create", "patch")
+    return (
+        Rule(group="apps", resource="daemonsets", verbs=verbs, namespace=_PLUGIN_NAMESPACE, roles="device-plugin.yaml"),
+    )
 
 
 def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
@@ -77,7 +80,8 @@ def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
 
 def _of_plugins(pool: GpuPool) -> Iterator[Rule]:
     if not platform_of(pool):
-        yield Rule(group="", resource="pods", verbs=("list", "watch"), namespace=_PLUGIN_NAMESPACE)
+        roles = "scale-only.yaml" if pool.manage == "scale" else "device-plugin.yaml"
+        yield Rule(group="", resource="pods", verbs=("list", "watch"), namespace=_PLUGIN_NAMESPACE, roles=roles)
 
 
 def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:

@@ -47,9 +47,18 @@ def google_role(file: str) -> list[str]:
     return list(json.loads((IAM / file).read_text())["includedPermissions"])
 
 
-def rbac(file: str) -> set[RoleUse]:
-    """Return all that the roles of a file of docs/rbac allow."""
-    manifests = list(yaml.safe_load_all((IAM.parent / "rbac" / file).read_text()))
+FULL_ROLES = ("full.yaml", "device-plugin.yaml")
+"""The files of docs/rbac for pools that this package owns, where it installs the device plugin."""
+
+
+def role_manifests(*files: str) -> list[dict[str, Any]]:
+    """Return what files of docs/rbac have."""
+    return [each for file in files for each in yaml.safe_load_all((IAM.parent / "rbac" / file).read_text())]
+
+
+def rbac(*files: str) -> set[RoleUse]:
+    """Return all that the roles of files of docs/rbac allow."""
+    manifests = role_manifests(*files)
     return {
         RoleUse(f"{manifest['kind']} {manifest['metadata']['name']}", verb, resource)
         for manifest in manifests

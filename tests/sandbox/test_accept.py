@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import config
 
 from airflow_gpu_provider import acceptance
@@ -70,7 +69,7 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
     sandbox.authenticator.access_entries[user] = [GROUP]
     administrator = config.new_client_from_config(str(sandbox.kubeconfig))
-    for manifest in yaml.safe_load_all((documented_roles.IAM.parent / "rbac" / "full.yaml").read_text()):
+    for manifest in documented_roles.role_manifests(*documented_roles.FULL_ROLES):
         server_side_apply(administrator, manifest)
 
 

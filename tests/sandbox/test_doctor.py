@@ -171,7 +171,7 @@ def test_permissions_of_the_cluster_that_are_missing(
         each.said for each in nobody["permissions"]
     ]
 
-    give_most_of("full.yaml", "doctor-patients", administrator)
+    give_most_of(documented_roles.FULL_ROLES, "doctor-patients", administrator)
     found = complaints(patient)
     assert {(each.said, each.result) for each in found.pop("permissions")} == {
         ("may not patch nodes", "problem"),
@@ -192,10 +192,10 @@ def test_permissions_of_the_cluster_that_are_missing(
     assert {each.result for each in of_warm} == {"warning"}
 
 
-def give_most_of(file: str, group: str, administrator: client.ApiClient) -> None:
-    """Give a group of its own what a file of docs/rbac grants, but nodes' patch, pods' create, exec and ConfigMaps."""
+def give_most_of(files: Sequence[str], group: str, administrator: client.ApiClient) -> None:
+    """Give a group of its own what files of docs/rbac grant, but nodes' patch, pods' create, exec and ConfigMaps."""
     taken = {"nodes": "patch", "pods": "create"}
-    for manifest in yaml.safe_load_all((DOCS / "rbac" / file).read_text()):
+    for manifest in documented_roles.role_manifests(*files):
         if manifest["kind"] == "Namespace":
             server_side_apply(administrator, manifest)
             continue

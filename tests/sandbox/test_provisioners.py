@@ -28,6 +28,7 @@ from airflow_gpu_provider.errors import AutoscalerNotRunning, NoProvisioner, Per
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sandbox.control_plane import ControlPlane
 from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from tests.sandbox import documented_roles
 from tests.sandbox.provisioner import (
     Kind,
     Provisioner,
@@ -180,9 +181,9 @@ def as_service_account(sandbox: Sandbox, name: str) -> dict[str, Any]:
 
 
 def grant_roles(sandbox: Sandbox, name: str) -> None:
-    """Give a service account what docs/rbac/full.yaml lists."""
+    """Give a service account what docs/rbac lists for pools that this package owns."""
     api = config.new_client_from_config(str(sandbox.kubeconfig))
-    for manifest in yaml.safe_load_all((Path(__file__).parents[2] / "docs/rbac/full.yaml").read_text()):
+    for manifest in documented_roles.role_manifests(*documented_roles.FULL_ROLES):
         if "subjects" in manifest:
             manifest["metadata"]["name"] += f"-{name}"
             manifest["subjects"] = [{"kind": "ServiceAccount", "name": name, "namespace": "default"}]

@@ -94,8 +94,8 @@ def airflow_identity(
     del gpu_sandbox.authenticator.access_entries[key.arn]
 
 
-def give(administrator: client.ApiClient, roles: str) -> None:
-    for manifest in yaml.safe_load_all((DOCS / "rbac" / roles).read_text()):
+def give(administrator: client.ApiClient, *roles: str) -> None:
+    for manifest in documented_roles.role_manifests(*roles):
         server_side_apply(administrator, manifest)
 
 
@@ -134,19 +134,19 @@ def test_without_the_roles_the_missing_permission_is_named(pool: EksGpuPool) -> 
 def test_a_night_needs_no_more_than_the_documented_roles(
     gpu_sandbox: Sandbox, airflow_identity: str, pool: EksGpuPool, administrator: client.ApiClient
 ) -> None:
-    give(administrator, "full.yaml")
+    give(administrator, *documented_roles.FULL_ROLES)
     assert len(run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))["nodes"]) == 1
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
     assert train(pool) == {"accuracy": 0.97}
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["nodes"] == 0
     used = gpu_sandbox.control_plane.audit_log.uses(airflow_identity)
-    unused = documented_roles.rbac("full.yaml") - used - NOT_IN_THIS_NIGHT
+    unused = documented_roles.rbac(*documented_roles.FULL_ROLES) - used - NOT_IN_THIS_NIGHT
     assert not unused, "\n".join(["no call needs these:", *map(str, sorted(unused))])
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_night_of_an_autoscaler_needs_its_roles_too(pool: EksGpuPool, administrator: client.ApiClient) -> None:
-    give(administrator, "full.yaml")
+    give(administrator, *documented_roles.FULL_ROLES)
     take(administrator, "autoscaler.yaml")
     until_it_reports(client.CoreV1Api(administrator))
     scaled = replace(pool, name="rbac-scaled", scaling="autoscaler")

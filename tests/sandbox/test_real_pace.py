@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes import config
 
 from airflow_gpu_provider.cluster.apply import server_side_apply
@@ -18,7 +16,6 @@ from tests.sandbox import documented_roles
 from tests.sandbox.test_same_dag import eks, gke, holds, one_night
 
 SPEED = 20
-ROLES = Path(__file__).parents[2] / "docs" / "rbac" / "full.yaml"
 GROUP = "airflow-gpu-provider"
 
 
@@ -42,7 +39,9 @@ def airflow(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, json.dumps(connection))
     sandbox.authenticator.access_entries[user] = [GROUP]
     administrator = config.new_client_from_config(str(sandbox.kubeconfig))
-    for manifest in yaml.safe_load_all(ROLES.read_text()):
+    # GKE brings the device plugin itself.
+    roles = documented_roles.FULL_ROLES if sandbox.platform == "eks" else ("full.yaml",)
+    for manifest in documented_roles.role_manifests(*roles):
         server_side_apply(administrator, manifest)
 
 
