@@ -158,7 +158,7 @@ def _by_rbac(message: str, verb: str, resource: str, details: dict[str, Any]) ->
 
 def _denied(message: str, verb: str, resource: str, details: dict[str, Any]) -> AdmissionDenied:
     return AdmissionDenied(
-        f"A policy of the cluster does not let the {resource} in ({verb}): {message}", _fix_of(message), **details
+        f"A policy of the cluster refuses to {verb} {resource}: {message}", _fix_of(message), **details
     )
 
 

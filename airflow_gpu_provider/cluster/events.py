@@ -150,7 +150,9 @@ def _grew(message: str) -> str:
 
 
 def _did_not_grow(message: str) -> str:
-    return f"cluster-autoscaler adds no node: {message.partition(': ')[2] or message}"
+    said, colon, after = message.partition(":")
+    reason = (after if colon else said).strip()  # empty where it knows no group
+    return f"cluster-autoscaler adds no node: {reason}" if reason else ""
 
 
 def _pulling(message: str) -> str:

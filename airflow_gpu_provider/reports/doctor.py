@@ -179,7 +179,7 @@ class _Doctor:
         except QuotaExceeded as error:
             there = sum(len(group.live) for group in self._seen.groups)
             self._on.platform.check_quota(there + 1, notes.append)
-            yield "warning", f"one more node fits, and not max_nodes={most}: {error.what}", error.fix
+            yield "warning", f"one more node fits, but max_nodes={most} nodes do not: {error.what}", error.fix
             return
         for note in notes:
             yield (

@@ -284,7 +284,7 @@ def test_quotas_that_are_too_small(pool: Callable[..., EksGpuPool], gpu_sandbox:
     patient = pool(instance_types=["p4d.24xlarge"])
     gpu_sandbox.faults.set_quota("L-417A185B", 96)
     few = the_only(patient, "quota", "warning")
-    assert few.said.startswith("one more node fits, and not max_nodes=2: Pool doctor needs 2 more nodes")
+    assert few.said.startswith("one more node fits, but max_nodes=2 nodes do not: Pool doctor needs 2 more nodes")
     gpu_sandbox.faults.set_quota("L-417A185B", 95)
     none = the_only(patient, "quota")
     assert "(L-417A185B) is 95 vCPUs, 0 are used, 96 more are needed" in none.said

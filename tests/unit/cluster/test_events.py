@@ -35,6 +35,7 @@ def event(reason: str, message: str, type: str = "Normal", **more: Any) -> PodEv
             "pod didn't trigger scale-up: 1 max node group size reached",
             "cluster-autoscaler adds no node: 1 max node group size reached",
         ),
+        ("NotTriggerScaleUp", "pod didn't trigger scale-up: ", ""),
         ("Pulling", 'Pulling image "train:1"', "pulls image train:1"),
         (
             "Pulled",
