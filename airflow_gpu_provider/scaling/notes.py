@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
 from airflow_gpu_provider.platforms.backoff import passed_over
+from airflow_gpu_provider.scaling.recent_writes import SHOWN_AFTER
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN, Supply
-from airflow_gpu_provider.scaling.wanted import wanted_by
+from airflow_gpu_provider.scaling.wanted import live_leases, wanted_by
 
 _SLOW = timedelta(minutes=3)  # most GPU machines are Ready by then
 
@@ -29,10 +30,9 @@ def notes(
     short = wanted - counted - sum(placed.values())
     lines = [str(each) for lease in snapshot.leases for each in lease.unreadable]
     lines += [*_passed_over(snapshot, placed, short), *_sizes(snapshot, grow, shrink), *_waits(snapshot, placed)]
-    if wanted and not snapshot.groups:
+    if wanted and not snapshot.groups and _long_wanted(snapshot):
         lines.append(
-            f"the cloud shows no node group of pool {snapshot.pool.name}: a new one is shown within seconds;"
-            " EnsureGpuPoolOperator, or a gpu_nodes block, creates those that are missing"
+            f"pool {snapshot.pool.name} has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them"
         )
     if wanted > counted:
         lines += _failures_of_provisioners(snapshot)
@@ -46,6 +46,11 @@ def notes(
     if short > 0 and len(machines) >= snapshot.pool.max_nodes:
         lines.append(f"{short} more wanted, but max_nodes={snapshot.pool.max_nodes} machines exist")
     return tuple(lines)
+
+
+def _long_wanted(snapshot: PoolSnapshot) -> bool:
+    """Return True if groups that a live run's Ensure has made would be shown by now."""
+    return any(snapshot.now - lease.created_at > SHOWN_AFTER for lease in live_leases(snapshot))
 
 
 def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) -> Iterator[str]:

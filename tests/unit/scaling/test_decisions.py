@@ -129,9 +129,10 @@ def test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement
 def test_a_pool_without_groups_names_who_creates_them() -> None:
     state = replace(snapshot(leases=(lease(),)), groups=())
     assert decide(state).notes == (
-        "the cloud shows no node group of pool train: a new one is shown within seconds; EnsureGpuPoolOperator, or a"
-        " gpu_nodes block, creates those that are missing",
+        "pool train has no node group: EnsureGpuPoolOperator, or a gpu_nodes block, creates them",
     )
+    just_made = replace(state, leases=(replace(lease(), created_at=NOW),))
+    assert decide(just_made).notes == ()
 
 
 def test_at_max_nodes_the_dead_machine_goes_before_the_next_comes() -> None:
