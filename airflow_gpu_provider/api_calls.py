@@ -84,7 +84,11 @@ def _google_response(response: Any, *_: Any, **__: Any) -> None:
 def _google_reason(response: Any) -> str:
     try:
         said = response.json()["error"]
-        return str(said.get("status") or said["errors"][0]["reason"])
+        told = (*said.get("errors", ()), *said.get("details", ()))
+        reasons = [str(each["reason"]) for each in told if "reason" in each]
+        # A 403 of Compute Engine is a limit of calls or a permission: only its reason tells which.
+        first = [*reasons, said.get("status")] if response.status_code == 403 else [said.get("status"), *reasons]
+        return str(next(filter(None, first), ""))
     except (ValueError, LookupError, TypeError, AttributeError):
         return ""
 

@@ -20,6 +20,8 @@ _FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("token", re.compile(r"(?i)\b(?:bearer|basic)\s+[\w.~+/=-]{8,}")),
     ("access-key", re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA|ANPA|ABIA|ACCA)[A-Z0-9]{12,}\b")),
     ("node", re.compile(r"\b(?:ip-\d{1,3}(?:-\d{1,3}){3}|i-[0-9a-f]{6,})(?:\.[\w.-]+)?\b")),
+    # GKE's names of machines and their groups, in which a known name may have been replaced before.
+    ("node", re.compile(r"\bgke-(?:[a-z0-9-]|<[\w-]+>)*-[0-9a-f]{8}-[0-9a-z]{3,4}\b(?:\.[\w-]+)*")),
     ("host", re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:amazonaws\.com(?:\.cn)?|compute\.internal|ec2\.internal|goog)\b")),
     ("host", re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:googleapis\.com|internal|local)\b")),
     ("aws-id", re.compile(r"\b(?:subnet|sg|vpc|lt|eni|vol|ami|rtb|igw|nat|eipalloc|eks-cluster-sg)-[0-9a-f]{6,}\b")),

@@ -64,6 +64,28 @@ def test_a_call_of_google_is_its_path_without_names(told: list[ApiCall], path: s
 
 
 @pytest.mark.parametrize(
+    ("status", "answer", "error"),
+    [
+        (403, {"errors": [{"reason": "rateLimitExceeded"}], "status": "PERMISSION_DENIED"}, "403 rateLimitExceeded"),
+        (403, {"details": [{}, {"reason": "RATE_LIMIT_EXCEEDED"}]}, "403 RATE_LIMIT_EXCEEDED"),
+        (403, {"errors": [{"reason": "forbidden"}], "status": "PERMISSION_DENIED"}, "403 forbidden"),
+        (404, {"errors": [{"reason": "notFound"}], "status": "NOT_FOUND"}, "404 NOT_FOUND"),
+        (404, {"errors": [{"reason": "notFound"}]}, "404 notFound"),
+        (500, {}, "500"),
+    ],
+)
+def test_a_403_of_google_is_told_by_its_reason(
+    told: list[ApiCall], status: int, answer: dict[str, Any], error: str
+) -> None:
+    session = SimpleNamespace(hooks={"response": []})
+    tell_of_google(session)
+    request = SimpleNamespace(method="GET", path_url="/compute/v1/projects/acme")
+    response = SimpleNamespace(request=request, ok=False, status_code=status, json=lambda: {"error": answer})
+    session.hooks["response"][0](response)
+    assert [call.error for call in told] == [error]
+
+
+@pytest.mark.parametrize(
     ("path", "operation"),
     [
         ("/api/v1/namespaces/default/pods/train-1/log?container=base", "/api/v1/pods/-/log"),

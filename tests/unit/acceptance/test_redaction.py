@@ -39,6 +39,8 @@ secrets = st.one_of(
     st.ip_addresses(v=6).map(lambda ip: ipaddress.IPv6Address(ip).exploded),
     st.ip_addresses(v=6).map(str).filter(lambda text: len(text) > 3),
     st.uuids().map(str),
+    of(HEX, 8).map(lambda i: f"gke-ml-accept-acc-a-g2-stan-{i}-l06y"),
+    of(HEX, 8).map(lambda i: f"gke-ml-accept-{i}-0abc.us-central1-a.c.my-project.internal"),
     of("abcdefghijkl", 6).map(lambda n: f"{n}@{n}.iam.gserviceaccount.com"),
     of(BASE64, 40).map(lambda k: f"1a{k}"),
 )
@@ -75,6 +77,11 @@ def test_no_known_name_is_left(name: str, around: str) -> None:
 )
 def test_what_a_reader_needs_stays(text: str) -> None:
     assert redacted(text, {"k8s-ml": "cluster"}) == text
+
+
+def test_a_machine_s_name_goes_with_the_cluster_s_name_in_it() -> None:
+    text = "on node gke-k8s-ml-accept-acc-a-g2-stan-abdab4f8-l06y, of gke-k8s-ml-accept-abdab4f8-grp"
+    assert redacted(text, {"k8s-ml": "cluster"}) == "on node <node>, of <node>"
 
 
 def test_a_certificate_goes_whole() -> None:
