@@ -18,6 +18,7 @@ from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_no
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
+from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.claims import check_claims, claimed
@@ -227,20 +228,43 @@ class Reconciler:
             return give_up(self.api, lease.key)
 
     def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
-        """Delete exactly these pods, and return the names of those that were there, as namespace/name."""
+        """Delete exactly these pods, and return the names of those that were there, as namespace/name.
+
+        Raises:
+            GpuError: A pod could not be deleted; all the others have been asked to go.
+        """
         leaving = tuple(pods)
         self.ledger.pods(leaving, self.clock.now())
         to_go = [pod for pod in leaving if not pod.deleting]
-        were_there = in_parallel(lambda pod: delete_pod(self.api, pod), to_go, at_once=self.at_once)
-        return [str(pod) for pod, was_there in zip(to_go, were_there, strict=True) if was_there]
+        answers = in_parallel(self._delete, to_go, at_once=self.at_once)
+        for answer in answers:
+            if isinstance(answer, GpuError):
+                raise answer
+        return [str(pod) for pod, was_there in zip(to_go, answers, strict=True) if was_there]
+
+    def _delete(self, pod: Pod) -> bool | GpuError:
+        """Delete the pod; an error is returned: raised, it would keep the pods after it from being deleted."""
+        try:
+            return delete_pod(self.api, pod)
+        except GpuError as error:
+            return type(error)(f"Pod {pod} could not be deleted: {error.what}", error.fix, **error.details)
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
         return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
 
     def release(self, key: DemandKey) -> Outcome:
-        """Delete the pods that the run left, and give its demand up. May be repeated."""
-        deleted = self.delete_run_pods(key)
+        """Delete the pods that the run left, and give its demand up. May be repeated.
+
+        Raises:
+            GpuError: What the cluster or the cloud said. Where it is that a pod cannot be deleted, the demand is given
+                up and the machines without a running pod are released all the same.
+        """
+        try:
+            deleted = self.delete_run_pods(key)
+        except GpuError:
+            self.give_up(key)
+            raise
         outcome = self.give_up(key)
         return replace(outcome, said=(*(f"deleted leftover pod {name}" for name in deleted), *outcome.said))
 
