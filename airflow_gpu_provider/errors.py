@@ -296,7 +296,7 @@ class PodFailed(GpuError):
 
 
 class PodUnschedulable(PodFailed):
-    """No node of the pool can ever take the pod."""
+    """No node of the pool can take the pod, free as it is."""
 
     retryable = False
 

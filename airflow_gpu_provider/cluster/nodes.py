@@ -50,6 +50,7 @@ class Node:
         ready_changed_at: When its Ready condition last changed, or the node was created.
         gpus: Allocatable nvidia.com/gpu.
         gpu_capacity: Those that are unhealthy included.
+        labels: All that it carries.
         allocatable: What pods can have of it, as the kubelet says it: resource names with quantities.
         cordoned: spec.unschedulable, whoever set it.
         cordon_mark: It carries our annotation, cordoned or not.
@@ -69,6 +70,7 @@ class Node:
     ready_changed_at: datetime | None = None
     gpus: int = 0
     gpu_capacity: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
     allocatable: Mapping[str, str] = field(default_factory=dict, hash=False)
     cordoned: bool = False
     cordon_mark: bool = False
@@ -113,6 +115,7 @@ class Node:
             ready_changed_at=parse_time(ready.get("lastTransitionTime")) or created_at,
             gpus=int((status.get("allocatable") or {}).get(GPU_RESOURCE, 0)),
             gpu_capacity=int((status.get("capacity") or {}).get(GPU_RESOURCE, 0)),
+            labels=labels,
             allocatable=status.get("allocatable") or {},
             cordoned=bool(spec.get("unschedulable")),
             cordon_mark=CORDONED_BY in (meta.get("annotations") or {}),

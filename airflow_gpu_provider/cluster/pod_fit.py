@@ -1,9 +1,9 @@
-"""Whether a pod is larger than any node of its pool can be: then it would wait in vain. No I/O."""
+"""Whether a pool's nodes can take a pod: by its size, its node selector, and what the scheduler says. No I/O."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -48,6 +48,23 @@ def check_fits(requests: NodeSize, sizes: Mapping[str, NodeSize | None], *, pool
         "Ask for less in container_resources, or add a larger machine type to the pool.",
         pool=pool,
     )
+
+
+def finds_gpus_in_use(message: str) -> bool:
+    """Return True if the scheduler's message names a node that would do, were its GPUs free.
+
+    The scheduler says "Insufficient <resource>" of a node that has passed its filters for taints, node selector and
+    affinity (kube-scheduler, plugin NodeResourcesFit), and names every resource that is short.
+    """
+    return f"Insufficient {GPU_RESOURCE}" in message
+
+
+def not_on_any(selector: Mapping[str, str], nodes: Collection[Node]) -> str:
+    """Return the labels of a node selector for which no node can be selected; empty where one can, or without nodes."""
+    if not nodes or any(selector.items() <= node.labels.items() for node in nodes):
+        return ""
+    nowhere = {k: v for k, v in selector.items() if all(node.labels.get(k) != v for node in nodes)}
+    return ", ".join(f"{k}={v}" for k, v in sorted((nowhere or selector).items()))
 
 
 @lru_cache(maxsize=1024)  # a thousand waiting pods look at the same nodes

@@ -133,7 +133,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     Raises:
         PoolSpecError: No pool is given, or the pod's own spec contradicts it.
         PoolNotEnsured: Nobody wants nodes of the pool, and it has no node group; no pod is created.
-        PodUnschedulable: No machine of the pool is large enough, or a volume is in another zone.
+        PodUnschedulable: No machine of the pool is large enough, or a volume is in another zone, or the scheduler
+            leaves the pool's free nodes out for its own reason.
         CheckpointUnusable: The checkpoint would be lost with the pod or its node.
         PodOutOfMemory, GpuOutOfMemory, DriverMissing, BadGpu, PodImageError, PodPreempted, PodDeadline, PodFailed: How
             the pod ended.

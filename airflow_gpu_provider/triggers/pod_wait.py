@@ -25,7 +25,7 @@ from airflow_gpu_provider.cluster.pod_end import (
     why_disrupted,
 )
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed
+from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodUnschedulable
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 
 UNCONFIRMED = timedelta(seconds=30)
@@ -47,8 +47,10 @@ class PodSnapshot:
         machine: The cloud's name for the pod's machine; empty where its node was never seen.
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
-        is_full: All nodes that the pool may have are up, with their GPUs.
+        is_full: All nodes that the pool may have are up, with their GPUs, and these are in use.
         full_at: When that was last so while the pod waited; None if never.
+        passed_over: A usable node of the pool is there, and it is not for GPUs in use that the scheduler leaves it out.
+        no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty where one has all.
         too_large: Why the pod can never have a node of the pool, while it waits for one.
         no_capacity: Why the pool gets no machine now, where that is stock or a quota.
         notes: What else is true now, in words: a stock-out, an API server that does not answer.
@@ -62,6 +64,8 @@ class PodSnapshot:
     nodes: tuple[Node, ...] = ()
     is_full: bool = False
     full_at: datetime | None = None
+    passed_over: bool = False
+    no_node_has: str = ""
     too_large: GpuError | None = None
     no_capacity: GpuError | None = None
     notes: tuple[str, ...] = ()
@@ -150,6 +154,13 @@ class PodWait:
             what = f"got no node in {format_seconds(timedelta(seconds=self.schedule_seconds))}"
             if why := snapshot.no_capacity:
                 return type(why)(f"Pod {self.name} {what}. {why.what}", why.fix, **why.details, pod=self.name)
+            if snapshot.passed_over:
+                said = "; ".join(_why_late(snapshot))
+                return PodUnschedulable(
+                    f"Pod {self.name} {what}, and not for want of free GPUs ({said}).",
+                    "Correct the pod's node_selector, affinity, tolerations and requests, as admission has left them.",
+                    pod=self.name,
+                )
             return self._deadline_error(
                 what,
                 "Add zones, instance_types or capacity_types to the pool, or raise schedule_timeout_seconds.",
@@ -268,7 +279,11 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         return [f"placed on node {pod.node}", *said]
     if snapshot.is_full:
         return ["all nodes that the pool may have are up and taken: the pod is queued"]
-    said = [f"waits for a node: {short_scheduling_message(pod.unschedulable)}"] if pod.unschedulable else []
+    said = []
+    if snapshot.no_node_has:
+        said.append(f"no node of the pool has {snapshot.no_node_has}, which the pod's node selector asks for")
+    if pod.unschedulable:
+        said.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
     return said + [_node_line(node) for node in snapshot.nodes]
 
 

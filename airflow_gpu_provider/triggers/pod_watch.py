@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.informer import (
     watching,
 )
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of, size_of
+from airflow_gpu_provider.cluster.pod_fit import check_fits, finds_gpus_in_use, not_on_any, requests_of, size_of
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
@@ -221,7 +221,7 @@ class PodView:
                 self._take_node(change)
             elif change.kind == "present":
                 self._take_event(change.raw)
-        if self.waits_for_node and self._is_pool_full():
+        if self._is_queued():
             self._full_at = now
 
     def take_news(self, news: PoolNews) -> None:
@@ -270,7 +270,7 @@ class PodView:
         return not self._gone and (is_refused or is_last_look or (self._synced and not self._shown))
 
     def snapshot(self, now: datetime) -> PodSnapshot:
-        is_full = self.waits_for_node and self._is_pool_full()
+        is_full = self._is_queued()
         return PodSnapshot(
             pod=self._pod,
             gone=self._gone,
@@ -280,6 +280,8 @@ class PodView:
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
             is_full=is_full,
             full_at=now if is_full else self._full_at,
+            passed_over=self._is_passed_over(),
+            no_node_has=self._no_node_has(),
             too_large=self._too_large() if self.waits_for_node else None,
             no_capacity=self.pool_news.no_capacity,
             notes=(*self.pool_news.said, *self._lost_label.values(), *troubles_in_words(self._troubles)),
@@ -351,7 +353,24 @@ class PodView:
                 sizes[node.instance_type] = replace(size, gpus=listed.gpus)
         return sizes
 
-    def _is_pool_full(self) -> bool:
-        """Say whether the pool has all nodes that it may have, each with its GPUs ready: then the pod is queued."""
-        ready = [node for node in self._nodes.values() if node.usable and node.gpus > 0]
-        return len(ready) >= self._pool.max_nodes
+    def _is_queued(self) -> bool:
+        """Return True if the pool has all nodes that it may have, each with its GPUs ready, and these are in use.
+
+        They are taken to be so until the scheduler says something else.
+        """
+        is_full = len(self._ready_nodes()) >= self._pool.max_nodes
+        return self.waits_for_node and is_full and not self._is_passed_over()
+
+    def _is_passed_over(self) -> bool:
+        """Return True if the scheduler leaves usable nodes out, and not because their GPUs are in use."""
+        if self._pod is None or not self.waits_for_node or not self._pod.unschedulable or not self._ready_nodes():
+            return False
+        return not finds_gpus_in_use(self._pod.unschedulable) or bool(self._no_node_has())
+
+    def _no_node_has(self) -> str:
+        if self.raw is None or not self.waits_for_node:
+            return ""
+        return not_on_any((self.raw.get("spec") or {}).get("nodeSelector") or {}, self._ready_nodes())
+
+    def _ready_nodes(self) -> list[Node]:
+        return [node for node in self._nodes.values() if node.usable and node.gpus > 0]

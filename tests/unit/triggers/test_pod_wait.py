@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.errors import OutOfStock, PodDeadline, PodFailed, PodImageError, PodPreempted
+from airflow_gpu_provider.errors import (
+    OutOfStock,
+    PodDeadline,
+    PodFailed,
+    PodImageError,
+    PodPreempted,
+    PodUnschedulable,
+)
 from airflow_gpu_provider.triggers.pod_wait import PodSnapshot, PodWait, phase_in_words, timeline
 from tests.unit.cluster.test_pod_end import START, disrupted, ended, pod, running, stamp, waiting
 
@@ -84,6 +91,19 @@ def test_pod_that_gets_no_node_for_want_of_machines_is_out_of_stock_and_not_late
     )
     assert error.details == {"pool": "train", "tried": [], "pod": "train-x"}
     assert type(WAIT.step(PodSnapshot(pod=STARTING, no_capacity=why), at(400)).error) is PodDeadline
+
+
+@given(seconds=st.floats(0, 2000))
+def test_pod_that_idle_nodes_do_not_take_ends_with_the_scheduler_s_reason(seconds: float) -> None:
+    error = WAIT.step(PodSnapshot(pod=PENDING, nodes=(NODE,), passed_over=True), at(seconds)).error
+    assert (type(error) is PodUnschedulable) == (seconds >= 600)
+    why = "got no node in 10 min 0 s, and not for want of free GPUs (waits for a node: 0/1 nodes: no GPU;"
+    assert error is None or why in str(error)
+
+
+def test_labels_that_no_node_has_are_told_at_once() -> None:
+    lines = WAIT.step(PodSnapshot(pod=PENDING, nodes=(NODE,), no_node_has="team=ml"), at(1)).lines
+    assert "no node of the pool has team=ml, which the pod's node selector asks for" in lines
 
 
 @given(full_until=st.floats(0, 5000), seconds=st.floats(0, 8000))

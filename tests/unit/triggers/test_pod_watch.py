@@ -106,6 +106,62 @@ def raw_event(pod_uid: str, uid: str = "e1", at: str = "2026-01-01T02:00:00Z") -
     return {"metadata": {"uid": uid}, "involvedObject": about, "reason": "R", "message": uid, "lastTimestamp": at}
 
 
+def unschedulable(message: str, **selector: str) -> dict[str, Any]:
+    raw = raw_pod()
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}
+    raw["status"]["conditions"] = [condition]
+    raw["spec"]["nodeSelector"] = selector
+    return raw
+
+
+def labelled(raw: dict[str, Any], **labels: str) -> dict[str, Any]:
+    raw["metadata"]["labels"] = labels
+    return raw
+
+
+MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+TAKEN = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) had untolerated taint {a: b}."
+
+
+@pytest.mark.parametrize(
+    ("message", "is_full", "passed_over"), [("", True, False), (TAKEN, True, False), (MISMATCH, False, True)]
+)
+def test_pod_is_queued_only_while_the_scheduler_finds_the_gpus_in_use(
+    message: str, is_full: bool, passed_over: bool
+) -> None:
+    view = a_view(max_nodes=1)
+    view.take([present(PODS, unschedulable(message)), present(NODES, raw_node())], NOW)
+    snapshot = view.snapshot(NOW)
+    assert (snapshot.is_full, snapshot.passed_over) == (is_full, passed_over)
+    assert (snapshot.full_at is not None) == is_full
+
+
+def test_pod_is_queued_no_more_once_its_siblings_have_ended() -> None:
+    view = a_view(max_nodes=1)
+    view.take([present(PODS, unschedulable(TAKEN)), present(NODES, raw_node())], NOW)
+    later = NOW + timedelta(minutes=5)
+    view.take([present(PODS, unschedulable(MISMATCH))], later)
+    assert not view.snapshot(later).is_full
+    assert view.snapshot(later).full_at == NOW
+
+
+def test_pod_of_a_pool_without_usable_nodes_is_not_passed_over() -> None:
+    view = a_view(max_nodes=1)
+    view.take([present(PODS, unschedulable(MISMATCH)), present(NODES, raw_node(gpus=0))], NOW)
+    assert not view.snapshot(NOW).passed_over
+
+
+def test_pod_is_not_queued_for_nodes_without_the_labels_that_it_selects() -> None:
+    """Other nodes of the cluster may have the labels, and no GPUs."""
+    view = a_view(max_nodes=1)
+    view.take([present(PODS, unschedulable(TAKEN, team="ml")), present(NODES, raw_node())], NOW)
+    snapshot = view.snapshot(NOW)
+    assert (snapshot.is_full, snapshot.passed_over, snapshot.no_node_has) == (False, True, "team=ml")
+    view.take([present(NODES, labelled(raw_node(), team="ml"))], NOW)
+    snapshot = view.snapshot(NOW)
+    assert (snapshot.is_full, snapshot.passed_over, snapshot.no_node_has) == (True, False, "")
+
+
 def test_another_pod_of_the_same_name_is_not_this_one() -> None:
     view = a_view()
     view.take([present(PODS, raw_pod(uid="another"))], NOW)
