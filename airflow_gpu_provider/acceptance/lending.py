@@ -5,12 +5,18 @@ The mark stays, and is empty meanwhile: the documented role may change a group b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from airflow_gpu_provider.acceptance.pools import CloudPool
+from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
+
+_LOOKS = 3
+_LOOK_SECONDS = 2.0
+_SHOWN_WITHIN = 120.0
 
 
 def lend(pool: CloudPool, group: str, say: Say) -> None:
@@ -33,8 +39,30 @@ def _lent(pool: CloudPool) -> list[str]:
 def _mark(pool: CloudPool, group: str, mark: str, say: Say) -> None:
     if isinstance(pool, EksGpuPool):
         _mark_eks(pool, group, mark)
+        _wait_until_shown(group, mark, lambda: _eks_mark(_eks_groups(pool).get(group, {})))
     else:
         _mark_gke(pool, group, mark, say)
+        _wait_until_shown(group, mark, lambda: _gke_mark(_gke_groups(pool).get(group, {})))
+
+
+def _wait_until_shown(group: str, mark: str, look: Callable[[], str | None]) -> None:
+    """Wait until the cloud shows the mark several times in a row.
+
+    A read may be seconds old, and an accurate one be followed by one that is not ("Eventual consistency" in EC2's
+    developer guide): the night that comes next would take the group for whose it was.
+    """
+    deadline, in_a_row = time.monotonic() + _SHOWN_WITHIN, 0
+    while True:
+        in_a_row = in_a_row + 1 if look() == mark else 0
+        if in_a_row == _LOOKS:
+            return
+        if time.monotonic() > deadline:
+            raise CloudError(
+                f"Group {group} does not show the mark {mark!r} that it was given {_SHOWN_WITHIN:.0f} s ago.",
+                "Look who else changes the group's tags or labels, and run the acceptance again.",
+                group=group,
+            )
+        time.sleep(_LOOK_SECONDS)
 
 
 # -- EKS -----------------------------------------------------------------------------------------------------
