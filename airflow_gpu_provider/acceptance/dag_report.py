@@ -10,13 +10,12 @@ from typing import Any
 
 from airflow_gpu_provider.acceptance.budget import Budget
 from airflow_gpu_provider.acceptance.expected import Expected
+from airflow_gpu_provider.acceptance.gpu_program import RESULT
 from airflow_gpu_provider.acceptance.pools import CloudPool
 from airflow_gpu_provider.acceptance.remains import Listed, in_cloud
 from airflow_gpu_provider.acceptance.report import markdown
 from airflow_gpu_provider.acceptance.steps import StepReport
 from airflow_gpu_provider.cluster.clock import SystemClock
-
-_FACTS = {"gpu": "GPU", "driver": "NVIDIA driver", "added_by": "Vectors were added by"}
 
 
 def report_of_run(
@@ -72,13 +71,13 @@ def _facts(ti: Any, tasks: Sequence[str]) -> dict[str, str]:
     for task in tasks:
         result = ti.xcom_pull(task_ids=task)
         if isinstance(result, Mapping):
-            found |= {word: str(result[key]) for key, word in _FACTS.items() if key in result}
+            found |= {word: str(result[key]) for key, word in RESULT.items() if key in result}
             if result.get("served_by"):
                 found["GPUs are handed out by"] = str(result["served_by"])
     return found
 
 
 def _nothing_is_left(lists: Sequence[Listed]) -> StepReport:
-    left = [f"{each.what}: {', '.join(each.left)}" for each in lists if each.left]
-    unasked = [f"{each.what}: not known: {each.unasked}" for each in lists if each.unasked]
+    left = [str(each) for each in lists if each.left]
+    unasked = [str(each) for each in lists if each.unasked]
     return StepReport("nothing is left", "failed" if left or unasked else "passed", said=[*left, *unasked])

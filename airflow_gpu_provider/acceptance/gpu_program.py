@@ -104,4 +104,7 @@ sleep "${{{HOLD}:-0}}"
 """
 
 COMMAND = ("sh", "-c", _SHELL)
-"""The pod's command. Its result is `{"gpu", "driver", "added_by"}`."""
+"""The pod's command."""
+
+RESULT = {"gpu": "GPU", "driver": "NVIDIA driver", "added_by": "Vectors were added by"}
+"""What its result has, in words for people."""

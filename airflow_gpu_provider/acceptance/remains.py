@@ -42,6 +42,9 @@ class Listed:
     unasked: str = ""
     costs: bool = True
 
+    def __str__(self) -> str:
+        return f"{self.what}: not known: {self.unasked}" if self.unasked else f"{self.what}: {', '.join(self.left)}"
+
 
 def in_cloud(pools: Sequence[CloudPool]) -> list[Listed]:
     """Return what the cloud lists of pools of one cluster; a list that cannot be had says why."""

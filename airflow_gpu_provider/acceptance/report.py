@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 
@@ -79,11 +78,6 @@ def names_of(pool: CloudPool) -> dict[str, str]:
     }
     found = {str(value): word for name, word in fields.items() if (value := getattr(pool, name, None))}
     return {name: word for name, word in found.items() if name not in ("aws_default", "google_cloud_default")}
-
-
-def counted(calls: Iterable[ApiCall]) -> Counter[ApiCall]:
-    """Return how often each call was made, by how it was answered."""
-    return Counter(calls)
 
 
 def _calls(calls: Mapping[ApiCall, int]) -> str:

@@ -314,7 +314,7 @@ class Acceptance:
     def _note_pod(self, done: Done, report: StepReport) -> None:
         for each in done.xcoms.get("timeline") or ():
             report.phases.append((f"pod: {each['phase']}", float(each["seconds"])))
-        for name, key in (("GPU", "gpu"), ("NVIDIA driver", "driver"), ("Vectors were added by", "added_by")):
+        for key, name in gpu_program.RESULT.items():
             self.facts[name] = str(done.result.get(key, ""))
         report.said.append(f"nvidia-smi sees {done.result.get('gpu')}; vectors added by {done.result.get('added_by')}")
 
@@ -358,11 +358,9 @@ class Acceptance:
             if not left or time.monotonic() > deadline:
                 break
             time.sleep(_LOOK_SECONDS)
-        for each in self.lists:
-            if each.left:
-                report.said.append(f"{each.what}: {', '.join(each.left)}")
-        unasked = [each for each in self.lists if each.unasked]
-        report.said += [f"{each.what}: not known: {each.unasked}" for each in unasked]
+        report.said += [str(each) for each in self.lists if each.left]
+        unasked = [str(each) for each in self.lists if each.unasked]
+        report.said += unasked
         if left:
             raise NotAsExpected(f"Something is left: {', '.join(each.what for each in left)}.")
         if unasked:

@@ -75,7 +75,7 @@ class Tasks:
             TaskKilled: `stop` was called.
         """
         context = self.context_of(operator)
-        result = self._leg(operator, lambda: operator.execute(context))
+        result = self.begin(operator, context)
         while isinstance(result, TaskDeferred):
             result = self.resume(operator, context, result, self.event_of(result))
         return Done(result or {}, context["ti"].xcoms)
@@ -91,7 +91,7 @@ class Tasks:
 
     def event_of(self, deferral: TaskDeferred) -> Any:
         """Wait as a triggerer does, and return the trigger's event."""
-        return self._stop.run(_first_event(rebuilt(self.row(deferral))))
+        return self._stop.run(first_event(rebuilt(self.row(deferral))))
 
     def row(self, deferral: TaskDeferred) -> tuple[str, dict[str, Any]]:
         """Return what a triggerer reads of the trigger: it need not be patient for a scheduler's sake."""
@@ -140,7 +140,8 @@ def rebuilt(serialized: tuple[str, dict[str, Any]]) -> Any:
     return getattr(import_module(module), name)(**deserialize(serialize(arguments)))  # type: ignore[arg-type]
 
 
-async def _first_event(trigger: Any) -> Any:
+async def first_event(trigger: Any) -> Any:
+    """Return the payload of the trigger's event; its cleanup is waited for."""
     try:
         async for event in trigger.run():
             return event.payload

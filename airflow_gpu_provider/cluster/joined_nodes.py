@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged
-from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
+from airflow_gpu_provider.cluster.nodes import Node, write_node
+from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.pools.base import POOL_LABEL, Taint
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 _NODES = "/api/v1/nodes"
-_TRIES = 5  # a node's status is written every few seconds while it boots, and each write is a conflict
 
 
 def list_joined(api: ApiClient, pool_name: str, machines: Collection[str]) -> tuple[Node, ...]:
@@ -36,17 +33,14 @@ def label(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Collect
     Raises:
         ObjectNotFound: The node is gone.
     """
-    path = f"{_NODES}/{node.name}"
-    for _ in range(_TRIES):
-        raw = call(api, "get", path, resource="nodes")
-        metadata = {"uid": node.uid, "resourceVersion": raw["metadata"]["resourceVersion"], "labels": dict(labels)}
+
+    def patch_for(raw: dict[str, Any]) -> dict[str, Any]:
         there = raw.get("spec", {}).get("taints") or []
         missing = [_as_json(taint) for taint in taints if not _has(there, taint)]
-        body = {"metadata": metadata, **({"spec": {"taints": [*there, *missing]}} if missing else {})}
-        with suppress(ObjectChanged):
-            call(api, "patch", path, resource="nodes", body=body, content_type=MERGE_PATCH)
-            return
-    raise ObjectChanged(f"Node {node.name} changed each time that it was to be labelled.")
+        spec = {"spec": {"taints": [*there, *missing]}} if missing else {}
+        return {"metadata": {"uid": node.uid, "labels": dict(labels)}, **spec}
+
+    write_node(api, lambda: call(api, "get", f"{_NODES}/{node.name}", resource="nodes"), patch_for)
 
 
 def _has(there: Collection[Mapping[str, str]], taint: Taint) -> bool:

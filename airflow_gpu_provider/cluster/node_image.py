@@ -44,9 +44,11 @@ class NodeImage:
     @classmethod
     def parse(cls, node: Mapping[str, Any]) -> Self:
         """Read it from a node as the API server sends it."""
-        labels = node["metadata"].get("labels") or {}
-        info = (node.get("status") or {}).get("nodeInfo") or {}
-        system = str(info.get("osImage") or "")
+        return cls.of(system_of(node), node["metadata"].get("labels") or {})
+
+    @classmethod
+    def of(cls, system: str, labels: Mapping[str, str]) -> Self:
+        """Tell it from what the operating system calls itself, and from the node's labels."""
         is_bottlerocket = system.startswith("Bottlerocket")
         has_plugin = is_bottlerocket and "nvidia" in system.lower()
         driver = _discovered(labels) or _brought(labels) or ("its image" if has_plugin else "")
@@ -56,8 +58,10 @@ class NodeImage:
         return self.system or "an unknown image"
 
 
-UNKNOWN = NodeImage()
-"""The image of a node that has not reported yet."""
+def system_of(node: Mapping[str, Any]) -> str:
+    """Return what a node's operating system calls itself; empty where its kubelet has not reported yet."""
+    info = (node.get("status") or {}).get("nodeInfo") or {}
+    return str(info.get("osImage") or "")
 
 
 def _discovered(labels: Mapping[str, str]) -> str:

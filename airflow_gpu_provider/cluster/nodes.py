@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.gpu_health import why_bad
-from airflow_gpu_provider.cluster.node_image import UNKNOWN, NodeImage
+from airflow_gpu_provider.cluster.node_image import NodeImage, system_of
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Node:
         leaving: Why it is about to be taken away, in words; empty where nothing says so.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
-        image: What its image brings for its GPUs.
+        system: What its operating system calls itself.
         labelled: It carries the labels that the pool's pods select. One that joins without gets them.
         other_pool: The pool that it belongs to, where that is another one.
     """
@@ -82,7 +82,7 @@ class Node:
     not_ready_reason: str = ""
     bad_gpu: str = ""
     resource_version: str = ""
-    image: NodeImage = UNKNOWN
+    system: str = ""
     labelled: bool = True
     other_pool: str = ""
 
@@ -90,6 +90,11 @@ class Node:
     def cordoned_by_us(self) -> bool:
         """Whether the cordon is this package's."""
         return self.cordoned and self.cordon_mark
+
+    @property
+    def image(self) -> NodeImage:
+        """What its image brings for its GPUs."""
+        return NodeImage.of(self.system, self.labels)
 
     @property
     def usable(self) -> bool:
@@ -126,7 +131,7 @@ class Node:
             created_at=created_at,
             not_ready_reason="" if is_ready else words,
             bad_gpu=why_bad(raw),
-            image=NodeImage.parse(raw),
+            system=system_of(raw),
             resource_version=meta.get("resourceVersion", ""),
         )
 
@@ -199,6 +204,30 @@ def is_node_there(api: ApiClient, name: str | None) -> bool:
         return name is not None and read_node(api, name).ready
     except ObjectNotFound:
         return False
+
+
+def write_node(
+    api: ApiClient, read: Callable[[], dict[str, Any]], patch_for: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Patch a node as it was read, again where somebody else has written it meanwhile.
+
+    Args:
+        api: The cluster.
+        read: Returns the node as it is now.
+        patch_for: Returns the merge patch for the node as it was read; a uid in it has to be that node's.
+
+    Raises:
+        ObjectNotFound: The node is gone.
+    """
+    for _ in range(_TRIES):
+        raw = read()
+        name, patch = raw["metadata"]["name"], patch_for(raw)
+        version = {key: raw["metadata"][key] for key in ("uid", "resourceVersion")}
+        body = {**patch, "metadata": {**version, **patch["metadata"]}}
+        with suppress(ObjectChanged):
+            call(api, "patch", f"{_NODES}/{name}", resource="nodes", body=body, content_type=MERGE_PATCH)
+            return
+    raise ObjectChanged(f"Node {name} changed each time that it was to be labelled.")
 
 
 def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str | None) -> bool:

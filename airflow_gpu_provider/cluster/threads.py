@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
+from airflow_gpu_provider.errors import GpuError
+
 THREADS = 32
 """How many blocking calls of a process run at a time; more of them wait for their turn."""
 
@@ -38,6 +40,23 @@ def in_parallel(function: Callable[[_T], _R], items: Iterable[_T], *, at_once: i
         return [function(item) for item in items]
     with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="gpu-request") as threads:
         return list(threads.map(function, items))
+
+
+def all_in_parallel(function: Callable[[_T], _R], items: Iterable[_T], *, at_once: int = AT_ONCE) -> list[_R]:
+    """Do as `in_parallel`, for all items even where some fail; then the first GpuError is raised."""
+
+    def outcome(item: _T) -> _R | GpuError:
+        try:
+            return function(item)
+        except GpuError as error:
+            return error
+
+    results = []
+    for each in in_parallel(outcome, items, at_once=at_once):
+        if isinstance(each, GpuError):
+            raise each
+        results.append(each)
+    return results
 
 
 def batches(items: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:

@@ -25,7 +25,6 @@ from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
-_UNUSABLE = ("DELETE_FAILED", "DELETING")
 _LATE_TAINTS = (
     "with ami_type=CUSTOM EKS adds labels and taints only after a node has joined, and another pod may be there before"
     " them: have the template's user data register the kubelet with them (docs/node-images.md)"
@@ -145,7 +144,7 @@ class EksPlatform(EksBase):
             return {}
         if group["status"] in ("CREATE_FAILED", "DEGRADED"):
             return self._replace(spec, group, say)
-        if group["status"] in _UNUSABLE:
+        if group["status"] in eks_plan.GONE_SOON:
             say(f"{name} is still being deleted")
             return {name: "is still being deleted"}
         self._update(spec, group, say)

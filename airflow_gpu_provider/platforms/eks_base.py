@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import CloudError, GpuError, GroupNotFound, PermissionDenied
+from airflow_gpu_provider.cluster.threads import all_in_parallel
+from airflow_gpu_provider.errors import CloudError, GroupNotFound, PermissionDenied
 from airflow_gpu_provider.platforms import eks_lives, eks_permissions
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
 from airflow_gpu_provider.platforms.aws_clients import AwsClients, in_parallel
@@ -135,18 +136,8 @@ class EksBase(Platform):
             self._scaling.grow(name, sizes[group])
 
     def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
-        outcomes = in_parallel(self._terminate, machines)
-        for outcome in outcomes:
-            if isinstance(outcome, GpuError):
-                raise outcome
-        return tuple(machine for machine, is_going in zip(machines, outcomes, strict=True) if not is_going)
-
-    def _terminate(self, machine: Machine) -> bool | GpuError:
-        """Return True if the machine is on its way out; or the error, which is not to keep the others."""
-        try:
-            return self._scaling.terminate(machine.id)
-        except GpuError as error:
-            return error
+        are_going = all_in_parallel(lambda machine: self._scaling.terminate(machine.id), machines)
+        return tuple(machine for machine, is_going in zip(machines, are_going, strict=True) if not is_going)
 
     def machine_end(self, machine: str) -> MachineEnd | None:
         try:

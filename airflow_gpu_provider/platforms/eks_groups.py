@@ -10,11 +10,11 @@ from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnre
 from airflow_gpu_provider.platforms.aws_clients import AwsService, in_parallel
 from airflow_gpu_provider.platforms.aws_errors import has_code, message_of
 from airflow_gpu_provider.platforms.base import Say
-from airflow_gpu_provider.platforms.eks_plan import issues
+from airflow_gpu_provider.platforms.eks_plan import GONE_SOON, issues
 from airflow_gpu_provider.platforms.eks_spec import POOL_TAG, GroupSpec
 from airflow_gpu_provider.pools import EksGpuPool
 
-_BROKEN = ("CREATE_FAILED", "DELETE_FAILED", "DELETING")
+_BROKEN = ("CREATE_FAILED", *GONE_SOON)
 _REFUSED = ("InvalidParameterException", "InvalidRequestException")
 
 

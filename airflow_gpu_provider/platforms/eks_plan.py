@@ -13,7 +13,7 @@ GROUP_QUOTA = "Managed node groups per cluster"
 GROUP_QUOTA_CODE = "L-6D54EA21"
 _GROUPS_BY_DEFAULT = 30  # "Amazon EKS endpoints and quotas" of AWS's General Reference; it can be raised
 
-_GONE_SOON = ("DELETING", "DELETE_FAILED")
+GONE_SOON = ("DELETING", "DELETE_FAILED")
 
 
 def changes(
@@ -61,7 +61,7 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, untold: Sequence[s
         detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, {size}"
         return Change(action="create", group=name, detail=detail)
     _check_claim(spec, group)
-    if group["status"] in _GONE_SOON:
+    if group["status"] in GONE_SOON:
         return Change(action="create", group=name, detail="is being deleted; created anew once it is gone")
     if group["status"] == "CREATE_FAILED":
         why = "; ".join(issues(group)) or "no reason given"

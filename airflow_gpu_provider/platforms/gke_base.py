@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.cluster.threads import in_parallel
-from airflow_gpu_provider.errors import CloudError, GpuError, PermissionDenied
+from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
+from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.platforms import gke_lives
 from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, MachineLife, Platform, Refusals, Say
 from airflow_gpu_provider.platforms.gke_endpoints import address_of
@@ -144,20 +144,13 @@ class GkeBase(Platform):
         by_group: dict[str, set[str]] = {}
         for machine in machines:
             by_group.setdefault(machine.group, set()).add(machine.id)
-        errors = [error for error in in_parallel(lambda item: self._remove(*item), by_group.items()) if error]
-        if errors:
-            raise errors[0]
+        all_in_parallel(lambda item: self._remove(*item), by_group.items())
         return ()  # Compute Engine deletes an instance that is still being created, too
 
-    def _remove(self, name: str, machines: set[str]) -> GpuError | None:
-        """Return the error, so that one group's does not keep the others."""
-        try:
-            for group in self._groups.read(self._paths_of(name)):
-                if going := sorted(machines & set(map(name_of, group.members))):
-                    self._groups.remove(group.path, going)
-        except GpuError as error:
-            return error
-        return None
+    def _remove(self, name: str, machines: set[str]) -> None:
+        for group in self._groups.read(self._paths_of(name)):
+            if going := sorted(machines & set(map(name_of, group.members))):
+                self._groups.remove(group.path, going)
 
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
         paths = [(group.name, path) for group in groups for path in self._paths_of(group.name)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.nodes import Node, write_node
+from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Say
 from airflow_gpu_provider.platforms.machines_of_others import MachinesOfOthers
@@ -15,7 +15,6 @@ from airflow_gpu_provider.pools import Candidate, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 _NODES = "/api/v1/nodes"
-_TRIES = 5  # a kubelet writes its node every few seconds, and each write is a conflict
 
 
 class KubernetesPlatform(MachinesOfOthers):
@@ -112,19 +111,8 @@ class KubernetesPlatform(MachinesOfOthers):
         spec = {"spec": {"taints": [*kept, *own]}} if wanted else {}
         return {"metadata": {"labels": self._pool.labels}, **spec}
 
-    def _write(self, name: str, patch_for: Any) -> None:
-        """Patch a node as it was read, again where somebody else has written it meanwhile."""
-        for _ in range(_TRIES):
-            raw = self._read(name)
-            patch = patch_for(raw)
-            version = {key: raw["metadata"][key] for key in ("uid", "resourceVersion")}
-            body = {**patch, "metadata": {**patch["metadata"], **version}}
-            try:
-                call(self._api, "patch", f"{_NODES}/{name}", resource="nodes", body=body, content_type=MERGE_PATCH)
-            except ObjectChanged:
-                continue
-            return
-        raise ObjectChanged(f"Node {name} changed each time that it was to be labelled.")
+    def _write(self, name: str, patch_for: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        write_node(self._api, lambda: self._read(name), patch_for)
 
     # -- what there is -----------------------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PLUGIN_NAMESPACE = "kube-system"
 
+_OF_OWNED = ("full.yaml", "device-plugin.yaml")
+"""The files for pools whose groups this package owns; scale-only.yaml has what the others' need of both."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
@@ -46,9 +49,10 @@ class Rule:
 
 def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
     """Return what a run of the pool does in its cluster, from Ensure to scale-down; docs/rbac grants it."""
-    roles = "scale-only.yaml" if pool.manage == "scale" else "full.yaml"
     wanted = (*_of_every_run(pod_namespace), *_of_plugins(pool), *_of_autoscaling(pool), *_of_provisioners(pool))
-    return tuple(replace(rule, roles=roles) if rule.roles == "full.yaml" else rule for rule in wanted)
+    if pool.manage != "scale":
+        return wanted
+    return tuple(replace(rule, roles="scale-only.yaml") if rule.roles in _OF_OWNED else rule for rule in wanted)
 
 
 def to_install_a_plugin() -> tuple[Rule, ...]:
@@ -80,8 +84,8 @@ def _of_every_run(pod_namespace: str) -> Iterator[Rule]:
 
 def _of_plugins(pool: GpuPool) -> Iterator[Rule]:
     if not platform_of(pool):
-        roles = "scale-only.yaml" if pool.manage == "scale" else "device-plugin.yaml"
-        yield Rule(group="", resource="pods", verbs=("list", "watch"), namespace=_PLUGIN_NAMESPACE, roles=roles)
+        verbs = ("list", "watch")
+        yield Rule(group="", resource="pods", verbs=verbs, namespace=_PLUGIN_NAMESPACE, roles="device-plugin.yaml")
 
 
 def _of_autoscaling(pool: GpuPool) -> Iterator[Rule]:

@@ -57,7 +57,8 @@ class RecentWrites:
 
     def with_size(self, group: str, size: int, now: datetime) -> Self:
         """Return it with a group's new size, and without what is old by now."""
-        return replace(self._fresh(now), sizes={**self._fresh(now).sizes, group: (size, now)})
+        recent = self._fresh(now)
+        return replace(recent, sizes={**recent.sizes, group: (size, now)})
 
     def with_released(self, machines: Iterable[Machine], groups: Iterable[Group], now: datetime) -> Self:
         """Return it with these machines gone, each out of its group's size, which was as `groups` have it.

@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_nodes, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
-from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
+from airflow_gpu_provider.cluster.threads import AT_ONCE, all_in_parallel, batches, in_parallel
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
@@ -236,18 +236,15 @@ class Reconciler:
         leaving = tuple(pods)
         self.ledger.pods(leaving, self.clock.now())
         to_go = [pod for pod in leaving if not pod.deleting]
-        answers = in_parallel(self._delete, to_go, at_once=self.at_once)
-        for answer in answers:
-            if isinstance(answer, GpuError):
-                raise answer
-        return [str(pod) for pod, was_there in zip(to_go, answers, strict=True) if was_there]
+        were_there = all_in_parallel(self._delete, to_go, at_once=self.at_once)
+        return [str(pod) for pod, was_there in zip(to_go, were_there, strict=True) if was_there]
 
-    def _delete(self, pod: Pod) -> bool | GpuError:
-        """Delete the pod; an error is returned: raised, it would keep the pods after it from being deleted."""
+    def _delete(self, pod: Pod) -> bool:
         try:
             return delete_pod(self.api, pod)
         except GpuError as error:
-            return type(error)(f"Pod {pod} could not be deleted: {error.what}", error.fix, **error.details)
+            what = f"Pod {pod} could not be deleted: {error.what}"
+            raise type(error)(what, error.fix, **error.details) from error
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""

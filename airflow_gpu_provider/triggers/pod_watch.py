@@ -358,8 +358,9 @@ class PodView:
 
         They are taken to be so until the scheduler says something else.
         """
-        is_full = len(self._ready_nodes()) >= self._pool.max_nodes
-        return self.waits_for_node and is_full and not self._is_passed_over()
+        if not self.waits_for_node or len(self._ready_nodes()) < self._pool.max_nodes:
+            return False
+        return not self._is_passed_over()
 
     def _is_passed_over(self) -> bool:
         """Return True if the scheduler leaves usable nodes out, and not because their GPUs are in use."""

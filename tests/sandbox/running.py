@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import Any
 
 from airflow.sdk.exceptions import TaskDeferred
 
+from airflow_gpu_provider.acceptance.tasks import TaskInstance, first_event, rebuilt
+
 
 @dataclass
-class Ti:
-    """What the operators of this package ask of a task instance."""
+class Ti(TaskInstance):
+    """A task instance of a nightly DAG's run."""
 
-    task_id: str
-    dag_id: str = "nightly"
     run_id: str = "manual__2026-01-01T00:00:00+00:00"
-    map_index: int = -1
-    try_number: int = 1
-    id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    start_date: datetime = field(default_factory=lambda: datetime.now(UTC))
-    xcoms: dict[str, Any] = field(default_factory=dict)
-
-    def xcom_push(self, key: str, value: Any) -> None:
-        self.xcoms[key] = value
-
-    def get_task_states(self, **which: Any) -> dict[str, dict[str, str | None]]:
-        """Return what Airflow says of tasks that have not run yet."""
-        return {self.run_id: dict.fromkeys(which["task_ids"])}
-
-    def get_ti_count(self, **which: Any) -> int:
-        """Return how many of the tasks have not begun: all, as above."""
-        return len(which["task_ids"])
-
-    def xcom_pull(self, task_ids: Any = None, key: str = "return_value", map_indexes: Any = None) -> Any:
-        return self.xcoms.get(key)
+    dag_id: str = "nightly"
 
 
 def context_of(operator: Any, **ti: Any) -> dict[str, Any]:
@@ -66,19 +46,7 @@ def resumption(operator: Any, deferral: TaskDeferred, context: dict[str, Any], e
 
 def copy_of(trigger: Any) -> Any:
     """Return the trigger as the triggerer builds it from its row."""
-    from airflow.sdk.serde import deserialize, serialize
-
-    _, arguments = trigger.serialize()
-    return type(trigger)(**deserialize(serialize(arguments)))
-
-
-async def first_event(trigger: Any) -> Any:
-    try:
-        async for event in trigger.run():
-            return event.payload
-    finally:
-        await trigger.cleanup()
-    raise AssertionError("the trigger ended without an event")
+    return rebuilt(trigger.serialize())
 
 
 def eventually(look: Callable[[], Any], *, seconds: float = 20.0) -> Any:

@@ -44,7 +44,6 @@ _NAME = re.compile(r"[0-9A-Za-z][A-Za-z0-9\-_]*")
 _LABEL_PART = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]")
 _LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _RESERVED_PREFIXES = ("kubernetes.io", "k8s.io", "eks.amazonaws.com")
-_ALLOWED_DOMAINS = ("node.kubernetes.io", "kubelet.kubernetes.io")
 
 
 class ResourceLimitExceeded(EKSError):
@@ -108,14 +107,8 @@ def check_labels(labels: Mapping[str, str]) -> None:
         if not _label_value(value):
             raise refuse(f"Label values must be valid Kubernetes label values: {key}={value}")
         prefix, slash, _ = key.rpartition("/")
-        if slash and _reserved(prefix):
+        if slash and prefix in _RESERVED_PREFIXES:
             raise refuse(f"Label cannot contain reserved prefixes {list(_RESERVED_PREFIXES)}: {key}")
-
-
-def _reserved(prefix: str) -> bool:
-    if any(prefix == domain or prefix.endswith(f".{domain}") for domain in _ALLOWED_DOMAINS):
-        return False
-    return prefix in _RESERVED_PREFIXES
 
 
 def _qualified(key: str) -> bool:
