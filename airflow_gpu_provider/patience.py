@@ -35,14 +35,25 @@ class Patience:
         """Take note of a call that failed at `now`, and return True if the wait goes on."""
         if type(error) is not self._kind:
             self._kind, self._since = type(error), now
-        return now < self._deadline and is_borne(error, now - self._since, worked=self._worked)
+        return now < self._until(error)
+
+    def in_words(self, error: GpuError) -> str:
+        """Return a line for the task's log about an error that is borne: what it is, and until when it is."""
+        return (
+            f"{type(error).__name__}: {error} Trying again until {self._until(error):%Y-%m-%d %H:%M:%SZ} at the latest."
+        )
+
+    def _until(self, error: GpuError) -> datetime:
+        borne_for = _borne_for(error, worked=self._worked)
+        return self._deadline if borne_for is None else min(self._deadline, self._since + borne_for)
 
 
 def is_borne(error: GpuError, lasted: timedelta, *, worked: bool) -> bool:
     """Return True if an error that has kept coming for so long is borne; `worked` as for `Patience`."""
-    borne_for = error.borne_for
-    if borne_for is None:
-        return True
-    if worked and error.retryable and borne_for:
-        return True
-    return lasted < borne_for
+    borne_for = _borne_for(error, worked=worked)
+    return borne_for is None or lasted < borne_for
+
+
+def _borne_for(error: GpuError, *, worked: bool) -> timedelta | None:
+    """Return for how long an error is borne; None: until the wait's deadline."""
+    return None if worked and error.retryable and error.borne_for else error.borne_for

@@ -30,6 +30,6 @@ def total(costs: Iterable[float | None]) -> float | None:
     return round(sum(known), 4)
 
 
-def in_words(cost: float | None) -> str:
-    """Return a cost for people."""
-    return UNKNOWN if cost is None else f"{cost:.2f}"
+def in_words(cost: float | None, *, at_least: bool = False) -> str:
+    """Return a cost for people; `at_least`: it may be more."""
+    return UNKNOWN if cost is None else f"{'at least ' if at_least else ''}{cost:.2f}"

@@ -116,7 +116,7 @@ async def drive(
             if not patience.bears(error, clock.now()):
                 raise
             if not isinstance(error, DemandLockBusy):  # who has the lock is said where it is waited for
-                narrator.tell(clock.now(), f"{type(error).__name__}: {error} Trying again.")
+                narrator.tell(clock.now(), patience.in_words(error))
             look = reconcile
         else:
             clock.is_now(outcome.snapshot.now)

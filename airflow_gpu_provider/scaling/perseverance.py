@@ -40,7 +40,7 @@ def until_it_works(
         except GpuError as error:
             if not patience.bears(error, clock.now()):
                 raise
-            line = f"{type(error).__name__}: {error} Trying again."
+            line = patience.in_words(error)
             if line != told:
                 say(line)
             told = line

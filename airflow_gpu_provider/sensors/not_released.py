@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.scaling.cost import in_words
+from airflow_gpu_provider.scaling.cost import cost_of, in_words
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 
 def not_released(error: GpuError, key: DemandKey, opened: Callable[[], Reconciler]) -> PoolNotReleased:
     """Return the error that ends a scale-down, with the state of the pool; it is tried again whatever caused it.
+
+    Where the cluster cannot be read, the state is what the cloud shows.
 
     Args:
         error: What the last call met, or what did not go in time.
@@ -25,34 +28,62 @@ def not_released(error: GpuError, key: DemandKey, opened: Callable[[], Reconcile
     details = {**error.details, "pool": key.pool, "cause": type(error).__name__}
     try:
         reconciler = opened()
-        snapshot = reconciler.snapshot()
+        snapshot, source = _read(reconciler)
     except GpuError as unread:
         unknown = f"What still runs could not be read ({unread.what}); where a switch is set, it ends it."
         return PoolNotReleased(f"{what} {unknown}", error.fix, **details)
     machines = {group.name: [machine.id for machine in group.machines] for group in snapshot.groups if group.machines}
-    said = [_machines(snapshot), _cost(reconciler, key), *_switches(snapshot)]
+    said = [*source, _machines(snapshot), _cost(reconciler, key, snapshot), *_switches(snapshot)]
     return PoolNotReleased(f"{what} {' '.join(said)}", error.fix, **{**details, "machines": machines})
 
 
+def _read(reconciler: Reconciler) -> tuple[PoolSnapshot, list[str]]:
+    """Return the pool, or only its groups where the cluster cannot be read, and what is to be said of that.
+
+    Raises:
+        GpuError: The cloud cannot be read either.
+    """
+    try:
+        return reconciler.snapshot(), []
+    except GpuError as unread:
+        groups = reconciler.platform.observe()
+        now = SystemClock().now()  # the cluster does not tell its own
+        seen = PoolSnapshot(now=now, pool=reconciler.pool, leases=(), nodes=(), pods=(), groups=groups)
+        because = unread.what.rstrip(".")
+        return seen, [f"This is what the cloud shows; who wants the machines could not be read ({because})."]
+
+
 def _machines(snapshot: PoolSnapshot) -> str:
-    """Return what is still there, with what it costs."""
-    there = [f"{_of(snapshot, group)} in group {group.name}" for group in snapshot.groups if group.machines]
+    """Return what is still there or asked for, with what it costs."""
+    there = [_of(snapshot, group) for group in snapshot.groups if group.machines or group.desired]
     return f"Still there: {'; '.join(there)}." if there else "No machine is there any more."
 
 
 def _of(snapshot: PoolSnapshot, group: Group) -> str:
-    names = ", ".join(machine.id for machine in group.machines)
+    names = ", ".join(machine.id for machine in group.machines) or "no machine yet"
     price = snapshot.pool.price(group.candidate.market)
     each = "" if price is None else f", {in_words(price)} an hour each"
-    return f"{names} ({group.candidate}{each})"
+    return f"{names} ({group.candidate}{each}) in group {group.name} of size {group.desired}"
 
 
-def _cost(reconciler: Reconciler, key: DemandKey) -> str:
+def _cost(reconciler: Reconciler, key: DemandKey, snapshot: PoolSnapshot) -> str:
+    """Return what the run has cost; where the cluster does not tell, what those machines have that are still there."""
     try:
-        cost = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now()).total_cost
+        bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
     except GpuError:
-        cost = None
-    return f"Cost of the run's nodes so far: {in_words(cost)}."
+        return _cost_since_launch(snapshot)
+    cost = f"Cost of the run's nodes so far: {in_words(bill.total_cost, at_least=bool(bill.at_least))}"
+    return f"{cost}; it may be more: {bill.at_least.rstrip('.')}." if bill.at_least else f"{cost}."
+
+
+def _cost_since_launch(snapshot: PoolSnapshot) -> str:
+    machines = [machine for group in snapshot.groups for machine in group.machines]
+    if not machines:
+        return "What the run has cost is kept in the cluster."
+    costs = [cost_of(snapshot, machine.group, machine.launched_at)[1] for machine in machines]
+    known = [cost for cost in costs if cost is not None]
+    cost = sum(known) if known else None
+    return f"Cost of these machines since their launch: {in_words(cost, at_least=len(known) < len(costs))}."
 
 
 def _switches(snapshot: PoolSnapshot) -> list[str]:

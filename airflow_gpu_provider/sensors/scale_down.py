@@ -62,7 +62,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     Raises:
         PoolNotReleased: Something did not go in time, or could not be released; the message names the machines that
-            are still there, what the run has cost so far, and when the cloud's own switch ends them.
+            are still there, what the run has cost so far, and when the cloud's own switch ends them: where the cluster
+            cannot be read, as the cloud shows them.
         PoolSpecError: `soft_fail`, `never_fail` or `silent_fail` is set, which would hide a GPU that still runs, or
             `depends_on_past` or `wait_for_downstream` is, which would leave it running.
     """
@@ -164,7 +165,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             now = SystemClock().now()
             if not patience.bears(error, now):
                 raise self._not_released(context, error) from error
-            narrator.tell(now, f"{type(error).__name__}: {error} Trying again.")
+            narrator.tell(now, patience.in_words(error))
             return None
         patience.succeeded()
         progress = self._wait.step(outcome.snapshot)

@@ -263,9 +263,9 @@ def test_a_scale_down_outlives_a_time_without_permission(pool: EksGpuPool, ask: 
 
 
 def test_a_scale_down_that_fails_says_what_still_runs(
-    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+    pool: EksGpuPool, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """AWS refuses to end machines: what is there, its price and its switch can be read all the same."""
+    """AWS refuses to end machines, or the cluster to be read: what is there, its price and its switch are told."""
     monkeypatch.setattr(PermissionDenied, "borne_for", timedelta(seconds=3))
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
     terminate = "airflow_gpu_provider.platforms.aws_autoscaling.AutoScaling.terminate"
@@ -285,6 +285,18 @@ def test_a_scale_down_that_fails_says_what_still_runs(
         "(g6.xlarge on-demand in ",
         "2.00 an hour each) in group refused-a-g6-xlarge",
         "Cost of the run's nodes so far: ",
+        "The switch of refused-a-g6-xlarge ends them at ",
+    ):
+        assert words in str(error.value)
+    ask("DELETE", f"{RBAC}/{GROUP}")
+    with pytest.raises(PoolNotReleased) as error:
+        run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
+    ask("POST", RBAC, BINDING)
+    for words in (
+        "This is what the cloud shows; who wants the machines could not be read (",
+        "Still there: i-",
+        "2.00 an hour each) in group refused-a-g6-xlarge of size 1.",
+        "Cost of these machines since their launch: ",
         "The switch of refused-a-g6-xlarge ends them at ",
     ):
         assert words in str(error.value)

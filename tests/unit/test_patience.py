@@ -78,6 +78,22 @@ def test_a_success_or_another_error_in_between_starts_it_anew() -> None:
         assert not patience.bears(denied, at(600))
 
 
+@pytest.mark.parametrize(
+    ("error", "until"),
+    [
+        (errors.PermissionDenied("No.", "Allow it."), "2026-03-01 02:05:20Z"),
+        (errors.CloudError("No.", "Allow it."), "2026-03-01 02:30:00Z"),
+        (errors.CredentialsError("No.", "Allow it."), "2026-03-01 02:05:20Z"),
+    ],
+)
+def test_an_error_is_told_with_the_time_until_which_it_is_borne(error: errors.GpuError, until: str) -> None:
+    patience = Patience(DEADLINE)
+    for seconds in (20, 200):
+        assert patience.bears(error, at(seconds))
+        line = f"{type(error).__name__}: No. Allow it. Trying again until {until} at the latest."
+        assert patience.in_words(error) == line
+
+
 def test_the_table_of_refusals_is_what_the_types_say() -> None:
     rows = re.findall(
         r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (its whole time|(\d+)[^|]*) \|$", DOCS.read_text(), re.MULTILINE

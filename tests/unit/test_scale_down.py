@@ -28,7 +28,7 @@ from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.not_released import not_released
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from tests.sandbox.running import context_of, copy_of, first_event
-from tests.unit.scaling.pools import A, key, machine, pool, snapshot
+from tests.unit.scaling.pools import A, B, groups, key, machine, pool, snapshot
 
 BILL = Bill(seconds=dict.fromkeys(PHASES, 60.0), cost=dict.fromkeys(PHASES, 0.41), machines=1)
 
@@ -161,7 +161,7 @@ def test_the_error_names_machines_price_and_the_switch_s_time() -> None:
     said = str(error)
     for words in (
         "Pool train is not released: AWS did not answer. Still there: i-1 (g6.xlarge on-demand in us-west-2a)",
-        f"in group {A}.",
+        f"in group {A} of size 1.",
         "Cost of the run's nodes so far: 1.23.",
         f"The switch of {A} ends them at 2026-03-01 08:15Z.",
         "Try again.",
@@ -178,3 +178,79 @@ def test_a_pool_that_cannot_be_read_does_not_replace_the_error() -> None:
 
     error = not_released(PermissionDenied("Refused."), key("run"), away)
     assert "Refused. What still runs could not be read (The server is away.)" in str(error)
+
+
+def refuses(*_: Any) -> Any:
+    raise PermissionDenied("The cluster refused to list leases.")
+
+
+def without_the_cluster(*machines: Any, price: float | None = 2.0) -> Any:
+    """A pool of which only the cloud can be read, with one more machine asked for in another zone."""
+    played = Played()
+    played.pool = pool(price_per_hour={"ON_DEMAND": price} if price else None)
+    shown = groups(played.pool, *machines, **{B.replace("-", "_"): {"desired": 1}})
+    played.platform = SimpleNamespace(observe=lambda: shown)
+    played.snapshot = refuses  # type: ignore[method-assign]
+    played.ledger = SimpleNamespace(bill=refuses)
+    return played
+
+
+def launched(hours_ago: float) -> datetime:
+    return datetime.now(UTC) - timedelta(hours=hours_ago)
+
+
+def test_where_the_cluster_cannot_be_read_the_error_tells_what_the_cloud_shows() -> None:
+    played = without_the_cluster(machine(1, launched_at=launched(hours_ago=3)))
+    error = not_released(
+        PermissionDenied("The cluster refused to delete leases.", "Allow it."), key("run"), lambda: played
+    )
+    said = str(error)
+    for words in (
+        "Pool train is not released: The cluster refused to delete leases. This is what the cloud shows; who wants the"
+        " machines could not be read (The cluster refused to list leases). Still there: i-1 (",
+        f"2.00 an hour each) in group {A} of size 1; no machine yet (",
+        f"in group {B} of size 1.",
+        "Cost of these machines since their launch: 6.00.",
+        f"The switch of {A} ends them at 2026-03-01 08:15Z.",
+        "Allow it.",
+    ):
+        assert words in said
+    assert error.details["machines"] == {A: ["i-1"]}
+
+
+@pytest.mark.parametrize(("price", "cost"), [(2.0, "at least 6.00"), (None, "unknown")])
+def test_a_machine_whose_launch_the_cloud_does_not_tell_makes_the_cost_a_least_one(
+    price: float | None, cost: str
+) -> None:
+    played = without_the_cluster(machine(1, launched_at=launched(3)), machine(2, launched_at=None), price=price)
+    said = str(not_released(PermissionDenied("Refused."), key("run"), lambda: played))
+    assert f"Cost of these machines since their launch: {cost}." in said
+
+
+def test_where_the_cloud_shows_nothing_the_error_says_so() -> None:
+    played = without_the_cluster()
+    played.platform = SimpleNamespace(observe=lambda: groups(played.pool))
+    assert "No machine is there any more." in str(not_released(PermissionDenied("No."), key("run"), lambda: played))
+
+
+def test_the_error_says_where_the_cost_may_have_been_more() -> None:
+    played = Played()
+    why = "when machines came and went could not be read (AWS refused ec2:DescribeInstances.)"
+    played.ledger = SimpleNamespace(bill=lambda *_: replace(BILL, at_least=why))
+    opened: Any = lambda: played  # noqa: E731
+    said = str(not_released(CloudError("AWS did not answer."), key("run"), opened))
+    assert f"Cost of the run's nodes so far: at least 1.23; it may be more: {why}." in said
+
+
+def test_the_log_says_until_when_a_refusal_is_borne(opens: Any) -> None:
+    opens(Played(PermissionDenied("No.", "Allow it."), snapshot()))
+    sensor = a_sensor(deferrable=False, poke_interval=0.01)
+    lines: list[str] = []
+    sensor._say = lines.append  # type: ignore[method-assign]
+    sensor.execute(context_of(sensor))
+    until = datetime.now(UTC) + timedelta(minutes=5)
+    assert any(
+        f"PermissionDenied: No. Allow it. Trying again until {at:%Y-%m-%d %H:%M}" in line
+        for line in lines
+        for at in (until, until - timedelta(minutes=1))
+    ), lines

@@ -70,7 +70,7 @@ def test_each_line_is_said_once_while_it_stays_true() -> None:
 def test_what_passes_is_sat_out_until_the_deadline() -> None:
     script = Script(CloudError("Throttled."), Progress(done=True))
     assert script.run().done
-    assert "CloudError: Throttled. Trying again." in script.said[0]
+    assert "CloudError: Throttled. Trying again until " in script.said[0]
     with pytest.raises(CloudError):
         Script(CloudError("Throttled."), deadline_in=-1).run()
 
