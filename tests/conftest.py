@@ -19,6 +19,11 @@ pytest.register_assert_rewrite("tests.nodes")
 # The Go module of cluster-autoscaler is not to be had there.
 NOT_IN_CI = ("apache/airflow#72716", "names no cluster-autoscaler")
 
+# google-auth looks up in the background where a service account may be used, at this host whatever the key file says.
+# No setting of its own ends that (GOOGLE_AUTH_TRUST_BOUNDARY_ENABLED is read no more), and another universe domain
+# would change how tokens are got. requests takes a proxy for one host from the environment; nothing listens there.
+os.environ["https://iamcredentials.googleapis.com_proxy"] = "http://127.0.0.1:9"  # noqa: SIM112
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(SchemaFindings())

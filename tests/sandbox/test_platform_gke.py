@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -637,3 +639,23 @@ def test_a_missing_permission_is_named(
 def test_the_role_is_explained() -> None:
     page = (ROLE.parents[1] / "iam-gke.md").read_text()
     assert all(f"`{permission}`" in page for permission in permissions())
+
+
+def test_asks_nothing_beyond_loopback(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    """google-auth looks up where each service account may be used, in a thread of its own, at Google's real host."""
+    asked: list[Any] = []
+    look_up = socket.getaddrinfo
+
+    def recorded(host: Any, *args: Any, **kwargs: Any) -> Any:
+        asked.append(host)
+        return look_up(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", recorded)
+    before = set(threading.enumerate())
+    platform = ready()
+    platform.grow({GROUP_A: 1})
+    for thread in set(threading.enumerate()) - before:
+        if "RegionalAccessBoundary" in type(thread).__name__:
+            thread.join(timeout=300)
+            assert not thread.is_alive(), "google-auth's look-up does not end"
+    assert set(asked) == {"127.0.0.1"}
