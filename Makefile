@@ -20,13 +20,13 @@ help:
 
 .venv: $(INSTALLED)
 
-$(INSTALLED): requirements-dev.txt pyproject.toml
+$(INSTALLED): requirements-dev.txt pyproject.toml sandbox/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
 	@echo "== .venv: creating it, then installing some 300 packages (a minute or two when nothing is cached)"
 	@$(PYTHON) -m venv .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
 	@$(BIN)/uv pip install --python $(BIN)/python --requirements requirements-dev.txt || $(BIN)/python -m pip install --requirement requirements-dev.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable sandbox
 	@touch $@
 
 # make demo FAULT=stockout:us-west-2a    the same night with no capacity in the first zone
@@ -58,7 +58,7 @@ protocol: .venv
 
 test-sandbox: .venv
 	@echo "== tests/sandbox: against a real Kubernetes control plane"
-	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/pytest tests/sandbox -n $(JOBS) --dist loadfile -q || $(ONCE_MORE) tests/sandbox; }
 
 test-autoscaler: .venv
@@ -67,31 +67,31 @@ test-autoscaler: .venv
 
 test-airflow: .venv
 	@echo "== tests/airflow: under a real scheduler and triggerer"
-	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(JOBS) --dist loadfile -v || $(ONCE_MORE) tests/airflow --ignore tests/airflow/chaos; }
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
 # WORLDS=3 runs three at a time, each beside an Airflow and a sandbox of its own; PACE=real SPEED=20 in the clouds' times.
 CHAOS_PACE = --pace $(or $(PACE),quick) --speed $(or $(SPEED),20)
 chaos: .venv
-	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) --worlds $(or $(WORLDS),1) $(CHAOS_PACE) $(if $(RESUME),--resume)
 
 # Each moment, each fault, and the pairs that a part of the design is there for.
 chaos-cover: .venv
-	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0) --worlds $(or $(WORLDS),2) $(CHAOS_PACE)
 
 # The same cells as tests, each with its own verdict.
 test-chaos: .venv
-	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/pytest tests/airflow/chaos -v || $(ONCE_MORE) tests/airflow/chaos; }
 
 # No part of `make test`: as root only, with Debian's containerd. CI runs it.
 test-kubelet: .venv
 	@$(BIN)/python -m tests.kubelet.needs
 	@echo "== tests/kubelet: on a real kubelet with containerd"
-	@$(BIN)/python -m airflow_gpu_provider.sandbox.build
+	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/python -m tests.kubelet.programs
 	@$(BIN)/pytest tests/kubelet -v || $(ONCE_MORE) tests/kubelet; }
 
@@ -104,7 +104,7 @@ compat-%: .venv
 	@echo "== tests/unit and the drop-in tests with $*"
 	@test -x build/compat/$*/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python build/compat/$*
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements requirements-dev.txt --overrides tests/compat/$*.txt
-	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable .
+	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable . --editable sandbox
 	@build/compat/$*/bin/python -m pytest tests/unit tests/sandbox/test_drop_in.py -q -n $(JOBS) --dist loadfile
 
 bench: .venv

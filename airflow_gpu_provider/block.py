@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import TaskGroup, TriggerRule
@@ -30,28 +28,10 @@ from airflow_gpu_provider.block_tasks import (
     wait_for_the_past_at,
 )
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.open_blocks import Block, opened
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
-
-
-@dataclass(frozen=True)
-class _Block:
-    pool: GpuPool
-    block_id: str
-
-
-_open: ContextVar[tuple[_Block, ...]] = ContextVar("gpu_nodes_blocks", default=())
-
-
-def current_pool() -> GpuPool | None:
-    """Return the pool of the innermost `gpu_nodes` block that is open, or None."""
-    return _open.get()[-1].pool if _open.get() else None
-
-
-def block_of(gpu_pool: GpuPool) -> str:
-    """Return the block_id of the innermost `gpu_nodes` block of this pool that is open; empty outside of any."""
-    return next((each.block_id for each in reversed(_open.get()) if each.pool.name == gpu_pool.name), "")
 
 
 class _BlockGroup(TaskGroup):
@@ -109,69 +89,65 @@ def gpu_nodes(
 
     name = group_id or str(gpu_pool.name)
     group = _group(name, gpu_pool)
-    block = _Block(gpu_pool, _block_id(group))
-    token = _open.set((*_open.get(), block))
-    try:
-        with group:
-            begin = own_task(EmptyOperator, f"{name}.begin", taken=TAKEN_BY_BEGIN)
-            ensure = own_task(
-                EnsureGpuPoolOperator,
-                f"{name}.ensure",
-                {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "warm": warm, "block_id": block.block_id},
-                taken=TAKEN_BY_SETUPS,
-                more=ensure_args,
-            )
-            begin.as_setup() >> ensure.as_setup()  # type: ignore[no-untyped-call]
-            plugin = None
-            if install_device_plugin:
-                from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+    block = Block(gpu_pool, _block_id(group))
+    with opened(block), group:
+        begin = own_task(EmptyOperator, f"{name}.begin", taken=TAKEN_BY_BEGIN)
+        ensure = own_task(
+            EnsureGpuPoolOperator,
+            f"{name}.ensure",
+            {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "warm": warm, "block_id": block.block_id},
+            taken=TAKEN_BY_SETUPS,
+            more=ensure_args,
+        )
+        begin.as_setup() >> ensure.as_setup()  # type: ignore[no-untyped-call]
+        plugin = None
+        if install_device_plugin:
+            from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 
-                plugin = own_task(
-                    InstallDevicePluginOperator,
-                    f"{name}.device_plugin",
-                    {"gpu_pool": gpu_pool},
-                    taken=TAKEN_BY_SETUPS,
-                    more=device_plugin_args,
-                )
-                ensure >> plugin
-            yield group
-            own = [begin.task_id, ensure.task_id, *([plugin.task_id] if plugin else [])]
-            tasks = {task.task_id: task for task in group if task.task_id not in own}
-            for task in tasks.values():
-                _give_pool(task, block)
-            roots = [task for task in tasks.values() if not task.upstream_task_ids & tasks.keys()]
-            last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
-            if not roots:
-                raise PoolSpecError(f"Block {name} holds no task.", "Put the tasks that need GPUs into it.")
-            scale_down = own_task(
-                ScaleDownSensor,
-                f"{name}.scale_down",
-                {"gpu_pool": gpu_pool, "block_id": block.block_id},
-                taken=TAKEN_BY_ALL,
-                more=scale_down_args,
+            plugin = own_task(
+                InstallDevicePluginOperator,
+                f"{name}.device_plugin",
+                {"gpu_pool": gpu_pool},
+                taken=TAKEN_BY_SETUPS,
+                more=device_plugin_args,
             )
-            # A setup, so that what comes after the block, or after a task group around it, does not come after this.
-            witness = own_task(
-                EmptyOperator,
-                f"{name}.witness",
-                {"trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS},
-                taken=TAKEN_BY_ALL,
-            )
-            deciding = [*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id]
-            done = own_task(
-                BlockVerdictOperator,
-                f"{name}.done",
-                {
-                    "block_tasks": [*own, *tasks, scale_down.task_id],
-                    "deciding_tasks": deciding,
-                    "scale_down": scale_down.task_id,
-                    "witness": witness.task_id,
-                },
-                taken=TAKEN_BY_ALL,
-            )
-            wait_for_the_past_at(begin, list(group))
-    finally:
-        _open.reset(token)
+            ensure >> plugin
+        yield group
+        own = [begin.task_id, ensure.task_id, *([plugin.task_id] if plugin else [])]
+        tasks = {task.task_id: task for task in group if task.task_id not in own}
+        for task in tasks.values():
+            _give_pool(task, block)
+        roots = [task for task in tasks.values() if not task.upstream_task_ids & tasks.keys()]
+        last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
+        if not roots:
+            raise PoolSpecError(f"Block {name} holds no task.", "Put the tasks that need GPUs into it.")
+        scale_down = own_task(
+            ScaleDownSensor,
+            f"{name}.scale_down",
+            {"gpu_pool": gpu_pool, "block_id": block.block_id},
+            taken=TAKEN_BY_ALL,
+            more=scale_down_args,
+        )
+        # A setup, so that what comes after the block, or after a task group around it, does not come after this.
+        witness = own_task(
+            EmptyOperator,
+            f"{name}.witness",
+            {"trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS},
+            taken=TAKEN_BY_ALL,
+        )
+        deciding = [*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id]
+        done = own_task(
+            BlockVerdictOperator,
+            f"{name}.done",
+            {
+                "block_tasks": [*own, *tasks, scale_down.task_id],
+                "deciding_tasks": deciding,
+                "scale_down": scale_down.task_id,
+                "witness": witness.task_id,
+            },
+            taken=TAKEN_BY_ALL,
+        )
+        wait_for_the_past_at(begin, list(group))
     (plugin or ensure) >> roots
     last >> scale_down.as_teardown(setups=[begin, ensure], on_failure_fail_dagrun=True)
     scale_down >> witness.as_setup() >> done  # type: ignore[no-untyped-call]
@@ -193,7 +169,7 @@ def _block_id(group: TaskGroup) -> str:
     return f"{group.group_id}[{{{{ ti.map_index }}}}]" if is_mapped else str(group.group_id)
 
 
-def _give_pool(task: Any, block: _Block) -> None:
+def _give_pool(task: Any, block: Block) -> None:
     """Give pool and block to a mapped task that has none: its operators are built when it runs, outside of a block."""
     from airflow.sdk.definitions.mappedoperator import MappedOperator
 

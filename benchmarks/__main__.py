@@ -9,9 +9,9 @@ from pathlib import Path
 
 from kubernetes import client, config
 
-from airflow_gpu_provider.sandbox import Sandbox
 from benchmarks import imports, large_pool, ready_nodes, waiting_pods
 from benchmarks.figure import Figure, table
+from gpu_sandbox import Sandbox
 
 DOCUMENT = Path("docs/performance.md")
 REPORT = Path("build/bench.json")

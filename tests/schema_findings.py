@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder
+from gpu_sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder
 
 _OUTPUT = "schema_findings"
 _DELIBERATE = "against_schema"

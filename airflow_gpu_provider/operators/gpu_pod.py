@@ -52,6 +52,7 @@ from airflow_gpu_provider.errors import (
     TaskKilled,
 )
 from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.open_blocks import block_of, current_pool
 from airflow_gpu_provider.operators.attempts import MAX_PREEMPTIONS, Attempt, OnPreemption, Preemptions
 from airflow_gpu_provider.operators.checkpoint import (
     check_claims_reach,
@@ -169,8 +170,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             **kwargs,
         )
         # The pool of the block around it is nearer than one of default_args.
-        self.gpu_pool = self._by_keyword("gpu_pool", gpu_pool, None) or _pool_of_block() or gpu_pool
-        self.block_id = _block_of(self.gpu_pool) if block_id is None else block_id
+        self.gpu_pool = self._by_keyword("gpu_pool", gpu_pool, None) or current_pool() or gpu_pool
+        if block_id is None:
+            block_id = block_of(self.gpu_pool) if isinstance(self.gpu_pool, GpuPool) else ""
+        self.block_id = block_id
         self.gpus = gpus
         self.shm_size = shm_size
         self.checkpoint = checkpoint
@@ -818,15 +821,3 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         else:
             name = self.pod.metadata.name if self.pod else "none yet"
             self._stop.ask(TaskKilled(f"Task {self.task_id} was told to stop (pod: {name}).", "Run it again."))
-
-
-def _block_of(gpu_pool: Any) -> str:
-    from airflow_gpu_provider.block import block_of
-
-    return block_of(gpu_pool) if isinstance(gpu_pool, GpuPool) else ""
-
-
-def _pool_of_block() -> GpuPool | None:
-    from airflow_gpu_provider.block import current_pool
-
-    return current_pool()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.aws import AwsTimings
-from airflow_gpu_provider.sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
-from airflow_gpu_provider.sandbox.demo import example_dags, training_image
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.aws import AwsTimings
+from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
+from gpu_sandbox.demo import example_dags, training_image
 from tests.airflow import credentials
 from tests.airflow.harness import Airflow
 from tests.airflow.metrics import Metrics

@@ -15,8 +15,8 @@ from typing import Any
 import yaml
 from cryptography.fernet import Fernet, InvalidToken
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_home import AirflowHome
 
 Patterns = Mapping[str, re.Pattern[bytes]]
 

@@ -18,10 +18,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus, TaskState
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.leftovers import Leftovers, look_for_leftovers
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus, TaskState
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.leftovers import Leftovers, look_for_leftovers
 
 LOST_BY_AIRFLOW = "reported that the task instance"
 

@@ -18,11 +18,12 @@ import pytest
 from kubernetes import client, config
 from kubernetes.stream import stream
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.leftovers import aws_client, look_for_leftovers
 from airflow_gpu_provider.triggers.pod_log import REPEATED
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_api import RunStatus, wait_until
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.aws.observer import aws_client
+from gpu_sandbox.leftovers import look_for_leftovers
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 

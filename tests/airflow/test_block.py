@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox.airflow_api import wait_until
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.leftovers import aws_client
+from gpu_sandbox.airflow_api import wait_until
+from gpu_sandbox.aws.observer import aws_client
+from gpu_sandbox.faults import Stockout
 from tests.airflow.harness import Airflow, FinishedRun
 from tests.airflow.metrics import Metrics
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
+from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.chaos.trainings import Trainings
 from tests.airflow.harness import Airflow
 from tests.airflow.test_blocks import PATIENCE, demand, ended, items, left_of, state, zero

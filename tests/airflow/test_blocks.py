@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox import airflow_processes
-from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
-from airflow_gpu_provider.sandbox.faults import Stockout
+from gpu_sandbox import airflow_processes
+from gpu_sandbox.airflow_api import RunStatus, wait_until
+from gpu_sandbox.faults import Stockout
 from tests.airflow.harness import Airflow
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.demo import example_dags
-from airflow_gpu_provider.sandbox.nodes import NodeSpec
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.demo import example_dags
+from gpu_sandbox.nodes import NodeSpec
 from tests.airflow import credentials
 from tests.airflow.harness import Airflow
 

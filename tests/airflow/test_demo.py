@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-DEMO = (sys.executable, "-m", "airflow_gpu_provider.sandbox.cli", "demo")
+DEMO = (sys.executable, "-m", "gpu_sandbox.cli", "demo")
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.demo import example_dags, training_image
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.demo import example_dags, training_image
 from tests.airflow import credentials
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox import airflow_processes
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
-from airflow_gpu_provider.sandbox.airflow_home import COMMANDS, AirflowHome, AirflowNotHealthy
+from gpu_sandbox import airflow_processes
+from gpu_sandbox.airflow_api import AirflowApiError
+from gpu_sandbox.airflow_home import COMMANDS, AirflowHome, AirflowNotHealthy
 from tests.airflow.harness import Airflow
 
 
@@ -74,7 +74,7 @@ def test_a_home_whose_component_fails_says_why_and_leaves_nothing(tmp_path: Path
 def test_nothing_survives_the_process_that_started_it(tmp_path: Path) -> None:
     program = f"""
 from pathlib import Path
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
+from gpu_sandbox.airflow_home import AirflowHome
 home = AirflowHome(Path({str(tmp_path)!r}), Path({str(tmp_path)!r}), {{}})
 home.begin()
 print("begun", flush=True)

@@ -20,9 +20,9 @@ from kubernetes.stream import stream
 
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.sandbox import airflow_processes
-from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox import airflow_processes
+from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.dags.gpu_pods import kills_pool
 from tests.airflow.harness import Airflow, FinishedRun
 from tests.sandbox.running import run as run_here

@@ -15,8 +15,8 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.dags.gpu_pods_alone import alone
 from tests.airflow.harness import Airflow
 from tests.sandbox.running import run as run_here

@@ -10,9 +10,9 @@ from typing import Any
 import boto3
 import pytest
 
-from airflow_gpu_provider.sandbox import SandboxProcess
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.demo import example_dags
+from gpu_sandbox import SandboxProcess
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.demo import example_dags
 from tests.airflow.conftest import REPOSITORY
 from tests.sandbox.running import eventually
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox.build import binary_of
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.build import binary_of
+from gpu_sandbox.sandbox import Sandbox
 from tests.kubelet.machine import KubeletMachine, traces
 from tests.kubelet.needs import missing
 from tests.kubelet.programs import DEVICE_PLUGIN, KUBELET

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+from gpu_sandbox.control_plane import ControlPlane
 from tests.kubelet.needs import CNI_PLUGINS
 
 START_SECONDS = 120.0

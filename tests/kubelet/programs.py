@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from airflow_gpu_provider.sandbox.build import KUBERNETES_VERSION, GoProgram, binary_of
+from gpu_sandbox.build import KUBERNETES_VERSION, GoProgram, binary_of
 
 _MODULE = Path(__file__).parent / "go"
 

@@ -11,7 +11,7 @@ import yaml
 from kubernetes.client import ApiClient, ApiException
 from kubernetes.config import new_client_from_config
 
-from airflow_gpu_provider.sandbox import SandboxProcess
+from gpu_sandbox import SandboxProcess
 from tests.sandbox.running import eventually
 
 TEMPLATE = "k8s.io/cluster-autoscaler/node-template"

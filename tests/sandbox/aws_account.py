@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 
-from airflow_gpu_provider.sandbox.aws import AccessKey, AwsCloud, AwsTimings, Identity, Instance, PolicyUse
-from airflow_gpu_provider.sandbox.faults import Faults, Stockout
+from gpu_sandbox.aws import AccessKey, AwsCloud, AwsTimings, Identity, Instance, PolicyUse
+from gpu_sandbox.faults import Faults, Stockout
 
 T = TypeVar("T")
 CLUSTER = "k8s-ml"

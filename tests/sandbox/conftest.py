@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import error_types
-from airflow_gpu_provider.sandbox.aws import AwsTimings
-from airflow_gpu_provider.sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
-from airflow_gpu_provider.sandbox.build import control_plane_binary
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
-from airflow_gpu_provider.sandbox.demo import training_image
-from airflow_gpu_provider.sandbox.google import GoogleTimings
-from airflow_gpu_provider.sandbox.nodes import Image
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.aws import AwsTimings
+from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
+from gpu_sandbox.build import control_plane_binary
+from gpu_sandbox.control_plane import ControlPlane
+from gpu_sandbox.demo import training_image
+from gpu_sandbox.google import GoogleTimings
+from gpu_sandbox.nodes import Image
+from gpu_sandbox.sandbox import Sandbox
 
 
 @pytest.fixture(scope="session")

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from airflow_gpu_provider.sandbox.audit_log import RoleUse
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.audit_log import RoleUse
+from gpu_sandbox.sandbox import Sandbox
 
 IAM = Path(__file__).parents[2] / "docs" / "iam"
 _PLACEHOLDER = re.compile(r"\b(?:REGION|ACCOUNT|CLUSTER|NODE_ROLE|NODE_GROUP|ASG_NAME|role/AIRFLOW)\b")

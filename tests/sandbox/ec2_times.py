@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_gpu_provider.sandbox.aws import AwsCloud
-from airflow_gpu_provider.sandbox.leftovers import aws_client
+from gpu_sandbox.aws import AwsCloud
+from gpu_sandbox.aws.observer import aws_client
 
 _TOLD = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) GMT\)")
 

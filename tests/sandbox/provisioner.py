@@ -17,8 +17,8 @@ from typing import Any
 from kubernetes import client, config
 from kubernetes.client.exceptions import ApiException
 
-from airflow_gpu_provider.sandbox.nodes import NodeSpec
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.nodes import NodeSpec
+from gpu_sandbox.sandbox import Sandbox
 
 SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 GROUP, EC2_GROUP = "karpenter.sh", "karpenter.k8s.aws"

@@ -10,8 +10,8 @@ from typing import Any
 
 from kubernetes import client, config, watch
 
-from airflow_gpu_provider.sandbox.leftovers import GPU
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.leftovers import GPU
+from gpu_sandbox.sandbox import Sandbox
 
 LONGEST = 15.0
 """Seconds; about seven of them are Airflow's own, from task to task, and are not spent where no scheduler runs."""

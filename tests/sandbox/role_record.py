@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from airflow_gpu_provider.sandbox.aws import PolicyUse
-from airflow_gpu_provider.sandbox.google import PermissionUse
+from gpu_sandbox.aws import PolicyUse
+from gpu_sandbox.google import PermissionUse
 
 RECORD = Path(__file__).parents[2] / "docs" / "iam" / "calls.md"
 WRITE_TO = "IAM_CALLS"

@@ -23,8 +23,8 @@ from airflow_gpu_provider.acceptance.expected import Expected
 from airflow_gpu_provider.api_calls import ApiCall, told_to
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
-from airflow_gpu_provider.sandbox.nodes import Image
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.nodes import Image
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.running import eventually
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox import SandboxProcess
+from gpu_sandbox import SandboxProcess
 from tests.sandbox.autoscaling import STATUS_SHAPE, TEMPLATE, Eks, gpu_pod, shape_of
 from tests.sandbox.running import eventually
 

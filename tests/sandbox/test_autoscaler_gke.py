@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox import SandboxProcess
+from gpu_sandbox import SandboxProcess
 from tests.sandbox.autoscaling import Cluster, gpu_pod
 from tests.sandbox.running import eventually
 

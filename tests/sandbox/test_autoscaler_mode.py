@@ -21,11 +21,11 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.autoscaler.timings import SANDBOX_SPEED, AutoscalerTimings
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED, AutoscalerTimings
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 _names = (f"scaled-{number}" for number in itertools.count())

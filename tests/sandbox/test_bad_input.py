@@ -24,8 +24,8 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.google import GoogleTimings
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.google import GoogleTimings
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.running import context_of, eventually, run
 

@@ -21,9 +21,9 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.ec2_times import instances_of
 from tests.sandbox.running import run

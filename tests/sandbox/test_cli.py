@@ -16,12 +16,12 @@ from typing import Any
 import psutil
 import pytest
 
-from airflow_gpu_provider.sandbox import SandboxProcess
-from airflow_gpu_provider.sandbox.errors import ComponentFailed
+from gpu_sandbox import SandboxProcess
+from gpu_sandbox.errors import ComponentFailed
 
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
-GPU_SANDBOX = [sys.executable, "-m", "airflow_gpu_provider.sandbox.cli"]
+GPU_SANDBOX = [sys.executable, "-m", "gpu_sandbox.cli"]
 
 
 @pytest.fixture(scope="module")
@@ -226,8 +226,8 @@ def test_without_a_sandbox_commands_say_so(command: list[str], gpu_sandbox_cli: 
 
 
 def test_the_control_api_needs_its_token(detached: str, environment: dict[str, str]) -> None:
-    from airflow_gpu_provider.sandbox.control_api import ControlApiClient
-    from airflow_gpu_provider.sandbox.errors import ControlApiError
+    from gpu_sandbox.control_api import ControlApiClient
+    from gpu_sandbox.errors import ControlApiError
 
     url = state_of(environment, detached)["url"]
     with pytest.raises(ControlApiError, match="wrong or missing bearer token"):
@@ -301,7 +301,7 @@ def test_a_supervisor_that_hangs_is_killed_by_down(
     processes = family(state["pid"])
     os.kill(state["pid"], signal.SIGSTOP)
     program = (
-        "from airflow_gpu_provider.sandbox import supervisor, control_api\n"
+        "from gpu_sandbox import supervisor, control_api\n"
         "supervisor._STOP_TIMEOUT = control_api.TIMEOUT = 1\n"
         "supervisor.end('hanging')\n"
     )
@@ -336,7 +336,7 @@ def test_two_side_by_side(gpu_sandbox_factory: Callable[..., SandboxProcess]) ->
 def test_a_sandbox_process_dies_with_the_one_that_started_it() -> None:
     program = """
 import time
-from airflow_gpu_provider.sandbox import SandboxProcess
+from gpu_sandbox import SandboxProcess
 sandbox = SandboxProcess()
 sandbox.start()
 print(sandbox._process.pid, flush=True)

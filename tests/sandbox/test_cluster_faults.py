@@ -21,8 +21,8 @@ from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
-from airflow_gpu_provider.sandbox import Sandbox, SandboxProcess
-from airflow_gpu_provider.sandbox.cli import main
+from gpu_sandbox import Sandbox, SandboxProcess
+from gpu_sandbox.cli import main
 from tests.sandbox.autoscaling import Eks, gpu_pod
 from tests.sandbox.running import eventually
 

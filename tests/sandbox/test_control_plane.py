@@ -21,10 +21,10 @@ import kubernetes
 import pytest
 from kubernetes import client, config
 
-from airflow_gpu_provider.sandbox.authenticator import Authenticator
-from airflow_gpu_provider.sandbox.aws import Identity
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
-from airflow_gpu_provider.sandbox.errors import ComponentFailed
+from gpu_sandbox.authenticator import Authenticator
+from gpu_sandbox.aws import Identity
+from gpu_sandbox.control_plane import ControlPlane
+from gpu_sandbox.errors import ComponentFailed
 
 CACHE_TTL = 1.0
 # The API server keeps every token that was good for ten seconds, in a cache without a setting.
@@ -227,7 +227,7 @@ def test_kill_of_its_process_leaves_no_process(binary: Path, tmp_path: Path) -> 
     """Started in a thread that has ended since, as the kernel takes the forking thread for the parent."""
     program = f"""
         import sys, threading, time, pathlib
-        from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+        from gpu_sandbox.control_plane import ControlPlane
         one = ControlPlane(binary=pathlib.Path({str(binary)!r}), data_dir=pathlib.Path({str(tmp_path)!r}))
         starting = threading.Thread(target=one.start)
         starting.start()

@@ -12,7 +12,7 @@ from kubernetes import client, config
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor
 from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE
 from airflow_gpu_provider.errors import PoolInUse, PoolNotReleased
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run
 
 
@@ -44,7 +44,7 @@ def delete(pool: EksGpuPool, **arguments: Any) -> Any:
 
 
 def groups(gpu_sandbox: Sandbox) -> set[str]:
-    from airflow_gpu_provider.sandbox.leftovers import aws_client
+    from gpu_sandbox.aws.observer import aws_client
 
     pages = aws_client(gpu_sandbox.aws, "eks").get_paginator("list_nodegroups")
     return set(pages.paginate(clusterName=gpu_sandbox.cluster_name).search("nodegroups"))

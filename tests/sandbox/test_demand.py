@@ -35,7 +35,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
 )
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+from gpu_sandbox.control_plane import ControlPlane
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 

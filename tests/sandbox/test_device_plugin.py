@@ -20,9 +20,9 @@ from airflow_gpu_provider.operators import device_plugin
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.triggers import plugin_watch
 from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
 from tests.unit.addons.test_detection import DRA, STATIC
 

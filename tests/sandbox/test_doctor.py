@@ -22,11 +22,11 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import Finding, examine
-from airflow_gpu_provider.sandbox.aws import AccessKey
-from airflow_gpu_provider.sandbox.leftovers import aws_client
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.aws import AccessKey
+from gpu_sandbox.aws.observer import aws_client
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.running import eventually, run, until_it_reports
 

@@ -23,7 +23,7 @@ from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider import EksGpuPool, EnsureGpuPoolOperator, GpuPodOperator, InstallDevicePluginOperator
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 SAY = "echo hello from the pod"

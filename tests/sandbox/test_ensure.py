@@ -24,8 +24,8 @@ from airflow_gpu_provider.errors import CloudError, NodesNotReady, OutOfStock, T
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, run
 
 

@@ -18,10 +18,10 @@ import pytest
 from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome, database_template
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.airflow_home import AirflowHome, database_template
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import run
 
 REPOSITORY = Path(__file__).parents[2]

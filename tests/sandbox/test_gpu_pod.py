@@ -39,9 +39,9 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])

@@ -20,12 +20,12 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.google import GoogleTimings
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.google import GoogleTimings
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption, run
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"

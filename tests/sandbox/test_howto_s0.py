@@ -23,8 +23,8 @@ from airflow_gpu_provider import (
     gpu_nodes,
 )
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.sandbox.leftovers import aws_client
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.aws.observer import aws_client
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import run, until_it_reports

@@ -20,8 +20,8 @@ from google.api_core.exceptions import BadRequest, NotFound
 from google.cloud.container_v1 import ClusterManagerClient
 from kubernetes import client, config
 
-from airflow_gpu_provider.sandbox.google import GoogleTimings
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.google import GoogleTimings
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
 

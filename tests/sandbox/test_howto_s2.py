@@ -10,7 +10,7 @@ from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator
 from airflow_gpu_provider.errors import QuotaExceeded
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, rendered, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import eventually, run

@@ -23,8 +23,8 @@ from airflow_gpu_provider import (
 )
 from airflow_gpu_provider.errors import ConnectionNotFound, PodUnschedulable, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import platform_for
-from airflow_gpu_provider.sandbox.nodes import NodeSpec
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.nodes import NodeSpec
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run
 
 NODE = "metal-1"

@@ -13,9 +13,9 @@ from airflow.sdk import DAG
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.leftovers import aws_client
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.aws.observer import aws_client
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, rendered, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import run, until_it_reports

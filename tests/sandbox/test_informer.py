@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.informer import Change, Feed, connected, pod_events, pods, watching
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, PermissionDenied
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+from gpu_sandbox.control_plane import ControlPlane
 
 NAMESPACE = "informer"
 PODS = pods(NAMESPACE)

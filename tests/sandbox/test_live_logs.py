@@ -25,9 +25,9 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.triggers import pod_log
 from airflow_gpu_provider.triggers.pod_log import REPEATED
+from gpu_sandbox.sandbox import Sandbox
 from tests.nodes.checks import execute, log_of
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption
 

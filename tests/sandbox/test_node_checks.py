@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox.nodes import NodeSpec
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.nodes import NodeSpec
+from gpu_sandbox.sandbox import Sandbox
 from tests.nodes.checks import GPUS, NodeChecks
 
 NODE = "process-1"

@@ -12,9 +12,9 @@ import pytest
 from airflow_gpu_provider import EnsureGpuPoolOperator, InstallDevicePluginOperator, ScaleDownSensor
 from airflow_gpu_provider.errors import GpusNotAllocatable
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox import machines
-from airflow_gpu_provider.sandbox.eks_cluster import SYSTEM_GROUP
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox import machines
+from gpu_sandbox.eks_cluster import SYSTEM_GROUP
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import run
 
 

@@ -29,10 +29,10 @@ from airflow_gpu_provider.platforms.gke import GkePlatform
 from airflow_gpu_provider.platforms.gke_of_others import GkePlatformOfOthers
 from airflow_gpu_provider.platforms.gke_spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
 from airflow_gpu_provider.pools import GkeGpuPool
-from airflow_gpu_provider.sandbox.faults import Faults, Stockout
-from airflow_gpu_provider.sandbox.google.cloud import GoogleCloud
-from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Identity, Instance
-from airflow_gpu_provider.sandbox.google.upgrades import Phase
+from gpu_sandbox.faults import Faults, Stockout
+from gpu_sandbox.google.cloud import GoogleCloud
+from gpu_sandbox.google.interface import GoogleTimings, Identity, Instance
+from gpu_sandbox.google.upgrades import Phase
 from tests.sandbox import role_record
 from tests.sandbox.aws_account import eventually
 

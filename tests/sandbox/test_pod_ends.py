@@ -28,8 +28,8 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.triggers import pod as pod_trigger
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])

@@ -25,8 +25,8 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])

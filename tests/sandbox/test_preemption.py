@@ -24,8 +24,8 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.demo import example_dags
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.demo import example_dags
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])

@@ -26,8 +26,8 @@ from airflow_gpu_provider import (
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.errors import AutoscalerNotRunning, NoProvisioner, PermissionDenied, PoolNotReleased
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.control_plane import ControlPlane
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.provisioner import (
     Kind,

@@ -25,9 +25,9 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.audit_log import RoleUse
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.audit_log import RoleUse
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.running import run, until_it_reports
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox import SandboxProcess
+from gpu_sandbox import SandboxProcess
 from tests.sandbox import documented_roles
 from tests.sandbox.autoscaling import STATUS_SHAPE, Eks, gpu_pod, shape_of
 from tests.sandbox.running import eventually

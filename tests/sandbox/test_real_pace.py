@@ -10,8 +10,8 @@ import pytest
 from kubernetes import config
 
 from airflow_gpu_provider.cluster.apply import server_side_apply
-from airflow_gpu_provider.sandbox.managed_cluster import Platform
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.managed_cluster import Platform
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.test_same_dag import eks, gke, holds, one_night
 

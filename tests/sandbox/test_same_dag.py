@@ -12,9 +12,9 @@ from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool, gpu_nodes
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.nodes import NodeSpec
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.nodes import NodeSpec
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 COMMON: dict[str, Any] = {"max_nodes": 1, "max_runtime": timedelta(hours=1), "node_labels": {"role": "train-gpu"}}

@@ -18,8 +18,8 @@ from botocore.session import Session as BotocoreSession
 from botocore.signers import RequestSigner
 from kubernetes import client, config
 
-from airflow_gpu_provider.sandbox import Sandbox, Stockout
-from airflow_gpu_provider.sandbox.leftovers import aws_client
+from gpu_sandbox import Sandbox, Stockout
+from gpu_sandbox.aws.observer import aws_client
 
 ZONE = "us-west-2a"
 

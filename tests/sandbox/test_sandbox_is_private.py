@@ -11,7 +11,7 @@ import pytest
 import requests
 import yaml
 
-from airflow_gpu_provider.sandbox import Sandbox, SandboxProcess, supervisor
+from gpu_sandbox import Sandbox, SandboxProcess, supervisor
 
 pytestmark = pytest.mark.filterwarnings("ignore::urllib3.exceptions.InsecureRequestWarning")
 LOOPBACK = ("127.0.0.1", "::1")

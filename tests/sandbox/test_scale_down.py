@@ -15,8 +15,8 @@ from kubernetes.config import new_client_from_config
 from airflow_gpu_provider.errors import PoolNotReleased
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, run
 
 

@@ -37,13 +37,13 @@ from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.google import GoogleTimings
-from airflow_gpu_provider.sandbox.leftovers import aws_client
-from airflow_gpu_provider.sandbox.sandbox import Sandbox
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.aws.observer import aws_client
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.google import GoogleTimings
+from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.running import eventually, run, until_it_reports
 

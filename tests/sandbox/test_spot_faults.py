@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from airflow_gpu_provider.sandbox import SandboxProcess
-from airflow_gpu_provider.sandbox.cli import main
-from airflow_gpu_provider.sandbox.errors import ControlApiError
+from gpu_sandbox import SandboxProcess
+from gpu_sandbox.cli import main
+from gpu_sandbox.errors import ControlApiError
 from tests.sandbox.autoscaling import Eks, gpu_pod
 from tests.sandbox.running import eventually
 

@@ -12,7 +12,7 @@ import pytest
 from botocore.exceptions import ClientError
 from kubernetes import client, config
 
-from airflow_gpu_provider.sandbox.sandbox_process import SandboxProcess
+from gpu_sandbox.sandbox_process import SandboxProcess
 from tests.sandbox.example_dags import load, run_tasks
 from tests.sandbox.running import eventually
 

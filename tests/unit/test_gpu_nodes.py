@@ -20,8 +20,8 @@ from airflow_gpu_provider import (
     ScaleDownSensor,
     gpu_nodes,
 )
-from airflow_gpu_provider.block import current_pool
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.verdict import BlockVerdictOperator
 
 POOL = EksGpuPool(

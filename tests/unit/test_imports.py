@@ -37,9 +37,7 @@ def test_spec_ensure_and_sensor_add_at_most_a_tenth_to_airflow_sdk(modules: tupl
     before, after = modules
     assert len(after) <= 1.1 * len(before)
     ours = {name for name in after - before if name.startswith("airflow_gpu_provider.")}
-    assert not {
-        name for name in ours if name.split(".")[1] in ("cluster", "platforms", "scaling", "triggers", "sandbox")
-    }
+    assert not {name for name in ours if name.split(".")[1] in ("cluster", "platforms", "scaling", "triggers")}
 
 
 def test_every_public_name_is_there_and_only_those() -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
-from airflow_gpu_provider.sandbox.pace import PACES, Pace
+from gpu_sandbox.pace import PACES, Pace
 from tests.airflow.chaos import report, schedule
 from tests.airflow.chaos.cell import Cell
 from tests.airflow.chaos.matrix import Outcome, Row

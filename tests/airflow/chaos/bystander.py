@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_gpu_provider.sandbox.airflow_api import RunStatus, wait_until
+from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.chaos.world import World
 
 POOL = "bystander"

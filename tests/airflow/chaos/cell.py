@@ -8,7 +8,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError, RunStatus
+from gpu_sandbox.airflow_api import AirflowApiError, RunStatus
 from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import FAULTS, Fault, Promise
 from tests.airflow.chaos.moments import MOMENTS, Look, Moment

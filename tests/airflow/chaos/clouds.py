@@ -8,8 +8,8 @@ from typing import Any, Literal, Protocol
 
 from moto.eks.models import eks_backends
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.leftovers import aws_client, instances
+from gpu_sandbox import Sandbox
+from gpu_sandbox.aws.observer import aws_client, instances
 
 Platform = Literal["eks", "gke"]
 

@@ -18,9 +18,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
-from airflow_gpu_provider.sandbox.airflow_home import COMMANDS
-from airflow_gpu_provider.sandbox.faults import Stockout
+from gpu_sandbox.airflow_api import AirflowApiError
+from gpu_sandbox.airflow_home import COMMANDS
+from gpu_sandbox.faults import Stockout
 from tests.airflow.chaos.moments import Moment
 from tests.airflow.chaos.world import LEASES, World, insist
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
+from gpu_sandbox.airflow_api import AirflowApiError
 from tests.airflow.chaos.bystander import Bystander
 from tests.airflow.chaos.cell import Cell, MomentMissed, Night, in_words, play
 from tests.airflow.chaos.checks import BOUNDS, Zero, broken_promises, harmed_by, promise_of, wait_for_zero

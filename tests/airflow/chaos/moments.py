@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from airflow_gpu_provider.sandbox.airflow_api import TASK_ENDED, RunStatus, TaskState
+from gpu_sandbox.airflow_api import TASK_ENDED, RunStatus, TaskState
 from tests.airflow.chaos.world import World
 
 ENSURE, PLUGIN, TRAIN, SCALE_DOWN = "gpus.ensure", "gpus.device_plugin", "train", "gpus.scale_down"

@@ -16,12 +16,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError
-from airflow_gpu_provider.sandbox.airflow_home import AirflowHome
-from airflow_gpu_provider.sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.pace import Pace
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_api import AirflowApiError
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.pace import Pace
 from tests.airflow.chaos.clouds import Cloud, Platform, cloud_of
 from tests.airflow.chaos.pods import POOL_LABEL, PodStories
 from tests.airflow.chaos.trainings import Trainings

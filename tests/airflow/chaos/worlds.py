@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TypeAlias
 
-from airflow_gpu_provider.sandbox import Sandbox
-from airflow_gpu_provider.sandbox.airflow_home import AirflowNotHealthy
-from airflow_gpu_provider.sandbox.airflow_processes import end_all
-from airflow_gpu_provider.sandbox.leftovers import look_for_leftovers
-from airflow_gpu_provider.sandbox.pace import Pace
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_home import AirflowNotHealthy
+from gpu_sandbox.airflow_processes import end_all
+from gpu_sandbox.leftovers import look_for_leftovers
+from gpu_sandbox.pace import Pace
 from tests.airflow.chaos.bystander import Bystander
 from tests.airflow.chaos.cell import Cell
 from tests.airflow.chaos.checks import BOUNDS

@@ -14,8 +14,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from airflow_gpu_provider.sandbox.aws import AccessKey, AwsCloud, AwsTimings, ClusterNetwork, Instance
-from airflow_gpu_provider.sandbox.faults import Faults
+from gpu_sandbox.aws import AccessKey, AwsCloud, AwsTimings, ClusterNetwork, Instance
+from gpu_sandbox.faults import Faults
 
 T = TypeVar("T")
 CLUSTER = "k8s-ml"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from airflow_gpu_provider.sandbox.faults import Stockout
+from gpu_sandbox.faults import Stockout
 from tests.sandbox.aws.conftest import CLUSTER, QUICK, Account, eventually
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from airflow_gpu_provider.sandbox.aws import AwsTimings
+from gpu_sandbox.aws import AwsTimings
 from tests.sandbox.aws.conftest import CLUSTER, QUICK, Account
 
 STALE = 1.5

@@ -12,7 +12,7 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
-from airflow_gpu_provider.sandbox.aws import AccessKey, identities
+from gpu_sandbox.aws import AccessKey, identities
 from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, Account
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from airflow_gpu_provider.sandbox.aws import AccessKey, PolicyUse
+from gpu_sandbox.aws import AccessKey, PolicyUse
 from tests.sandbox import documented_roles
 from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, Account
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox import Stockout
+from gpu_sandbox import Stockout
 from tests.sandbox.aws.conftest import Account, eventually
 
 FULL, EMPTY = "us-west-2a", "us-west-2b"

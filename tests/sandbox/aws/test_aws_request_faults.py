@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from airflow_gpu_provider.sandbox.aws import AwsCloud
-from airflow_gpu_provider.sandbox.faults import Faults
+from gpu_sandbox.aws import AwsCloud
+from gpu_sandbox.faults import Faults
 from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, QUICK, Account, Recorder
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [

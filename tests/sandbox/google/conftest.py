@@ -16,8 +16,8 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient, NodeConfig, NodePool, Operation
 from google.oauth2 import service_account
 
-from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings, Identity, Instance
+from gpu_sandbox.faults import Faults
+from gpu_sandbox.google import GoogleCloud, GoogleTimings, Identity, Instance
 
 T = TypeVar("T")
 CLUSTER = "k8s-ml"

@@ -23,10 +23,10 @@ from google.cloud.container_v1 import (
 )
 from google.oauth2 import service_account
 
-from airflow_gpu_provider.sandbox.control_api import ControlApiClient
-from airflow_gpu_provider.sandbox.errors import ControlApiError
-from airflow_gpu_provider.sandbox.google import GoogleTimings
-from airflow_gpu_provider.sandbox.sandbox import SYSTEM_NODE, Sandbox
+from gpu_sandbox.control_api import ControlApiClient
+from gpu_sandbox.errors import ControlApiError
+from gpu_sandbox.google import GoogleTimings
+from gpu_sandbox.sandbox import SYSTEM_NODE, Sandbox
 from tests.sandbox.google.conftest import EMAIL_SCOPE, SCOPES, access_token, eventually
 
 TIMINGS = GoogleTimings(

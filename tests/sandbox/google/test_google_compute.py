@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 from google.api_core import exceptions
 
-from airflow_gpu_provider.sandbox.faults import Stockout
-from airflow_gpu_provider.sandbox.google import GoogleTimings
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.google import GoogleTimings
 from tests.sandbox.google.conftest import Project, a_project, eventually
 
 

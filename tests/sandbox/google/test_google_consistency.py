@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from google.api_core.exceptions import Conflict, NotFound
 
-from airflow_gpu_provider.sandbox.google import GoogleTimings
+from gpu_sandbox.google import GoogleTimings
 from tests.sandbox.google.conftest import QUICK, Project
 
 STALE = 1.5

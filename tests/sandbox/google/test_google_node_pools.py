@@ -20,8 +20,8 @@ from google.cloud.container_v1 import (
     StatusCondition,
 )
 
-from airflow_gpu_provider.sandbox.faults import Faults, Stockout
-from airflow_gpu_provider.sandbox.google import GoogleCloud, GoogleTimings
+from gpu_sandbox.faults import Faults, Stockout
+from gpu_sandbox.google import GoogleCloud, GoogleTimings
 from tests.sandbox.google.conftest import CLUSTER, Project, Recorder, eventually, node_pool
 
 RESERVED = {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}

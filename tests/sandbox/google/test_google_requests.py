@@ -15,7 +15,7 @@ from google.oauth2 import service_account
 
 from airflow_gpu_provider.errors import PermissionDenied, ServiceDisabled
 from airflow_gpu_provider.platforms.google_clients import GoogleClients
-from airflow_gpu_provider.sandbox.google import GoogleCloud
+from gpu_sandbox.google import GoogleCloud
 from tests.sandbox.google.conftest import EMAIL_SCOPE, SCOPES, Project, access_token
 
 

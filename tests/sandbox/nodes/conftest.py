@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from kubernetes import client, config, stream
 
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
-from airflow_gpu_provider.sandbox.nodes import Image, NodeAgent, NodeSpec, Taint
+from gpu_sandbox.control_plane import ControlPlane
+from gpu_sandbox.nodes import Image, NodeAgent, NodeSpec, Taint
 
 PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="true")

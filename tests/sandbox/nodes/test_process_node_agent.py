@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from kubernetes import client
 
-import airflow_gpu_provider
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
-from airflow_gpu_provider.sandbox.nodes import NamespacesForbidden, NodeAgent, NodeAgentError, NodeSpec, Taint
+import gpu_sandbox
+from gpu_sandbox.control_plane import ControlPlane
+from gpu_sandbox.nodes import NamespacesForbidden, NodeAgent, NodeAgentError, NodeSpec, Taint
 from tests.sandbox.nodes.conftest import Cluster, images
 
 
@@ -124,12 +124,12 @@ def test_nothing_outlives_the_agent(own_agent: NodeAgent, cluster: Cluster, how:
 def test_the_agent_ends_with_its_parent(control_plane: ControlPlane, tmp_path: Path) -> None:
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from airflow_gpu_provider.sandbox.nodes import NodeAgent\n"
+        "from gpu_sandbox.nodes import NodeAgent\n"
         f"a = NodeAgent(kubeconfig=Path({str(control_plane.kubeconfig)!r}), work_dir=Path({str(tmp_path / 'w')!r}), "
         f"images=[], log_file=Path({str(tmp_path / 'log')!r}))\n"
         "a.start(); print(a.pid, flush=True); time.sleep(1000)"
     )
-    folder = Path(airflow_gpu_provider.__file__).parent.parent
+    folder = Path(gpu_sandbox.__file__).parent.parent
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=folder) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -216,7 +216,7 @@ class _Crippled(NodeAgent):
     def _command(self) -> list[str]:
         script = (
             "import sys\n"
-            "from airflow_gpu_provider.sandbox.nodes import agent, syscalls\n"
+            "from gpu_sandbox.nodes import agent, syscalls\n"
             f"{self.lack}\n"
             "raise SystemExit(agent.main(sys.argv[1:]))"
         )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from airflow_gpu_provider.sandbox.nodes import NodeAgent, NodeSpec
+from gpu_sandbox.nodes import NodeAgent, NodeSpec
 from tests.sandbox.nodes.conftest import PLUGIN, Cluster
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox.control_plane import ControlPlane
+from gpu_sandbox.control_plane import ControlPlane
 from tests.sandbox.nodes.conftest import Cluster
 
 

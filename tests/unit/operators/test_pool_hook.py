@@ -14,7 +14,7 @@ from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.operators.pool_hook import PoolHook
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.sandbox.pki import CertificateAuthority
+from gpu_sandbox.pki import CertificateAuthority
 
 LAB = KubernetesGpuPool(name="lab", nodes=["gpu-1"], gpus_per_node=1, kubernetes_conn_id="lab")
 TRAIN = EksGpuPool(name="train", cluster_name="ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1)

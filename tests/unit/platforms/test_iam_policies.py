@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox.aws.conditions import as_list
-from airflow_gpu_provider.sandbox.aws.policies import Request, evaluate, validate
+from gpu_sandbox.aws.conditions import as_list
+from gpu_sandbox.aws.policies import Request, evaluate, validate
 from tests.sandbox import role_record
 from tests.unit import service_authorization
 

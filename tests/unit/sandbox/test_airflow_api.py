@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from airflow_gpu_provider.sandbox.airflow_api import AirflowApiError, AirflowApiSilent, wait_until
+from gpu_sandbox.airflow_api import AirflowApiError, AirflowApiSilent, wait_until
 
 
 def answers(*each: bool | AirflowApiError) -> Callable[[], bool]:

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.autoscaler import AutoscalerTimings, FailedLaunch, NodeGroup, NodeTemplate
-from airflow_gpu_provider.sandbox.autoscaler.backoff import Backoffs
-from airflow_gpu_provider.sandbox.autoscaler.fitting import selected, why_not
-from airflow_gpu_provider.sandbox.autoscaler.groups import SharedLimit
-from airflow_gpu_provider.sandbox.autoscaler.scale_down import blocks
-from airflow_gpu_provider.sandbox.autoscaler.scale_up import ScaleUp, reasons_text, without_room, worth_a_machine
-from airflow_gpu_provider.sandbox.nodes.spec import Taint
+from gpu_sandbox.autoscaler import AutoscalerTimings, FailedLaunch, NodeGroup, NodeTemplate
+from gpu_sandbox.autoscaler.backoff import Backoffs
+from gpu_sandbox.autoscaler.fitting import selected, why_not
+from gpu_sandbox.autoscaler.groups import SharedLimit
+from gpu_sandbox.autoscaler.scale_down import blocks
+from gpu_sandbox.autoscaler.scale_up import ScaleUp, reasons_text, without_room, worth_a_machine
+from gpu_sandbox.nodes.spec import Taint
 
 SIZE = {"pods": Decimal(110), "cpu": Decimal(4), "memory": Decimal(16 * 2**30), "nvidia.com/gpu": Decimal(1)}
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="true")

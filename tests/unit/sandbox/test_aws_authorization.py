@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.sandbox.aws import authorization
+from gpu_sandbox.aws import authorization
 from tests.unit import service_authorization
 
 OF_TYPE = {

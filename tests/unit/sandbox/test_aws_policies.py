@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.aws.conditions import UnsupportedPolicy, arn_like, hold, like
-from airflow_gpu_provider.sandbox.aws.policies import Request, evaluate, mentioned, validate
+from gpu_sandbox.aws.conditions import UnsupportedPolicy, arn_like, hold, like
+from gpu_sandbox.aws.policies import Request, evaluate, mentioned, validate
 
 GROUP = "arn:aws:autoscaling:us-west-2:1:autoScalingGroup:7:autoScalingGroupName/eks-train-1"
 

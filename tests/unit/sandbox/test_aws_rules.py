@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from moto.autoscaling.exceptions import ValidationError
 from moto.eks.exceptions import InvalidParameterException
 
-from airflow_gpu_provider.sandbox.aws import node_group_rules as rules
-from airflow_gpu_provider.sandbox.aws.activities import Activity, ActivityLog, page
-from airflow_gpu_provider.sandbox.aws.launches import LaunchPlan, plan_of
-from airflow_gpu_provider.sandbox.aws.registration import self_managed_registration
-from airflow_gpu_provider.sandbox.aws.scheduled_actions import ScheduledAction, check_sizes, next_occurrence
+from gpu_sandbox.aws import node_group_rules as rules
+from gpu_sandbox.aws.activities import Activity, ActivityLog, page
+from gpu_sandbox.aws.launches import LaunchPlan, plan_of
+from gpu_sandbox.aws.registration import self_managed_registration
+from gpu_sandbox.aws.scheduled_actions import ScheduledAction, check_sizes, next_occurrence
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 SIZES = st.integers(min_value=-2, max_value=6)

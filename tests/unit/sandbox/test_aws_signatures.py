@@ -12,7 +12,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.aws.signatures import Scope, SignedRequest
+from gpu_sandbox.aws.signatures import Scope, SignedRequest
 
 WORDS = st.text(st.characters(min_codepoint=32, max_codepoint=0x2FF), min_size=1, max_size=12)
 SECRET = "wJalrXUtnFEMI/K7MDENG"

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox import build
-from airflow_gpu_provider.sandbox.errors import BuildFailed, GoMissing
+from gpu_sandbox import build
+from gpu_sandbox.errors import BuildFailed, GoMissing
 
 GO = """#!/bin/sh
 [ "$1" = env ] && { echo "$STAND_IN_VERSION"; exit; }
@@ -78,7 +78,7 @@ def test_it_is_not_compiled_anew_for_another_go(version: str, tmp_path: Path, mo
 
 
 def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path) -> None:
-    program = "from airflow_gpu_provider.sandbox.build import control_plane_binary as b; print(b(print))"
+    program = "from gpu_sandbox.build import control_plane_binary as b; print(b(print))"
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
     outputs = [process.communicate()[0].splitlines() for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.consistency import History, Staleness
+from gpu_sandbox.consistency import History, Staleness
 
 LONGEST = 10.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.demo_journal import Entry, Journal, Subject
-from airflow_gpu_provider.sandbox.demo_report import (
+from gpu_sandbox.demo_journal import Entry, Journal, Subject
+from gpu_sandbox.demo_report import (
     TRAINING_ENDED,
     TRAINING_STARTED,
     Report,
@@ -14,7 +14,7 @@ from airflow_gpu_provider.sandbox.demo_report import (
     make_report,
     render,
 )
-from airflow_gpu_provider.sandbox.leftovers import Leftovers
+from gpu_sandbox.leftovers import Leftovers
 
 NOTHING = Leftovers(nodes=0, machines=0, desired=0, gpu_pods=0)
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from airflow_gpu_provider.sandbox.demo_journal import Entry, Journal
-from airflow_gpu_provider.sandbox.demo_watchers import task_of
-from airflow_gpu_provider.sandbox.live_view import Screen, plain_line, shown_on
+from gpu_sandbox.demo_journal import Entry, Journal
+from gpu_sandbox.demo_watchers import task_of
+from gpu_sandbox.live_view import Screen, plain_line, shown_on
 
 
 def shown(*, terminal: bool) -> str:

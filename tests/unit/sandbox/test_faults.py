@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.faults import Faults, Stockout
+from gpu_sandbox.faults import Faults, Stockout
 
 ZONES = ["us-west-2a", "us-west-2b"]
 TYPES = ["g6.xlarge", "g5.xlarge"]

@@ -11,13 +11,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from airflow_gpu_provider.sandbox.cloud_events import Outbox, deliver
-from airflow_gpu_provider.sandbox.faults import Faults, Stockout
-from airflow_gpu_provider.sandbox.google.instance_groups import InstanceGroup, Member, Surroundings
-from airflow_gpu_provider.sandbox.google.interface import GoogleTimings, Instance
-from airflow_gpu_provider.sandbox.google.node_pool_rules import complete
-from airflow_gpu_provider.sandbox.google.quotas import Quotas
-from airflow_gpu_provider.sandbox.google.templates import template_of
+from gpu_sandbox.cloud_events import Outbox, deliver
+from gpu_sandbox.faults import Faults, Stockout
+from gpu_sandbox.google.instance_groups import InstanceGroup, Member, Surroundings
+from gpu_sandbox.google.interface import GoogleTimings, Instance
+from gpu_sandbox.google.node_pool_rules import complete
+from gpu_sandbox.google.quotas import Quotas
+from gpu_sandbox.google.templates import template_of
 
 ZONE = "us-central1-a"
 TIMINGS = GoogleTimings()

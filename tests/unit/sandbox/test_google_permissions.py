@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox.google.permissions import PERMISSIONS, needed_for
+from gpu_sandbox.google.permissions import PERMISSIONS, needed_for
 
 IAM = Path(__file__).parents[3] / "docs" / "iam"
 _POOLS = "container.projects.locations.clusters.nodePools"

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 IN_AN_EXEC = """
-from airflow_gpu_provider.sandbox.errors import Interrupted
+from gpu_sandbox.errors import Interrupted
 try:
     exec("raise Interrupted")
 except KeyboardInterrupt:

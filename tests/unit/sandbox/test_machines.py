@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox.aws import Instance
-from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.machines import Machines
+from gpu_sandbox.aws import Instance
+from gpu_sandbox.faults import Faults
+from gpu_sandbox.machines import Machines
 
 INSTANCE = Instance(
     instance_id="i-1",

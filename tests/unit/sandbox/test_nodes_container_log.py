@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.nodes import container_log
-from airflow_gpu_provider.sandbox.nodes.container_log import ContainerLog, LogOptions
+from gpu_sandbox.nodes import container_log
+from gpu_sandbox.nodes.container_log import ContainerLog, LogOptions
 
 
 async def read(log: ContainerLog, **options: object) -> bytes:

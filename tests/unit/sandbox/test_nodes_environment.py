@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.nodes.environment import ConfigError, Facts, build, expand, field_value
+from gpu_sandbox.nodes.environment import ConfigError, Facts, build, expand, field_value
 
 FACTS = Facts(pod_ip="127.1.0.1", host_ip="127.0.0.1", node_name="n", node_allocatable={"cpu": "4", "memory": "1Gi"})
 POD = {

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.nodes import nvidia_smi
-from airflow_gpu_provider.sandbox.nodes.gpus import AllocationError, Gpu, Inventory, of_node, visible
-from airflow_gpu_provider.sandbox.nodes.spec import NodeSpec
+from gpu_sandbox.nodes import nvidia_smi
+from gpu_sandbox.nodes.gpus import AllocationError, Gpu, Inventory, of_node, visible
+from gpu_sandbox.nodes.spec import NodeSpec
 
 NODE = NodeSpec(name="n", gpus=4, gpu_product="NVIDIA-A10G", gpu_memory_mib=23028)
 

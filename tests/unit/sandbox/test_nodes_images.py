@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.sandbox.nodes.images import familiar, find, full, image_id, invalid, not_found, pull_policy
-from airflow_gpu_provider.sandbox.nodes.spec import Image, NodeSpec, Taint
+from gpu_sandbox.nodes.images import familiar, find, full, image_id, invalid, not_found, pull_policy
+from gpu_sandbox.nodes.spec import Image, NodeSpec, Taint
 
 KNOWN = (Image(pattern="python:*"), Image(pattern="docker.io/library/busybox*"), Image(pattern="nvcr.io/nvidia/*:*"))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.nodes.quantities import divided, parse, requests, whole
+from gpu_sandbox.nodes.quantities import divided, parse, requests, whole
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.nodes.restarts import BackOff, go_duration, should_restart
+from gpu_sandbox.nodes.restarts import BackOff, go_duration, should_restart
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_gpu_provider.sandbox.nodes.rootfs import nested_mounts
+from gpu_sandbox.nodes.rootfs import nested_mounts
 
 MOUNTINFO = """\
 22 1 8:1 / / rw - ext4 /dev/a rw

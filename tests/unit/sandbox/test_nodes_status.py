@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.nodes.status import (
+from gpu_sandbox.nodes.status import (
     ContainerRecord,
     PodFacts,
     Verdict,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from airflow_gpu_provider.sandbox.nodes import waits
+from gpu_sandbox.nodes import waits
 
 
 @pytest.mark.parametrize("timeout", [None, 60.0])

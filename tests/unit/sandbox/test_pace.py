@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.aws import AwsTimings
-from airflow_gpu_provider.sandbox.google import GoogleTimings
-from airflow_gpu_provider.sandbox.nodes import Image
-from airflow_gpu_provider.sandbox.pace import AWS, GOOGLE, Pace
+from gpu_sandbox.aws import AwsTimings
+from gpu_sandbox.google import GoogleTimings
+from gpu_sandbox.nodes import Image
+from gpu_sandbox.pace import AWS, GOOGLE, Pace
 
 PACED: list[tuple[Any, Any, Any]] = [(Pace.aws, AwsTimings, AWS), (Pace.google, GoogleTimings, GOOGLE)]
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.sandbox.faults import Faults
-from airflow_gpu_provider.sandbox.scaled_time import ScaledTime
+from gpu_sandbox.faults import Faults
+from gpu_sandbox.scaled_time import ScaledTime
 
 stretches = st.lists(st.tuples(st.floats(0.01, 1000), st.floats(0, 100)))
 

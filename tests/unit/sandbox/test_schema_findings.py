@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider.sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder, judge, note
+from gpu_sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder, judge, note
 
 REPOSITORY = Path(__file__).parents[3]
-NOTE = "from airflow_gpu_provider.sandbox.schemas.findings import note; note('Google answer', 'compute.x', {wrong})"
+NOTE = "from gpu_sandbox.schemas.findings import note; note('Google answer', 'compute.x', {wrong})"
 A_RUN = f"""
 import subprocess, sys
 
 import pytest
 
-from airflow_gpu_provider.sandbox.schemas.findings import note
+from gpu_sandbox.schemas.findings import note
 
 def test_right():
     subprocess.run([sys.executable, "-c", {NOTE.format(wrong="[]")!r}], check=True)

@@ -10,8 +10,8 @@ import pytest
 from botocore.model import OperationModel
 from moto.core.utils import get_service_model
 
-from airflow_gpu_provider.sandbox.schemas.aws import judge_answer, wrong_in_answer, wrong_in_error
-from airflow_gpu_provider.sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder
+from gpu_sandbox.schemas.aws import judge_answer, wrong_in_answer, wrong_in_error
+from gpu_sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder
 
 GROUP = {"nodegroupName": "gpu", "status": "ACTIVE", "createdAt": 1.5e9, "scalingConfig": {"minSize": 0}}
 ASG = """

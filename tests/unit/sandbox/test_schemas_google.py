@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.sandbox.schemas.google import (
+from gpu_sandbox.schemas.google import (
     Method,
     discovery,
     wrong_in_answer,

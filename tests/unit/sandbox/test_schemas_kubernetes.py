@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.rest import USER_AGENT
-from airflow_gpu_provider.sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder
-from airflow_gpu_provider.sandbox.schemas.kubernetes import judged_log
+from gpu_sandbox.schemas.findings import FOLDER_VARIABLE, FindingsFolder
+from gpu_sandbox.schemas.kubernetes import judged_log
 
 UNKNOWN = 'Pod in version "v1" cannot be handled as a Pod: strict decoding error: unknown field "spec.gpus"'
 

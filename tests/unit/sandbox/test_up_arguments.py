@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.sandbox import cli
+from gpu_sandbox import cli
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,309 @@
+"""A whole Airflow of one's own: a home folder, and the components that run from it.
+
+Scheduler, DAG processor, triggerer and API server are the real ones, each a process of its own, with the
+LocalExecutor and SQLite. Only intervals are tuned, so that a DAG file is found, and a run scheduled, in
+seconds rather than in a minute.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import importlib.metadata
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+from gpu_sandbox import airflow_component, airflow_processes
+from gpu_sandbox.airflow_api import AirflowApi, AirflowApiError
+
+Component = Literal["scheduler", "dag-processor", "triggerer", "api-server"]
+
+COMMANDS: Mapping[Component, tuple[str, ...]] = {
+    # The slow one first. Logs are read from the files, so no component has to serve its own.
+    "api-server": ("api-server", "--host", "127.0.0.1"),
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+# What these fork runs DAG files, again and again.
+FORKING: frozenset[Component] = frozenset({"scheduler", "dag-processor"})
+# SQLite has one writer at a time. The API server's event loop may wait for a lock that one of its own requests holds
+# and gives back through that loop: it must give up long before the others do, or these die of it (seen with 3.3.2).
+SECONDS_FOR_LOCK = 30
+SECONDS_FOR_LOCK_IN_API_SERVER = 3
+HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
+
+
+class AirflowNotHealthy(Exception):
+    """A component ended or did not get ready in time; the message has the end of its log."""
+
+
+class AirflowHome:
+    """Airflow's components over one AIRFLOW_HOME. Use as a context manager, or start() and stop().
+
+    home: a folder for this Airflow alone; made where it is missing, and left when Airflow stops.
+    dags_folder: where the DAG files are.
+    env: more environment for all components (and so for every task), such as a sandbox's.
+    schedules: whether DAGs run on their schedules too; by default only when they are triggered.
+    parallelism: how many tasks run at once.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        dags_folder: Path,
+        env: Mapping[str, str],
+        *,
+        schedules: bool = False,
+        parallelism: int = 4,
+    ) -> None:
+        self.home = home.resolve()
+        self.dags_folder = dags_folder.resolve()
+        self.port = _free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.api = AirflowApi(self.url)
+        self.environment = self._environment(env, schedules=schedules, parallelism=parallelism)
+        self._processes: dict[Component, subprocess.Popen[bytes]] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> AirflowHome:
+        try:
+            self.start()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self, *, timeout: float = 180) -> None:
+        """Create the database, start every component and wait until all are healthy (`timeout` seconds)."""
+        self.begin()
+        self.wait_until_healthy(timeout=timeout)
+
+    def begin(self) -> None:
+        """start() without the waiting, for a caller who has something else to start meanwhile."""
+        (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        if self._guard is None:
+            self._start_guard()
+        if not (self.home / "airflow.db").exists():
+            shutil.copyfile(database_template(), self.home / "airflow.db")
+        for component in COMMANDS:
+            self._launch(component)
+
+    def stop(self) -> None:
+        """End every process of this home, tasks included; raises if one survives."""
+        self.api.close()
+        left = airflow_processes.end_all(self.home)
+        for process in self._processes.values():
+            process.wait()
+        self._processes.clear()
+        if self._guard is not None:
+            assert self._guard.stdin is not None
+            self._guard.stdin.close()
+            self._guard.wait(timeout=10)
+            self._guard = None
+        if left:
+            raise AirflowNotHealthy(f"processes of {self.home} that cannot be ended: {left}")
+
+    def wait_until_healthy(self, *, timeout: float = 60) -> None:
+        """Wait until the API calls every component healthy; raises as soon as one has ended instead."""
+        deadline = time.monotonic() + timeout
+        while not self._healthy():
+            self.check()
+            if time.monotonic() > deadline:
+                logs = "\n".join(self._account(component, "still starts") for component in self._processes)
+                raise AirflowNotHealthy(f"Airflow is not healthy after {timeout:g} s\n{logs}")
+            time.sleep(0.2)
+
+    def check(self) -> None:
+        """Raise AirflowNotHealthy if a component has ended."""
+        for component in COMMANDS:
+            process = self._processes.get(component)
+            if process is None or process.poll() is not None:
+                how = "was ended" if process is None else f"ended with {process.returncode}"
+                raise AirflowNotHealthy(self._account(component, how))
+
+    def ended(self) -> list[Component]:
+        """The components that have ended though nobody ended them."""
+        return [component for component, process in list(self._processes.items()) if process.poll() is not None]
+
+    def kill(
+        self,
+        component: Component,
+        signal_number: signal.Signals = signal.SIGKILL,
+        *,
+        with_children: bool = False,
+    ) -> None:
+        """Send a signal to a component's own process. SIGKILL and SIGTERM: return when it has ended.
+
+        Its children (the triggerer's runner, the scheduler's workers and their tasks) are left as that leaves
+        them, or get the signal too: SIGSTOP and SIGCONT are mostly meant for all.
+        """
+        process = self._processes[component]
+        pids = airflow_processes.session_of(process.pid) if with_children else [process.pid]
+        airflow_processes.send(pids, signal_number)
+        if signal_number in (signal.SIGKILL, signal.SIGTERM):
+            process.wait(timeout=60)
+            del self._processes[component]
+
+    def kill_all(self) -> None:
+        """SIGKILL to every process at once, tasks too, as when a machine loses its power; `start` brings all back."""
+        while alive := airflow_processes.processes_of(self.home):
+            airflow_processes.send(alive, signal.SIGKILL)
+            time.sleep(0.05)
+        for process in self._processes.values():
+            process.wait(timeout=60)
+        self._processes.clear()
+
+    def restart(self, component: Component, *, timeout: float = 60) -> None:
+        """Start a component again, ending it first where it runs, and wait until the API answers.
+
+        For up to 30 s Airflow's health check cannot tell a component's new process from its old one's
+        last heartbeat; where that matters, wait for what the component does.
+        """
+        if component in self._processes:
+            self.kill(component, signal.SIGTERM)
+        self._launch(component)
+        self.wait_until_healthy(timeout=timeout)
+
+    def log_file(self, component: Component) -> Path:
+        return self.home / "logs" / f"{component}.log"
+
+    def _launch(self, component: Component) -> None:
+        program = airflow_component.__name__ if component in FORKING else "airflow"
+        seconds = SECONDS_FOR_LOCK_IN_API_SERVER if component == "api-server" else SECONDS_FOR_LOCK
+        database = {"AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home}/airflow.db?timeout={seconds}"}
+        with self.log_file(component).open("ab") as log:
+            self._processes[component] = subprocess.Popen(
+                [sys.executable, "-m", program, *COMMANDS[component]],
+                env=self.environment | database,
+                cwd=self.home,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def _start_guard(self) -> None:
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", airflow_processes.__file__, str(self.home)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    def _healthy(self) -> bool:
+        try:
+            health = self.api.health()
+            self.api.wake_execution_api()
+        except AirflowApiError:
+            return False
+        return all(health.get(name) == "healthy" for name in HEALTH_NAMES)
+
+    def _account(self, component: Component, what: str) -> str:
+        log = self.log_file(component)
+        end = log.read_text(errors="replace").splitlines()[-20:]
+        return "\n".join([f"{component} {what}; the end of {log}:", *(f"    {line}" for line in end)])
+
+    def _environment(self, extra: Mapping[str, str], *, schedules: bool, parallelism: int) -> dict[str, str]:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))}
+        settings: dict[str, dict[str, object]] = {
+            "core": {
+                "dags_folder": self.dags_folder,
+                "executor": "LocalExecutor",
+                "execution_api_server_url": f"{self.url}/execution/",
+                "parallelism": parallelism,
+                "load_examples": False,
+                "dags_are_paused_at_creation": False,
+                "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+                "simple_auth_manager_all_admins": True,
+                # The default asks the name server, which costs seconds where there is none.
+                "hostname_callable": "socket.gethostname",
+                # Reading a DAG file is seconds of pure CPU: on a busy machine, many seconds.
+                "dagbag_import_timeout": 120,
+            },
+            "database": {"sql_alchemy_conn": f"sqlite:///{self.home}/airflow.db?timeout={SECONDS_FOR_LOCK}"},
+            "api": {"port": self.port, "base_url": self.url, "secret_key": secrets.token_hex(16)},
+            "api_auth": {"jwt_secret": secrets.token_hex(32)},
+            "scheduler": {"use_job_schedule": schedules, "scheduler_idle_sleep_time": 0.5},
+            # A changed file is read within seconds, an unchanged one is left alone.
+            "dag_processor": {
+                "refresh_interval": 3,
+                "bundle_refresh_check_interval": 2,
+                "min_file_process_interval": 600,
+                "dag_file_processor_timeout": 180,
+            },
+            # A worker that misses its task's end by a moment looks again only after so long.
+            # After the default, 5 s, it asks again, and a busy server has one question more to answer.
+            "workers": {"min_heartbeat_interval": 1, "execution_api_timeout": 30},
+            "usage_data_collection": {"enabled": False},
+            "logging": {"colored_console_log": False},
+        }
+        variables = {
+            f"AIRFLOW__{section.upper()}__{option.upper()}": str(value)
+            for section, options in settings.items()
+            for option, value in options.items()
+        }
+        # SPT_NOENV: see airflow_processes.
+        fixed = {"AIRFLOW_HOME": str(self.home), "SPT_NOENV": "1", "PYTHONUNBUFFERED": "1"}
+        return inherited | fixed | variables | dict(extra)
+
+
+def database_template() -> Path:
+    """A SQLite file as `airflow db migrate` makes it, made once per Airflow version and user."""
+    version = importlib.metadata.version("apache-airflow-core")
+    key = hashlib.sha256(f"{version} {sys.version_info[:2]} wal".encode()).hexdigest()[:10]
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "airflow-gpu-provider"
+    template = cache / f"airflow-{version}-{key}.db"
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / f"{template.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not template.exists():
+            _migrate(template)
+    return template
+
+
+def _migrate(template: Path) -> None:
+    home = template.with_suffix(f".{os.getpid()}")
+    home.mkdir()
+    database = home / "airflow.db"
+    try:
+        environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "_AIRFLOW"))
+        }
+        result = subprocess.run(
+            [sys.executable, "-m", "airflow", "db", "migrate"],
+            env=environment
+            | {"AIRFLOW_HOME": str(home), "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{database}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if result.returncode:
+            raise AirflowNotHealthy(f"airflow db migrate failed:\n{result.stdout}\n{result.stderr}")
+        with sqlite3.connect(database) as connection:
+            # Readers and one writer at once: five processes share the file. The mode stays with the file.
+            connection.execute("PRAGMA journal_mode=WAL")
+        connection.close()
+        database.replace(template)
+    finally:
+        shutil.rmtree(home)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port

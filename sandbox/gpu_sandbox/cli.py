@@ -1,0 +1,422 @@
+"""`gpu-sandbox`: a GPU cloud on this machine, from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_sandbox.errors import SandboxError
+
+if TYPE_CHECKING:
+    from gpu_sandbox.nodes import Image
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status (1 for an error of the sandbox's, which is printed)."""
+    arguments = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int | None] = arguments.run
+    try:
+        return run(arguments) or 0
+    except SandboxError as error:
+        print(f"gpu-sandbox: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from gpu_sandbox import demo
+
+    return demo.run(faults=arguments.fault, report=arguments.report)
+
+
+def _up(arguments: argparse.Namespace) -> None:
+    from gpu_sandbox import supervisor
+
+    if arguments.detach:
+        supervisor.start_detached(arguments.name, _up_arguments(arguments), progress=_say)
+        return
+    from gpu_sandbox.autoscaler import AutoscalerTimings
+    from gpu_sandbox.sandbox import Sandbox
+
+    by_itself = arguments.autoscaler_speed
+
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sandbox = Sandbox(
+        platform=arguments.platform,
+        cluster_name=arguments.cluster_name,
+        boot_seconds=arguments.boot_seconds,
+        images=[_image(given) for given in arguments.image],
+        autoscaler=arguments.autoscaler,
+        autoscaler_timings=AutoscalerTimings().scaled(by_itself) if by_itself else None,
+        pace=arguments.pace,
+        speed=arguments.speed,
+        seed=arguments.seed,
+        stale=arguments.stale,
+        data_dir=arguments.data_dir,
+        progress=_say,
+    )
+    supervisor.supervise(
+        arguments.name,
+        sandbox,
+        ready=lambda: _say_ready(arguments.name),
+        until_stdin_closes=arguments.until_stdin_closes,
+    )
+
+
+def _up_arguments(arguments: argparse.Namespace) -> list[str]:
+    given = [
+        f"--name={arguments.name}",
+        f"--platform={arguments.platform}",
+        f"--cluster-name={arguments.cluster_name}",
+        f"--autoscaler={arguments.autoscaler}",
+        f"--pace={arguments.pace}",
+        f"--speed={arguments.speed}",
+        f"--seed={arguments.seed}",
+        *(f"--image={image}" for image in arguments.image),
+    ]
+    if arguments.stale is not None:
+        given.append(f"--stale={arguments.stale}")
+    if arguments.boot_seconds is not None:
+        given.append(f"--boot-seconds={arguments.boot_seconds}")
+    if arguments.autoscaler_speed is not None:
+        given.append(f"--autoscaler-speed={arguments.autoscaler_speed}")
+    if arguments.data_dir:
+        given.append(f"--data-dir={arguments.data_dir}")
+    return given
+
+
+def _say_ready(name: str) -> None:
+    option = "" if name == "default" else f" --name {name}"
+    _say(f'ready. In another shell: eval "$(gpu-sandbox env{option})"; the end: gpu-sandbox down{option}')
+
+
+def _env(arguments: argparse.Namespace) -> None:
+    for name, value in _call(arguments, "GET", "/env").items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+def _status(arguments: argparse.Namespace) -> None:
+    status = _call(arguments, "GET", "/status")
+    print(json.dumps(status, indent=2) if arguments.output == "json" else _status_text(status))
+
+
+def _status_text(status: dict[str, Any]) -> str:
+    down = [name for name, runs in status["components"].items() if not runs]
+    lines = [
+        f"cluster {status['cluster']} in {status['region']}, Kubernetes {status['kubernetes_version']}"
+        + (f"; not running: {', '.join(down)}" if down else "")
+    ]
+    for node in status["nodes"]:
+        state = "Ready" if node["ready"] else "NotReady"
+        cordoned = ", cordoned" if node["cordoned"] else ""
+        lines.append(
+            f"node  {node['name']}  {node['instance_type']} {node['market']} {node['zone']}  {state}{cordoned}  "
+            f"{node['gpus_used']}/{node['gpus']} GPUs  {node['pods']} pods"
+        )
+    lines += [f"boot  {m['name']}  {m['instance_id']} {m['zone']}" for m in status["booting"]]
+    lines += [
+        f"group {group['name']}  desired {group['desired']}  instances {len(group['instances'])}"
+        for group in status["groups"]
+    ]
+    lines += [f"pod   {p['namespace']}/{p['name']}  {p['phase']}  {p['node'] or '-'}" for p in status["pods"]]
+    lines += [
+        f"fault {name}: {value}" for name, value in status["faults"].items() if value not in (None, False, [], {})
+    ]
+    return "\n".join(lines)
+
+
+def _down(arguments: argparse.Namespace) -> None:
+    from gpu_sandbox import supervisor
+
+    supervisor.end(arguments.name)
+
+
+def _fault_stockout(arguments: argparse.Namespace) -> None:
+    names = ("zone", "instance_type", "market", "code")
+    _change_faults(arguments, {"stockouts": [{name: getattr(arguments, name) for name in names}]})
+
+
+def _fault_boot_seconds(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"boot_seconds": arguments.seconds})
+
+
+def _fault_device_plugin(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"device_plugin_never_ready": True})
+
+
+def _fault_driver(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"driver_never_ready": True})
+
+
+def _fault_autoscaler_dead(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"autoscaler_dead": True})
+
+
+def _fault_throttle(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"throttle_rates": {arguments.service: arguments.rate}})
+
+
+def _fault_errors(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"error_rates": {arguments.service: arguments.rate}})
+
+
+def _fault_quota(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"quotas": {arguments.quota: arguments.limit}})
+
+
+def _fault_token_seconds(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"token_seconds": arguments.seconds})
+
+
+def _fault_deadline_speed(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"deadline_speed": arguments.speed})
+
+
+def _fault_lease_conflicts(arguments: argparse.Namespace) -> None:
+    _change_faults(arguments, {"lease_conflict_rate": arguments.rate})
+
+
+def _fault_hang_apiserver(arguments: argparse.Namespace) -> None:
+    _call(arguments, "POST", "/hang-apiserver", {"seconds": arguments.seconds}, may_take=arguments.seconds)
+
+
+def _fault_cut_connections(arguments: argparse.Namespace) -> None:
+    print(_call(arguments, "POST", "/cut-connections")["connections"])
+
+
+def _fault_restart_apiserver(arguments: argparse.Namespace) -> None:
+    seconds = arguments.down_seconds
+    _call(arguments, "POST", "/restart-apiserver", {"down_seconds": seconds}, may_take=seconds)
+
+
+def _fault_spot_interruption(arguments: argparse.Namespace) -> None:
+    _on_spot(arguments, "/interrupt-spot")
+
+
+def _fault_spot_rebalance(arguments: argparse.Namespace) -> None:
+    _on_spot(arguments, "/recommend-rebalance")
+
+
+def _fault_node_upgrade(arguments: argparse.Namespace) -> None:
+    began = _call(arguments, "POST", "/upgrade-nodes", {"group": arguments.group})["began"]
+    print(f"{arguments.group} is being upgraded" if began else f"{arguments.group} is excluded from upgrades")
+
+
+def _on_spot(arguments: argparse.Namespace, path: str) -> None:
+    where = {name: getattr(arguments, name) for name in ("instance", "node", "zone") if getattr(arguments, name)}
+    print("\n".join(_call(arguments, "POST", path, where)["instances"]))
+
+
+def _fault_clear(arguments: argparse.Namespace) -> None:
+    _call(arguments, "DELETE", "/faults")
+
+
+def _change_faults(arguments: argparse.Namespace, changes: dict[str, Any]) -> None:
+    print(json.dumps(_call(arguments, "POST", "/faults", changes), indent=2))
+
+
+def _call(arguments: argparse.Namespace, method: str, path: str, body: Any = None, *, may_take: float = 0.0) -> Any:
+    from gpu_sandbox import supervisor
+
+    return supervisor.find(arguments.name).api.call(method, path, body, may_take=may_take)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# What is typed
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gpu-sandbox", description=__doc__)
+    named = argparse.ArgumentParser(add_help=False)
+    named.add_argument("--name", default="default", help="which sandbox, where several run (default: %(default)s)")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    _add_up(commands.add_parser("up", parents=[named], help="start a sandbox"))
+    env = commands.add_parser("env", parents=[named], help="print the variables that clients need, for eval")
+    env.set_defaults(run=_env)
+    status = commands.add_parser("status", parents=[named], help="show nodes, groups, pods and faults")
+    status.add_argument("--output", choices=["text", "json"], default="text")
+    status.set_defaults(run=_status)
+    fault = commands.add_parser("fault", help="make something fail")
+    _add_faults(fault.add_subparsers(required=True, metavar="FAULT"), named)
+    down = commands.add_parser("down", parents=[named], help="end a sandbox; leaves no process")
+    down.set_defaults(run=_down)
+    demo = commands.add_parser("demo", help="show one night's training in a sandbox and an Airflow of its own")
+    demo.add_argument(
+        "--fault",
+        action="append",
+        default=[],
+        metavar="FAULT",
+        help="stockout:ZONE or train-fails; may be repeated",
+    )
+    demo.add_argument("--report", type=Path, default=Path("build/demo-report.json"), help="(default: %(default)s)")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _add_up(up: argparse.ArgumentParser) -> None:
+    up.add_argument("--detach", action="store_true", help="return when it is ready; it runs on until `down`")
+    up.add_argument(
+        "--until-stdin-closes",
+        action="store_true",
+        help="end it when standard input closes, for programs that start it",
+    )
+    up.add_argument("--platform", choices=["eks", "gke"], default="eks", help="which cloud (default: %(default)s)")
+    up.add_argument("--cluster-name", default="k8s-ml", help="the cluster's name (default: %(default)s)")
+    up.add_argument(
+        "--pace",
+        choices=["quick", "real"],
+        default="quick",
+        help="how long the cloud takes: moments, or a real one's times over --speed (default: %(default)s)",
+    )
+    up.add_argument(
+        "--speed",
+        type=_speed,
+        default=20.0,
+        help="of a real pace, 1 for real time, and of the autoscaler's stand-in (default: %(default)s)",
+    )
+    up.add_argument(
+        "--seed", type=int, default=0, help="what is drawn depends on it: how old reads are (default: %(default)s)"
+    )
+    up.add_argument(
+        "--stale",
+        type=_age,
+        metavar="SECONDS",
+        help="how old answers of the cloud's read calls may be; 0: never (default: 0.5, or the real pace's)",
+    )
+    up.add_argument(
+        "--boot-seconds", type=float, help="from an instance's launch to its Node (default: 3, or the real pace's)"
+    )
+    up.add_argument(
+        "--autoscaler",
+        choices=["stand-in", "none"],
+        default="stand-in",
+        help="what grows and shrinks groups for waiting pods; none: nothing, or a real one (default: %(default)s)",
+    )
+    up.add_argument(
+        "--autoscaler-speed",
+        type=_speed,
+        help="how many times as quick as a real one the stand-in is (default: --speed)",
+    )
+    up.add_argument(
+        "--image",
+        action="append",
+        default=[],
+        type=_checked_image,
+        metavar="PATTERN=FOLDER",
+        help="run images that match PATTERN with this Python, FOLDER mounted at /app; may be repeated",
+    )
+    up.add_argument(
+        "--data-dir",
+        type=lambda given: Path(given).absolute(),
+        help="keep logs and data here (default: a temporary folder, removed at the end)",
+    )
+    up.set_defaults(run=_up)
+
+
+def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], named: argparse.ArgumentParser) -> None:
+    def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
+        fault = faults.add_parser(name, parents=[named], help=text, description=text)
+        fault.set_defaults(run=run)
+        return fault
+
+    stockout = add("stockout", _fault_stockout, "no capacity; what is not named stands for any")
+    stockout.add_argument("--zone")
+    stockout.add_argument("--instance-type", help="in Google Cloud also an accelerator's type")
+    stockout.add_argument("--market", choices=["on-demand", "spot"])
+    stockout.add_argument(
+        "--code", help="fail with this error of EC2's or Compute Engine's, in place of the cloud's for it"
+    )
+    boot = add("boot-seconds", _fault_boot_seconds, "how long instances take from now on to join")
+    boot.add_argument("seconds", type=float)
+    add("device-plugin-never-ready", _fault_device_plugin, "GPUs never become allocatable")
+    add("driver-never-ready", _fault_driver, "NVIDIA's driver is missing, whoever installs it")
+    add("autoscaler-dead", _fault_autoscaler_dead, "the stand-in of cluster-autoscaler does nothing any more")
+    rates: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
+        ("throttle", _fault_throttle, "throttle a share of the cloud's calls"),
+        ("errors", _fault_errors, "fail a share of the cloud's calls with a 5xx"),
+    ]
+    for name, run, text in rates:
+        rate = add(name, run, text)
+        rate.add_argument("--service", default="*", help="eks, ec2, container, compute, ... (default: all)")
+        rate.add_argument("--rate", type=float, required=True, help="0 to 1")
+    quota = add("quota", _fault_quota, "a smaller quota than the account has")
+    quota.add_argument("quota", help="EC2's code, in vCPUs (L-DB2E81BA), or Compute Engine's metric (NVIDIA_L4_GPUS)")
+    quota.add_argument("limit", type=float)
+    tokens = add(
+        "token-seconds",
+        _fault_token_seconds,
+        "how long the cloud's bearer tokens are taken; their holders think longer",
+    )
+    tokens.add_argument("seconds", type=float)
+    deadlines = add(
+        "deadline-speed",
+        _fault_deadline_speed,
+        "let scheduled actions and max_run_duration come so many times as quick",
+    )
+    deadlines.add_argument("speed", type=float)
+    conflicts = add(
+        "lease-conflicts",
+        _fault_lease_conflicts,
+        "let another writer change Leases right after a share of their changes",
+    )
+    conflicts.add_argument("--rate", type=float, required=True, help="0 to 1")
+    spot: list[tuple[str, Callable[[argparse.Namespace], None], str]] = [
+        ("spot-interruption", _fault_spot_interruption, "give spot instances their notice; those named, or all"),
+        ("spot-rebalance", _fault_spot_rebalance, "say that spot instances are at risk, as EC2 does before a notice"),
+    ]
+    for name, run, text in spot:
+        act = add(name, run, text)
+        act.add_argument("--instance", help="by its id")
+        act.add_argument("--node", help="by its Node's name")
+        act.add_argument("--zone", help="all of a zone")
+    upgrade = add("node-upgrade", _fault_node_upgrade, "upgrade a node pool's nodes in mid-run, as GKE does by itself")
+    upgrade.add_argument("group", help="the node pool's name")
+    restart = add("restart-apiserver", _fault_restart_apiserver, "restart the Kubernetes API server")
+    restart.add_argument("--down-seconds", type=float, default=0.0, help="leave it down so long (default: 0)")
+    hang = add("hang-apiserver", _fault_hang_apiserver, "let the Kubernetes API server answer nothing for a time")
+    hang.add_argument("--seconds", type=float, required=True)
+    add("cut-connections", _fault_cut_connections, "end all connections to the Kubernetes API server, watches too")
+    add("clear", _fault_clear, "end all faults")
+
+
+def _speed(given: str) -> float:
+    speed = float(given)
+    if not 0 < speed < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number above 0; not {given}")
+    return speed
+
+
+def _age(given: str) -> float:
+    seconds = float(given)
+    if not 0 <= seconds < float("inf"):
+        raise argparse.ArgumentTypeError(f"a number of seconds, at least 0; not {given}")
+    return seconds
+
+
+def _checked_image(given: str) -> str:
+    """PATTERN=FOLDER with the folder's absolute path, as the supervisor may work in another folder."""
+    pattern, separator, folder = given.partition("=")
+    if not pattern or not separator or not Path(folder).is_dir():
+        raise argparse.ArgumentTypeError(f"PATTERN=FOLDER with an existing folder; not {given!r}")
+    return f"{pattern}={Path(folder).absolute()}"
+
+
+def _image(given: str) -> Image:
+    from gpu_sandbox.sandbox import python_image
+
+    pattern, _, folder = given.partition("=")
+    return python_image(pattern, folder=Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,224 @@
+"""`gpu-sandbox demo`: one night's training from zero GPUs and back to zero, on this machine, watched.
+
+The sandbox and a whole Airflow are started, the example DAG is triggered, what happens is shown while it
+happens, and a report is printed and written. Everything that was started is stopped, Ctrl-C included.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from gpu_sandbox.airflow_api import AirflowApiError, RunStatus
+from gpu_sandbox.airflow_home import AirflowHome, AirflowNotHealthy
+from gpu_sandbox.demo_journal import Journal
+from gpu_sandbox.demo_report import Report, make_report, render
+from gpu_sandbox.demo_watchers import AirflowWatch, CloudWatch, ClusterWatch
+from gpu_sandbox.errors import Interrupted, SandboxError
+from gpu_sandbox.faults import Stockout
+from gpu_sandbox.leftovers import look_for_leftovers
+from gpu_sandbox.live_view import shown_on
+from gpu_sandbox.nodes import Image
+from gpu_sandbox.sandbox import SYSTEM_NODE, Sandbox
+
+DAG_ID = "nightly_training_eks"
+TRAIN_TASK = "train"
+RELEASE_TASK = "scale_down"
+EPOCHS = 30
+SECONDS_PER_EPOCH = 0.25
+FAILING_EPOCH = 12
+RUN_TIMEOUT = 240.0
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scenario:
+    """What is to go wrong in the demonstrated night."""
+
+    names: tuple[str, ...] = ()
+    stockouts: tuple[Stockout, ...] = ()
+    train_fails: bool = False
+
+    @classmethod
+    def parse(cls, faults: Sequence[str]) -> Scenario:
+        """Read `stockout:ZONE[:INSTANCE_TYPE]` and `train-fails`; ValueError names what it does not know."""
+        stockouts = []
+        for fault in faults:
+            match fault.split(":"):
+                case ["stockout", zone]:
+                    stockouts.append(Stockout(zone=zone))
+                case ["stockout", zone, instance_type]:
+                    stockouts.append(Stockout(zone=zone or None, instance_type=instance_type))
+                case ["train-fails"]:
+                    pass
+                case _:
+                    raise ValueError(f"unknown fault {fault!r}; known: stockout:ZONE[:INSTANCE_TYPE], train-fails")
+        return cls(names=tuple(faults), stockouts=tuple(stockouts), train_fails="train-fails" in faults)
+
+    @property
+    def expected_state(self) -> str:
+        return "failed" if self.train_fails else "success"
+
+    def run_conf(self) -> dict[str, object]:
+        """The DAG run's configuration: paced, so that there is something to watch."""
+        return {
+            "epochs": EPOCHS,
+            "seconds_per_epoch": SECONDS_PER_EPOCH,
+            "fail_at_epoch": FAILING_EPOCH if self.train_fails else 0,
+        }
+
+
+def run(*, faults: Sequence[str] = (), report: Path, console: Console | None = None) -> int:
+    """Show one night; return the process's exit status.
+
+    0: the run has the colour that it should have and nothing is left. 1: not so, or it could not be shown.
+    2: a fault that it does not know. 130: Ctrl-C. `report` is the JSON file to write.
+    """
+    console = console or Console()
+    try:
+        scenario = Scenario.parse(faults)
+    except ValueError as error:
+        console.print(str(error), markup=False, soft_wrap=True)
+        return 2
+    report.unlink(missing_ok=True)
+    journal = Journal()
+    with _one_interrupt():
+        try:
+            made = _Night(scenario, console, journal).watch()
+        except KeyboardInterrupt:
+            console.print("Interrupted; everything that was started is stopped.")
+            return INTERRUPTED
+        except (AirflowApiError, AirflowNotHealthy, SandboxError) as error:
+            console.print(f"The night could not be shown: {error}", markup=False, soft_wrap=True)
+            return 1
+    report.parent.mkdir(parents=True, exist_ok=True)
+    report.write_text(json.dumps(made.as_json(), indent=2) + "\n")
+    console.print(render(made), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"The report is in {report}.")
+    return 0 if made.good else 1
+
+
+class _Night:
+    def __init__(self, scenario: Scenario, console: Console, journal: Journal) -> None:
+        self._scenario = scenario
+        self._console = console
+        self._journal = journal
+
+    def watch(self) -> Report:
+        """Start everything, watch the run to its end, stop everything; the report is made in between."""
+        title = " ".join([DAG_ID, *(f"[{name}]" for name in self._scenario.names)])
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(shown_on(self._console, self._journal, title=title))
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-demo-")))
+            with self._stage("sandbox up"):
+                sandbox = stack.enter_context(self._sandbox())
+            with self._stage("Airflow up"):
+                airflow = stack.enter_context(self._airflow(sandbox, folder))
+            return self._night(sandbox, airflow, stack)
+
+    def _night(self, sandbox: Sandbox, airflow: AirflowHome, stack: contextlib.ExitStack) -> Report:
+        cluster = ClusterWatch(sandbox.kubeconfig, self._journal, ordinary_nodes=frozenset({SYSTEM_NODE}))
+        stack.callback(cluster.stop)
+        cloud = CloudWatch(sandbox.aws, self._journal)
+        stack.callback(cloud.stop)
+        with self._stage("DAG parsed"):
+            airflow.api.wait_for_dag(DAG_ID)
+        dag_run = airflow.api.trigger(DAG_ID, conf=self._scenario.run_conf())
+        self._journal.write("run", dag_run.run_id, "triggered")
+        watch = AirflowWatch(airflow.api, dag_run, airflow.home / "logs", self._journal)
+        try:
+            ended = airflow.api.wait_for_run(DAG_ID, dag_run.run_id, timeout=RUN_TIMEOUT)
+        finally:
+            watch.stop()
+            cloud.stop()
+        return make_report(
+            self._journal.entries,
+            run_state=ended.state,
+            expected_state=self._scenario.expected_state,
+            accuracy=_accuracy(airflow, dag_run),
+            leftovers=look_for_leftovers(sandbox),
+            kubernetes_version=sandbox.control_plane.version,
+            faults=self._scenario.names,
+            train_task=TRAIN_TASK,
+            release_task=RELEASE_TASK,
+        )
+
+    def _sandbox(self) -> Sandbox:
+        sandbox = Sandbox(
+            images=(training_image(),),
+            progress=lambda line: self._journal.write("stage", "sandbox", line),
+        )
+        for stockout in self._scenario.stockouts:
+            sandbox.faults.add(stockout)
+        return sandbox
+
+    def _airflow(self, sandbox: Sandbox, folder: Path) -> AirflowHome:
+        python_path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")]))
+        dags = folder / "dags"
+        dags.mkdir(parents=True)
+        # This one alone: others import providers' operators, seconds of CPU each, or are of another platform.
+        (dags / f"{DAG_ID}.py").symlink_to(example_dags() / f"{DAG_ID}.py")
+        return AirflowHome(folder, dags, sandbox.env() | {"PYTHONPATH": python_path})
+
+    @contextlib.contextmanager
+    def _stage(self, name: str) -> Iterator[None]:
+        begun = time.monotonic()
+        self._journal.write("stage", name, "begins")
+        yield
+        self._journal.write("stage", name, f"took {time.monotonic() - begun:.2f} s")
+
+
+_REPOSITORY = Path(__file__).parents[2]
+
+
+def example_dags() -> Path:
+    """The folder of the example DAGs; SandboxError where this is no checkout."""
+    folder = _REPOSITORY / "example_dags"
+    if not folder.is_dir():
+        raise SandboxError(f"the demonstration runs from a checkout of the repository: there is no {folder}")
+    return folder
+
+
+def training_image() -> Image:
+    """`train-digits:*` stands for the example training, run by this very interpreter."""
+    interpreter = str(Path(sys.executable).parent)
+    return Image(pattern="train-digits:*", folder=example_dags() / "train_digits", path_prefix=interpreter)
+
+
+def _accuracy(airflow: AirflowHome, run: RunStatus) -> float | None:
+    for task in airflow.api.tasks(run.dag_id, run.run_id):
+        if task.task_id.rpartition(".")[2] == TRAIN_TASK and task.state == "success":
+            try:
+                return float(airflow.api.xcom(run.dag_id, run.run_id, task.task_id)["accuracy"])
+            except AirflowApiError:
+                return None
+    return None
+
+
+@contextlib.contextmanager
+def _one_interrupt() -> Iterator[None]:
+    """Ctrl-C and SIGTERM interrupt once. A second one would interrupt the cleaning up."""
+    interrupted = False
+
+    def interrupt(*_: object) -> None:
+        nonlocal interrupted
+        if not interrupted:
+            interrupted = True
+            raise Interrupted
+
+    before = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

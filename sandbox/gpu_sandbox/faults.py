@@ -1,0 +1,308 @@
+"""The faults of one sandbox: what is told to fail, and the questions that its parts ask about it.
+
+One `Faults` object is shared by all parts of a running sandbox. The Python API, `gpu-sandbox fault` and the
+control API all change it; AWS, the nodes and the boot of instances read it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from gpu_sandbox.scaled_time import ScaledTime
+
+Market = Literal["on-demand", "spot"]
+ANY_SERVICE = "*"
+_SWITCHES = frozenset({"device_plugin_never_ready", "driver_never_ready", "autoscaler_dead"})
+_NUMBERS = frozenset({"boot_seconds", "token_seconds", "deadline_speed", "lease_conflict_rate"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stockout:
+    """Capacity that the cloud does not have; a field that is None stands for any.
+
+    `instance_type` is a machine type; in Google Cloud it may be an accelerator's, too. With a `code` the launch fails
+    for another reason: EC2's InsufficientFreeAddressesInSubnet, say, or Compute Engine's IP_SPACE_EXHAUSTED.
+    """
+
+    zone: str | None = None
+    instance_type: str | None = None
+    market: Market | None = None
+    code: str | None = None
+
+    def covers(self, *, zone: str, instance_type: str, market: str) -> bool:
+        return (
+            self.zone in (None, zone) and self.instance_type in (None, instance_type) and self.market in (None, market)
+        )
+
+
+class Faults:
+    """What is failing now. Thread-safe; every answer is about the moment of the call.
+
+    `seed` makes the drawn errors of a run repeatable.
+    """
+
+    def __init__(self, *, seed: int = 0) -> None:
+        self._lock = threading.Lock()
+        self._seed = seed
+        self._deadline_time = ScaledTime()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._random = random.Random(self._seed)
+        self._stockouts: tuple[Stockout, ...] = ()
+        self._boot_seconds: float | None = None
+        self._device_plugin_never_ready = False
+        self._driver_never_ready = False
+        self._autoscaler_dead = False
+        self._token_seconds: float | None = None
+        self._deadline_speed: float | None = None
+        self._deadline_time.speed = 1.0
+        self._lease_conflict_rate = 0.0
+        self._error_rates: dict[str, float] = {}
+        self._throttle_rates: dict[str, float] = {}
+        self._quotas: dict[str, float] = {}
+
+    @property
+    def stockouts(self) -> list[Stockout]:
+        return list(self._stockouts)
+
+    @property
+    def boot_seconds(self) -> float | None:
+        """Seconds from an instance's launch to its Node; None means the sandbox's own default."""
+        return self._boot_seconds
+
+    @boot_seconds.setter
+    def boot_seconds(self, seconds: float | None) -> None:
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            raise ValueError(f"boot_seconds is a number of seconds, at least 0, or None; not {seconds!r}")
+        self._boot_seconds = seconds
+
+    @property
+    def device_plugin_never_ready(self) -> bool:
+        return self._device_plugin_never_ready
+
+    @device_plugin_never_ready.setter
+    def device_plugin_never_ready(self, never_ready: bool) -> None:
+        self._device_plugin_never_ready = never_ready
+
+    @property
+    def driver_never_ready(self) -> bool:
+        """Whether NVIDIA's driver is missing on all nodes, whoever installs it; device plugins then find no GPU."""
+        return self._driver_never_ready
+
+    @driver_never_ready.setter
+    def driver_never_ready(self, never_ready: bool) -> None:
+        self._driver_never_ready = never_ready
+
+    @property
+    def autoscaler_dead(self) -> bool:
+        """Whether the cluster's autoscaler does nothing, its status growing old."""
+        return self._autoscaler_dead
+
+    @autoscaler_dead.setter
+    def autoscaler_dead(self, dead: bool) -> None:
+        self._autoscaler_dead = dead
+
+    @property
+    def token_seconds(self) -> float | None:
+        """How long after its making the cloud's bearer token is refused; None: EKS's 15 minutes, Google's hour.
+
+        Whoever holds a token is not told: it was to live longer when it was made. The API server goes on
+        taking one that it has just seen for up to 20 seconds.
+        """
+        return self._token_seconds
+
+    @token_seconds.setter
+    def token_seconds(self, seconds: float | None) -> None:
+        if seconds is not None and not 0 <= seconds < float("inf"):
+            raise ValueError(f"token_seconds is a number of seconds, at least 0, or None; not {seconds!r}")
+        self._token_seconds = seconds
+
+    @property
+    def deadline_speed(self) -> float | None:
+        """How many times as quick the cloud's own deadlines come, from now on; None: in their time.
+
+        These are scheduled actions of Auto Scaling groups, and max_run_duration of GKE's machines.
+        """
+        return self._deadline_speed
+
+    @deadline_speed.setter
+    def deadline_speed(self, speed: float | None) -> None:
+        self._deadline_time.speed = 1.0 if speed is None else speed
+        self._deadline_speed = speed
+
+    def deadline_seconds(self) -> float:
+        """The time by which those deadlines go, in seconds; differences mean something."""
+        return self._deadline_time.seconds()
+
+    @property
+    def lease_conflict_rate(self) -> float:
+        """Share of changes of Leases after which another writer changes the Lease too, at once."""
+        return self._lease_conflict_rate
+
+    @lease_conflict_rate.setter
+    def lease_conflict_rate(self, rate: float) -> None:
+        self._lease_conflict_rate = _share(rate)
+
+    def draw_lease_conflict(self) -> bool:
+        """Whether another writer changes this Lease now."""
+        with self._lock:
+            return self._drawn(self._lease_conflict_rate)
+
+    @property
+    def error_rates(self) -> dict[str, float]:
+        """Share of calls answered with a 5xx, by AWS service (`eks`, `autoscaling`, ...) or `*` for all."""
+        with self._lock:
+            return dict(self._error_rates)
+
+    @property
+    def throttle_rates(self) -> dict[str, float]:
+        """Share of calls answered with a ThrottlingException, by AWS service or `*` for all."""
+        with self._lock:
+            return dict(self._throttle_rates)
+
+    @property
+    def quotas(self) -> dict[str, float]:
+        """Limits that stand for the account's own, by the quota's name or code in the cloud."""
+        with self._lock:
+            return dict(self._quotas)
+
+    def quota(self, name: str) -> float | None:
+        """The limit that stands for the account's own now; None where none was declared."""
+        with self._lock:
+            return self._quotas.get(name)
+
+    def set_quota(self, name: str, limit: float) -> None:
+        """Have a quota (EC2's `L-DB2E81BA`, in vCPUs; Compute Engine's `NVIDIA_L4_GPUS`) be so small until `clear`."""
+        if not 0 <= limit < float("inf"):
+            raise ValueError(f"a quota's limit is a number, at least 0; not {limit!r}")
+        with self._lock:
+            self._quotas[name] = limit
+
+    def out_of_stock(self, *, zone: str, instance_type: str, market: str) -> bool:
+        """Whether the cloud has no such capacity now."""
+        return None in self._codes(zone=zone, instance_type=instance_type, market=market)
+
+    def launch_error(self, *, zone: str, instance_type: str, market: str) -> str | None:
+        """The code with which such a launch fails now for another reason than capacity; None where it does not."""
+        codes = self._codes(zone=zone, instance_type=instance_type, market=market)
+        return next((code for code in codes if code), None)
+
+    def _codes(self, **launch: str) -> list[str | None]:
+        return [stockout.code for stockout in self._stockouts if stockout.covers(**launch)]
+
+    def draw_throttle(self, service: str) -> bool:
+        """Whether this one call to `service` is to be throttled; each call is a new draw."""
+        with self._lock:
+            return self._draw(self._throttle_rates, service)
+
+    def draw_error(self, service: str) -> bool:
+        """Whether this one call to `service` is to fail with a 5xx; each call is a new draw."""
+        with self._lock:
+            return self._draw(self._error_rates, service)
+
+    def _draw(self, rates: Mapping[str, float], service: str) -> bool:
+        return self._drawn(rates.get(service, rates.get(ANY_SERVICE, 0.0)))
+
+    def _drawn(self, rate: float) -> bool:
+        return rate > 0 and self._random.random() < rate
+
+    def add(self, stockout: Stockout) -> None:
+        """Declare a stock-out; declaring the same one twice changes nothing."""
+        with self._lock:
+            if stockout not in self._stockouts:
+                self._stockouts = (*self._stockouts, stockout)
+
+    def remove(self, stockout: Stockout) -> None:
+        """End one stock-out. ValueError if it was never declared."""
+        with self._lock:
+            if stockout not in self._stockouts:
+                raise ValueError(f"{stockout} is not declared; declared: {list(self._stockouts)}")
+            self._stockouts = tuple(other for other in self._stockouts if other != stockout)
+
+    def set_error_rate(self, rate: float, *, service: str = ANY_SERVICE) -> None:
+        """Fail this share (0 to 1) of the calls to `service` with a 5xx; 0 ends it."""
+        self._set_rate(self._error_rates, rate, service)
+
+    def set_throttle_rate(self, rate: float, *, service: str = ANY_SERVICE) -> None:
+        """Throttle this share (0 to 1) of the calls to `service`; 0 ends it."""
+        self._set_rate(self._throttle_rates, rate, service)
+
+    def _set_rate(self, rates: dict[str, float], rate: float, service: str) -> None:
+        rate = _share(rate)
+        with self._lock:
+            if rate == 0 and (service == ANY_SERVICE or ANY_SERVICE not in rates):
+                rates.pop(service, None)
+            else:
+                rates[service] = rate
+
+    def clear(self) -> None:
+        """End every fault, and start the draws from the seed again."""
+        with self._lock:
+            self._reset()
+
+    # As JSON, for the CLI, the control API and the live view
+
+    def describe(self) -> dict[str, Any]:
+        """Plain data; `apply` of another sandbox's takes it as it is."""
+        with self._lock:
+            return {
+                "stockouts": [asdict(stockout) for stockout in self._stockouts],
+                "boot_seconds": self._boot_seconds,
+                "device_plugin_never_ready": self._device_plugin_never_ready,
+                "driver_never_ready": self._driver_never_ready,
+                "autoscaler_dead": self._autoscaler_dead,
+                "token_seconds": self._token_seconds,
+                "deadline_speed": self._deadline_speed,
+                "lease_conflict_rate": self._lease_conflict_rate,
+                "error_rates": dict(self._error_rates),
+                "throttle_rates": dict(self._throttle_rates),
+                "quotas": dict(self._quotas),
+            }
+
+    def apply(self, changes: Mapping[str, Any]) -> None:
+        """Take changes in `describe()`'s form. Keys left out stay as they are; stock-outs and rates are added
+        to those there. Checks everything before it changes anything. ValueError names what is wrong."""
+        stockouts = _stockouts(changes.get("stockouts", ()))
+        trial = Faults()
+        trial._merge(changes, stockouts)
+        unknown = changes.keys() - trial.describe().keys()
+        if unknown:
+            raise ValueError(f"unknown faults {sorted(unknown)}; known: {sorted(trial.describe())}")
+        self._merge(changes, stockouts)
+
+    def _merge(self, changes: Mapping[str, Any], stockouts: Iterable[Stockout]) -> None:
+        for stockout in stockouts:
+            self.add(stockout)
+        for name in _SWITCHES & changes.keys():
+            setattr(self, name, bool(changes[name]))
+        for name in _NUMBERS & changes.keys():
+            setattr(self, name, changes[name])
+        for service, rate in changes.get("error_rates", {}).items():
+            self.set_error_rate(rate, service=service)
+        for service, rate in changes.get("throttle_rates", {}).items():
+            self.set_throttle_rate(rate, service=service)
+        for name, limit in changes.get("quotas", {}).items():
+            self.set_quota(name, limit)
+
+
+def _share(rate: float) -> float:
+    if not 0 <= rate <= 1:
+        raise ValueError(f"a rate is a share between 0 and 1; not {rate!r}")
+    return rate
+
+
+def _stockouts(described: Iterable[Mapping[str, Any]]) -> list[Stockout]:
+    known = {field.name for field in fields(Stockout)}
+    stockouts = []
+    for one in described:
+        if unknown := one.keys() - known:
+            raise ValueError(f"a stock-out has {sorted(known)}; not {sorted(unknown)}")
+        if one.get("market") not in (None, "on-demand", "spot"):
+            raise ValueError(f"a market is 'on-demand' or 'spot'; not {one['market']!r}")
+        stockouts.append(Stockout(**one))
+    return stockouts

@@ -1,0 +1,197 @@
+"""GKE as a whole sandbox has it: one cluster in a Google Cloud project of its own."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.accelerators import gce_machine_type
+from gpu_sandbox.errors import SandboxError
+from gpu_sandbox.faults import Faults
+from gpu_sandbox.managed_cluster import SYSTEM_NODE
+
+if TYPE_CHECKING:
+    from gpu_sandbox.autoscaler import NodeGroups
+    from gpu_sandbox.control_plane import ControlPlane
+    from gpu_sandbox.google import GoogleCloud, GoogleTimings, Instance, KubernetesUser
+    from gpu_sandbox.machines import Machines
+    from gpu_sandbox.nodes import Image, NodeSpec
+    from gpu_sandbox.pace import Pace
+
+SYSTEM_POOL = "default-pool"
+SYSTEM_MACHINE_TYPE = "e2-standard-8"
+DEFAULT_REGION = "us-central1"
+DEFAULT_ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
+_NO_DEFAULT_PLUGIN = "gke-no-default-nvidia-gpu-device-plugin"
+_GIB = 2**30
+
+
+def check_requirements() -> None:
+    """SandboxError where Google's library is not installed, which the other platform does without."""
+    try:
+        found = importlib.util.find_spec("google.cloud.container_v1")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise SandboxError(
+            "a sandbox with GKE needs google-cloud-container: pip install 'airflow-gpu-provider[google,sandbox]'"
+        )
+
+
+class GkeCluster:
+    """Implements `ManagedCluster`. `location` is the region, or one of its zones for a zonal cluster."""
+
+    # GKE gives a pod that asks for a GPU the toleration for its nodes' taint.
+    admission_plugins: Sequence[str] = ("ExtendedResourceToleration",)
+    shuts_down_at_notice = True
+    drains_only_ready_nodes = False
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        region: str,
+        zones: Sequence[str],
+        location: str | None,
+        faults: Faults,
+        timings: GoogleTimings | None,
+        pace: Pace,
+        seed: int,
+    ) -> None:
+        self.name = name
+        self.region = region
+        self.zones = tuple(zones)
+        self.location = location or region
+        self._faults = faults
+        self._timings = timings
+        self._pace = pace
+        self._seed = seed
+        self._started = False
+
+    google: GoogleCloud
+    keyfile: Path
+
+    def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
+        from gpu_sandbox.google import GoogleCloud
+        from gpu_sandbox.pki import write_secret
+
+        self.google = GoogleCloud(
+            region=self.region,
+            zones=self.zones,
+            location=self.location,
+            faults=self._faults,
+            timings=self._timings or self._pace.google(),
+            seed=self._seed,
+            events=machines,
+        )
+        self.google.create_cluster(
+            self.name,
+            endpoint=control_plane.server.removeprefix("https://"),
+            certificate_authority=control_plane.ca_data,
+        )
+        self.google.add_node_pool(SYSTEM_POOL, machine_type=SYSTEM_MACHINE_TYPE)
+        self.google.start()
+        self._started = True
+        self.keyfile = control_plane.kubeconfig.parent / "service-account.json"
+        write_secret(self.keyfile, json.dumps(self.google.keyfile()).encode())
+
+    def stop(self) -> None:
+        if self._started:
+            self.google.stop()
+
+    def identify(self, token: str) -> KubernetesUser | None:
+        if not self._started:
+            raise RuntimeError("Google Cloud is still starting")
+        return self.google.identify(token)
+
+    def complete_drain(self, instance_id: str) -> None:
+        self.google.complete_drain(instance_id)
+
+    def interrupt_spot(self, instance: Instance) -> None:
+        self.google.preempt(instance.name)
+
+    def recommend_rebalance(self, instance: Instance) -> None:
+        raise ValueError("Compute Engine recommends no rebalancing: its spot instances have a notice, and that is all")
+
+    def upgrade_nodes(self, group: str) -> bool:
+        return self.google.upgrade_nodes(group)
+
+    def images(self) -> Sequence[Image]:
+        """The driver installers that GKE's how-tos apply, and the pause container beside them."""
+        from gpu_sandbox.nodes import Image
+
+        installers = ("cos-nvidia-installer*", "gcr.io/cos-cloud/cos-gpu-installer*", "*nvidia-driver-installer*")
+        idle = ("sh", "-c", "trap 'exit 0' TERM INT; while :; do sleep 3600 & wait $!; done")
+        return (
+            *(Image(pattern=pattern, kind="driver") for pattern in installers),
+            *(Image(pattern=pattern, default_command=idle) for pattern in ("*/pause:*", "*/pause@*")),
+        )
+
+    def node_spec(self, instance: Instance, *, version: str) -> NodeSpec:
+        from gpu_sandbox.nodes import NodeSpec
+
+        machine = gce_machine_type(instance.machine_type)
+        assert machine is not None  # checked when the pool was made
+        gpu: dict[str, Any] = {}
+        if instance.gpu is not None:
+            gpu = {
+                "gpus": instance.gpus,
+                "gpu_product": instance.gpu.product,
+                "gpu_memory_mib": instance.gpu.memory_gib * 1024,
+            }
+        return NodeSpec(
+            name=instance.node_name,
+            labels=instance.labels,
+            taints=instance.taints,
+            provider_id=f"gce://{instance.project_id}/{instance.zone}/{instance.name}",
+            cpus=machine.vcpus,
+            memory_bytes=int(machine.memory_gib * _GIB),
+            kubernetes_version=version,
+            # An add-on of GKE's; it waits for the driver.
+            device_plugin_builtin=instance.labels.get(_NO_DEFAULT_PLUGIN) != "true",
+            driver_seconds=None if instance.driver == "disabled" else self.google.timings.driver,
+            **gpu,
+        )
+
+    def system_node(self, *, version: str) -> NodeSpec:
+        from gpu_sandbox.nodes import NodeSpec
+
+        zone = self.zones[0]
+        return NodeSpec(
+            name=SYSTEM_NODE,
+            labels={
+                "kubernetes.io/hostname": SYSTEM_NODE,
+                "kubernetes.io/os": "linux",
+                "kubernetes.io/arch": "amd64",
+                "node.kubernetes.io/instance-type": SYSTEM_MACHINE_TYPE,
+                "topology.kubernetes.io/region": self.region,
+                "topology.kubernetes.io/zone": zone,
+                "cloud.google.com/gke-nodepool": SYSTEM_POOL,
+                "cloud.google.com/gke-provisioning": "standard",
+            },
+            provider_id=f"gce://{self.google.project_id}/{zone}/{SYSTEM_NODE}",
+            cpus=8,
+            memory_bytes=32 * _GIB,
+            kubernetes_version=version,
+        )
+
+    def groups(self) -> list[dict[str, Any]]:
+        return self.google.describe_groups()
+
+    def node_groups(self) -> NodeGroups:
+        from gpu_sandbox.autoscaler.gke_groups import GkeNodeGroups
+
+        return GkeNodeGroups(self.google)
+
+    def env(self) -> dict[str, str]:
+        return {
+            "AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT": json.dumps(self.google.connection()),
+            "GOOGLE_APPLICATION_CREDENTIALS": str(self.keyfile),
+            "GOOGLE_CLOUD_PROJECT": self.google.project_id,
+            "GPU_SANDBOX_GOOGLE_ENDPOINT": self.google.endpoint_url,
+            "GPU_SANDBOX_PROJECT": self.google.project_id,
+            "GPU_SANDBOX_LOCATION": self.location,
+        }

@@ -1,0 +1,194 @@
+"""What GKE refuses in a node pool's settings. Each error is INVALID_ARGUMENT and says what is wrong."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from google.cloud.container_v1.types import (
+    AcceleratorConfig,
+    NodeConfig,
+    NodePool,
+    NodePoolAutoscaling,
+    NodeTaint,
+    ReservationAffinity,
+)
+
+from airflow_gpu_provider.accelerators import (
+    attachable_gpus,
+    gce_accelerators,
+    gce_machine_type,
+    gpu_of_accelerator,
+    partitions_of,
+)
+from gpu_sandbox.google.catalogue import Catalogue
+from gpu_sandbox.google.errors import invalid
+from gpu_sandbox.google.templates import run_seconds
+
+_NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_LABEL_VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
+_RESERVED = ("kubernetes.io/", "k8s.io/", "cloud.google.com/")
+_LARGEST_POOL = 1000
+_SHORTEST_RUN = 30
+_LONGEST_RUN = 120 * 86400
+_LONGEST_FLEX_START = 7 * 86400
+_MOST_CLIENTS = 48
+
+
+def complete(pool: NodePool, *, locations: Iterable[str]) -> None:
+    """Fill in what GKE fills in where nothing is said."""
+    config = pool.config
+    config.machine_type = config.machine_type or "e2-standard-2"
+    config.image_type = config.image_type or "COS_CONTAINERD"
+    config.disk_size_gb = config.disk_size_gb or 100
+    config.disk_type = config.disk_type or "pd-balanced"
+    if not pool.locations:
+        pool.locations = list(locations)
+    machine = gce_machine_type(config.machine_type)
+    if machine and machine.gpu and not config.accelerators:
+        config.accelerators = [
+            AcceleratorConfig(accelerator_type=machine.gpu.accelerator, accelerator_count=machine.gpus)
+        ]
+
+
+def check(pool: NodePool, catalogue: Catalogue) -> None:
+    """Everything that is known before any instance is asked for."""
+    if not _NAME.fullmatch(pool.name):
+        raise invalid(
+            f'Invalid value for field "node_pool.name": "{pool.name}". Must be a match of regex '
+            "(?:[a-z](?:[-a-z0-9]{0,38}[a-z0-9])?)."
+        )
+    check_locations(pool.locations, catalogue)
+    for zone in pool.locations:
+        _check_hardware(pool.config, zone, catalogue)
+    _check_config(pool.config)
+    _check_capacity(pool)
+    check_autoscaling(pool.autoscaling)
+    check_size(pool.initial_node_count, pool.autoscaling)
+
+
+def check_management(pool: NodePool, release_channel: str) -> None:
+    """In a release channel nodes are upgraded and repaired, and nothing switches that off; said nothing, it is on.
+
+    ("Release channels"; terraform-google-modules/terraform-google-kubernetes-engine#682 has the refusal.) Flex-start
+    node pools are never repaired, and have to say so (GoogleCloudPlatform/cluster-toolkit#4027).
+    """
+    management, is_said = pool.management, "management" in pool
+    if pool.config.flex_start and (not is_said or management.auto_repair):
+        raise invalid("Auto_repair must be false for a node pool with flex_start.")
+    if not release_channel:
+        return
+    if is_said and not (management.auto_upgrade and (management.auto_repair or pool.config.flex_start)):
+        raise invalid(f"Auto_upgrade and auto_repair cannot be false when release_channel {release_channel} is set.")
+    pool.management.auto_upgrade = True
+    pool.management.auto_repair = not pool.config.flex_start
+
+
+def check_locations(locations: Iterable[str], catalogue: Catalogue) -> None:
+    for zone in locations:
+        if zone not in catalogue.zones:
+            raise invalid(f'Location "{zone}" does not exist or is not in the cluster\'s region "{catalogue.region}".')
+
+
+def check_size(size: int, autoscaling: NodePoolAutoscaling) -> None:
+    if not 0 <= size <= _LARGEST_POOL:
+        raise invalid(f"Node pool size must be between 0 and {_LARGEST_POOL} per zone; got {size}.")
+    if autoscaling.enabled and autoscaling.max_node_count and size > autoscaling.max_node_count:
+        raise invalid(
+            f"Node count {size} is greater than the node pool's autoscaling maximum ({autoscaling.max_node_count})."
+        )
+
+
+def check_autoscaling(autoscaling: NodePoolAutoscaling) -> None:
+    if not autoscaling.enabled:
+        return
+    if not autoscaling.max_node_count and not autoscaling.total_max_node_count:
+        raise invalid("Cluster autoscaling requires max_node_count or total_max_node_count.")
+    if autoscaling.max_node_count and autoscaling.total_max_node_count:
+        raise invalid("max_node_count and total_max_node_count cannot both be specified.")
+    pairs = (
+        (autoscaling.min_node_count, autoscaling.max_node_count),
+        (autoscaling.total_min_node_count, autoscaling.total_max_node_count),
+    )
+    for least, most in pairs:
+        if most and least > most:
+            raise invalid(f"Autoscaling minimum ({least}) is greater than the maximum ({most}).")
+
+
+def _check_hardware(config: NodeConfig, zone: str, catalogue: Catalogue) -> None:
+    machine = gce_machine_type(config.machine_type)
+    if machine is None or not catalogue.has_machine_type(config.machine_type, zone):
+        raise invalid(f"Machine type with name '{config.machine_type}' does not exist in zone '{zone}'.")
+    if len(config.accelerators) > 1:
+        raise invalid("Only one accelerator type may be specified per node pool.")
+    for accelerator in config.accelerators:
+        _check_accelerator(config.machine_type, accelerator, zone, catalogue)
+
+
+def _check_accelerator(machine_type: str, wanted: AcceleratorConfig, zone: str, catalogue: Catalogue) -> None:
+    kind, count = wanted.accelerator_type, int(wanted.accelerator_count)
+    if kind not in gce_accelerators() or not catalogue.has_accelerator(kind, zone):
+        raise invalid(f'Accelerator type "{kind}" does not exist in zone {zone}.')
+    machine = gce_machine_type(machine_type)
+    if machine and machine.gpu:
+        if (machine.gpu.accelerator, machine.gpus) != (kind, count):
+            raise invalid(
+                f"Machine type {machine_type} has {machine.gpus} {machine.gpu.accelerator}; "
+                f"the requested accelerator, {count} {kind}, is not compatible with it."
+            )
+    elif count not in attachable_gpus(machine_type, kind):
+        raise invalid(
+            f'[{count}] accelerators of type "{kind}" cannot be attached to machine type {machine_type}; '
+            f"allowed: {list(attachable_gpus(machine_type, kind)) or 'none'}."
+        )
+    gpu = gpu_of_accelerator(kind)
+    if wanted.gpu_partition_size and gpu and wanted.gpu_partition_size not in partitions_of(gpu):
+        raise invalid(f'Unknown GPU partition size "{wanted.gpu_partition_size}".')
+    if wanted.gpu_sharing_config.max_shared_clients_per_gpu > _MOST_CLIENTS:
+        raise invalid(f"max_shared_clients_per_gpu must be between 2 and {_MOST_CLIENTS}.")
+
+
+def _check_config(config: NodeConfig) -> None:
+    if config.spot and config.preemptible:
+        raise invalid("Node pool cannot be both spot and preemptible.")
+    if "max_run_duration" in config:
+        seconds = run_seconds(config)
+        # Shorter than Google's 30 s is let through, so that a test need not wait for the end.
+        if not 0 < seconds <= _LONGEST_RUN:
+            raise invalid(f"max_run_duration must be between {_SHORTEST_RUN} seconds and 120 days; got {seconds:g} s.")
+    for key, value in config.labels.items():
+        if key.startswith(_RESERVED) or key.partition("/")[0].endswith(".kubernetes.io"):
+            raise invalid(f'Label key "{key}" is reserved.')
+        if not _LABEL_KEY.fullmatch(key) or not _LABEL_VALUE.fullmatch(value):
+            raise invalid(f'Invalid node label "{key}={value}".')
+    check_taints(config.taints)
+
+
+def _check_capacity(pool: NodePool) -> None:
+    """Reservations and flex-start ("Consume reserved zonal resources", "About flex-start provisioning")."""
+    config, kinds = pool.config, ReservationAffinity.Type
+    affinity = config.reservation_affinity
+    is_named = bool(affinity.key) and bool(affinity.values)
+    if (affinity.consume_reservation_type == kinds.SPECIFIC_RESERVATION) != is_named:
+        raise invalid("reservation_affinity: key and values are for SPECIFIC_RESERVATION, which needs both.")
+    if is_named and (config.spot or config.preemptible):
+        raise invalid("Spot and preemptible VMs cannot consume a specific reservation.")
+    if not config.flex_start:
+        return
+    if config.spot or config.preemptible:
+        raise invalid("flex_start cannot be combined with spot or preemptible.")
+    if affinity.consume_reservation_type != kinds.NO_RESERVATION:
+        raise invalid("flex_start requires reservation_affinity NO_RESERVATION.")
+    if not pool.autoscaling.enabled or pool.initial_node_count:
+        raise invalid("flex_start requires autoscaling, and an initial node count of zero.")
+    if not 0 < run_seconds(config) <= _LONGEST_FLEX_START:
+        raise invalid("flex_start requires a max_run_duration of at most seven days.")
+
+
+def check_taints(taints: Iterable[NodeTaint]) -> None:
+    for taint in taints:
+        if not _LABEL_KEY.fullmatch(taint.key) or not _LABEL_VALUE.fullmatch(taint.value):
+            raise invalid(f'Invalid node taint "{taint.key}={taint.value}".')
+        if taint.effect == NodeTaint.Effect.EFFECT_UNSPECIFIED:
+            raise invalid(f'Node taint "{taint.key}" has no effect.')

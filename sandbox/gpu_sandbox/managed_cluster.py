@@ -1,0 +1,77 @@
+"""What a sandbox needs of a managed Kubernetes and its cloud, whichever they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+if TYPE_CHECKING:
+    from gpu_sandbox.authenticator import Identity
+    from gpu_sandbox.autoscaler import NodeGroups
+    from gpu_sandbox.control_plane import ControlPlane
+    from gpu_sandbox.machines import Machines
+    from gpu_sandbox.nodes import Image, NodeSpec
+
+Platform = Literal["eks", "gke"]
+SYSTEM_NODE = "sandbox-system"
+
+
+class ManagedCluster(Protocol):
+    """A cluster of EKS or GKE, with the account that it is in. Nothing of the cloud is imported before `start`."""
+
+    region: str
+
+    @property
+    def zones(self) -> Sequence[str]: ...
+
+    @property
+    def admission_plugins(self) -> Sequence[str]:
+        """Those of the API server that this platform enables."""
+
+    @property
+    def shuts_down_at_notice(self) -> bool:
+        """Whether kubelets end their pods when a spot instance has its notice."""
+
+    @property
+    def drains_only_ready_nodes(self) -> bool:
+        """Whether a drain of a node that is not Ready goes on until the cloud gives it up, pods or not."""
+
+    def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
+        """Start the cloud, with the cluster in it. The control plane may still be starting."""
+
+    def stop(self) -> None: ...
+
+    def identify(self, token: str) -> Identity | None:
+        """Who bears this token. RuntimeError before the cloud has started."""
+
+    def complete_drain(self, instance_id: str) -> None: ...
+
+    def interrupt_spot(self, instance: Any) -> None:
+        """Give a spot instance its notice. ValueError if it does not run."""
+
+    def recommend_rebalance(self, instance: Any) -> None:
+        """Say that a spot instance is likely to be taken. ValueError if it does not run, or the cloud never says so."""
+
+    def upgrade_nodes(self, group: str) -> bool:
+        """Upgrade a group's nodes as the cloud does by itself; False where it leaves the group alone.
+
+        ValueError if there is no such group, or the cloud upgrades none by itself.
+        """
+
+    def node_spec(self, instance: Any, *, version: str) -> NodeSpec:
+        """What an instance's kubelet would register."""
+
+    def system_node(self, *, version: str) -> NodeSpec:
+        """The Node without GPUs that is always there."""
+
+    def images(self) -> Sequence[Image]:
+        """What the platform's own image references stand for."""
+
+    def groups(self) -> list[dict[str, Any]]:
+        """Its groups of machines: name, nodegroup, desired, max, and instances with instance_id and state."""
+
+    def node_groups(self) -> NodeGroups:
+        """Those that an autoscaler in the cluster takes care of."""
+
+    def env(self) -> dict[str, str]:
+        """The variables by which clients reach this cloud, without those for the cluster itself."""
