@@ -86,6 +86,8 @@ class EksPlatform(EksBase):
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
         untold = {group.name: news(group.untold) for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
+        if any(change.action == "create" for change in changes):
+            eks_plan.check_image(self._pool, self._cluster["version"])
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
         notes = (*self._notes(candidates, groups), *eks_plan.limit_notes(names, changes))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from airflow_gpu_provider.errors import PoolDrift
+from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change
 from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, SPEC_TAG, GroupSpec
+from airflow_gpu_provider.pools import EksGpuPool
 
 GROUP_QUOTA = "Managed node groups per cluster"
 GROUP_QUOTA_CODE = "L-6D54EA21"
 _GROUPS_BY_DEFAULT = 30  # "Amazon EKS endpoints and quotas" of AWS's General Reference; it can be raised
+
+_LAST_WITH_AL2 = (1, 32)  # "EKS AL2 & AL2-Accelerated AMIs transition guide" in EKS's user guide
 
 GONE_SOON = ("DELETING", "DELETE_FAILED")
 
@@ -31,6 +34,23 @@ def changes(
     names = [(spec, spec.candidate.group) for spec in specs]
     found = (_change(spec, groups.get(name), (untold or {}).get(name, ())) for spec, name in names)
     return tuple(change for change in found if change)
+
+
+def check_image(pool: EksGpuPool, version: str) -> None:
+    """Refuse to create groups whose image EKS does not have for the cluster's Kubernetes, like "1.36".
+
+    Raises:
+        PoolSpecError: The image is of Amazon Linux 2, and Kubernetes 1.33 or later.
+    """
+    if not pool.ami_type.startswith("AL2_") or tuple(map(int, version.split(".")[:2])) <= _LAST_WITH_AL2:
+        return
+    last = ".".join(map(str, _LAST_WITH_AL2))
+    raise PoolSpecError(
+        f"Pool {pool.name}: cluster {pool.cluster_name} has Kubernetes {version}, and EKS has images of ami_type"
+        f" {pool.ami_type} for {last} and earlier only.",
+        "Use the default AL2023_x86_64_NVIDIA, or BOTTLEROCKET_x86_64_NVIDIA.",
+        ami_type=pool.ami_type,
+    )
 
 
 def limit_notes(names: Collection[str], changes: Iterable[Change]) -> tuple[str, ...]:

@@ -80,8 +80,9 @@ class EksGpuPool(GpuPool):
             zones where there is no other node group, the cluster's own, and the plan says so.
         disk_size: Root volume in GiB. Default 100; not with launch_template.
         ami_type: EKS AMI type, for the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
-            container toolkit, no device plugin. With "CUSTOM" EKS adds labels and taints only after a node has joined:
-            the template's user data should have the kubelet register with them.
+            container toolkit, no device plugin. EKS has AL2_x86_64_GPU up to Kubernetes 1.32. With "CUSTOM" EKS adds
+            labels and taints only after a node has joined: the template's user data should have the kubelet register
+            with them.
         node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default.
         tags: AWS tags for the node groups.

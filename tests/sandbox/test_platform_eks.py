@@ -190,6 +190,13 @@ class TestPlanAndApply:
         pools.platform().plan(1)
         assert not [call for call in account.calls if not call.partition(":")[2].startswith(("Describe", "List"))]
 
+    def test_an_image_that_eks_does_not_have_for_the_cluster_is_refused_first(
+        self, account: Account, pools: Pools
+    ) -> None:
+        with pytest.raises(PoolSpecError, match=r"Kubernetes 1\.36, .* AL2_x86_64_GPU for 1\.32 and earlier only"):
+            pools.platform(ami_type="AL2_x86_64_GPU").plan(1)
+        assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
+
     def test_a_group_that_somebody_else_creates_meanwhile_is_fine(self, pools: Pools) -> None:
         platform, other, said = pools.platform(), pools.platform(), []
         plan = platform.plan(1)

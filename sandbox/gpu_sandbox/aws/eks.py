@@ -147,6 +147,7 @@ class Eks(EKSBackend):
                 message=f"A cluster may have {self.max_node_groups} managed node groups",
             )
         scaling = DEFAULT_SCALING | (request["scaling_config"] or {})
+        request["version"] = request["version"] or cluster.version
         self._creation.check(nodegroup_name, scaling, request)
         self._creation.make_own_role()
         group = NodeGroup(
@@ -158,11 +159,7 @@ class Eks(EKSBackend):
             account_id=self.account_id,
             region_name=self.region_name,
             aws_partition=self.partition,
-            **(
-                request
-                | {"scaling_config": scaling, "version": request["version"] or cluster.version}
-                | {"ami_type": self._creation.ami_type(request)}
-            ),
+            **(request | {"scaling_config": scaling, "ami_type": self._creation.ami_type(request)}),
         )
         if group.launch_template and self._creation.launch_template_data(group.launch_template).get("InstanceType"):
             group.instance_types = []

@@ -27,7 +27,10 @@ class NodeGroupCreation:
         self._auto_scaling = auto_scaling
 
     def check(self, name: str, scaling: Mapping[str, int], request: Mapping[str, Any]) -> None:
-        """InvalidParameterException for what EKS would not create. `request` is by moto's names of parameters."""
+        """InvalidParameterException for what EKS would not create.
+
+        `request` is by moto's names of parameters, with the version of Kubernetes that the nodes will have.
+        """
         rules.check_name(name)
         rules.check_scaling(scaling)
         rules.check_labels(request.get("labels") or {})
@@ -38,6 +41,7 @@ class NodeGroupCreation:
             ami_type=request.get("ami_type"),
             capacity_type=request.get("capacity_type"),
             disk_size=request.get("disk_size"),
+            version=request["version"],
             catalogue=self._ec2.catalogue,
         )
         self._check_node_role(request["node_role"])

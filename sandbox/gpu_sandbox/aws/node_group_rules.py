@@ -35,6 +35,8 @@ AMI_TYPES = frozenset(
         "AL2023_ARM_64_NVIDIA",
     }
 )
+LAST_WITH_AL2 = "1.32"
+"""The last Kubernetes with AMIs of Amazon Linux 2: "EKS AL2 & AL2-Accelerated AMIs transition guide"."""
 CAPACITY_TYPES = frozenset({"ON_DEMAND", "SPOT", "CAPACITY_BLOCK"})
 TAINT_EFFECTS = frozenset({"NO_SCHEDULE", "NO_EXECUTE", "PREFER_NO_SCHEDULE"})
 MAX_TAINTS = 50
@@ -128,8 +130,10 @@ def check_instances(
     ami_type: str | None,
     capacity_type: str | None,
     disk_size: int | None,
+    version: str,
     catalogue: InstanceTypeCatalogue,
 ) -> None:
+    """`version` is that of the nodes' Kubernetes, like "1.36"."""
     if ami_type is not None and ami_type not in AMI_TYPES:
         raise refuse(f"amiType {ami_type} is not supported")
     if capacity_type is not None and capacity_type not in CAPACITY_TYPES:
@@ -142,6 +146,7 @@ def check_instances(
     if disk_size is not None and not 1 <= disk_size <= 16384:
         raise refuse("diskSize must be between 1 and 16384 GiB")
     _check_ami_fits(ami_type, instance_types, catalogue)
+    _check_ami_exists(ami_type, version)
 
 
 def _check_ami_fits(ami_type: str | None, instance_types: Sequence[str], catalogue: InstanceTypeCatalogue) -> None:
@@ -151,6 +156,16 @@ def _check_ami_fits(ami_type: str | None, instance_types: Sequence[str], catalog
     misfits = [one for one in instance_types if architecture not in catalogue.architectures(one)]
     if misfits:
         raise refuse(f"{misfits} is not a valid instance type for requested amiType {ami_type}")
+
+
+def _check_ami_exists(ami_type: str | None, version: str) -> None:
+    """In the words of aws/aws-cdk#37012."""
+    if ami_type is not None and ami_type.startswith("AL2_") and _minor(version) > _minor(LAST_WITH_AL2):
+        raise refuse(f"AMI Type {ami_type} is only supported for kubernetes versions {LAST_WITH_AL2} or earlier")
+
+
+def _minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def check_launch_template(

@@ -327,6 +327,7 @@ def test_a_group_whose_own_group_was_deleted_is_degraded(account: Account) -> No
         ({"diskSize": 0}, "diskSize"),
         ({"updateConfig": {"maxUnavailable": 9}}, "max-unavailable"),
         ({"amiType": "AL2023_ARM_64_NVIDIA"}, "not a valid instance type"),
+        ({"amiType": "AL2_x86_64_GPU"}, "AL2_x86_64_GPU is only supported for kubernetes versions 1.32 or earlier"),
         ({"nodeRole": f"arn:aws:iam::{ACCOUNT_ID}:role/nope"}, "role with name nope"),
         ({"nodeRole": f"arn:aws:iam::{ACCOUNT_ID}:role/{CLUSTER}-cluster"}, "service principals"),
     ],

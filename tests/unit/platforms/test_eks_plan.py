@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.eks_plan import changes, limit_notes
+from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
+from airflow_gpu_provider.platforms.eks_plan import changes, check_image, limit_notes
 from airflow_gpu_provider.platforms.eks_spec import POOL_TAG
 from tests.unit.platforms.test_eks_spec import ZONE, as_described, spec
 
@@ -64,3 +64,16 @@ def test_more_groups_than_eks_allows_by_default_are_told() -> None:
     (note,) = limit_notes([f"web-{n}" for n in range(30)], planned)
     assert "has 30 managed node groups and would have 31; EKS allows 30" in note
     assert limit_notes([NAME, *(f"web-{n}" for n in range(30))], planned) == ()
+
+
+@pytest.mark.parametrize(
+    ("version", "is_there"), [("1.9", True), ("1.32", True), ("1.33", False), ("1.40", False), ("2.0", False)]
+)
+def test_amazon_linux_2_ends_with_kubernetes_1_32(version: str, is_there: bool) -> None:
+    check_image(spec().pool, version)
+    pool = spec(ami_type="AL2_x86_64_GPU").pool
+    if is_there:
+        check_image(pool, version)
+        return
+    with pytest.raises(PoolSpecError, match=rf"train: .*k8s-ml has Kubernetes {version}, .* AL2_x86_64_GPU for 1\.32"):
+        check_image(pool, version)
