@@ -54,7 +54,7 @@ def accept_pool(
         PoolSpecError: The pool cannot be accepted, or nobody says its price.
     """
     tried = accepted(pool, night)
-    budget = Budget(nights=NIGHTS, night=night, price=price_of(tried, price))
+    budget = Budget(nights=NIGHTS, night=night, price=price_of(pool, price))
     say(budget.in_words())
     if not may_cost:
         for each in (tried, with_impossible_first(tried)):

@@ -25,10 +25,23 @@ def accepted(pool: GpuPool, night: timedelta) -> CloudPool:
     Raises:
         PoolSpecError: The spec is of a pool whose machines this package does not bring.
     """
-    if not isinstance(pool, EksGpuPool | GkeGpuPool) or pool.manage != "full" or pool.is_autoscaled:
+    if not isinstance(pool, EksGpuPool | GkeGpuPool):
         raise PoolSpecError(
-            f'Pool {pool.name} is not one on EKS or GKE with manage="full" and scaling="direct".',
-            "Accept such a pool; groups of others are scaled in one of its steps.",
+            f"Pool {pool.name} is a {type(pool).__name__}, whose nodes are not this package's to bring.",
+            "Give the spec of an EksGpuPool or a GkeGpuPool; `airflow gpu doctor` looks at any pool.",
+            pool=pool.name,
+        )
+    if pool.manage != "full":
+        own = "instance_types" if isinstance(pool, EksGpuPool) else "machine_types"
+        raise PoolSpecError(
+            f"Pool {pool.name} is one of groups that others own (manage={pool.manage!r}); an acceptance makes its own.",
+            f"Name {own} in place of the groups, and leave manage out; one of its steps plays groups of others.",
+            pool=pool.name,
+        )
+    if pool.is_autoscaled:
+        raise PoolSpecError(
+            f"The nodes of pool {pool.name} are an autoscaler's to bring (scaling={pool.scaling!r}): none is tried.",
+            'Give the same spec with scaling="direct".',
             pool=pool.name,
         )
     small = replace(pool, name=_named("accept", pool.name), max_nodes=1, min_nodes=0, max_runtime=night)

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -170,7 +170,8 @@ def accept(args: Namespace) -> None:
 
     pools = _pools(args)
     if len(pools) > 1:
-        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", "Name the one that is to be tried.")
+        names = ", ".join(pool.name for pool in pools)
+        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}: {names}.", "Name the one to be tried.")
     status = accept_pool(
         pools[0],
         image=args.image,
@@ -216,17 +217,26 @@ def _pools(args: Namespace) -> list[GpuPool]:
     named = _named(args)
     if not named:
         raise PoolSpecError(f"There is no pool in {_where(args)}.", _NO_POOLS)
-    chosen = []
-    for each in named:
-        if each.pool is not None:
-            chosen.append(each.pool)
-        elif args.pools:
-            raise PoolSpecError(f"Pool {each.name} cannot be read: {each.problem}", "Give its values with --spec.")
-        else:
-            _tell(f"{each.name} of {', '.join(each.dags) or args.spec} is left out: {each.problem}")
-    if not chosen:
-        raise PoolSpecError("None of the pools can be read without a DAG run.", "Give their values with --spec.")
-    return list(dict.fromkeys(chosen))
+    unread = [each for each in named if each.error]
+    if unread and (args.pools or len(unread) == len(named)):
+        raise _unread(args, unread)
+    for each in unread:
+        _tell(f"{each.name} of {', '.join(each.dags) or args.spec} is left out: {each.problem}")
+    return list(dict.fromkeys(each.pool for each in named if each.pool is not None))
+
+
+def _unread(args: Namespace, unread: Sequence[NamedPool]) -> PoolSpecError:
+    """Return the error for pools that are needed, and of which none can be read."""
+    otherwise = "Write plain values into the file." if args.spec else "Give its values with --spec."
+    problems, fixes = [], []
+    for each in unread:
+        if each.error:
+            why = each.error.what.removeprefix(f"Pool {each.name!r}: ").rstrip(".")
+            problems.append(
+                f"Pool {each.name or 'without a name'} of {args.spec or ', '.join(each.dags)} cannot be read: {why}."
+            )
+            fixes.append(each.error.fix or otherwise)
+    return PoolSpecError(" ".join(problems), " ".join(dict.fromkeys(fixes)))
 
 
 def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple[list[Found], int]:

@@ -6,7 +6,7 @@ The DAGs are read as the scheduler reads them, serialized; no DAG file is parsed
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.base import deserialize_pool
+from airflow_gpu_provider.pools.base import deserialize_pool, pool_as_written
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand import DemandKey
@@ -30,14 +30,19 @@ class NamedPool:
     Attributes:
         spec: As the DAG has it, Jinja expressions and all.
         pool: Rendered; None where it needs a DAG run to be rendered in, or cannot be read.
-        problem: Why there is no `pool`.
+        error: Why there is no `pool`.
     """
 
     name: str
     spec: Mapping[str, Any]
     pool: GpuPool | None
-    problem: str = ""
+    error: GpuError | None = None
     dags: list[str] = field(default_factory=list)
+
+    @property
+    def problem(self) -> str:
+        """Why there is no `pool`, in words; empty where there is one."""
+        return str(self.error) if self.error else ""
 
 
 def pools_of_dags(dag_id: str | None = None) -> list[NamedPool]:
@@ -60,12 +65,17 @@ def pools_of_file(path: str) -> list[NamedPool]:
 
     try:
         data = yaml.safe_load(Path(path).read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise PoolSpecError(f"{path} cannot be read: {error}.", "Give a JSON or YAML file.") from error
+    except OSError as error:
+        raise PoolSpecError(
+            f"{path} cannot be read: {error.strerror}.", "Name a JSON or YAML file in --spec."
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        what = f"{path} is neither JSON nor YAML: {_in_one_line(error)}."
+        raise PoolSpecError(what, "Correct the file, or name another in --spec.") from error
     specs = data if isinstance(data, list) else [data]
     if not specs or not all(isinstance(spec, dict) for spec in specs):
         raise PoolSpecError(f"{path} holds no pool's spec.", "Write what GpuPool.serialize() returns, or a list of it.")
-    return [_named(spec) for spec in specs]
+    return [_named(spec, pool_as_written) for spec in specs]
 
 
 def run_is_over(key: DemandKey) -> bool:
@@ -112,19 +122,26 @@ def _specs_of(data: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                     yield each
 
 
-def _named(spec: Mapping[str, Any]) -> NamedPool:
+def _in_one_line(error: Exception) -> str:
+    mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}" if mark and problem else str(error)
+
+
+def _named(spec: Mapping[str, Any], build: Callable[[Mapping[str, Any]], GpuPool] = deserialize_pool) -> NamedPool:
     from jinja2 import UndefinedError
 
-    name = str(spec.get("name", ""))
+    name, failure = str(spec.get("name", "")), None
     try:
-        pool = _render(deserialize_pool(spec))
+        pool = _render(build(spec))
     except GpuError as error:
-        return NamedPool(name=name, spec=spec, pool=None, problem=str(error))
+        failure = error
     except UndefinedError as error:
-        return NamedPool(name=name, spec=spec, pool=None, problem=f"only a DAG run can render it: {error}")
+        failure = PoolSpecError(f"only a DAG run can render it: {error}")
     except Exception as error:  # noqa: BLE001 - a template may raise anything
-        return NamedPool(name=name, spec=spec, pool=None, problem=f"{type(error).__name__}: {error}")
-    return NamedPool(name=pool.name, spec=spec, pool=pool)
+        failure = PoolSpecError(f"{type(error).__name__}: {error}")
+    else:
+        return NamedPool(name=pool.name, spec=spec, pool=pool)
+    return NamedPool(name=name, spec=spec, pool=None, error=failure)
 
 
 def _render(pool: GpuPool) -> GpuPool:

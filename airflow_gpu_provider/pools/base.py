@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -277,8 +278,8 @@ class GpuPool(ABC):
         for name in ("max_nodes", "min_nodes"):
             self._set(name, self._as_int(name, getattr(self, name)))
         self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))
-        if isinstance(self.price_per_hour, str) and not is_template(self.price_per_hour):
-            self._set("price_per_hour", float(self.price_per_hour))
+        if isinstance(self.price_per_hour, str):
+            self._set("price_per_hour", self._as_float("price_per_hour", self.price_per_hour))
 
     def _validate(self) -> None:
         self._check("name", _is_name, "a DNS label: lower-case letters, digits and '-', at most 40 characters")
@@ -290,6 +291,7 @@ class GpuPool(ABC):
         self._check("node_labels", _are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
             raise self._error(f"node_labels may not set {POOL_LABEL}: the package sets it")
+        self._check("taints", _are_strings, "a list of taints, as kubectl writes them")
         if not is_template(self.taints):
             _ = self.parsed_taints
 
@@ -346,6 +348,14 @@ class GpuPool(ABC):
         except (TypeError, ValueError) as error:
             raise self._error(f"{name}={value!r} is not a whole number") from error
 
+    def _as_float(self, name: str, value: Any) -> Any:
+        if is_template(value):
+            return value
+        try:
+            return float(value)
+        except (TypeError, ValueError) as error:
+            raise self._error(f"{name}={value!r} is not a number") from error
+
     def _as_timedelta(self, name: str, value: Any) -> Any:
         if isinstance(value, timedelta) or is_template(value):
             return value
@@ -378,12 +388,37 @@ def deserialize_pool(data: Mapping[str, Any]) -> GpuPool:
     Raises:
         PoolSpecError: The kind is unknown: the record is from a newer release.
     """
+    return _class_of(data).deserialize(data)
+
+
+def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
+    """Build the spec that a person has written down in the form of `GpuPool.serialize`: a field too many is a mistake.
+
+    Raises:
+        PoolSpecError: The kind is unknown, a field is unknown or missing, or a value cannot work.
+    """
+    cls, name = _class_of(data), str(data.get("name", ""))
+    known = {f.name for f in fields(cls)}
+    if unknown := [str(key) for key in data if key not in {*known, "kind", "version"}]:
+        near = {key: get_close_matches(key, known, n=1) for key in unknown}
+        fixes = [f"write {match[0]} for {key}" if match else f"leave {key} out" for key, match in near.items()]
+        what = f"Pool {name!r}: {cls.__name__} has no field {', '.join(unknown)}."
+        fix = ", and ".join(fixes)
+        raise PoolSpecError(what, f"{fix[0].upper()}{fix[1:]}.", pool=name)
+    needed = [f.name for f in fields(cls) if f.default is MISSING and f.default_factory is MISSING]
+    if missing := [key for key in needed if key not in data]:
+        what = f"Pool {name!r}: {', '.join(missing)} of {cls.__name__} is not given."
+        raise PoolSpecError(what, "Add it to the spec.", pool=name)
+    return cls.deserialize(data)
+
+
+def _class_of(data: Mapping[str, Any]) -> type[GpuPool]:
     path = _KINDS.get(data.get("kind", ""))
     if path is None:
-        raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Known are {sorted(_KINDS)}.")
+        known = ", ".join(sorted(_KINDS))
+        raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Give one of {known} as its kind.")
     module, name = path.split(":")
-    cls = cast("type[GpuPool]", getattr(import_module(module), name))
-    return cls.deserialize(data)
+    return cast("type[GpuPool]", getattr(import_module(module), name))
 
 
 def _to_json(value: Any) -> Any:
@@ -404,6 +439,10 @@ def _as_tuple(value: Any) -> Any:
 
 def _is_name(value: Any) -> bool:
     return isinstance(value, str) and len(value) <= 40 and _DNS_LABEL.fullmatch(value) is not None
+
+
+def _are_strings(values: Any) -> bool:
+    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
 
 
 def _are_group_names(names: Any) -> bool:

@@ -183,7 +183,10 @@ class EksGpuPool(GpuPool):
         if self.disk_size is not None:
             self._set("disk_size", self._as_int("disk_size", self.disk_size))
         if isinstance(self.price_per_hour, dict):
-            prices = {str(k).upper().replace("-", "_"): float(v) for k, v in self.price_per_hour.items()}
+            prices = {
+                str(k).upper().replace("-", "_"): self._as_float("price_per_hour", v)
+                for k, v in self.price_per_hour.items()
+            }
             self._set("price_per_hour", prices)
 
     def _validate(self) -> None:

@@ -262,7 +262,8 @@ class GkeGpuPool(GpuPool):
         if self.max_run_duration is not None:
             self._set("max_run_duration", self._as_timedelta("max_run_duration", self.max_run_duration))
         if isinstance(self.price_per_hour, dict):
-            self._set("price_per_hour", {_constant(k): float(v) for k, v in self.price_per_hour.items()})
+            prices = {_constant(k): self._as_float("price_per_hour", v) for k, v in self.price_per_hour.items()}
+            self._set("price_per_hour", prices)
         if self.reservation_affinity and not is_template(self.reservation_affinity):
             self._set("reservation_affinity", _affinity(self.reservation_affinity))
         if "strategy" in self.gpu_sharing and not is_template(self.gpu_sharing):

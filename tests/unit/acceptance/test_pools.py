@@ -47,16 +47,27 @@ def test_others_say_how_their_groups_are(pool: GpuPool) -> None:
 
 
 @pytest.mark.parametrize(
-    "pool",
+    ("pool", "what", "fix"),
     [
-        KubernetesGpuPool(name="lab", nodes=["gpu-1"], max_nodes=1),
-        EksGpuPool(name="t", cluster_name="c", region="us-west-2", manage="scale", node_groups=["g"], max_nodes=1),
-        eks(scaling="autoscaler"),
+        (KubernetesGpuPool(name="lab", nodes=["gpu-1"], max_nodes=1), "KubernetesGpuPool", "an EksGpuPool or a Gke"),
+        (
+            EksGpuPool(name="t", cluster_name="c", region="us-west-2", manage="scale", node_groups=["g"], max_nodes=1),
+            "Pool t is one of groups that others own (manage='scale')",
+            "Name instance_types in place of the groups",
+        ),
+        (
+            gke(machine_types=(), max_run_duration=None, manage="scale", node_pools=["g"]),
+            "groups that others own (manage='scale')",
+            "Name machine_types in place of the groups",
+        ),
+        (eks(scaling="autoscaler"), "an autoscaler's to bring", 'Give the same spec with scaling="direct".'),
     ],
 )
-def test_only_pools_whose_machines_it_brings_are_accepted(pool: GpuPool) -> None:
-    with pytest.raises(PoolSpecError, match="is not one on EKS or GKE"):
+def test_only_pools_whose_machines_it_brings_are_accepted(pool: GpuPool, what: str, fix: str) -> None:
+    with pytest.raises(PoolSpecError) as error:
         accepted(pool, NIGHT)
+    assert what in error.value.what
+    assert fix in error.value.fix
 
 
 def test_long_names_are_cut() -> None:

@@ -110,3 +110,70 @@ def test_accept_says_the_bound_and_stops_unless_it_may_cost(
         "Plan for fallback-train: no changes.",
         "Nothing was changed; --yes-it-costs does it.",
     ]
+
+
+GOOD = {"kind": "eks", "name": "train", "cluster_name": "ml", "region": "us-west-2", "instance_types": ["g6.xlarge"]}
+GOOD |= {"max_nodes": 1, "price_per_hour": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "what", "fix"),
+    [
+        ({"instnce_types": []}, "EksGpuPool has no field instnce_types.", "Write instance_types for instnce_types."),
+        ({"GPU": 1}, "EksGpuPool has no field GPU.", "Leave GPU out."),
+        ({"max_nodes": None}, "max_nodes of EksGpuPool is not given.", "Add it to the spec."),
+        ({"name": None}, "name of EksGpuPool is not given.", "Add it to the spec."),
+        ({"max_nodes": 0}, "max_nodes=0 must be at least 1.", "Correct the pool's spec."),
+        ({"price_per_hour": "two"}, "price_per_hour='two' is not a number.", "Correct the pool's spec."),
+        ({"price_per_hour": {"SPOT": "two"}}, "price_per_hour='two' is not a number.", "Correct the pool's spec."),
+        ({"taints": 5}, "taints=5 must be a list of taints", "Correct the pool's spec."),
+        ({"kind": "aks"}, "Unknown kind of pool: 'aks'.", "Give one of eks, gke, kubernetes as its kind."),
+        ({"cluster_name": "{{ ds }}"}, "only a DAG run can render it", "Write plain values into the file."),
+        ({"manage": "scale"}, 'manage="scale" needs groups to scale.', "Name them in node_groups or asg_names."),
+        (
+            {"manage": "scale", "node_groups": ["a"], "instance_types": None},
+            "Pool train is one of groups that others own (manage='scale')",
+            "Name instance_types in place of the groups",
+        ),
+        ({"price_per_hour": None}, "Pool train: nobody says what a node costs", "Give --price, or price_per_hour"),
+    ],
+)
+def test_a_spec_that_cannot_be_accepted_is_told_with_what_to_do(
+    changes: dict[str, Any], what: str, fix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {key: value for key, value in {**GOOD, **changes}.items() if value is not None}
+    said = ended_by_accepting(tmp_path, json.dumps(spec))
+    assert f" {what}" in said
+    assert f" {fix}" in said
+    assert "left out" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "what", "fix"),
+    [
+        ('{"kind": "eks",', "is neither JSON nor YAML: line 1, column 16: ", "Correct the file, or name another in"),
+        ("[]", "holds no pool's spec.", "Write what GpuPool.serialize() returns"),
+        (None, "cannot be read: No such file or directory.", "Name a JSON or YAML file in --spec."),
+        (
+            json.dumps([GOOD, {**GOOD, "name": "more"}]),
+            "There are 2 pools in",
+            "train, more. Name the one to be tried.",
+        ),
+    ],
+)
+def test_a_file_that_holds_no_spec_is_told_in_a_line(text: str | None, what: str, fix: str, tmp_path: Path) -> None:
+    said = ended_by_accepting(tmp_path, text)
+    assert what in said
+    assert fix in said
+    assert len(said.splitlines()) == 1
+
+
+def ended_by_accepting(folder: Path, text: str | None) -> str:
+    path = folder / "pool.json"
+    if text is not None:
+        path.write_text(text)
+    given = {"image": "i", "price": None, "night_minutes": 45, "pod_namespace": "ml", "report": str(folder / "r.md")}
+    args = Namespace(spec=str(path), dag_id=None, pools=[], yes_it_costs=False, verbose=True, **given)
+    with pytest.raises(SystemExit) as ended:
+        commands.accept(args)
+    return str(ended.value.code)
