@@ -35,10 +35,12 @@ class PassedOver:
 def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]:
     """Return the groups that are not to be tried now, by name.
 
-    A quota is the account's, not a zone's: where one zone met it, the others are passed over too. A failure of which
-    nobody knows whether it lasts is a reason to try another candidate, and none to try nothing.
+    A quota is the account's, not a zone's: where one zone met it, the others are passed over too, and a machine of the
+    pool that has ended since, in whichever group, may have made room: each end is a reason to try once more. A failure
+    of which nobody knows whether it lasts is a reason to try another candidate, and none to try nothing.
     """
-    found = {group.name: over for group in groups if (over := _own(group, now))}
+    last_end = max((group.last_end for group in groups if group.last_end), default=None)
+    found = {group.name: over for group in groups if (over := _own(group, now)) and not _may_have_room(over, last_end)}
     limited = {_kind(group): found[group.name] for group in groups if _is_over_quota(found.get(group.name))}
     for group in groups:
         if group.name not in found and _kind(group) in limited:
@@ -85,6 +87,10 @@ def in_a_row(failed_at: Iterable[datetime]) -> tuple[int, datetime]:
 
 def _has_room(group: Group) -> bool:
     return group.status not in OFF_LIMITS and len(group.live) < group.max_size
+
+
+def _may_have_room(over: PassedOver, last_end: datetime | None) -> bool:
+    return last_end is not None and _is_over_quota(over) and over.failure.at < last_end
 
 
 def _is_over_quota(over: PassedOver | None) -> bool:

@@ -125,6 +125,8 @@ class Group:
         has_switch: Whether the cloud can be told to do that. Where it cannot, machines have a lifetime of their own.
         launch_failure: The newest launch, if it failed; None once a later one worked.
         failures: All failed launches that the cloud remembers, the oldest first.
+        last_end: When a machine of it last ended and left its quota to others, by the cloud's own word; None where the
+            cloud does not tell it, or where nothing depends on it: no launch of the pool is over a quota.
         launching: A launch is under way that has no machine to show yet.
         issues: The cloud's health issues, in its words.
         keeps: Machines that the cloud keeps, whoever wants them: the group's minimum size.
@@ -146,6 +148,7 @@ class Group:
     has_switch: bool = True
     launch_failure: LaunchFailure | None = None
     failures: tuple[LaunchFailure, ...] = ()
+    last_end: datetime | None = None
     launching: bool = False
     issues: tuple[str, ...] = ()
     keeps: int = 0

@@ -19,7 +19,7 @@ from airflow_gpu_provider.platforms.eks_groups import asg_name, is_group_limit, 
 from airflow_gpu_provider.platforms.eks_network import Subnet, offered_types, subnet_notes, zone_subnets
 from airflow_gpu_provider.platforms.eks_plan import GROUP_QUOTA, GROUP_QUOTA_CODE
 from airflow_gpu_provider.platforms.eks_quota import quota_code
-from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, launch_failure, machines
+from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, last_end, launch_failure, machines
 from airflow_gpu_provider.platforms.eks_security_groups import security_notes
 from airflow_gpu_provider.platforms.eks_spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.growth import growth
@@ -273,6 +273,7 @@ class EksPlatform(EksBase):
             untold=tag_change(self._pool, candidate.instance_type, asg).words if asg and is_wanted else (),
             launch_failure=launch_failure(activities, quota),
             failures=failures(activities, quota),
+            last_end=last_end(activities),
             launching=is_launching(activities, members),
             issues=eks_plan.issues(raw),
         )

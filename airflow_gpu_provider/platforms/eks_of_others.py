@@ -25,7 +25,7 @@ from airflow_gpu_provider.platforms.eks_groups import asg_name
 from airflow_gpu_provider.platforms.eks_named_groups import candidate, read_group, template_of
 from airflow_gpu_provider.platforms.eks_plan import issues
 from airflow_gpu_provider.platforms.eks_quota import quota_code
-from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, launch_failure, machines
+from airflow_gpu_provider.platforms.eks_scaling import failures, is_launching, last_end, launch_failure, machines
 from airflow_gpu_provider.platforms.growth import growth
 from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
@@ -219,6 +219,7 @@ class EksPlatformOfOthers(EksBase):
             switch_at=switch_at,
             launch_failure=launch_failure(activities, quota),
             failures=failures(activities, quota),
+            last_end=last_end(activities),
             launching=is_launching(activities, members),
             issues=issues(raw) if raw else (),
             owned=False,

@@ -119,21 +119,21 @@ def failures(activities: Iterable[Mapping[str, Any]], quota: str | None = None) 
 
 
 def launch_failure(activities: Sequence[Mapping[str, Any]], quota: str | None = None) -> LaunchFailure | None:
-    """Return the newest launch that is over, if it failed, and no machine that ended since has made room for it."""
+    """Return the newest launch that is over, if it failed."""
     over = sorted(
         (a for a in activities if _is_launch(a) and (a["StatusCode"] == "Successful" or _has_failed(a))), key=_started
     )
     worked = max((n for n, a in enumerate(over, 1) if a["StatusCode"] == "Successful"), default=0)
     in_a_row = failures(over[worked:], quota)
-    if not in_a_row or (in_a_row[-1].kind == "quota" and _has_ended_since(in_a_row[-1].at, activities)):
+    if not in_a_row:
         return None
     return replace(in_a_row[-1], earlier=tuple(each.at for each in in_a_row[:-1]))
 
 
-def _has_ended_since(at: datetime, activities: Iterable[Mapping[str, Any]]) -> bool:
-    """Return True if the group has ended a machine since then; EC2 counts it until then, in Terminating:Wait too."""
-    ended = (a for a in activities if _is_end(a) and a["StatusCode"] == "Successful")
-    return any(activity["EndTime"] > at for activity in ended)
+def last_end(activities: Iterable[Mapping[str, Any]]) -> datetime | None:
+    """Return when the group last ended a machine; EC2 counts it until then, in Terminating:Wait too."""
+    ended = (a["EndTime"].astimezone(UTC) for a in activities if _is_end(a) and a["StatusCode"] == "Successful")
+    return max(ended, default=None)
 
 
 def failure_kind(message: str) -> FailureKind:

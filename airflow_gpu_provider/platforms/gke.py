@@ -215,7 +215,8 @@ class GkePlatform(GkeBase):
         self._behind = paths
         flat = [path for each in paths.values() for path in each]
         read = dict(zip(flat, self._groups.read(flat), strict=True))
-        found = [self._group(each, [read[path] for path in paths[name]]) for name, each in node_pools.items()]
+        behind = {name: [read[path] for path in each] for name, each in paths.items()}
+        found = self._with_ends([self._group(each, behind[name]) for name, each in node_pools.items()], behind)
         return tuple(sorted(found, key=lambda group: self._order(group.candidate)))
 
     def _group(self, raw: Mapping[str, Any], groups: Sequence[InstanceGroup]) -> Group:

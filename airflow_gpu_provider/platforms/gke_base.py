@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.platforms import gke_lives
+from airflow_gpu_provider.platforms.backoff import LONGEST
 from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, MachineLife, Platform, Refusals, Say
 from airflow_gpu_provider.platforms.gke_endpoints import address_of
-from airflow_gpu_provider.platforms.gke_instances import name_of
+from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, name_of
 from airflow_gpu_provider.platforms.gke_node_pools import NodePools
 from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.google_clients import GoogleClients
@@ -20,8 +23,6 @@ from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from airflow_gpu_provider.cluster.access import ClusterAccess
 
 STATUS: dict[str, GroupStatus] = {
@@ -36,6 +37,9 @@ STATUS: dict[str, GroupStatus] = {
 
 _CHANGES = ("compute.instanceGroupManagers.update", "compute.instances.delete")
 """What a run needs to set sizes and to release machines."""
+
+_DELETED_WITHIN = timedelta(minutes=15)
+"""How long an instance counts against a quota after its deletion was asked for, at most."""
 
 
 class GkeBase(Platform):
@@ -118,6 +122,34 @@ class GkeBase(Platform):
         self.over_quota = verdict.passed_over
         for note in verdict.notes:
             say(note)
+
+    # -- what has ended --------------------------------------------------------------------------------------
+
+    def _with_ends(self, groups: Sequence[Group], behind: Mapping[str, Sequence[InstanceGroup]]) -> tuple[Group, ...]:
+        """Return the groups with when a machine of each last ended, where a launch of any has met a quota.
+
+        Nothing is read, nor told, where none has; nor where the account may not list operations.
+
+        Args:
+            groups: The pool's groups.
+            behind: The instance groups of each, by its name.
+        """
+        now = datetime.now(UTC)
+        newest = (group.launch_failure for group in groups if group.launch_failure)
+        met = [each.at for each in newest if each.kind == "quota" and now - each.at < LONGEST]
+        if not met:
+            return tuple(groups)
+        zones = sorted({zone_of(one.path) for group in groups for one in behind[group.name]})
+        try:
+            read = in_parallel(lambda zone: self._groups.operations_since(zone, min(met) - _DELETED_WITHIN), zones)
+        except PermissionDenied:
+            return tuple(groups)
+        operations = dict(zip(zones, read, strict=True))
+        ends = {
+            group.name: [gke_lives.last_end(one, operations[zone_of(one.path)]) for one in behind[group.name]]
+            for group in groups
+        }
+        return tuple(replace(each, last_end=max(filter(None, ends[each.name]), default=None)) for each in groups)
 
     # -- sizes -----------------------------------------------------------------------------------------------
 

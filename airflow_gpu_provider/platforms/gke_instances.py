@@ -28,6 +28,7 @@ class InstanceGroup:
         managed: listManagedInstances' answer.
         errors: listErrors' answer.
         launched: When its instances were created, by name.
+        base_name: With what the names of its instances begin.
     """
 
     path: str
@@ -35,6 +36,7 @@ class InstanceGroup:
     managed: tuple[Mapping[str, Any], ...] = ()
     errors: tuple[Mapping[str, Any], ...] = ()
     launched: Mapping[str, datetime] = field(default_factory=dict)
+    base_name: str = ""
 
     @property
     def members(self) -> tuple[Mapping[str, Any], ...]:
@@ -98,6 +100,12 @@ def failures(groups: Sequence[InstanceGroup], now: datetime) -> tuple[LaunchFail
     """Return all failed launches that Compute Engine still tells of, the oldest first."""
     found = (failure for group in groups for failure in _failures(group, now))
     return tuple(sorted(found, key=lambda failure: failure.at))
+
+
+def not_created(group: InstanceGroup) -> set[str]:
+    """Return the names of instances whose creation has failed."""
+    failed = ((item.get("instanceActionDetails") or {}).get("instance") for item in group.errors)
+    return {str(url).rpartition("/")[2] for url in failed if url} | set(map(name_of, group.unborn))
 
 
 def launch_failure(groups: Sequence[InstanceGroup], now: datetime) -> LaunchFailure | None:

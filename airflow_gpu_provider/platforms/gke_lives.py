@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import MachineLife
-from airflow_gpu_provider.platforms.gke_instances import parse_time
+from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, not_created, parse_time
 
 _STARTS = ("insert",)
 _ENDS = ("delete", "stop", "compute.instances.preempted")
@@ -55,3 +55,10 @@ def lives(
         for each, name in names.items()
     )
     return tuple(life for life in found if life.ended_at is None or life.ended_at > since)
+
+
+def last_end(group: InstanceGroup, operations: Iterable[Mapping[str, Any]]) -> datetime | None:
+    """Return when an instance of a group last ended; one that could not be created has not, though it was deleted."""
+    never = not_created(group)
+    found = lives("", group.base_name, operations, datetime.min.replace(tzinfo=UTC)) if group.base_name else ()
+    return max((life.ended_at for life in found if life.ended_at and life.id not in never), default=None)

@@ -162,7 +162,8 @@ class GkePlatformOfOthers(GkeBase):
     def _observe(self, named: Sequence[_Named]) -> tuple[Group, ...]:
         flat = [path for each in named for path in each.paths]
         read = dict(zip(flat, self._groups.read(flat), strict=True))
-        return tuple(self._group(each, [read[path] for path in each.paths]) for each in named)
+        behind = {each.name: [read[path] for path in each.paths] for each in named}
+        return self._with_ends([self._group(each, behind[each.name]) for each in named], behind)
 
     def _group(self, named: _Named, groups: Sequence[InstanceGroup]) -> Group:
         members = machines(named.name, groups)

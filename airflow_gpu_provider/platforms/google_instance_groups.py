@@ -35,7 +35,7 @@ class InstanceGroups:
 
     def _read(self, path: str) -> InstanceGroup:
         try:
-            target = int(self._compute.get(path, permission=_READ).get("targetSize", 0))
+            found = self._compute.get(path, permission=_READ)
             managed = self._managed(path)
             errors = tuple(self._compute.items(f"{path}/listErrors", "items", permission=_READ))
         except CloudError as error:
@@ -44,7 +44,14 @@ class InstanceGroups:
             raise
         born = zip(managed, in_parallel(lambda one: self._launched_at(path, one), managed), strict=True)
         launched = {name_of(one): at for one, at in born if at}
-        return InstanceGroup(path=path, target=target, managed=managed, errors=errors, launched=launched)
+        return InstanceGroup(
+            path=path,
+            target=int(found.get("targetSize", 0)),
+            managed=managed,
+            errors=errors,
+            launched=launched,
+            base_name=str(found.get("baseInstanceName", "")),
+        )
 
     def _managed(self, path: str) -> tuple[Mapping[str, Any], ...]:
         pages = self._compute.items(f"{path}/listManagedInstances", "managedInstances", permission=_READ, method="POST")

@@ -24,6 +24,7 @@ from airflow_gpu_provider.errors import (
     PoolSpecError,
     QuotaExceeded,
 )
+from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan
 from airflow_gpu_provider.platforms.gke import GkePlatform
 from airflow_gpu_provider.platforms.gke_of_others import GkePlatformOfOthers
@@ -459,6 +460,18 @@ class TestSizes:
         assert failure
         assert not failure.out_of_stock
         assert "NVIDIA_L4_GPUS" in failure.message
+
+    def test_a_machine_that_has_ended_is_a_reason_to_try_a_quota_again(self, cloud: GoogleCloud) -> None:
+        cloud.set_quota("GPUS_ALL_REGIONS", 1)
+        platform = grown(1, node_locations=[A, B])
+        platform.grow({GROUP_B: 1})
+        full = eventually(platform.observe, lambda groups: any(each.launch_failure for each in groups))
+        assert {GROUP_A, GROUP_B} <= passed_over(full, datetime.now(UTC)).keys()
+        eventually(lambda: platform.shrink_unfilled([GROUP_B]), bool)
+        eventually(platform.observe, lambda groups: sum(group.desired for group in groups) == 1)
+        assert passed_over(platform.observe(), datetime.now(UTC)), "what could not be created has not ended"
+        platform.release(full[0].live)
+        eventually(platform.observe, lambda groups: not passed_over(groups, datetime.now(UTC)))
 
     def test_a_preempted_machine_is_on_its_way_out_and_can_be_given_up(
         self, cloud: GoogleCloud, faults: Faults

@@ -93,6 +93,31 @@ def test_any_failed_launch_passes_a_candidate_over_while_another_is_open(
     assert not passed_over(found, START + FIRST)
 
 
+MINUTES = st.integers(0, 20)
+
+
+@given(failed=st.tuples(*[st.none() | MINUTES] * 3), ended=st.tuples(*[st.none() | MINUTES] * 3), now=MINUTES)
+def test_a_quota_is_met_no_longer_once_a_machine_of_any_group_has_ended_since(
+    failed: tuple[int | None, ...], ended: tuple[int | None, ...], now: int
+) -> None:
+    def at(minutes: int) -> datetime:
+        return START + timedelta(minutes=minutes)
+
+    fields: dict[str, dict[str, Any]] = {}
+    for name, failure, end in zip((A, B, C), failed, ended, strict=True):
+        met = None if failure is None else LaunchFailure(at=at(failure), message="No.", kind="quota")
+        fields[name.replace("-", "_")] = {"launch_failure": met, "last_end": None if end is None else at(end)}
+    over = passed_over(groups(pool(), **fields), at(now))
+    last_end = max((end for end in ended if end is not None), default=-1)
+    counts = [failure for failure in failed if failure is not None and last_end <= failure and now < failure + 5]
+    assert over.keys() == ({A, B, C} if counts else set())
+
+
+def test_a_machine_that_has_ended_makes_no_stock() -> None:
+    dry = {"launch_failure": LaunchFailure(at=START, message="No.", kind="out_of_stock"), "last_end": START + FIRST / 2}
+    assert passed_over(groups(pool(), train_a_g6_xlarge=dry), START + FIRST / 2).keys() == {A}
+
+
 @pytest.mark.parametrize(
     ("number", "word"), [(1, "1st"), (2, "2nd"), (3, "3rd"), (4, "4th"), (11, "11th"), (22, "22nd")]
 )

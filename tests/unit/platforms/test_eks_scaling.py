@@ -17,6 +17,7 @@ from airflow_gpu_provider.platforms.eks_scaling import (
     failures,
     instance_end,
     is_launching,
+    last_end,
     launch_failure,
     machine_state,
     machines,
@@ -126,13 +127,12 @@ def test_a_cancelled_launch_has_failed_where_it_says_why() -> None:
     assert launch_failure([activity(2, "Cancelled"), failed]) == launch_failure([failed])
 
 
-def test_a_quota_that_an_ended_machine_has_made_room_in_is_no_obstacle_any_more() -> None:
+def test_a_machine_has_ended_when_it_no_longer_drains() -> None:
     end = "Terminating EC2 instance: i-0a"
-    over_quota = activity(2, "Failed", StatusMessage=QUOTAS[0])
-    assert launch_failure([activity(3, "Successful", what=end), over_quota]) is None
-    for still_full in (activity(1, "Successful", what=end), activity(3, "MidTerminatingLifecycleAction", what=end)):
-        assert launch_failure([still_full, over_quota])
-    assert launch_failure([activity(3, "Successful", what=end), activity(2, "Failed", StatusMessage=STOCK_OUTS[0])])
+    draining = activity(3, "MidTerminatingLifecycleAction", what=end)
+    ended = [activity(minute, "Successful", what=end) for minute in (2, 1)]
+    assert last_end([draining, *ended]) == START + timedelta(minutes=2, seconds=5)
+    assert last_end([draining, activity(4, "Successful")]) is None
 
 
 def test_failures_in_a_row_are_remembered_back_to_the_last_launch_that_worked() -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import MachineLife
-from airflow_gpu_provider.platforms.gke_lives import lives
+from airflow_gpu_provider.platforms.gke_instances import InstanceGroup
+from airflow_gpu_provider.platforms.gke_lives import last_end, lives
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 BASE = "gke-c-pool-1234abcd"
@@ -71,3 +73,15 @@ def test_other_groups_other_things_and_failures_are_left_out() -> None:
         operation("setMetadata", 0, 1),
     ]
     assert lives("g", BASE, others, at(0)) == ()
+
+
+def test_the_last_end_is_of_an_instance_that_was_there() -> None:
+    """An instance group deletes what could not be created, too."""
+    ended = [operation("delete", 7), operation("compute.instances.preempted", 5, 5), operation("delete", 1, 3, of="2")]
+    path = "projects/p/zones/us-central1-a/instanceGroupManagers/g"
+    group = InstanceGroup(path=path, target=0, base_name=BASE)
+    assert last_end(group, ended) == at(5)
+    assert last_end(group, []) is None
+    details = {"action": "CREATING", "instance": f"{ZONE}/instances/{NAME}"}
+    assert last_end(replace(group, errors=({"instanceActionDetails": details},)), ended) is None
+    assert last_end(replace(group, base_name="gke-c-other-12345678"), ended) is None

@@ -298,6 +298,16 @@ def test_a_quota_is_met_in_every_zone_at_once() -> None:
     assert sum("spot" in note for note in decision.notes) == 3
 
 
+def test_a_quota_is_tried_again_at_once_when_a_machine_of_the_pool_has_ended_in_another_zone() -> None:
+    met = LaunchFailure(at=NOW - timedelta(minutes=2), message="VcpuLimitExceeded", kind="quota")
+    full = {"launch_failure": met, "failures": (met,)}
+    waits = decide(snapshot(machine(1, B, state="terminating"), leases=(lease(),), train_a_g6_xlarge=full))
+    assert waits.grow == {}
+    ended = {"last_end": NOW - timedelta(seconds=1)}
+    decision = decide(snapshot(leases=(lease(),), train_a_g6_xlarge=full, train_b_g6_xlarge=ended))
+    assert decision.grow == {A: 1}
+
+
 def test_when_all_is_dry_nothing_is_asked_for_until_the_first_one_s_time_has_come() -> None:
     state = snapshot(
         leases=(lease(),),
