@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.errors import GpuError, GroupFailed, PoolSpecError, QuotaExceeded
-from airflow_gpu_provider.platforms import eks_plan
+from airflow_gpu_provider.platforms import eks_launch_templates, eks_plan
 from airflow_gpu_provider.platforms.aws_clients import in_parallel
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.eks_autoscaler import news, tag_change
@@ -86,11 +86,15 @@ class EksPlatform(EksBase):
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
         untold = {group.name: news(group.untold) for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
-        if any(change.action == "create" for change in changes):
-            eks_plan.check_image(self._pool, self._cluster["version"])
+        to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (*self._notes(candidates, groups), *eks_plan.limit_notes(names, changes))
+        notes = (*self._notes(candidates, groups), *to_know, *eks_plan.limit_notes(names, changes))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
+
+    def _check_creation(self) -> tuple[str, ...]:
+        """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
+        eks_plan.check_image(self._pool, self._cluster["version"])
+        return eks_launch_templates.check_exists(self._clients.ec2, self._pool)
 
     def apply(self, plan: Plan, say: Say) -> None:
         passed_over = self.over_quota

@@ -64,11 +64,12 @@ def machine_types(
     return tuple(dict.fromkeys(said or from_template))
 
 
-def template_of(asg: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return which launch template a group's instances are made from: LaunchTemplateId, and Version."""
+def template_of(asg: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return which launch template a group's instances are made from, in EKS's words: id or name, and version."""
     mixed = asg.get("MixedInstancesPolicy") or {}
-    found: Mapping[str, Any] | None = (mixed.get("LaunchTemplate") or {}).get("LaunchTemplateSpecification")
-    return found or asg.get("LaunchTemplate")
+    found = (mixed.get("LaunchTemplate") or {}).get("LaunchTemplateSpecification") or asg.get("LaunchTemplate")
+    words = {"id": "LaunchTemplateId", "name": "LaunchTemplateName", "version": "Version"}
+    return {ours: str(found[theirs]) for ours, theirs in words.items() if found.get(theirs)} if found else None
 
 
 def _overrides(asg: Mapping[str, Any]) -> list[str]:

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import (
     AutoscalerTagsMissing,
-    CloudError,
     GroupNotFound,
-    PermissionDenied,
     PoolSpecError,
 )
 from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling
@@ -22,6 +20,7 @@ from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.eks_autoscaler import missing_tags, tag_command
 from airflow_gpu_provider.platforms.eks_base import STATUS, EksBase
 from airflow_gpu_provider.platforms.eks_groups import asg_name
+from airflow_gpu_provider.platforms.eks_launch_templates import template_data
 from airflow_gpu_provider.platforms.eks_named_groups import candidate, read_group, template_of
 from airflow_gpu_provider.platforms.eks_plan import issues
 from airflow_gpu_provider.platforms.eks_quota import quota_code
@@ -53,7 +52,7 @@ class EksPlatformOfOthers(EksBase):
 
     def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
         super().__init__(pool)
-        self._templates: dict[tuple[str, str, str], Mapping[str, Any]] = {}
+        self._templates: dict[frozenset[tuple[str, str]], Mapping[str, Any]] = {}
 
     @cached_property
     def _api(self) -> ApiClient:
@@ -230,19 +229,11 @@ class EksPlatformOfOthers(EksBase):
         reference = template_of(asg)
         if reference is None:
             return {}
-        by = "LaunchTemplateId" if "LaunchTemplateId" in reference else "LaunchTemplateName"
-        key = (by, str(reference[by]), str(reference.get("Version") or "$Default"))
+        key = frozenset(reference.items())
         if key not in self._templates:
-            self._templates[key] = self._read_template(*key)
+            # Without it the types, which are for people, and for the quota, are not known.
+            self._templates[key] = template_data(self._clients.ec2, reference)
         return self._templates[key]
-
-    def _read_template(self, by: str, value: str, version: str) -> Mapping[str, Any]:
-        try:
-            answer = self._clients.ec2.call("describe_launch_template_versions", **{by: value}, Versions=[version])
-        except (CloudError, PermissionDenied):
-            return {}  # the types are for people, and for the quota, which is then not compared
-        found: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
-        return found
 
     # -- sizes and the switch --------------------------------------------------------------------------------
 

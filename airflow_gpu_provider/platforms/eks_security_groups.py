@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.platforms.aws_clients import AwsService
+from airflow_gpu_provider.platforms.eks_launch_templates import template_data
 
 _DNS_PORT = 53
 
@@ -27,7 +28,7 @@ def security_notes(ec2: AwsService, neighbours: Iterable[Mapping[str, Any]], clu
     closed = []
     for group in neighbours:
         if reference := group.get("launchTemplate"):
-            carried = security_groups(_template(ec2, reference))
+            carried = security_groups(template_data(ec2, reference))
             if carried and cluster_group not in carried and not admits_dns(_described(ec2, carried), cluster_group):
                 closed.append(f"{group['nodegroupName']} ({', '.join(carried)})")
     if not closed:
@@ -61,19 +62,6 @@ def _covers_dns(rule: Mapping[str, Any]) -> bool:
     if rule.get("IpProtocol") == "-1":
         return True
     return rule.get("IpProtocol") in ("udp", "17") and rule.get("FromPort", 0) <= _DNS_PORT <= rule.get("ToPort", 65535)
-
-
-def _template(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
-    try:
-        answer = ec2.call(
-            "describe_launch_template_versions",
-            LaunchTemplateId=reference["id"],
-            Versions=[reference.get("version") or "$Default"],
-        )
-    except (CloudError, PermissionDenied):
-        return {}
-    found: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
-    return found
 
 
 def _described(ec2: AwsService, groups: Sequence[str]) -> list[Mapping[str, Any]]:

@@ -210,6 +210,35 @@ class TestPlanAndApply:
         pools.ready(**spec)
         assert account.describe("train-a-g6-xlarge-spot")["launchTemplate"]["name"] == "gpu-nodes"
         assert pools.platform(**spec).plan(1).changes == ()
+        account.ec2.delete_launch_template(LaunchTemplateName="gpu-nodes")
+        assert pools.platform(**spec).plan(1).changes == ()  # a group that exists has a copy of it
+
+    @pytest.mark.parametrize(
+        ("template", "said"),
+        [
+            ("gpu-nodes", "template name gpu-nodes, does not exist"),
+            ("gpu:2", "version 2"),
+            ("lt-0123456789abcdef0", "template ID lt-0123456789abcdef0, does not exist"),
+        ],
+    )
+    def test_a_launch_template_that_is_not_there_is_refused_first(
+        self, account: Account, pools: Pools, template: str, said: str
+    ) -> None:
+        account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData={"UserData": ""})
+        with pytest.raises(
+            PoolSpecError, match=rf"train: EC2 has no launch template {template} in us-west-2: .*{said}"
+        ):
+            pools.platform(launch_template=template).plan(1)
+
+    def test_who_may_not_read_launch_templates_is_told_so(
+        self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        read = "ec2:DescribeLaunchTemplateVersions"
+        policy = documented_roles.policy("eks-full.json", without=[read], **account.placeholders)
+        key = account.add_identity("airflow", policy)
+        connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
+        plan = pools.platform(launch_template="gpu-nodes").plan(1)
+        assert f"whether launch template gpu-nodes exists is not known without {read}" in plan.notes
 
 
 class TestForAutoscaler:

@@ -1,0 +1,68 @@
+"""EC2 launch templates: what nodes are made from, and whether the one that a pool names exists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecError
+from airflow_gpu_provider.platforms.aws_clients import AwsService
+from airflow_gpu_provider.platforms.aws_errors import has_code, message_of
+from airflow_gpu_provider.platforms.eks_spec import launch_template
+from airflow_gpu_provider.pools import EksGpuPool
+
+_NOT_FOUND = (  # "Error codes for the Amazon EC2 API"
+    "InvalidLaunchTemplateId.Malformed",
+    "InvalidLaunchTemplateId.NotFound",
+    "InvalidLaunchTemplateId.VersionNotFound",
+    "InvalidLaunchTemplateName.MalformedException",
+    "InvalidLaunchTemplateName.NotFoundException",
+)
+
+
+def check_exists(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
+    """Ask EC2 for the launch template of a pool that has one. Returns what to know where that may not be asked.
+
+    Raises:
+        PoolSpecError: There is no such template, or no such version of it.
+    """
+    if not pool.launch_template:
+        return ()
+    try:
+        _read(ec2, launch_template(pool.launch_template))
+    except PermissionDenied:
+        return (
+            f"whether launch template {pool.launch_template} exists is not known without"
+            " ec2:DescribeLaunchTemplateVersions",
+        )
+    except CloudError as error:
+        if not has_code(error, *_NOT_FOUND):
+            raise
+        raise PoolSpecError(
+            f"Pool {pool.name}: EC2 has no launch template {pool.launch_template} in {pool.region}:"
+            f" {message_of(error).rstrip('.')}.",
+            "Correct the pool's launch_template, or create that template or version.",
+            launch_template=pool.launch_template,
+        ) from error
+    return ()
+
+
+def template_data(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what a launch template says; {} where it is gone or may not be read.
+
+    Args:
+        ec2: The service.
+        reference: In EKS's words: "id" or "name", and "version" where it is not the default one.
+    """
+    try:
+        return _read(ec2, reference)
+    except (CloudError, PermissionDenied):
+        return {}
+
+
+def _read(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
+    by = {"LaunchTemplateId": reference["id"]} if "id" in reference else {"LaunchTemplateName": reference["name"]}
+    versions = [reference.get("version") or "$Default"]
+    answer = ec2.call("describe_launch_template_versions", **by, Versions=versions)
+    found: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    return found
