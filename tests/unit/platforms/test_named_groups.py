@@ -63,7 +63,7 @@ def test_where_a_self_managed_groups_machines_come_from(
 
 def test_which_launch_template_it_is() -> None:
     assert template_of(asg(**mixed([]))) == {"id": "lt-1", "version": "3"}
-    assert template_of(asg(LaunchTemplate={"LaunchTemplateName": "n"})) == {"LaunchTemplateName": "n"}
+    assert template_of(asg(LaunchTemplate={"LaunchTemplateName": "n"})) == {"name": "n"}
     assert template_of(asg(LaunchConfigurationName="old")) is None
 
 
