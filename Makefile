@@ -13,7 +13,7 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
+.PHONY: help .venv demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
 
 help:
 	@sed -n '1,5s/^# \{0,1\}//p' Makefile
@@ -43,6 +43,14 @@ lint: .venv
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+	@echo "== documentation: no broken link, no missing page"
+	@$(MKDOCS) build --strict --quiet
+
+# make docs    the documentation as a site, in build/docs; with SERVE=1 at a local address, made anew on each change
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+docs: .venv
+	@$(if $(SERVE),$(MKDOCS) serve,$(MKDOCS) build --strict --quiet && echo "== build/docs/index.html")
 
 test-unit: .venv
 	@echo "== tests/unit: pure logic"

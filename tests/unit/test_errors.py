@@ -16,8 +16,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from airflow_gpu_provider import errors
 from airflow_gpu_provider.retries import DEFAULT_RETRY_POLICY
 
-README = Path(__file__).parents[2] / "README.md"
-ENDS = README.parent / "docs" / "gpu-pod.md"
+DOCS = Path(__file__).parents[2] / "docs"
+RETRIES, ENDS = DOCS / "errors.md", DOCS / "gpu-pod.md"
 
 
 @pytest.mark.parametrize("cls", errors.error_types(), ids=lambda cls: cls.__name__)
@@ -47,9 +47,9 @@ def test_retry_policy_sees_every_error_and_gives_up_where_the_type_says_so(cls: 
     assert cls.__doc__
 
 
-def test_the_readmes_policy_acts_on_each_end_of_a_pod() -> None:
+def test_the_documented_policy_acts_on_each_end_of_a_pod() -> None:
     (code,) = [
-        code for code in re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL) if "RetryRule(" in code
+        code for code in re.findall(r"```python\n(.*?)```", RETRIES.read_text(), re.DOTALL) if "RetryRule(" in code
     ]
     given: dict[str, Any] = {}
     exec(code.replace("GpuPodOperator(..., ", "given.update("), {"given": given, "timedelta": timedelta})

@@ -1,0 +1,35 @@
+"""What the strict build of the documentation (`make docs`) does not see: the README, and code that readers copy."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+README = (REPOSITORY / "README.md").read_text()
+PAGES = [REPOSITORY / "README.md", REPOSITORY / "docs" / "index.md", *sorted((REPOSITORY / "docs/howto").glob("*.md"))]
+PROGRAMS = [
+    pytest.param(code, id=f"{page.stem}-{number}")
+    for page in PAGES
+    for number, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL))
+]
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    assert len(README.splitlines()) <= 120
+    links = [link for link in re.findall(r"\]\(([^)#]+)[^)]*\)", README) if "://" not in link]
+    assert len(links) > 20
+    assert [link for link in links if not (REPOSITORY / link).exists()] == []
+
+
+@pytest.mark.parametrize("code", PROGRAMS)
+def test_a_dag_that_a_how_to_shows_parses(code: str) -> None:
+    exec(compile(code, "example", "exec"), {})
+
+
+def test_each_example_dag_is_listed() -> None:
+    listed = (REPOSITORY / "docs/examples/index.md").read_text() + (REPOSITORY / "mkdocs.yml").read_text()
+    for file in (REPOSITORY / "example_dags").glob("*.py"):
+        assert listed.count(f"/{file.stem}.") == 2, file
