@@ -6,7 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -114,6 +114,33 @@ class LaunchFailure:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupUpdate:
+    """What the cloud does to a group whose status is "updating".
+
+    Attributes:
+        name: The operation's name.
+        kind: What it is, in the cloud's word: UPGRADE_NODES, say.
+        since: When it began; None where the cloud does not tell it.
+        what_to_do: For people: how to look at it, and to end it.
+        takes: For how long it may take a machine before it is said to take long.
+    """
+
+    name: str
+    kind: str
+    since: datetime | None = None
+    what_to_do: str = ""
+    takes: timedelta = timedelta(hours=1)
+
+    def is_long(self, now: datetime) -> bool:
+        """Return True if it takes longer than one machine should."""
+        return self.since is not None and now - self.since > self.takes
+
+    def __str__(self) -> str:
+        since = f" since {self.since:%Y-%m-%d %H:%MZ}" if self.since else ""
+        return f"{self.name}, {self.kind}{since}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """What the cloud says of one node group, now.
 
@@ -135,6 +162,7 @@ class Group:
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
         provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
         owned: This package created it. Another is left as it was found, but for its size.
+        update: What an "updating" group waits for; None where the cloud does not tell it.
         left_suspended: A process of this package suspended its launches for a moment, and died over it.
     """
 
@@ -157,6 +185,7 @@ class Group:
     when_idle: Literal["remove", "keep", "cordon"] = "remove"
     provisioner: str = ""
     owned: bool = True
+    update: GroupUpdate | None = None
     left_suspended: bool = False
 
     @property

@@ -18,7 +18,7 @@ from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.gke_base import STATUS, GkeBase
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, failures, launch_failure, machines
 from airflow_gpu_provider.platforms.gke_node_pools import group_paths, is_owned, knows_exclusions
-from airflow_gpu_provider.platforms.gke_operations import Operations, Step
+from airflow_gpu_provider.platforms.gke_operations import Step
 from airflow_gpu_provider.platforms.gke_spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.platforms.gke_zones import offered_types
 from airflow_gpu_provider.platforms.growth import growth
@@ -49,10 +49,6 @@ class GkePlatform(GkeBase):
     @cached_property
     def _offered(self) -> set[tuple[str, str]]:
         return offered_types(self._clients.compute, self._pool, self._zones)
-
-    @cached_property
-    def _operations(self) -> Operations:
-        return Operations(self._clients.gke, self._node_pools.location)
 
     def candidates(self) -> tuple[Candidate, ...]:
         """Return where the pool can have machines, the most wanted first.
@@ -217,7 +213,7 @@ class GkePlatform(GkeBase):
         read = dict(zip(flat, self._groups.read(flat), strict=True))
         behind = {name: [read[path] for path in each] for name, each in paths.items()}
         found = self._with_ends([self._group(each, behind[name]) for name, each in node_pools.items()], behind)
-        return tuple(sorted(found, key=lambda group: self._order(group.candidate)))
+        return tuple(sorted(self._with_updates(found), key=lambda group: self._order(group.candidate)))
 
     def _group(self, raw: Mapping[str, Any], groups: Sequence[InstanceGroup]) -> Group:
         name = raw["name"]

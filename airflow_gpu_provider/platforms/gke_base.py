@@ -17,6 +17,7 @@ from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine, Mac
 from airflow_gpu_provider.platforms.gke_endpoints import address_of
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup, name_of
 from airflow_gpu_provider.platforms.gke_node_pools import NodePools
+from airflow_gpu_provider.platforms.gke_operations import Operations
 from airflow_gpu_provider.platforms.gke_quota import judge, read_quotas
 from airflow_gpu_provider.platforms.google_clients import GoogleClients
 from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups, zone_of
@@ -103,6 +104,10 @@ class GkeBase(Platform):
         return NodePools(self._clients.gke, self._pool)
 
     @cached_property
+    def _operations(self) -> Operations:
+        return Operations(self._clients.gke, self._node_pools.location)
+
+    @cached_property
     def _groups(self) -> InstanceGroups:
         return InstanceGroups(self._clients.compute)
 
@@ -123,7 +128,22 @@ class GkeBase(Platform):
         for note in verdict.notes:
             say(note)
 
-    # -- what has ended --------------------------------------------------------------------------------------
+    # -- what is told of groups only where it matters --------------------------------------------------------
+
+    def _with_updates(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+        """Return the groups, those that GKE updates with the operation that does, where the account may list them."""
+        if not any(group.status == "updating" and group.machines for group in groups):
+            return tuple(groups)
+        try:
+            under_way = self._operations.under_way(self._pool.cluster_name)
+        except PermissionDenied:
+            return tuple(groups)
+
+        def told(group: Group) -> Group:
+            node_pool = group.name.partition("/")[0]
+            return replace(group, update=under_way.get(node_pool, under_way.get("")))
+
+        return tuple(told(group) if group.status == "updating" else group for group in groups)
 
     def _with_ends(self, groups: Sequence[Group], behind: Mapping[str, Sequence[InstanceGroup]]) -> tuple[Group, ...]:
         """Return the groups with when a machine of each last ended, where a launch of any has met a quota.

@@ -163,7 +163,7 @@ class GkePlatformOfOthers(GkeBase):
         flat = [path for each in named for path in each.paths]
         read = dict(zip(flat, self._groups.read(flat), strict=True))
         behind = {each.name: [read[path] for path in each.paths] for each in named}
-        return self._with_ends([self._group(each, behind[each.name]) for each in named], behind)
+        return self._with_updates(self._with_ends([self._group(each, behind[each.name]) for each in named], behind))
 
     def _group(self, named: _Named, groups: Sequence[InstanceGroup]) -> Group:
         members = machines(named.name, groups)

@@ -6,15 +6,21 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, GpuError
-from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.platforms.base import GroupUpdate, Say
+from airflow_gpu_provider.platforms.gke_instances import parse_time
 from airflow_gpu_provider.platforms.google_clients import Gke
 from airflow_gpu_provider.platforms.google_errors import error_of_operation, has_status, message_of
 
 PATIENCE = 1200.0
 """Seconds after which operations of GKE, one's own and others' that are in the way, are waited for no longer."""
+
+UPGRADE_OF_A_NODE = timedelta(hours=1, minutes=15)
+"""How long the upgrade of one node may take: its pods' budgets and grace periods are honoured for an hour ("Node
+upgrade strategies"), and the node in its place has to come."""
 
 _POLL = (0.5, 5.0)
 _BUSY = re.compile(r"operation|is currently being (created|deleted|updated|repaired)", re.IGNORECASE)
@@ -53,6 +59,32 @@ class Operations:
             GpuError: GKE cannot be called at all.
         """
         return _Run(self, steps, say, deadline=time.monotonic() + self._patience).to_end()
+
+    def under_way(self, cluster: str) -> dict[str, GroupUpdate]:
+        """Return what is done now to a cluster's node pools, by their names; by "" what is done to the cluster.
+
+        Raises:
+            PermissionDenied: The account may not list operations.
+        """
+        answer = self._gke.call("list_operations", permission="container.operations.list", parent=self._location)
+        found = {}
+        for operation in answer.get("operations") or ():
+            _, _, target = str(operation.get("target_link", "")).partition("/clusters/")
+            on, _, node_pool = target.partition("/nodePools/")
+            if on == cluster and operation.get("status") != "DONE":
+                found[node_pool] = self._update(operation)
+        return found
+
+    def _update(self, operation: Mapping[str, Any]) -> GroupUpdate:
+        name, (_, project, _, location) = str(operation["name"]), self._location.split("/")
+        began, where = operation.get("start_time"), f"{name} --location={location} --project={project}"
+        return GroupUpdate(
+            name=name,
+            kind=str(operation.get("operation_type", "")),
+            since=parse_time(str(began)) if began else None,
+            what_to_do=f"See gcloud container operations describe {where}; one that hangs ends by cancel in its place.",
+            takes=UPGRADE_OF_A_NODE,
+        )
 
     def get(self, name: str) -> Mapping[str, Any]:
         """Return an operation as it is now."""

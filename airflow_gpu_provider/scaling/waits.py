@@ -6,7 +6,7 @@ the wait. Whoever waits - the blocking operator, the sensor's poke, the trigger 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
@@ -21,6 +21,7 @@ from airflow_gpu_provider.errors import (
     NodesNotReady,
     PoolNotReleased,
 )
+from airflow_gpu_provider.platforms.base import GroupUpdate
 from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, told
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, usable_needed, wanted_nodes
@@ -31,6 +32,8 @@ from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.scaling.wanted import own_lease
 
 WaitFor = Literal["ready", "gpus", "groups"]
+
+_GOES_ON = "The next try goes on where this one stopped; if it repeats, end these machines in the cloud's console."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,7 +302,7 @@ class ReleaseWait:
         kept = tuple(_kept_lines(snapshot))
         if not pending:
             return Progress(done=True, lines=kept, result=self._result(snapshot, kept))
-        error = self._late(snapshot, pending) if snapshot.now >= self.deadline else None
+        error = self._late(snapshot, decision, pending) if snapshot.now >= self.deadline else None
         return Progress(lines=(*pending, *kept), error=error)
 
     def _pending(self, snapshot: PoolSnapshot, decision: Decision) -> list[str]:
@@ -314,7 +317,7 @@ class ReleaseWait:
                 # A Deployment's, say, that the run has just deleted: nobody else would take its node away.
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it is ending")
         lines += [f"machine {machine.id} of {machine.group} is to go" for machine in decision.release]
-        lines += [f"machine {each.id} is to go when {each.group} has been updated" for each in decision.later]
+        lines += _after_updates(snapshot, decision)
         released = {machine.id for machine in decision.release}
         kept = (node for node in snapshot.nodes if node.name in decision.cordon and node.machine not in released)
         lines += [f"node {node.name} is to be cordoned, it is idle" for node in kept]
@@ -339,11 +342,11 @@ class ReleaseWait:
         """Return a wait that goes by this machine's clock as one that goes by the cluster's."""
         return replace(self, started=clock.of_local(self.started), deadline=clock.of_local(self.deadline))
 
-    def _late(self, snapshot: PoolSnapshot, pending: tuple[str, ...]) -> GpuError:
+    def _late(self, snapshot: PoolSnapshot, decision: Decision, pending: tuple[str, ...]) -> GpuError:
         waited = format_seconds(snapshot.now - self.started)
         return PoolNotReleased(
             f"Pool {snapshot.pool.name} is not back to its size after {waited}: {'; '.join(pending)}.",
-            "The next try goes on where this one stopped; if it repeats, end these machines in the cloud's console.",
+            " ".join((_GOES_ON, *(update.what_to_do for update in _updates_waited_for(snapshot, decision).values()))),
             pool=snapshot.pool.name,
         )
 
@@ -370,6 +373,24 @@ class ReleaseWait:
             started=datetime.fromisoformat(record["started"]),
             deadline=datetime.fromisoformat(record["deadline"]),
         )
+
+
+def _after_updates(snapshot: PoolSnapshot, decision: Decision) -> Iterator[str]:
+    """Say what keeps machines until their group has been updated, and what to do where that takes long."""
+    updates = _updates_waited_for(snapshot, decision)
+    for each in decision.later:
+        what = f" ({updates[each.group]})" if each.group in updates else ""
+        yield f"machine {each.id} is to go when {each.group} has been updated{what}"
+    for name, update in updates.items():
+        if update.is_long(snapshot.now):
+            takes = format_seconds(update.takes)
+            yield f"{name} is being updated for more than {takes} ({update}). {update.what_to_do}"
+
+
+def _updates_waited_for(snapshot: PoolSnapshot, decision: Decision) -> dict[str, GroupUpdate]:
+    """Return the updates that keep machines which nobody wants, as far as the cloud tells them, by group."""
+    waiting = {machine.group for machine in decision.later}
+    return {group.name: group.update for group in snapshot.groups if group.update and group.name in waiting}
 
 
 def _group_lines(snapshot: PoolSnapshot) -> list[str]:

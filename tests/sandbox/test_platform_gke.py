@@ -631,6 +631,31 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     role_record.hold("gke-full.json", request.node.nodeid, cloud.permission_uses(account))
 
 
+def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
+    request: pytest.FixtureRequest, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grown(1, exclude_upgrades=False)
+    own = GkePlatform(spec(exclude_upgrades=False), OWNER)
+    assert first(own).update is None
+    assert cloud.upgrade_nodes(GROUP_A)
+    account = act_as(cloud, monkeypatch, permissions())
+    own = GkePlatform(spec(exclude_upgrades=False), OWNER)
+    of_others = GkePlatformOfOthers(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
+    for platform in (own, of_others):
+        group = first(platform)
+        assert (group.status, len(group.live) > 0) == ("updating", True)
+        assert group.update
+        assert group.update.kind == "UPGRADE_NODES"
+        assert group.update.since
+        assert f"describe {group.update.name} --location=us-central1" in group.update.what_to_do
+    role_record.hold("gke-full.json", request.node.nodeid, cloud.permission_uses(account))
+    role_record.hold("gke-scale-only.json", request.node.nodeid, cloud.permission_uses(account))
+    less = cloud.add_identity("less", permissions=permissions() - {"container.operations.list"})
+    monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection(less)))
+    group = first(GkePlatform(spec(exclude_upgrades=False), OWNER))
+    assert (group.status, group.update) == ("updating", None)
+
+
 @pytest.mark.parametrize(
     ("missing", "do"),
     [

@@ -41,6 +41,7 @@ REFERENCE = {
     f"{_POOLS}.setSize": "container.clusters.update",
     f"{_POOLS}.update": "container.clusters.update",
     "container.projects.locations.operations.get": "container.operations.get",
+    "container.projects.locations.operations.list": "container.operations.list",
 }
 OPERATIONS = {
     "compute:DeleteInstance": "compute.instances.delete",
@@ -63,6 +64,7 @@ OPERATIONS = {
     "container:GetNodePool": f"{_POOLS}.get",
     "container:GetOperation": "container.projects.locations.operations.get",
     "container:ListNodePools": f"{_POOLS}.list",
+    "container:ListOperations": "container.projects.locations.operations.list",
     "container:SetNodePoolAutoscaling": f"{_POOLS}.setAutoscaling",
     "container:SetNodePoolManagement": f"{_POOLS}.setManagement",
     "container:SetNodePoolSize": f"{_POOLS}.setSize",

@@ -21,7 +21,7 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PoolNotReleased,
 )
-from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine
+from airflow_gpu_provider.platforms.base import Group, GroupUpdate, LaunchFailure, Machine
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import NodesWait, ReleaseWait, format_seconds
@@ -230,6 +230,22 @@ class TestReleaseWait:
         progress = release_wait().step(snapshot(**parts))
         assert not progress.done
         assert any(says in line for line in progress.lines), progress.lines
+
+    def test_an_update_in_the_way_is_named_and_after_its_time_with_what_to_do(self) -> None:
+        update = GroupUpdate(
+            name="operation-1", kind="UPGRADE_NODES", since=START, what_to_do="Cancel it.", takes=timedelta(minutes=1)
+        )
+        held = replace(group(machine(1)), status="updating", update=update)
+        seen = snapshot(at=30, groups=(held,), nodes=(node(1),))
+        progress = release_wait().step(seen)
+        assert any("(operation-1, UPGRADE_NODES since" in line for line in progress.lines)
+        assert not any("Cancel it." in line for line in progress.lines)
+        later = release_wait().step(replace(seen, now=START + timedelta(seconds=61)))
+        assert any(line.endswith("Cancel it.") for line in later.lines)
+        late = release_wait().step(replace(seen, now=release_wait().deadline))
+        assert late.error is not None
+        assert "operation-1" in late.error.what
+        assert late.error.fix.endswith("Cancel it.")
 
     def test_own_pods_are_waited_for(self) -> None:
         seen = snapshot(groups=(group(machine(1)),), nodes=(node(1),), pods=(pod(MINE, "node-1"),))
