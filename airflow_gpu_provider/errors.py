@@ -296,7 +296,11 @@ class PodFailed(GpuError):
 
 
 class PodUnschedulable(PodFailed):
-    """No node of the pool can take the pod, free as it is."""
+    """No node of the pool can take the pod, though no other pod ran there.
+
+    A pod that other pods have left too little room, or no GPU, is none of these: it waits its turn, and a wait that is
+    too long is a PodDeadline, which another try may spare.
+    """
 
     retryable = False
 

@@ -17,6 +17,11 @@ _FACTORS |= {unit: 1e3**power for power, unit in enumerate("MGTPE", start=2)}
 _FACTORS |= {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", start=1)}
 _NAMED = 5
 
+_TAKEN = re.compile(
+    rf"Insufficient {re.escape(GPU_RESOURCE)}|anti-affinity rules|ReadWriteOncePod access mode|had no available disk"
+)
+_LITTLE_ROOM = re.compile(r"Insufficient \S|Too many pods|have free ports|exceed max volume count")
+
 
 def requests_of(containers: Iterable[Mapping[str, Any]], first: Iterable[Mapping[str, Any]] = ()) -> NodeSize:
     """Return what a pod asks for: its containers together, or one that comes first (an init container) alone."""
@@ -50,13 +55,21 @@ def check_fits(requests: NodeSize, sizes: Mapping[str, NodeSize | None], *, pool
     )
 
 
-def finds_gpus_in_use(message: str) -> bool:
-    """Return True if the scheduler's message names a node that would do, were its GPUs free.
+def waits_for_other_pods(message: str, *, is_any_node_empty: bool) -> bool:
+    """Return True if the scheduler's message names a node that would do, were other pods not there.
 
-    The scheduler says "Insufficient <resource>" of a node that has passed its filters for taints, node selector and
-    affinity (kube-scheduler, plugin NodeResourcesFit), and names every resource that is short.
+    The scheduler says it only of a node that has passed its filters for taints, node selector and node affinity, and
+    names every resource that is short (kube-scheduler's plugins NodeResourcesFit, NodePorts, NodeVolumeLimits,
+    VolumeRestrictions, InterPodAffinity).
+
+    Args:
+        message: Of the pod's condition PodScheduled.
+        is_any_node_empty: A usable node runs nothing but DaemonSets' pods. Where CPU or memory is short even so, no
+            other pod's end helps.
     """
-    return f"Insufficient {GPU_RESOURCE}" in message
+    if _TAKEN.search(message):
+        return True
+    return not is_any_node_empty and _LITTLE_ROOM.search(message) is not None
 
 
 def not_on_any(selector: Mapping[str, str], nodes: Collection[Node]) -> str:

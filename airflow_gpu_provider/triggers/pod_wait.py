@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.pod_end import (
     KILLED,
     PULL_FAILED,
@@ -47,9 +47,9 @@ class PodSnapshot:
         machine: The cloud's name for the pod's machine; empty where its node was never seen.
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
-        is_full: All nodes that the pool may have are up, with their GPUs, and these are in use.
+        is_full: All nodes that the pool may have are up, with their GPUs, and other pods use them.
         full_at: When that was last so while the pod waited; None if never.
-        passed_over: A usable node of the pool is there, and it is not for GPUs in use that the scheduler leaves it out.
+        passed_over: A usable node of the pool is there, and it is not for other pods that the scheduler leaves it out.
         no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty where one has all.
         too_large: Why the pod can never have a node of the pool, while it waits for one.
         no_capacity: Why the pool gets no machine now, where that is stock or a quota.
@@ -157,7 +157,7 @@ class PodWait:
             if snapshot.passed_over:
                 said = "; ".join(_why_late(snapshot))
                 return PodUnschedulable(
-                    f"Pod {self.name} {what}, and not for want of free GPUs ({said}).",
+                    f"Pod {self.name} {what}, and not for the pods that run on the pool's nodes ({said}).",
                     "Correct the pod's node_selector, affinity, tolerations and requests, as admission has left them.",
                     pod=self.name,
                 )
@@ -278,7 +278,9 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         said = [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
         return [f"placed on node {pod.node}", *said]
     if snapshot.is_full:
-        return ["all nodes that the pool may have are up and taken: the pod is queued"]
+        queued = "all nodes that the pool may have are up and taken: the pod is queued"
+        has_other_reason = pod.unschedulable and GPU_RESOURCE not in pod.unschedulable
+        return [f"{queued} ({short_scheduling_message(pod.unschedulable)})" if has_other_reason else queued]
     said = []
     if snapshot.no_node_has:
         said.append(f"no node of the pool has {snapshot.no_node_has}, which the pod's node selector asks for")

@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.informer import (
     watching,
 )
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pod_fit import check_fits, finds_gpus_in_use, not_on_any, requests_of, size_of
+from airflow_gpu_provider.cluster.pod_fit import check_fits, not_on_any, requests_of, size_of, waits_for_other_pods
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
@@ -354,19 +354,22 @@ class PodView:
         return sizes
 
     def _is_queued(self) -> bool:
-        """Return True if the pool has all nodes that it may have, each with its GPUs ready, and these are in use.
+        """Return True if the pool has all nodes that it may have, each with its GPUs ready, and other pods use them.
 
-        They are taken to be so until the scheduler says something else.
+        They are taken to do so until the scheduler says something else.
         """
         if not self.waits_for_node or len(self._ready_nodes()) < self._pool.max_nodes:
             return False
         return not self._is_passed_over()
 
     def _is_passed_over(self) -> bool:
-        """Return True if the scheduler leaves usable nodes out, and not because their GPUs are in use."""
-        if self._pod is None or not self.waits_for_node or not self._pod.unschedulable or not self._ready_nodes():
+        """Return True if the scheduler leaves usable nodes out, and not for the pods that run there."""
+        ready = {node.name for node in self._ready_nodes()}
+        if self._pod is None or not self.waits_for_node or not self._pod.unschedulable or not ready:
             return False
-        return not finds_gpus_in_use(self._pod.unschedulable) or bool(self._no_node_has())
+        is_any_empty = not ready.isdisjoint(self.pool_news.empty_nodes)
+        waits = waits_for_other_pods(self._pod.unschedulable, is_any_node_empty=is_any_empty)
+        return not waits or bool(self._no_node_has())
 
     def _no_node_has(self) -> str:
         if self.raw is None or not self.waits_for_node:

@@ -21,6 +21,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 EVERY = 15.0
 FIRST = 5.0
@@ -34,10 +35,12 @@ class PoolNews:
     Attributes:
         said: Lines for their logs.
         no_capacity: Why no machine can be had now, where that is stock or a quota.
+        empty_nodes: The usable nodes on which nothing runs but pods that come and go with their node.
     """
 
     said: tuple[str, ...] = ()
     no_capacity: NoCapacity | None = None
+    empty_nodes: frozenset[str] = frozenset()
 
 
 Listener = Callable[[PoolNews], None]
@@ -112,4 +115,10 @@ class _Keeper:
         return PoolNews(
             said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),
+            empty_nodes=_empty_nodes(outcome.snapshot),
         )
+
+
+def _empty_nodes(snapshot: PoolSnapshot) -> frozenset[str]:
+    in_use = {pod.node for pod in snapshot.pods if not pod.daemon and not pod.finished}
+    return frozenset(node.name for node in snapshot.nodes if node.usable and node.name not in in_use)

@@ -11,7 +11,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.accelerators import NodeSize, eks_node_size, gke_node_size
 from airflow_gpu_provider.cluster.nodes import Node
-from airflow_gpu_provider.cluster.pod_fit import amount, check_fits, requests_of, size_of
+from airflow_gpu_provider.cluster.pod_fit import amount, check_fits, requests_of, size_of, waits_for_other_pods
 from airflow_gpu_provider.errors import PodUnschedulable
 
 GIB = 2**30
@@ -100,3 +100,40 @@ def test_what_eks_keeps_at_least() -> None:
     assert size.cpus == pytest.approx(3.92)
     assert size.memory / GIB == pytest.approx(16 - 355 / 1024)
     assert eks_node_size("g99.xlarge") is None
+
+
+OF_OTHER_PODS = [
+    "Insufficient nvidia.com/gpu",
+    "node(s) didn't match pod anti-affinity rules",
+    "node(s) didn't satisfy existing pods anti-affinity rules",
+    "node has pod using PersistentVolumeClaim with the same name and ReadWriteOncePod access mode",
+    "node(s) had no available disk",
+]
+OF_ROOM = [
+    "Insufficient cpu",
+    "Insufficient memory",
+    "Insufficient ephemeral-storage",
+    "Insufficient vpc.amazonaws.com/efa",
+    "Too many pods",
+    "node(s) didn't have free ports for the requested pod ports",
+    "node(s) exceed max volume count",
+]
+OF_THE_NODE = [
+    "node(s) had untolerated taint {team: research}",
+    "node(s) didn't match Pod's node affinity/selector",
+    "node(s) had volume node affinity conflict",
+    "node(s) didn't match pod affinity rules",
+    "node(s) were unschedulable",
+]
+
+
+@given(
+    reasons=st.lists(st.sampled_from([*OF_OTHER_PODS, *OF_ROOM, *OF_THE_NODE]), min_size=1, unique=True),
+    is_empty=st.booleans(),
+)
+def test_a_pod_waits_for_others_where_their_end_would_make_room_for_it(reasons: list[str], is_empty: bool) -> None:
+    listed = ", ".join(f"1 {reason}" for reason in reasons)
+    message = f"0/{len(reasons)} nodes are available: {listed}. preemption: 1 No preemption victims found."
+    waits = waits_for_other_pods(message, is_any_node_empty=is_empty)
+    by_pods, by_room = (any(reason in some for reason in reasons) for some in (OF_OTHER_PODS, OF_ROOM))
+    assert waits == (by_pods or (by_room and not is_empty))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     OutOfStock,
     PodDeadline,
@@ -34,7 +35,7 @@ WAIT = PodWait(
     start_seconds=300,
     deadline=START + timedelta(hours=6),
 )
-UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: no GPU."}
+UNSCHEDULABLE = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
 NODE = Node(
     name="n1", machine="i-1", ready=True, gpus=1, created_at=START, zone="us-west-2a", instance_type="g6.xlarge"
 )
@@ -48,7 +49,11 @@ def scheduled(seconds: float) -> dict[str, Any]:
     return {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(seconds)}
 
 
-PENDING = pod(phase="Pending", conditions=(UNSCHEDULABLE,), spec={"nodeName": None})
+def unplaced(message: str) -> PodState:
+    return pod(phase="Pending", conditions=({**UNSCHEDULABLE, "message": message},), spec={"nodeName": None})
+
+
+PENDING = unplaced("0/1 nodes: no GPU.")
 STARTING = pod(waiting("ContainerCreating"), phase="Pending", conditions=(scheduled(100),))
 
 
@@ -97,8 +102,33 @@ def test_pod_that_gets_no_node_for_want_of_machines_is_out_of_stock_and_not_late
 def test_pod_that_idle_nodes_do_not_take_ends_with_the_scheduler_s_reason(seconds: float) -> None:
     error = WAIT.step(PodSnapshot(pod=PENDING, nodes=(NODE,), passed_over=True), at(seconds)).error
     assert (type(error) is PodUnschedulable) == (seconds >= 600)
-    why = "got no node in 10 min 0 s, and not for want of free GPUs (waits for a node: 0/1 nodes: no GPU;"
+    why = (
+        "got no node in 10 min 0 s, and not for the pods that run on the pool's nodes (waits for a node: 0/1 nodes: no"
+    )
     assert error is None or why in str(error)
+
+
+@given(seconds=st.floats(0, 4000))
+def test_pod_whose_nodes_have_too_little_left_is_late_and_may_be_tried_again(seconds: float) -> None:
+    """A node is on its way: the pool is not full."""
+    waits = unplaced("0/1 nodes are available: 1 Insufficient cpu.")
+    error = WAIT.step(PodSnapshot(pod=waits, nodes=(NODE,)), at(seconds)).error
+    assert (error is not None) == (seconds >= 600)
+    assert error is None or (type(error) is PodDeadline and error.retryable)
+    assert error is None or "1 Insufficient cpu" in str(error)
+
+
+def test_a_queued_pod_is_told_what_there_is_too_little_of_besides_gpus() -> None:
+    queued = "all nodes that the pool may have are up and taken: the pod is queued"
+    for message, line in (
+        ("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", queued),
+        (
+            "0/1 nodes are available: 1 Insufficient memory.",
+            f"{queued} (0/1 nodes are available: 1 Insufficient memory)",
+        ),
+    ):
+        snapshot = PodSnapshot(pod=unplaced(message), is_full=True, full_at=at(1))
+        assert line in WAIT.step(snapshot, at(1)).lines
 
 
 def test_labels_that_no_node_has_are_told_at_once() -> None:
@@ -274,7 +304,7 @@ def test_image_that_cannot_be_pulled_is_not_waited_for() -> None:
         ),
         (
             PodSnapshot(pod=PENDING, nodes=(NODE,), is_full=True, full_at=START),
-            ("all nodes that the pool may have are up and taken: the pod is queued",),
+            ("all nodes that the pool may have are up and taken: the pod is queued (0/1 nodes: no GPU)",),
         ),
         (PodSnapshot(pod=STARTING), ("placed on node n1",)),
         (

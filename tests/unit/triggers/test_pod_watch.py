@@ -121,12 +121,14 @@ def labelled(raw: dict[str, Any], **labels: str) -> dict[str, Any]:
 
 MISMATCH = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
 TAKEN = "0/2 nodes are available: 1 Insufficient nvidia.com/gpu, 1 node(s) had untolerated taint {a: b}."
+NO_ROOM = "0/2 nodes are available: 1 Insufficient cpu, 1 Insufficient memory, 1 node(s) had untolerated taint {a: b}."
 
 
 @pytest.mark.parametrize(
-    ("message", "is_full", "passed_over"), [("", True, False), (TAKEN, True, False), (MISMATCH, False, True)]
+    ("message", "is_full", "passed_over"),
+    [("", True, False), (TAKEN, True, False), (NO_ROOM, True, False), (MISMATCH, False, True)],
 )
-def test_pod_is_queued_only_while_the_scheduler_finds_the_gpus_in_use(
+def test_pod_is_queued_only_while_the_scheduler_finds_other_pods_in_the_way(
     message: str, is_full: bool, passed_over: bool
 ) -> None:
     view = a_view(max_nodes=1)
@@ -134,6 +136,28 @@ def test_pod_is_queued_only_while_the_scheduler_finds_the_gpus_in_use(
     snapshot = view.snapshot(NOW)
     assert (snapshot.is_full, snapshot.passed_over) == (is_full, passed_over)
     assert (snapshot.full_at is not None) == is_full
+
+
+def test_pod_for_which_an_empty_node_has_too_little_room_is_not_queued() -> None:
+    """What DaemonSets' pods take of a node, it never gives back; the trainings on other nodes do."""
+    view = a_view(max_nodes=2)
+    view.take(
+        [present(PODS, unschedulable(NO_ROOM)), present(NODES, raw_node("n1")), present(NODES, raw_node("n2"))], NOW
+    )
+    for empty, passed_over in (((), False), (("n2",), True), (("n1", "n2"), True), (("left",), False)):
+        view.take_news(PoolNews(empty_nodes=frozenset(empty)))
+        snapshot = view.snapshot(NOW)
+        assert (snapshot.is_full, snapshot.passed_over) == (not passed_over, passed_over), empty
+
+
+def test_pod_that_is_queued_for_room_has_its_time_from_then_on() -> None:
+    view = a_view(max_nodes=1)
+    view.take([present(PODS, unschedulable(NO_ROOM)), present(NODES, raw_node())], NOW)
+    hours_later = WAIT.deadline - timedelta(hours=1)
+    assert WAIT.step(view.snapshot(hours_later), hours_later).error is None
+    at_its_end = WAIT.step(view.snapshot(WAIT.deadline), WAIT.deadline).error
+    assert isinstance(at_its_end, PodDeadline)
+    assert at_its_end.retryable
 
 
 def test_pod_is_queued_no_more_once_its_siblings_have_ended() -> None:

@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, OutOfStock
 from airflow_gpu_provider.triggers import pool_keeper
 from tests.unit.operators.test_pod_placement import a_pool
-from tests.unit.scaling.pools import dry, lease, snapshot
+from tests.unit.scaling.pools import dry, lease, machine, node, pod, snapshot
 
 
 class Reconciles:
@@ -126,3 +126,22 @@ async def test_the_first_look_comes_sooner(reconciles: Reconciles, monkeypatch: 
     await heard(lines, 1)
     await pool_keeper.leave(a_pool(), "me/dag", lines.append)
     assert pool_keeper.FIRST <= 5.0
+
+
+async def test_empty_nodes_are_those_on_which_only_what_belongs_to_a_node_runs(reconciles: Reconciles) -> None:
+    news: list[pool_keeper.PoolNews] = []
+    machines = [machine(number) for number in range(1, 6)]
+    nodes = (*(node(number) for number in range(1, 5)), node(5, cordoned=True))
+    pods = (
+        pod("train", on=1),
+        pod("plugin", on=2, daemon=True),
+        pod("done", on=2, phase="Succeeded"),
+        pod("no-gpu", on=3, gpus=0),
+        pod("plugin", on=4, daemon=True),
+        pod("waits"),
+    )
+    reconciles.snapshot = snapshot(*machines, nodes=nodes, pods=pods)
+    pool_keeper.keep(a_pool(), "me/dag", news.append)
+    await heard(news, 1)
+    await pool_keeper.leave(a_pool(), "me/dag", news.append)
+    assert news[0].empty_nodes == {"node-2", "node-4"}
