@@ -2,7 +2,7 @@
 
 A 403 alone says little: RBAC, a ResourceQuota, a policy and a namespace that is being deleted all answer with it. They
 are told apart by the server's own words: its packages apiserver/pkg/endpoints/handlers/responsewriters (RBAC),
-plugin/pkg/admission and apiserver/pkg/admission/plugin (all others).
+plugin/pkg/admission and apiserver/pkg/admission/plugin (all others). GKE Autopilot's authorizer answers in RBAC's form.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<numbers>requested: .
 _QUOTA_NOT_READY = "status unknown for quota"
 _NO_ACCOUNT = "error looking up service account"
 _TERMINATING = "because it is being terminated"
-_DENIED = ("denied the request", "denied request")
+_MANAGED = "is managed and the request's verb"
+_DENIED = ("denied the request", "denied request", _MANAGED)
 _WEBHOOK_AWAY = re.compile(r'failed calling webhook "(?P<name>[^"]+)"')
 
 
@@ -165,6 +166,12 @@ def _denied(message: str, verb: str, resource: str, details: dict[str, Any]) -> 
 def _fix_of(message: str) -> str:
     if "violates PodSecurity" in message:
         return "Set what the policy asks for by security_context and container_security_context, or another namespace."
+    # GKE's own authorizer, which comes before the cluster's roles: cert-manager#3713, rancher/rancher#40845.
+    if _MANAGED in message:
+        return (
+            "No role allows it: GKE Autopilot manages that namespace. Give another one, or for the device plugin a pool"
+            ' with provisioner="autopilot", for which nothing is installed.'
+        )
     if "must specify" in message:
         return "Give those in container_resources: a ResourceQuota of the namespace counts them."
     return "Change it to what the policy asks for, or ask for an exception from it."

@@ -27,6 +27,7 @@ _KINDS = (
     ("NodeClaim", GROUP, "nodeclaims"),
     ("EC2NodeClass", EC2_GROUP, "ec2nodeclasses"),
 )
+_WARDEN = "gke-warden"
 _LOOK_EVERY = 0.2
 _PATIENCE = 60.0
 
@@ -43,6 +44,7 @@ class Kind:
         brings_plugin: Its nodes bring NVIDIA's device plugin.
         keeps_for_evictable: Labels whose nodes it brings only for pods that may be evicted, as Autopilot does with spot
             and compute classes (buildkite/agent-stack-k8s#849).
+        manages_namespaces: Users may write nothing into kube-system, as on Autopilot (cert-manager#3713).
     """
 
     source: str
@@ -52,6 +54,7 @@ class Kind:
     claims: bool = False
     brings_plugin: bool = False
     keeps_for_evictable: frozenset[str] = frozenset()
+    manages_namespaces: bool = False
 
 
 @dataclass
@@ -93,6 +96,8 @@ class Provisioner:
         self.error: Exception | None = None
 
     def __enter__(self) -> Provisioner:
+        if self.kind.manages_namespaces:
+            manage_namespaces(self.sandbox)
         self._thread.start()
         return self
 
@@ -103,6 +108,8 @@ class Provisioner:
         self._thread.join()
         for name in list(self._nodes):
             self._remove(name)
+        if self.kind.manages_namespaces:
+            release_namespaces(self.sandbox)
         if self.error is not None and error is None:
             raise self.error
 
@@ -217,6 +224,65 @@ def _is_daemon(pod: Any) -> bool:
 
 def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+
+
+# -- Autopilot's namespaces --------------------------------------------------------------------------------------
+
+
+def manage_namespaces(sandbox: Sandbox) -> None:
+    """Refuse users' writes to kube-system, in GKE Warden's words; returns when it is so.
+
+    Pods and events stay as they are: the sandbox's kubelets write them, as the administrator that users are, too.
+    """
+    message = '\'GKE Warden authz [denied by managed-namespaces-limitation]: the namespace "kube-system" is managed and'
+    writes = ["CREATE", "UPDATE", "DELETE"]
+    # A namespaceSelector matches what is in no namespace, too: Nodes.
+    everything = {"apiGroups": ["*"], "apiVersions": ["*"], "resources": ["*"], "scope": "Namespaced"}
+    policy = {
+        "metadata": {"name": _WARDEN},
+        "spec": {
+            "matchConstraints": {
+                "resourceRules": [{**everything, "operations": writes}],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}},
+            },
+            "matchConditions": [
+                {"name": "users", "expression": "!request.userInfo.username.startsWith('system:')"},
+                {"name": "writes-of-users", "expression": "!(request.resource.resource in ['pods', 'events'])"},
+            ],
+            "validations": [
+                {
+                    "expression": "false",
+                    "messageExpression": message
+                    + """ the request\\'s verb "' + request.operation.lowerAscii() + '" is denied'""",
+                    "reason": "Forbidden",
+                }
+            ],
+        },
+    }
+    binding = {"metadata": {"name": _WARDEN}, "spec": {"policyName": _WARDEN, "validationActions": ["Deny"]}}
+    api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
+    api.create_validating_admission_policy(policy)
+    api.create_validating_admission_policy_binding(binding)
+    _until(lambda: _is_managed(sandbox))
+
+
+def release_namespaces(sandbox: Sandbox) -> None:
+    """Let users write to kube-system again."""
+    api = client.AdmissionregistrationV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
+    api.delete_validating_admission_policy_binding(_WARDEN)
+    api.delete_validating_admission_policy(_WARDEN)
+    _until(lambda: not _is_managed(sandbox))
+
+
+def _is_managed(sandbox: Sandbox) -> bool:
+    core = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
+    try:
+        core.create_namespaced_config_map("kube-system", {"metadata": {"generateName": "probe-"}}, dry_run="All")
+    except ApiException as error:
+        if error.status != 403:
+            raise
+        return True
+    return False
 
 
 # -- Karpenter's own kinds of object ---------------------------------------------------------------------------

@@ -24,7 +24,13 @@ from airflow_gpu_provider import (
     gpu_nodes,
 )
 from airflow_gpu_provider.cluster.apply import server_side_apply
-from airflow_gpu_provider.errors import AutoscalerNotRunning, NoProvisioner, PermissionDenied, PoolNotReleased
+from airflow_gpu_provider.errors import (
+    AdmissionDenied,
+    AutoscalerNotRunning,
+    NoProvisioner,
+    PermissionDenied,
+    PoolNotReleased,
+)
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.sandbox import Sandbox
@@ -61,6 +67,7 @@ AUTOPILOT = Kind(
     message="pod triggered scale-up: [{{https://www.googleapis.com/z/instanceGroups/gk3-ml-grp 0->1 (max: 1000)}}]",
     brings_plugin=True,
     keeps_for_evictable=frozenset({"cloud.google.com/gke-spot", "cloud.google.com/compute-class"}),
+    manages_namespaces=True,
 )
 CLUSTER_AUTOSCALER = Kind(
     source="cluster-autoscaler",
@@ -247,4 +254,7 @@ def test_scale_down_names_what_the_provisioner_keeps(gpu_sandbox: Sandbox) -> No
         with pytest.raises(PoolNotReleased, match="waits for GKE Autopilot to remove it"):
             run(zero)
         deleted = run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))
+        not_told = KubernetesGpuPool(name="train-untold", node_selector_labels={"x": "y"}, gpus_per_node=1)
+        with pytest.raises(AdmissionDenied, match="GKE Autopilot manages that namespace"):
+            run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=not_told))
     assert deleted["pool"] == "train-kept"

@@ -74,6 +74,15 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
         PermissionDenied,
         'resources ["pods"], verbs ["create"]',
     ),
+    # GKE Autopilot's authorizer; no role gives what it refuses (rancher/rancher#40845).
+    (
+        403,
+        'daemonsets.apps is forbidden: User "a" cannot create resource "daemonsets" in API group "apps" in the'
+        ' namespace "kube-system": GKE Warden authz [denied by managed-namespaces-limitation]: the namespace'
+        ' "kube-system" is managed and the request\'s verb "create" is denied',
+        AdmissionDenied,
+        "GKE Autopilot manages that namespace",
+    ),
     (403, "Forbidden", PermissionDenied, 'verbs ["create"]'),
     (
         403,
