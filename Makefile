@@ -1,5 +1,6 @@
 # make demo   one night's training in a GPU cloud on this machine
 # make test   every check and test that can run here
+# make docs   the documentation as a site
 #
 # Both create .venv by themselves when it is missing or older than what it is made from.
 
@@ -16,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help .venv demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
 
 help:
-	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+	@sed -n '1,6s/^# \{0,1\}//p' Makefile
 
 .venv: $(INSTALLED)
 

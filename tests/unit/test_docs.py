@@ -10,6 +10,7 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "docs" / "index.md", *sorted((REPOSITORY / "docs/howto").glob("*.md"))]
+SITE = [REPOSITORY / "CHANGELOG.md", REPOSITORY / "CONTRIBUTING.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
 PROGRAMS = [
     pytest.param(code, id=f"{page.stem}-{number}")
     for page in PAGES
@@ -27,6 +28,13 @@ def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
 @pytest.mark.parametrize("code", PROGRAMS)
 def test_a_dag_that_a_how_to_shows_parses(code: str) -> None:
     exec(compile(code, "example", "exec"), {})
+
+
+@pytest.mark.parametrize("page", SITE, ids=lambda page: page.stem)
+def test_a_list_begins_after_a_blank_line(page: Path) -> None:
+    """Without one the site shows it as running text; the repository's own view does not."""
+    prose = re.sub(r"^```.*?^```", "```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert re.findall(r"^(?![-*#] |\d+\. |##|\s)(.+)\n(?:[-*]|\d+\.) ", prose, re.MULTILINE) == []
 
 
 def test_each_example_dag_is_listed() -> None:
