@@ -78,7 +78,7 @@ class EksBase(Platform):
             self._pool,
             cluster_arn=self._cluster["arn"],
             node_role="" if self._pool.manage == "scale" else self._groups.node_role(),
-            group_arns=[asg["AutoScalingGroupARN"] for asg in self._scaling.groups(behind).values()],
+            groups=list(self._scaling.groups(behind).values()),
         )
         caller = self._clients.sts.call("get_caller_identity")
         return eks_permissions.ask(self._clients.iam, caller["Arn"], asked)

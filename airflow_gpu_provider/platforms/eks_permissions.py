@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, CredentialsError, PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.platforms.aws_clients import AwsService
@@ -25,31 +26,38 @@ _SIZES = (
     "autoscaling:ResumeProcesses",
 )
 _TAGS = ("autoscaling:CreateOrUpdateTags", "autoscaling:DeleteTags")
+_RESOURCE_TAG = re.compile(r"\w+:ResourceTag/", re.IGNORECASE)
 _SESSION = re.compile(r"arn:(?P<partition>[\w-]+):sts::(?P<account>\d+):assumed-role/(?P<role>[^/]+)/.+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """May these actions be done to each of these resources? `context` has the condition keys that the calls have."""
+    """May these actions be done to each of these resources? `context` has the condition keys that the calls have.
+
+    With `has_all_tags` it has each tag of the resources, and one that a policy looks for beyond these is not there.
+    """
 
     actions: tuple[str, ...]
     resources: tuple[str, ...]
     context: Mapping[str, str] = field(default_factory=dict)
+    has_all_tags: bool = False
 
 
-def questions(pool: EksGpuPool, *, cluster_arn: str, node_role: str, group_arns: Iterable[str]) -> tuple[Question, ...]:
+def questions(
+    pool: EksGpuPool, *, cluster_arn: str, node_role: str, groups: Sequence[Mapping[str, Any]]
+) -> tuple[Question, ...]:
     """Return what has to be asked. Pure.
 
     Args:
         pool: The rendered spec.
         cluster_arn: The cluster's.
         node_role: Of the nodes to come; not needed for groups of others.
-        group_arns: The Auto Scaling groups that exist behind the pool's groups.
+        groups: The Auto Scaling groups that exist behind the pool's groups, as DescribeAutoScalingGroups shows them.
     """
-    groups = tuple(group_arns)
     if pool.manage == "scale":
-        return (Question(actions=_SIZES, resources=groups),)
+        return tuple(_size_question(group) for group in groups)
     _, partition, _, region, account, _ = cluster_arn.split(":")
+    arns = tuple(group["AutoScalingGroupARN"] for group in groups)
     managed = f"arn:{partition}:eks:{region}:{account}:nodegroup/{pool.cluster_name}/{pool.name}-new/0"
     group_name = f"autoScalingGroupName/eks-{pool.name}-new"
     new = f"arn:{partition}:autoscaling:{region}:{account}:autoScalingGroup:0:{group_name}"
@@ -61,8 +69,17 @@ def questions(pool: EksGpuPool, *, cluster_arn: str, node_role: str, group_arns:
         Question(
             actions=("iam:PassRole",), resources=(node_role,), context={"iam:PassedToService": "eks.amazonaws.com"}
         ),
-        Question(actions=(*_SIZES, *_TAGS), resources=groups or (new,), context=of_cluster),
+        Question(actions=(*_SIZES, *_TAGS), resources=arns or (new,), context=of_cluster),
     )
+
+
+def _size_question(group: Mapping[str, Any]) -> Question:
+    tags = {
+        f"{service}:ResourceTag/{tag['Key']}": tag["Value"]
+        for tag in group.get("Tags", ())
+        for service in ("aws", "autoscaling")
+    }
+    return Question(actions=_SIZES, resources=(group["AutoScalingGroupARN"],), context=tags, has_all_tags=True)
 
 
 def ask(iam: AwsService, caller: str, asked: Sequence[Question]) -> Refusals:
@@ -108,5 +125,9 @@ def _refused(iam: AwsService, principal: str, question: Question) -> list[str]:
     return [
         each["EvalActionName"]
         for each in answers
-        if each["EvalDecision"] != "allowed" and not each.get("MissingContextValues")
+        if each["EvalDecision"] != "allowed" and not _is_guess(question, each.get("MissingContextValues") or ())
     ]
+
+
+def _is_guess(question: Question, missing: Iterable[str]) -> bool:
+    return not all(question.has_all_tags and _RESOURCE_TAG.match(key) for key in missing)

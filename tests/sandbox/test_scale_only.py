@@ -404,20 +404,25 @@ def test_a_checkpoint_on_the_disk_of_others_spot_machines_is_refused(owner: Eks,
 @pytest.mark.usefixtures("scaler")
 def test_a_stock_out_is_given_up_without_a_tag(gpu_sandbox: Sandbox, owner: Eks) -> None:
     """Launches are suspended for a moment, so that no machine with a pod is taken for one that comes just then."""
-    first, second = owner.node_group("dry"), owner.node_group("wet", instanceTypes=["g5.xlarge"])
+    elsewhere = {"VPCZoneIdentifier": gpu_sandbox.subnets[gpu_sandbox.zones[1]]}
+    managed, dry, wet = (
+        owner.node_group("managed"),
+        owner.auto_scaling_group("dry"),
+        owner.auto_scaling_group("wet", **elsewhere),
+    )
     # Of a type that the catalogue does not have, it counts against the same quota.
     (other,) = owner.ec2.run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, InstanceType="vt1.3xlarge")["Instances"]
-    for name in (first, second):
-        owner.hide_from_autoscaler(name)
+    owner.hide_from_autoscaler(managed)
 
     def settled() -> list[Any]:
         """All but EKS's own verdict on a group that could not have a machine."""
-        found = [owner.everything(first, "dry"), owner.everything(second, "wet")]
-        return [{**each, "node group": {**each["node group"], "health": None, "status": None}} for each in found]
+        of_eks = owner.everything(managed, "managed")
+        of_eks["node group"] |= {"health": None, "status": None}
+        return [of_eks, owner.everything(dry, None), owner.everything(wet, None)]
 
     before = settled()
-    pool = eks_pool(gpu_sandbox, node_groups=["dry", "wet"])
-    gpu_sandbox.faults.add(Stockout(instance_type="g6.xlarge"))
+    pool = eks_pool(gpu_sandbox, node_groups=["managed"], asg_names=["dry", "wet"])
+    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))
     made = gpu_sandbox.aws.calls
     try:
         (node,) = run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1))["nodes"]
@@ -427,7 +432,7 @@ def test_a_stock_out_is_given_up_without_a_tag(gpu_sandbox: Sandbox, owner: Eks)
     calls = gpu_sandbox.aws.calls - made
     owner.ec2.terminate_instances(InstanceIds=[other["InstanceId"]])
     assert (node["group"], zero["nodes"], zero["desired"]) == ("wet", 0, 0)
-    assert calls["autoscaling:SuspendProcesses"]
+    assert calls["autoscaling:SuspendProcesses"] >= 2
     assert settled() == before
     leases = client.CoordinationV1Api(owner.administrator).list_namespaced_lease(DEMAND_NAMESPACE).items
     assert not [one for one in leases if one.metadata.name.startswith("suspension-")]

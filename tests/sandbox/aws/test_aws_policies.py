@@ -58,6 +58,29 @@ def test_a_schedule_may_set_a_size_and_no_limits(account: Account) -> None:
             mine.put_scheduled_update_group_action(**action, **{limit: 0})
 
 
+def test_the_group_behind_is_known_by_its_tags_whatever_its_name(account: Account) -> None:
+    """The names of old ones have no node group in them, and those of others may begin alike."""
+    asg, alike = account.node_group("train"), account.node_group("train-b")
+    old = "eks-0eb97841-2793-dbd5-f6a9-c0dfe217a049"
+    behind = account.group(asg)
+    tags = [{key: tag[key] for key in ("Key", "Value", "PropagateAtLaunch")} for tag in behind["Tags"]]
+    data = {"InstanceType": "g6.xlarge", "ImageId": "ami-12345678"}
+    account.ec2.create_launch_template(LaunchTemplateName="old", LaunchTemplateData=data)
+    sizes = {key: behind[key] for key in ("VPCZoneIdentifier", "MinSize", "MaxSize")}
+    account.asg.create_auto_scaling_group(
+        AutoScalingGroupName=old, Tags=tags, LaunchTemplate={"LaunchTemplateName": "old"}, **sizes
+    )
+    mine = account.client("autoscaling", documented(account, "eks-scale-only.json", NODE_GROUP="train"))
+    action = {"ScheduledActionName": "off", "StartTime": TOMORROW, "DesiredCapacity": 0}
+    for name in (asg, old):
+        mine.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0)
+        mine.put_scheduled_update_group_action(AutoScalingGroupName=name, **action)
+    with pytest.raises(ClientError, match="not authorized to perform: autoscaling:SetDesiredCapacity"):
+        mine.set_desired_capacity(AutoScalingGroupName=alike, DesiredCapacity=0)
+    with pytest.raises(ClientError, match="not authorized to perform: autoscaling:PutScheduledUpdateGroupAction"):
+        mine.put_scheduled_update_group_action(AutoScalingGroupName=alike, **action)
+
+
 def test_tags_of_the_group_decide(account: Account) -> None:
     asg = account.node_group("train")
     mine = account.client("autoscaling", documented(account, "cluster-autoscaler.json"))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gpu_sandbox.aws.conditions import as_list
-from gpu_sandbox.aws.policies import Request, evaluate, validate
+from gpu_sandbox.aws.policies import validate
 from tests.sandbox import role_record
 from tests.unit import service_authorization
 
@@ -106,23 +106,6 @@ def test_groups_of_others_can_be_sized_and_no_more() -> None:
         "SuspendProcesses",
         "TerminateInstanceInAutoScalingGroup",
     }
-
-
-@pytest.mark.parametrize(
-    ("asg_name", "outcome"),
-    [
-        ("eks-train-84b1c2d3-0000-0000-0000-000000000000", "allowed"),
-        ("eks-84b1c2d3-0000-0000-0000-000000000000", "allowed"),  # of an old managed group, named as ASG_NAME
-        ("eks-99999999-0000-0000-0000-000000000000", "implicitDeny"),
-    ],
-)
-def test_an_old_managed_group_is_named_by_its_auto_scaling_group(asg_name: str, outcome: str) -> None:
-    text = (IAM / "eks-scale-only.json").read_text().replace("NODE_GROUP", "train").replace("REGION", "us-west-2")
-    old = "eks-84b1c2d3-0000-0000-0000-000000000000"
-    policy = json.loads(text.replace("ACCOUNT", "1").replace("ASG_NAME", old))
-    group = f"arn:aws:autoscaling:us-west-2:1:autoScalingGroup:7:autoScalingGroupName/{asg_name}"
-    asked = Request(action="autoscaling:SetDesiredCapacity", resource=group)
-    assert evaluate([policy], asked).outcome == outcome
 
 
 def test_cluster_autoscaler_may_read_and_set_sizes_of_its_own_groups_alone() -> None:
