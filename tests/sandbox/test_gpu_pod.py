@@ -9,7 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import boto3
@@ -17,6 +17,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 from kubernetes import client, config
 from kubernetes.client import models as k8s
+from kubernetes.utils.quantity import parse_quantity
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider.cluster.demand import list_demand
@@ -300,6 +301,29 @@ def test_pod_that_gets_no_node_says_what_it_waited_for(pool: EksGpuPool, deferra
     why = r"got no node in 2 s.*no node of the pool has disk=huge.*node affinity/selector"
     with pytest.raises(PodUnschedulable, match=why):
         run(task)
+
+
+def test_pod_waits_its_turn_for_the_cpus_that_another_pod_has(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    """The full pool's node has a GPU to spare."""
+    (node,) = api.list_node(label_selector="airflow-gpu-provider/pool=pods").items
+    cpus = float(parse_quantity(node.status.allocatable["cpu"]))
+    greedy: dict[str, Any] = {"name": "c", "image": "busybox:1.36", "command": FOREVER}
+    greedy["resources"] = {"requests": {"cpu": f"{cpus * 0.8:.1f}"}}
+    spec = {"nodeName": node.metadata.name, "containers": [greedy]}
+    api.create_namespaced_pod("default", {"metadata": {"name": "greedy"}, "spec": spec})
+
+    def has_waited() -> bool:
+        waiting = [one for one in pods(api) if one.metadata.name.startswith("train-") and not one.spec.node_name]
+        return any(datetime.now(UTC) - one.metadata.creation_timestamp > timedelta(seconds=8) for one in waiting)
+
+    def make_room() -> None:
+        eventually(has_waited)
+        api.delete_namespaced_pod("greedy", "default", grace_period_seconds=1)
+
+    asks = k8s.V1ResourceRequirements(requests={"cpu": f"{cpus * 0.4:.1f}"})
+    made_room = meanwhile(make_room)
+    run(pod(pool, schedule_timeout_seconds=2, container_resources=asks))
+    made_room.join()
 
 
 @BOTH_WAYS
