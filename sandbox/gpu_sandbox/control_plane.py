@@ -76,7 +76,7 @@ class ControlPlane:
         self._pki = CertificateAuthority(data_dir / "pki", name=f"{cluster_name}-ca")
         self.ca_data = base64.b64encode(self._pki.certificate).decode()
         self._signing_key = SigningKey.create(data_dir / "pki")
-        self._admin = self._pki.client("admin", user="kubernetes-admin", groups=["system:masters"])
+        self._admin = self._pki.client("admin", user="kubernetes-admin", group="system:masters")
         self._tls = ssl.create_default_context(cadata=self._pki.certificate.decode())
         self._tls.load_cert_chain(self._admin.certificate_file, self._admin.key_file)
         self.kubeconfig = self._write_kubeconfig("kubeconfig", self._admin)
@@ -222,17 +222,16 @@ class ControlPlane:
     def _apiserver(self) -> list[str]:
         serving = self._pki.server(
             "kube-apiserver",
-            dns_names=[
-                "localhost",
-                "kubernetes",
-                "kubernetes.default",
-                "kubernetes.default.svc",
-                "kubernetes.default.svc.cluster.local",
-            ],
-            addresses=[LOOPBACK, _SERVICE_ADDRESS],
+            "localhost",
+            "kubernetes",
+            "kubernetes.default",
+            "kubernetes.default.svc",
+            "kubernetes.default.svc.cluster.local",
+            LOOPBACK,
+            _SERVICE_ADDRESS,
         )
         kubelet_client = self._pki.client(
-            "kubelet-client", user="kube-apiserver-kubelet-client", groups=["system:masters"]
+            "kubelet-client", user="kube-apiserver-kubelet-client", group="system:masters"
         )
         return [
             "kube-apiserver",
