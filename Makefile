@@ -45,13 +45,13 @@ lint: .venv
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
 	@echo "== documentation: no broken link, no missing page"
-	@$(MKDOCS) build --strict --quiet
+	@$(MKDOCS) build --strict
 
 # make docs    the documentation as a site, in build/docs; with SERVE=1 at a local address, made anew on each change
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
 docs: .venv
-	@$(if $(SERVE),$(MKDOCS) serve,$(MKDOCS) build --strict --quiet && echo "== build/docs/index.html")
+	@$(if $(SERVE),$(MKDOCS) serve,$(MKDOCS) build --strict)
 
 test-unit: .venv
 	@echo "== tests/unit: pure logic"
