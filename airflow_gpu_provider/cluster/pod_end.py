@@ -39,6 +39,9 @@ KILLED = (128 + 9, 128 + 15)
 
 _KUBELET_SAYS_IN = timedelta(seconds=5)
 
+RAISE_DEADLINE = "Raise the pool's max_runtime, active_deadline_seconds or execution_timeout."
+"""What to do where the end of a pod's time came too soon."""
+
 _RETRY = "Retry the task: the next try waits for new capacity."
 
 
@@ -196,11 +199,14 @@ def _preempted(pod: PodState) -> PodPreempted:
 
 
 def _deadline(pod: PodState) -> PodDeadline:
-    return PodDeadline(
-        f"Pod {pod.name} ran for longer than its activeDeadlineSeconds.",
-        "Raise the pool's max_runtime, or active_deadline_seconds.",
-        pod=pod.name,
-    )
+    what = f"Pod {pod.name} ran for longer than its activeDeadlineSeconds"
+    if pod.deadline_of_others:
+        return PodDeadline(
+            f"{what} of {pod.deadline_of_others}.",
+            "Have that policy allow the pods of this namespace more; no argument of the task or the pool changes it.",
+            pod=pod.name,
+        )
+    return PodDeadline(f"{what}.", RAISE_DEADLINE, pod=pod.name)
 
 
 def why_disrupted(pod: PodState) -> str:

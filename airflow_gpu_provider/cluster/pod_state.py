@@ -21,6 +21,9 @@ OWNER_ANNOTATION = "airflow-gpu-provider/owner"
 ATTEMPT_ANNOTATION = "airflow-gpu-provider/attempt"
 """On a pod: which of its try's pods it is; it goes up with each preemption."""
 
+DEADLINE_ANNOTATION = "airflow-gpu-provider/active-deadline-seconds"
+"""On a pod: the activeDeadlineSeconds that it was created with, before the cluster's policies saw it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerState:
@@ -52,6 +55,8 @@ class PodState:
         owner: The task instance try that the pod belongs to, from its annotation.
         reason: The pod's own reason (Evicted, DeadlineExceeded, Preempting, ...), mostly empty.
         deadline_at: When its activeDeadlineSeconds are over; None while no node has it, or without a deadline.
+        deadline_of_others: Its activeDeadlineSeconds, in words, where they are not those that this package has asked
+            for; empty where they are, or where the pod does not say what was asked for.
         grace: How long its containers have to stop by themselves.
         unschedulable: The scheduler's message while it finds no node, else empty.
         deletion_asked_at: When somebody deleted the pod; it may run on until its grace period ends.
@@ -72,6 +77,7 @@ class PodState:
     created_at: datetime
     scheduled_at: datetime | None
     deadline_at: datetime | None
+    deadline_of_others: str
     grace: timedelta
     unschedulable: str
     deletion_asked_at: datetime | None
@@ -107,6 +113,7 @@ class PodState:
             created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
             scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
             deadline_at=_deadline(spec, status),
+            deadline_of_others=_deadline_of_others(metadata, spec),
             grace=timedelta(seconds=spec.get("terminationGracePeriodSeconds") or 30),
             unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
             deletion_asked_at=gone_by - grace if gone_by else None,
@@ -133,6 +140,14 @@ class PodState:
 def _deadline(spec: Json, status: Json) -> datetime | None:
     started_at, seconds = parse_time(status.get("startTime")), spec.get("activeDeadlineSeconds")
     return started_at + timedelta(seconds=seconds) if started_at and seconds is not None else None
+
+
+def _deadline_of_others(metadata: Json, spec: Json) -> str:
+    seconds, asked = spec.get("activeDeadlineSeconds"), (metadata.get("annotations") or {}).get(DEADLINE_ANNOTATION)
+    if asked is None or seconds is None or str(seconds) == asked:
+        return ""
+    who = "somebody else's policy has set it, as a rule an admission webhook of the cluster"
+    return f"{seconds}, and not the {asked} that this package asked for: {who}"
 
 
 def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:

@@ -16,6 +16,7 @@ from kubernetes.utils.quantity import parse_quantity
 
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.pod_fit import check_fits, requests_of
+from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool, is_template
 from airflow_gpu_provider.workload_placement import tolerations_of
@@ -76,7 +77,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _give_gpus(pod.spec, base, placement)
     _mount_shm(pod.spec, base, placement.shm_size)
     _tell(base, placement.env)
-    _limit_time(pod.spec, placement.active_deadline_seconds)
+    _limit_time(pod, placement.active_deadline_seconds)
     pod.spec.restart_policy = "Never"
     check_pod(pod, placement.pool)
     return pod
@@ -234,6 +235,8 @@ def _tell(base: k8s.V1Container, env: Mapping[str, str]) -> None:
     base.env = [*given, *(k8s.V1EnvVar(name=name, value=value) for name, value in env.items() if name not in names)]
 
 
-def _limit_time(spec: k8s.V1PodSpec, seconds: int | None) -> None:
-    known = [limit for limit in (spec.active_deadline_seconds, seconds) if limit is not None]
-    spec.active_deadline_seconds = min(known, default=None)
+def _limit_time(pod: k8s.V1Pod, seconds: int | None) -> None:
+    known = [limit for limit in (pod.spec.active_deadline_seconds, seconds) if limit is not None]
+    pod.spec.active_deadline_seconds = min(known, default=None)
+    if known:
+        pod.metadata.annotations[DEADLINE_ANNOTATION] = str(min(known))

@@ -16,6 +16,7 @@ from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.pod_end import (
     KILLED,
     PULL_FAILED,
+    RAISE_DEADLINE,
     PodEnd,
     cannot_start,
     certain_at,
@@ -144,7 +145,7 @@ class PodWait:
             state = "finished" if pod.started else "started"
             return self._deadline_error(
                 f"had not {state} at its deadline, {format_seconds(now - pod.created_at)} after it was created",
-                "Raise the pool's max_runtime, active_deadline_seconds or execution_timeout.",
+                RAISE_DEADLINE,
                 snapshot,
             )
         if pod.started:
@@ -186,6 +187,8 @@ class PodWait:
         lines = [*_event_lines(snapshot.events), *snapshot.notes]
         if pod is None or end_of(pod):
             return lines
+        if pod.deadline_of_others:
+            lines.append(f"the pod's activeDeadlineSeconds are {pod.deadline_of_others}")
         if not pod.started:
             lines += _pending_lines(pod, snapshot)
         else:

@@ -53,9 +53,11 @@ def pod(
     spec: dict[str, Any] | None = None,
     deleted_at: float | None = None,
     grace: int = 30,
+    annotations: dict[str, str] | None = None,
     **status: Any,
 ) -> PodState:
     metadata: dict[str, Any] = {"namespace": "ml", "name": "train-x", "uid": "u1", "creationTimestamp": stamp(0)}
+    metadata["annotations"] = annotations or {}
     if deleted_at is not None:
         metadata |= {"deletionTimestamp": stamp(deleted_at + grace), "deletionGracePeriodSeconds": grace}
     base = {"name": "base", "image": "train:1", "resources": {"limits": {"memory": "2Gi"}}}
@@ -144,6 +146,30 @@ def test_deadline_is_known_before_the_node_says_it(exit_code: int) -> None:
     assert type(error_of(over)) is PodDeadline
     assert error_of(pod(ended(0, at=64), spec={"activeDeadlineSeconds": 60})) is None
     assert type(error_of(pod(phase="Failed", reason="DeadlineExceeded"))) is PodDeadline
+
+
+@pytest.mark.parametrize(
+    ("asked", "what", "fix"),
+    [
+        ("60", "longer than its activeDeadlineSeconds. ", "Raise the pool's max_runtime"),
+        (None, "longer than its activeDeadlineSeconds. ", "Raise the pool's max_runtime"),
+        (
+            "3600",
+            "activeDeadlineSeconds of 60, and not the 3600 that this package asked for: somebody else's policy",
+            "Have that policy allow the pods of this namespace more",
+        ),
+    ],
+)
+def test_a_deadline_that_is_another_s_is_not_told_as_this_package_s(asked: str | None, what: str, fix: str) -> None:
+    annotations = {"airflow-gpu-provider/active-deadline-seconds": asked} if asked else {}
+    for over in (
+        pod(ended(137, at=65), spec={"activeDeadlineSeconds": 60}, annotations=annotations),
+        pod(phase="Failed", reason="DeadlineExceeded", spec={"activeDeadlineSeconds": 60}, annotations=annotations),
+    ):
+        error = error_of(over)
+        assert type(error) is PodDeadline
+        assert what in str(error)
+        assert fix in error.fix
 
 
 def test_init_container_that_failed_is_named() -> None:

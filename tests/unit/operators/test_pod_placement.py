@@ -9,6 +9,7 @@ import pytest
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
+from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.pools import EksGpuPool, GpuPool, KubernetesGpuPool
@@ -145,6 +146,7 @@ def test_users_own_shared_memory_stays() -> None:
 def test_shorter_deadline_wins(own: int | None, ours: int | None, wins: int) -> None:
     pod = placed(a_pod(spec={"active_deadline_seconds": own}), active_deadline_seconds=ours)
     assert pod["spec"]["activeDeadlineSeconds"] == wins
+    assert pod["metadata"]["annotations"][DEADLINE_ANNOTATION] == str(wins)
 
 
 def test_resources_may_be_given_as_a_dict() -> None:

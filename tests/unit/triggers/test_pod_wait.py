@@ -131,6 +131,16 @@ def test_a_queued_pod_is_told_what_there_is_too_little_of_besides_gpus() -> None
         assert line in WAIT.step(snapshot, at(1)).lines
 
 
+@pytest.mark.parametrize(("seconds", "is_told"), [(3600, False), (60, True)])
+def test_a_deadline_that_a_policy_has_set_is_told_before_it_comes(seconds: int, is_told: bool) -> None:
+    made: dict[str, Any] = {"annotations": {"airflow-gpu-provider/active-deadline-seconds": "3600"}}
+    made["spec"] = {"activeDeadlineSeconds": seconds}
+    for state in (pod(running(), **made), pod(waiting("ContainerCreating"), **made)):
+        lines = WAIT.step(PodSnapshot(pod=state), at(1)).lines
+        line = "the pod's activeDeadlineSeconds are 60, and not the 3600 that this package asked for: "
+        assert any(each.startswith(line) for each in lines) == is_told
+
+
 def test_labels_that_no_node_has_are_told_at_once() -> None:
     lines = WAIT.step(PodSnapshot(pod=PENDING, nodes=(NODE,), no_node_has="team=ml"), at(1)).lines
     assert "no node of the pool has team=ml, which the pod's node selector asks for" in lines
