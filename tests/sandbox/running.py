@@ -49,7 +49,7 @@ def copy_of(trigger: Any) -> Any:
     return rebuilt(trigger.serialize())
 
 
-def eventually(look: Callable[[], Any], *, seconds: float = 20.0) -> Any:
+def eventually(look: Callable[[], Any], *, seconds: float = 120.0) -> Any:
     """Return what `look` returns once it is true."""
     import time
 
