@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from airflow_gpu_provider import errors
+
 REPOSITORY = Path(__file__).parents[2]
 README = (REPOSITORY / "README.md").read_text()
 PAGES = [REPOSITORY / "README.md", REPOSITORY / "docs" / "index.md", *sorted((REPOSITORY / "docs/howto").glob("*.md"))]
@@ -35,6 +37,11 @@ def test_a_list_begins_after_a_blank_line(page: Path) -> None:
     """Without one the site shows it as running text; the repository's own view does not."""
     prose = re.sub(r"^```.*?^```", "```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
     assert re.findall(r"^(?![-*#] |\d+\. |##|\s)(.+)\n(?:[-*]|\d+\.) ", prose, re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("name", [cls.__name__ for cls in (*errors.error_types()[1:], errors.TaskKilled)])
+def test_each_error_is_a_symptom_that_is_explained(name: str) -> None:
+    assert f"`{name}`" in (REPOSITORY / "docs/at-3-am.md").read_text()
 
 
 def test_each_example_dag_is_listed() -> None:
