@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import ipaddress
 import logging
 import ssl
 from contextlib import aclosing
-from pathlib import Path
 
+import trustme
 from aiohttp import web
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from gpu_sandbox.nodes import clock, exec_session
 from gpu_sandbox.nodes.container import ContainerRunner
@@ -21,6 +16,8 @@ from gpu_sandbox.nodes.container_log import ContainerLog, LogOptions
 from gpu_sandbox.nodes.pods import Pods
 
 log = logging.getLogger(__name__)
+
+_ADDRESS = "127.0.0.1"
 
 
 class KubeletServer:
@@ -30,9 +27,9 @@ class KubeletServer:
     commands as this user.
     """
 
-    def __init__(self, pods: Pods, *, work_dir: Path, authority: str) -> None:
+    def __init__(self, pods: Pods, *, authority: str) -> None:
         self._pods = pods
-        self._context = _tls(work_dir, authority)
+        self._context = _tls(authority)
         app = web.Application()
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/containerLogs/{namespace}/{pod}/{container}", self._logs)
@@ -44,7 +41,7 @@ class KubeletServer:
     async def start(self) -> int:
         """Listen on a free port, and return it."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self._context)
+        site = web.TCPSite(self._runner, _ADDRESS, 0, ssl_context=self._context)
         await site.start()
         port: int = self._runner.addresses[0][1]
         return port
@@ -119,30 +116,10 @@ def _log_options(request: web.Request) -> LogOptions:
     )
 
 
-def _tls(work_dir: Path, authority: str) -> ssl.SSLContext:
+def _tls(authority: str) -> ssl.SSLContext:
     """A certificate of our own making, as a kubelet's without a serving certificate from the cluster."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "gpu-sandbox-node")])
-    now = clock.now()
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=365))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    path = work_dir / "kubelet.pem"
-    path.touch(mode=0o600)
-    path.write_bytes(pem)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(path)
+    trustme.CA().issue_cert(_ADDRESS, common_name="gpu-sandbox-node").configure_cert(context)
     context.load_verify_locations(cadata=authority)
     context.verify_mode = ssl.CERT_REQUIRED
     return context

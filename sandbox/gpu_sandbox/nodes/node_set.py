@@ -55,7 +55,7 @@ class NodeSet:
         )
         self._nodes: dict[str, Node] = {}
         self._pods = Pods(self.machine, self._nodes)
-        self._server = KubeletServer(self._pods, work_dir=work_dir, authority=api.access.authority)
+        self._server = KubeletServer(self._pods, authority=api.access.authority)
         self._plugin_allowed = self._driver_allowed = True
         self._dirty: dict[str, asyncio.Task[None]] = {}
         self.port = 0
