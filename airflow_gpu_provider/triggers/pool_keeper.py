@@ -27,6 +27,9 @@ EVERY = 15.0
 FIRST = 5.0
 """Seconds to the first look: a pod that only waits for the scheduler has its node by then."""
 
+EMPTY_FOR = timedelta(minutes=1)
+"""After that the scheduler has tried a node that has become empty; it waits 10 s at the most (podMaxBackoffSeconds)."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PoolNews:
@@ -35,7 +38,7 @@ class PoolNews:
     Attributes:
         said: Lines for their logs.
         no_capacity: Why no machine can be had now, where that is stock or a quota.
-        empty_nodes: The usable nodes on which nothing runs but pods that come and go with their node.
+        empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but pods that come and go with their node.
     """
 
     said: tuple[str, ...] = ()
@@ -79,6 +82,7 @@ class _Keeper:
         self._owner = owner
         self._reconciler: Reconciler | None = None
         self._started: datetime | None = None
+        self._empty_since: dict[str, datetime] = {}
         self.listeners: list[Listener] = []
         # An empty context: it outlives the trigger that starts it, and must not log into that one's task.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
@@ -115,10 +119,11 @@ class _Keeper:
         return PoolNews(
             said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),
-            empty_nodes=_empty_nodes(outcome.snapshot),
+            empty_nodes=self._empty_nodes(outcome.snapshot),
         )
 
-
-def _empty_nodes(snapshot: PoolSnapshot) -> frozenset[str]:
-    in_use = {pod.node for pod in snapshot.pods if not pod.daemon and not pod.finished}
-    return frozenset(node.name for node in snapshot.nodes if node.usable and node.name not in in_use)
+    def _empty_nodes(self, snapshot: PoolSnapshot) -> frozenset[str]:
+        in_use = {pod.node for pod in snapshot.pods if not pod.daemon and not pod.finished}
+        empty = {node.name for node in snapshot.nodes if node.usable and node.name not in in_use}
+        self._empty_since = {name: self._empty_since.get(name, snapshot.now) for name in empty}
+        return frozenset(name for name, since in self._empty_since.items() if snapshot.now - since >= EMPTY_FOR)

@@ -13,7 +13,7 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, OutOfStock
 from airflow_gpu_provider.triggers import pool_keeper
 from tests.unit.operators.test_pod_placement import a_pool
-from tests.unit.scaling.pools import dry, lease, machine, node, pod, snapshot
+from tests.unit.scaling.pools import NOW, dry, lease, machine, node, pod, snapshot
 
 
 class Reconciles:
@@ -140,8 +140,18 @@ async def test_empty_nodes_are_those_on_which_only_what_belongs_to_a_node_runs(r
         pod("plugin", on=4, daemon=True),
         pod("waits"),
     )
-    reconciles.snapshot = snapshot(*machines, nodes=nodes, pods=pods)
     pool_keeper.keep(a_pool(), "me/dag", news.append)
-    await heard(news, 1)
+    for seconds, others, empty in (
+        (0, (), set()),  # the scheduler may not have looked yet
+        (59, (), set()),
+        (60, (), {"node-2", "node-4"}),
+        (70, (pod("more", on=2),), {"node-4"}),
+        (80, (), {"node-4"}),
+        (140, (), {"node-2", "node-4"}),
+    ):
+        at = NOW + timedelta(seconds=seconds)
+        reconciles.snapshot = snapshot(*machines, nodes=nodes, pods=(*pods, *others), at=at)
+        news.clear()
+        await heard(news, 2)  # the first may be of the snapshot before
+        assert news[1].empty_nodes == empty, seconds
     await pool_keeper.leave(a_pool(), "me/dag", news.append)
-    assert news[0].empty_nodes == {"node-2", "node-4"}
