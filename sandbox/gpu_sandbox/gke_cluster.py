@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import gce_machine_type
-from gpu_sandbox.errors import SandboxError
+from gpu_sandbox.errors import ComponentFailed, SandboxError
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.managed_cluster import SYSTEM_NODE
 
@@ -86,6 +89,7 @@ class GkeCluster:
             timings=self._timings or self._pace.google(),
             seed=self._seed,
             events=machines,
+            restart_control_plane=partial(_restart, control_plane),
         )
         self.google.create_cluster(
             self.name,
@@ -195,3 +199,13 @@ class GkeCluster:
             "GPU_SANDBOX_PROJECT": self.google.project_id,
             "GPU_SANDBOX_LOCATION": self.location,
         }
+
+
+def _restart(control_plane: ControlPlane, seconds: float) -> None:
+    """Take the API server away for so long, in a thread of its own, which ends when the control plane is stopped."""
+
+    def restart() -> None:
+        with contextlib.suppress(ComponentFailed):  # the sandbox is stopped meanwhile
+            control_plane.restart_apiserver(seconds)
+
+    threading.Thread(target=restart, name="sandbox-control-plane-restart", daemon=True).start()

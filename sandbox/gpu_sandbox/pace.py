@@ -58,6 +58,7 @@ GOOGLE: Mapping[str, float] = {
     "operation_pending": 2.0,
     "cluster_create": 360.0,
     "cluster_delete": 240.0,
+    "control_plane_restart": 180.0,
     "node_pool_create": 45.0,
     "node_pool_update": 60.0,
     "node_pool_resize": 30.0,
@@ -74,9 +75,10 @@ GOOGLE: Mapping[str, float] = {
 }
 """Google Cloud's usual times, in seconds, by the names of `GoogleTimings`.
 
-An empty node pool: 30 to 45 seconds (Google's announcement of concurrent node pool creation). Drain: an hour, and a
-notice: 30 seconds ("Node pool upgrade strategies"; "Preemptible VM instances"). The driver's installer compiles nothing
-and takes about a minute after the node is there ("Run GPUs in Standard node pools"). The others are what users report.
+The control plane's restart: "several minutes" ("Autoscaling a cluster"). An empty node pool: 30 to 45 seconds
+(Google's announcement of concurrent node pool creation). Drain: an hour, and a notice: 30 seconds ("Node pool upgrade
+strategies"; "Preemptible VM instances"). The driver's installer compiles nothing and takes about a minute after the
+node is there ("Run GPUs in Standard node pools"). The others are what users report.
 """
 
 _BOOT = 45.0

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -697,3 +698,32 @@ def test_asks_nothing_beyond_loopback(cloud: GoogleCloud, monkeypatch: pytest.Mo
             thread.join(timeout=300)
             assert not thread.is_alive(), "google-auth's look-up does not end"
     assert set(asked) == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize(("location", "restarts"), [("us-central1", 0), (A, 1)])
+def test_a_zonal_cluster_has_its_control_plane_restarted_when_autoscaling_begins_and_ends(
+    faults: Faults, monkeypatch: pytest.MonkeyPatch, location: str, restarts: int
+) -> None:
+    """GKE's docs, "Autoscaling a cluster": for the first autoscaled node pool and the last, no others."""
+    asked: list[float] = []
+    cloud = GoogleCloud(
+        faults=faults,
+        timings=replace(QUICK, control_plane_restart=0.4),
+        events=NoEvents(),
+        location=location,
+        restart_control_plane=asked.append,
+    )
+    cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
+    cloud.start()
+    try:
+        monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))
+        pool = ready(location=location, scaling="autoscaler")
+        eventually(lambda: len(asked), lambda times: times == restarts)
+        other = ready(location=location, scaling="autoscaler", name="other")  # it waits until the cluster is RUNNING
+        other.delete(print)
+        assert len(asked) == restarts
+        pool.delete(print)
+        eventually(lambda: len(asked), lambda times: times == 2 * restarts)
+        eventually(lambda: cloud.cluster.status, lambda status: status == "RUNNING")
+    finally:
+        cloud.stop()

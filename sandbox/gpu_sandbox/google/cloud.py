@@ -32,7 +32,7 @@ from gpu_sandbox.google.interface import (
     ScalableGroup,
 )
 from gpu_sandbox.google.node_pools import NodePools
-from gpu_sandbox.google.operations import Operation, Operations, Progress
+from gpu_sandbox.google.operations import Operation, OperationError, Operations, Progress
 from gpu_sandbox.google.permissions import Permissions, PermissionUse
 from gpu_sandbox.google.quotas import Quotas
 from gpu_sandbox.google.replicas import Replicas
@@ -45,6 +45,8 @@ class GoogleCloud:
     Args:
         location: Where the cluster is: the region, or one of its zones for a zonal cluster.
         zones: Of the region; a regional cluster's node pools are in all of them unless they say otherwise.
+        restart_control_plane: Takes a zonal cluster's API server away for so many seconds; returns at once. By default
+            there is none to restart.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class GoogleCloud:
         faults: Faults,
         timings: GoogleTimings | None = None,
         events: CloudEvents[Instance],
+        restart_control_plane: Callable[[float], None] | None = None,
         clock: Callable[[], float] = time.time,
         seed: int = 0,
     ) -> None:
@@ -102,6 +105,8 @@ class GoogleCloud:
             clock=clock,
         )
         self._clock = Clock(self._step, poll=self.timings.poll, name="google-clock")
+        self._restart_control_plane = restart_control_plane
+        self._autoscaled: tuple[Cluster | None, bool] = (None, False)
         self._running = False
 
     # Life
@@ -189,9 +194,25 @@ class GoogleCloud:
             now = self._now()
             self.node_pools.advance(now)
             self._operations.advance(now)
+            restarts = self._autoscaling_began_or_ended()
+            if restarts:
+                self.begin_cluster_operation(self.timings.control_plane_restart, kind="UPDATE_CLUSTER")
             self._replicas.record(now)
             events = self._outbox.take()
+        if restarts and self._restart_control_plane:
+            self._restart_control_plane(self.timings.control_plane_restart)
         deliver(events)
+
+    def _autoscaling_began_or_ended(self) -> bool:
+        """Whether GKE restarts the control plane now, which a zonal cluster has one of ("Autoscaling a cluster").
+
+        Here it waits until the operations that are under way are over.
+        """
+        if self._operations.running():
+            return False
+        cluster = self._clusters.current
+        before, self._autoscaled = self._autoscaled, (cluster, cluster is not None and self.node_pools.autoscaled)
+        return self.location != self.region and before[0] is cluster and before != self._autoscaled
 
     # What the autoscaler does
 
@@ -354,15 +375,20 @@ class GoogleCloud:
     def begin_cluster_operation(self, seconds: float, *, kind: str = "UPGRADE_MASTER") -> str:
         """GKE's own doing, as an upgrade of the control plane, which lets no other operation start. Its name."""
         with self._lock:
-            until = self._now() + seconds
+            cluster, until = self.cluster, self._now() + seconds
+
+            def end(error: OperationError | None) -> None:
+                cluster.status = "RUNNING"
+
             operation: Operation = self._operations.start(
                 kind,
-                self.cluster.path,
+                cluster.path,
                 self._now(),
                 begin=lambda now: None,
                 look=lambda now: Progress(over=now >= until),
-                end=lambda error: None,
+                end=end,
             )
+            cluster.status = "RECONCILING"
             return operation.name
 
     def describe_groups(self) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ class Cluster:
     created_at: str
     release_channel: str = _DEFAULT_CHANNEL
     """Empty where it is in none."""
-    status: Literal["PROVISIONING", "RUNNING", "STOPPING"] = "RUNNING"
+    status: Literal["PROVISIONING", "RUNNING", "RECONCILING", "STOPPING"] = "RUNNING"
 
     @property
     def path(self) -> str:

@@ -97,6 +97,8 @@ class GoogleTimings:
     """From a call that changes an instance group to the end of its operation; Compute Engine's seconds, or more."""
     operation_wait: float = 12.0
     """zoneOperations.wait answers after so long, if the operation goes on; Compute Engine's two minutes."""
+    control_plane_restart: float = 2.0
+    """For so long a zonal cluster has no API server once autoscaling begins or ends in it; GKE's several minutes."""
     instance_create: float = 0.3
     instance_delete: float = 0.5
     launch_retry: float = 5.0

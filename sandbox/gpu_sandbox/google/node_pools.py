@@ -103,6 +103,11 @@ class NodePools:
     def groups(self) -> list[InstanceGroup]:
         return [group for pool in self.pools.values() for group in pool.all_groups()]
 
+    @property
+    def autoscaled(self) -> bool:
+        """Whether one of them has autoscaling on."""
+        return any(pool.settings.autoscaling.enabled for pool in self.pools.values())
+
     def scalable_groups(self) -> list[ScalableGroup]:
         """Those of pools with autoscaling on. A least size of the whole pool is each group's, less what others have."""
         return [
