@@ -98,7 +98,7 @@ class Cluster:
         }
         return [name for name, found in reasons.items() if "Unschedulable" in found]
 
-    def until_running(self, name: str, *, seconds: float = 60.0) -> None:
+    def until_running(self, name: str, *, seconds: float = 120.0) -> None:
         eventually(lambda: self.phase(name) == "Running", seconds=seconds)
 
     def gpu_nodes(self) -> list[dict[str, Any]]:
@@ -127,7 +127,7 @@ class Cluster:
         for namespace in ("default", "kube-system"):
             self.call("DELETE", f"/api/v1/namespaces/{namespace}/events")
 
-    def until_event(self, reason: str, *, about: str | None = None, seconds: float = 60.0) -> str:
+    def until_event(self, reason: str, *, about: str | None = None, seconds: float = 120.0) -> str:
         return str(eventually(lambda: self.events(reason, about=about), seconds=seconds)[-1])
 
     def status(self) -> dict[str, Any]:

@@ -42,7 +42,7 @@ _QUICK = AwsTimings(
 )
 
 
-def eventually(look: Callable[[], T], wanted: Callable[[T], Any] = bool, *, seconds: float = 20.0) -> T:
+def eventually(look: Callable[[], T], wanted: Callable[[T], Any] = bool, *, seconds: float = 120.0) -> T:
     """What `look` sees once `wanted` says yes to it."""
     deadline = time.monotonic() + seconds
     while True:

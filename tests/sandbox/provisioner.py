@@ -343,7 +343,7 @@ def _served(sandbox: Sandbox, group: str, plural: str) -> bool:
     return True
 
 
-def _until(is_so: Any, *, seconds: float = 30.0) -> None:
+def _until(is_so: Any, *, seconds: float = 120.0) -> None:
     deadline = time.monotonic() + seconds
     while not is_so():
         assert time.monotonic() < deadline, f"not so after {seconds} s"

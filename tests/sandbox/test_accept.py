@@ -165,9 +165,9 @@ def test_told_to_stop_it_deletes_what_it_made(sandbox: Sandbox, tmp_path: Path) 
     """In the middle of a night: the steps end, the end does not, and a second signal changes nothing."""
 
     def stop_once_a_node_comes() -> None:
-        eventually(lambda: [group for group in sandbox.google.node_pools.groups() if group.members], seconds=120)
+        eventually(lambda: [group for group in sandbox.google.node_pools.groups() if group.members])
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(lambda: any(line.startswith("delete ...") for line in said), seconds=120)
+        eventually(lambda: any(line.startswith("delete ...") for line in said))
         os.kill(os.getpid(), signal.SIGINT)
 
     said: list[str] = []

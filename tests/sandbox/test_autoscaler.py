@@ -32,7 +32,7 @@ def eks(sandbox: SandboxProcess) -> Iterator[Eks]:
     cluster.delete_pods()
     for name in cluster.node_groups():
         cluster.delete_group(name)
-    eventually(lambda: not cluster.gpu_nodes() and not cluster.pods() and not cluster.node_groups(), seconds=60)
+    eventually(lambda: not cluster.gpu_nodes() and not cluster.pods() and not cluster.node_groups())
     cluster.forget_events()
 
 
@@ -53,8 +53,8 @@ def test_a_waiting_pod_gets_a_node_from_zero_and_it_goes_again(eks: Eks) -> None
     assert ready["health"]["cloudProviderTarget"] == 1
     assert ready["health"]["nodeCounts"]["registered"]["ready"] == 1
 
-    eventually(lambda: "DeletionCandidateOfClusterAutoscaler" in eks.taints(), seconds=60)
-    eventually(lambda: not eks.gpu_nodes(), seconds=60)
+    eventually(lambda: "DeletionCandidateOfClusterAutoscaler" in eks.taints())
+    eventually(lambda: not eks.gpu_nodes())
     assert eks.desired(asg) == 0
     assert eks.events("ScaleDown", about=node["metadata"]["name"]) == ["marked the node as toBeDeleted/unschedulable"]
     assert f"Scale-down: empty node {node['metadata']['name']} removed" in eks.events("ScaleDownEmpty")
@@ -141,10 +141,10 @@ def test_several_pods_share_nodes_and_three_zones_share_them(eks: Eks, sandbox: 
         for index, zone in enumerate(eks.zones)
     ]
     sandbox.apply_faults({"autoscaler_dead": True})
-    eventually(lambda: _stands_still(eks.status_updated), seconds=120)
+    eventually(lambda: _stands_still(eks.status_updated))
     for index in range(4):
         eks.create(gpu_pod(f"pod-{index}", **for_group("spread")))
-    eventually(lambda: len(eks.unschedulable()) == 4, seconds=120)
+    eventually(lambda: len(eks.unschedulable()) == 4)
     sandbox.clear_faults()
     for index in range(4):
         eks.until_running(f"pod-{index}")
@@ -157,7 +157,7 @@ def test_capacity_that_is_not_there_is_backed_off_from_and_another_group_grows(
     first = eks.node_group("first", labels={"role": "either", "k8s.amazonaws.com/accelerator": "nvidia-l4"})
     sandbox.apply_faults({"stockouts": [{"zone": eks.zones[0]}]})
     eks.create(gpu_pod("waiting", **for_group("either")))
-    backoff = eventually(lambda: (found := eks.group_status(first)) and found["scaleUp"]["backoffInfo"], seconds=60)
+    backoff = eventually(lambda: (found := eks.group_status(first)) and found["scaleUp"]["backoffInfo"])
     assert backoff == {
         "errorCode": "placeholder-cannot-be-fulfilled",
         "errorMessage": "AWS cannot provision any more instances for this node group",
@@ -176,7 +176,7 @@ def test_what_keeps_a_node(eks: Eks, keeps: str) -> None:
     asg = eks.node_group("kept", instanceTypes=["g6.12xlarge"])
     seconds = 300 if keeps == "bare pod" else 1
     eks.create(gpu_pod("train", seconds=seconds, **for_group("kept")))
-    eventually(lambda: eks.phase("train") in ("Running", "Succeeded"), seconds=60)
+    eventually(lambda: eks.phase("train") in ("Running", "Succeeded"))
     (node,) = eks.gpu_nodes()
     path = f"/api/v1/nodes/{node['metadata']['name']}"
     if keeps == "scale-down-disabled":
@@ -185,8 +185,8 @@ def test_what_keeps_a_node(eks: Eks, keeps: str) -> None:
     # Another node, idle, is the proof that the time for it has come.
     other = eks.node_group("other")
     eks.create(gpu_pod("short", seconds=0.1, **for_group("other")))
-    eventually(lambda: eks.desired(other) == 1, seconds=60)
-    eventually(lambda: eks.desired(other) == 0, seconds=90)
+    eventually(lambda: eks.desired(other) == 1)
+    eventually(lambda: eks.desired(other) == 0)
     assert eks.desired(asg) == 1
     assert eks.group_status(asg)["scaleDown"]["status"] == "NoCandidates"
 
@@ -221,7 +221,7 @@ def test_a_low_priority_placeholder_brings_a_node_and_an_expendable_one_does_not
 def test_a_dead_autoscaler_grows_nothing_and_its_status_grows_old(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("train")
     sandbox.apply_faults({"autoscaler_dead": True})
-    eventually(lambda: _stands_still(eks.status_updated), seconds=30)
+    eventually(lambda: _stands_still(eks.status_updated))
     eks.create(gpu_pod("waiting", **for_group("train")))
     assert _stands_still(eks.status_updated)
     assert (eks.desired(asg), eks.phase("waiting")) == (0, "Pending")

@@ -82,7 +82,7 @@ def gke(sandbox: SandboxProcess) -> Iterator[Gke]:
     for name in cluster.node_pools():
         cluster.until_running_pool(name)
         cluster.client.delete_node_pool(name=f"{cluster.parent}/nodePools/{name}")
-    eventually(lambda: not cluster.gpu_nodes() and not cluster.pods() and not cluster.node_pools(), seconds=60)
+    eventually(lambda: not cluster.gpu_nodes() and not cluster.pods() and not cluster.node_pools())
     cluster.forget_events()
 
 
@@ -97,7 +97,7 @@ def test_a_pool_with_autoscaling_grows_from_zero_and_goes_back(gke: Gke) -> None
     (event,) = gke.events("TriggeredScaleUp", about="train")
     assert "/zones/us-central1-a/instanceGroups/gke-" in event
     assert event.endswith("0->1 (max: 2)}]")
-    eventually(lambda: gke.sizes("train") == {"a": 0} and not gke.gpu_nodes(), seconds=90)
+    eventually(lambda: gke.sizes("train") == {"a": 0} and not gke.gpu_nodes())
     assert gke.status()["autoscalerStatus"] == "Running"
 
 
@@ -112,7 +112,7 @@ def test_zones_share_the_nodes_up_to_the_limit_of_the_whole_pool(gke: Gke) -> No
     gke.node_pool("spread", autoscaling={"total_min_node_count": 0, "total_max_node_count": 3}, zones=3)
     for index in range(4):
         gke.create(gpu_pod(f"pod-{index}", **for_pool("spread")))
-    eventually(lambda: sum(pod["status"].get("phase") == "Running" for pod in gke.pods()) == 3, seconds=90)
+    eventually(lambda: sum(pod["status"].get("phase") == "Running" for pod in gke.pods()) == 3)
     assert sum(gke.sizes("spread").values()) == 3
     eventually(lambda: "max node group size reached" in str(gke.events("NotTriggerScaleUp")))
 

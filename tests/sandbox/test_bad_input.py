@@ -286,4 +286,4 @@ def test_two_specs_for_one_group_name_both_and_change_nothing(cloud: Cloud) -> N
         assert not drift.value.retryable
     finally:
         first._give_up(context_of(first, dag_id="first"))  # type: ignore[arg-type]
-        eventually(lambda: not any(group["desired"] for group in cloud.groups), seconds=60)
+        eventually(lambda: not any(group["desired"] for group in cloud.groups))

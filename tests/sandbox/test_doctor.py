@@ -339,7 +339,7 @@ def test_groups_of_others_and_their_autoscaler(
     assert "aws autoscaling create-or-update-tags" in untagged.fix
 
     put_tags(gpu_sandbox, untagged.fix)
-    eventually(lambda: complaints(there) == {}, seconds=60)
+    eventually(lambda: complaints(there) == {})
 
     gone = complaints(pool(name="doctor-others", node_groups=["nowhere"], **of_others))
     assert "has no node group nowhere" in gone["groups"][0].said
@@ -384,7 +384,7 @@ def test_a_driver_that_never_becomes_ready(pool: Callable[..., EksGpuPool], gpu_
         )
         with pytest.raises(GpusNotAllocatable):
             run(install)
-        blind = eventually(lambda: [each for each in examined(patient) if each.result == "problem"], seconds=60)
+        blind = eventually(lambda: [each for each in examined(patient) if each.result == "problem"])
         assert [each.check for each in blind] == ["driver"]
         assert "; plugin pod nvidia-device-plugin-doctor-blind-" in blind[0].said
         assert "kubectl -n kube-system logs nvidia-device-plugin-doctor-blind-" in blind[0].fix

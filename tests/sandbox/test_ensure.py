@@ -45,7 +45,7 @@ def operator(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         max_nodes=1,
     )
     gpu_sandbox.faults.add(Stockout(zone=zone))
-    yield EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False, timeout=timedelta(seconds=8))
+    yield EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False, timeout=timedelta(seconds=15))
     gpu_sandbox.faults.clear()
 
 
@@ -185,7 +185,7 @@ def test_machines_that_do_not_join_in_time_are_let_go(gpu_sandbox: Sandbox, slow
 
 def test_sigterm_while_a_machine_boots_lets_it_go(gpu_sandbox: Sandbox, slow: EksGpuPool) -> None:
     with in_a_worker(slow) as worker:
-        eventually(lambda: left_by(gpu_sandbox, slow)["machines"], seconds=60)
+        eventually(lambda: left_by(gpu_sandbox, slow)["machines"])
         worker.terminate()
         assert worker.wait(30) != 0
     assert demand_of(gpu_sandbox, slow.name) == []
@@ -198,7 +198,7 @@ def test_a_worker_that_is_killed_leaves_it_to_the_run_s_scale_down(
 ) -> None:
     """Between its demand and its size, or while the machine boots: the block's scale-down runs after either."""
     with in_a_worker(slow) as worker:
-        eventually(lambda: left_by(gpu_sandbox, slow)[step], seconds=60)
+        eventually(lambda: left_by(gpu_sandbox, slow)[step])
         worker.kill()
     left = left_by(gpu_sandbox, slow)
     assert left == {"desired": int(step == "machines"), "machines": int(step == "machines"), "leases": 1}
@@ -210,11 +210,11 @@ def test_with_nobody_left_the_switch_ends_what_a_killed_worker_had_grown(
     gpu_sandbox: Sandbox, slow: EksGpuPool
 ) -> None:
     with in_a_worker(slow) as worker:
-        eventually(lambda: left_by(gpu_sandbox, slow)["machines"], seconds=60)
+        eventually(lambda: left_by(gpu_sandbox, slow)["machines"])
         worker.kill()
     gpu_sandbox.faults.deadline_speed = 300  # 25 minutes, max_runtime and the switch's margin, are 5 seconds
     begun = time.monotonic()
-    eventually(lambda: not left_by(gpu_sandbox, slow)["machines"], seconds=60)
+    eventually(lambda: not left_by(gpu_sandbox, slow)["machines"])
     assert time.monotonic() - begun > 4
     assert left_by(gpu_sandbox, slow)["desired"] == 0
 

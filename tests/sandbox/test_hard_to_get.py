@@ -100,7 +100,7 @@ def dries_up_after_one_machine(sandbox: Sandbox, pool: GpuPool) -> threading.Thr
             mine = [g for g in sandbox.aws.describe_groups() if str(g["nodegroup"]).startswith(f"{pool.name}-")]
             return any(group["instances"] for group in mine)
 
-        eventually(has_one, seconds=60)
+        eventually(has_one)
         sandbox.faults.add(Stockout(zone=first))
 
     watcher = threading.Thread(target=watch)
@@ -214,7 +214,7 @@ def test_a_quota_that_a_launch_meets_is_named_at_once(gpu_sandbox: Sandbox, nigh
 
     def used_up_by_others() -> None:
         """After Ensure has compared quotas, and before it asks for a machine."""
-        eventually(lambda: any(str(g["nodegroup"]).startswith(operator.gpu_pool.name) for g in groups()), seconds=60)
+        eventually(lambda: any(str(g["nodegroup"]).startswith(operator.gpu_pool.name) for g in groups()))
         gpu_sandbox.faults.set_quota(ON_DEMAND_VCPUS, 0)
 
     groups = gpu_sandbox.aws.describe_groups
@@ -267,7 +267,7 @@ def test_fewer_nodes_will_do_on_gke(gke_sandbox: Sandbox, monkeypatch: pytest.Mo
         return any(each["state"] in ("STAGING", "RUNNING") for each in found)
 
     def dries_up() -> None:
-        eventually(has_one, seconds=60)
+        eventually(has_one)
         gke_sandbox.faults.add(Stockout(zone=a))
 
     watcher = threading.Thread(target=dries_up)

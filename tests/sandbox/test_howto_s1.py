@@ -69,9 +69,9 @@ def place(sandbox: Sandbox) -> str:
 
 
 def wait_until(look: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not look():
-        assert time.monotonic() < deadline, f"not so after 20 s: {look}"
+        assert time.monotonic() < deadline, f"not so after 120 s: {look}"
         time.sleep(0.1)
 
 

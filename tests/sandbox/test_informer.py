@@ -44,7 +44,7 @@ async def nothing_is_left() -> AsyncIterator[None]:
 
 
 def _wait(look: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while not look():
         assert time.monotonic() < deadline
         time.sleep(0.05)
@@ -64,7 +64,7 @@ def mark_of(change: Change) -> str:
     return str((change.raw["metadata"].get("annotations") or {}).get("mark"))
 
 
-async def until(feed: Feed, is_it: Callable[[Change], bool], seconds: float = 10) -> list[Change]:
+async def until(feed: Feed, is_it: Callable[[Change], bool], seconds: float = 120) -> list[Change]:
     """Return what the feed told, up to and with the change that is looked for."""
     told: list[Change] = []
     deadline = time.monotonic() + seconds
@@ -140,7 +140,7 @@ async def test_many_feeds_share_one_watch_and_hear_at_once(
             await asyncio.to_thread(mark, core, name, "now")
             await until(feed, lambda change: change.kind == "present" and mark_of(change) == "now")
             took.append(time.monotonic() - started)
-        assert sorted(took)[len(took) // 2] < 0.2
+        assert sorted(took)[len(took) // 2] < 1
 
 
 def watches(control_plane: ControlPlane) -> int:
@@ -168,10 +168,10 @@ async def test_api_server_restart_is_told_and_outlived(
     async with watching("c", lambda: access, {PODS: "mine"}) as feed:
         await until(feed, is_synced)
         await asyncio.to_thread(control_plane.restart_apiserver, 1.0)
-        told = await until(feed, lambda change: change.kind == "recovered", seconds=60)
+        told = await until(feed, lambda change: change.kind == "recovered")
         assert {type(change.error) for change in told if change.kind == "trouble"} == {ClusterUnreachable}
         await asyncio.to_thread(mark, core, "mine", "after")
-        await until(feed, lambda change: change.kind == "present" and mark_of(change) == "after", seconds=30)
+        await until(feed, lambda change: change.kind == "present" and mark_of(change) == "after")
 
 
 async def test_expired_version_loses_no_transition(

@@ -74,7 +74,7 @@ def run_its_pod(api: Any) -> None:
     """Be the kubelet of the one pod of the Deployment, and the autoscaler in it."""
     path = f"/api/v1/namespaces/{STATUS_NAMESPACE}/pods"
     label = "app.kubernetes.io/name=cluster-autoscaler"
-    pod = eventually(lambda: list_items(api, path, resource="pods", labelSelector=label), seconds=60)[0]
+    pod = eventually(lambda: list_items(api, path, resource="pods", labelSelector=label))[0]
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
     status = f"{path}/{pod['metadata']['name']}/status"
     call(api, "patch", status, resource="pods/status", body={"status": ready}, content_type=MERGE_PATCH)

@@ -78,7 +78,7 @@ def start_pod(sandbox: Sandbox, pool: EksGpuPool, name: str, **metadata: Any) ->
     }
     code, reply = sandbox.control_plane.request("POST", PODS, {"metadata": {"name": name, **metadata}, "spec": spec})
     assert code == 201, reply
-    eventually(lambda: phase(sandbox, name) == "Running", seconds=60)
+    eventually(lambda: phase(sandbox, name) == "Running")
 
 
 def phase(sandbox: Sandbox, name: str) -> str:
@@ -119,7 +119,7 @@ def test_strangers_keep_what_they_have(gpu_sandbox: Sandbox, pool: EksGpuPool) -
     other.platform.apply(other.platform.plan(1), print)
     key = DemandKey(installation="another", dag_id="nightly", run_id="one", pool=pool.name)
     until = datetime.now(UTC) + timedelta(hours=1)
-    eventually(lambda: other.want(key, 1, until) and status(pool)["nodes"] == 1, seconds=60)
+    eventually(lambda: other.want(key, 1, until) and status(pool)["nodes"] == 1)
     start_pod(gpu_sandbox, pool, "of-another", **metadata_of(pool, "one", "another"))
     start_pod(gpu_sandbox, pool, "of-nobody")
 

@@ -643,7 +643,7 @@ class TestSizes:
     def test_one_machine_that_cannot_go_does_not_keep_the_others(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(2, zones=[A, B])
         platform.grow({GROUP_B: 1})
-        groups = eventually(platform.observe, lambda groups: len(groups[1].live) == 1)
+        groups = eventually(platform.observe, lambda groups: [one.state for one in groups[1].live] == ["running"])
         account.scaling(GROUP_A, minSize=2)
         with pytest.raises(CloudError):
             platform.release([*groups[0].live, *groups[1].live])

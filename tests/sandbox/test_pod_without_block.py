@@ -116,7 +116,7 @@ def test_execution_timeout_of_a_blocking_task(pool: EksGpuPool, api: client.Core
     context = context_of(task, start_date=datetime.now(UTC) - timedelta(seconds=head_start))
     with pytest.raises((PodDeadline, AirflowTaskTimeout)):
         _run_execute_callable(context, task.execute, task)  # type: ignore[arg-type]
-    eventually(lambda: not nodes(api), seconds=20)
+    eventually(lambda: not nodes(api), seconds=SOON)
 
 
 def test_blocking_task_that_is_told_to_stop(pool: EksGpuPool, api: client.CoreV1Api) -> None:

@@ -65,7 +65,7 @@ class Night:
         until = datetime.now(UTC) + timedelta(seconds=seconds)
         return self.lead.want(self.key(run_id), nodes, until)
 
-    def until(self, is_so: Callable[[Outcome], bool], seconds: float = 40.0) -> Outcome:
+    def until(self, is_so: Callable[[Outcome], bool], seconds: float = 120.0) -> Outcome:
         """Reconcile until something is so."""
         seen: list[Outcome] = []
 
@@ -202,7 +202,7 @@ def test_runs_that_come_and_go_at_once(nights: Callable[..., Night]) -> None:
     def a_run(name: str) -> None:
         reconciler = night.reconciler(name)
         reconciler.want(night.key(name), 1, datetime.now(UTC) + timedelta(hours=1))
-        eventually(lambda: usable_nodes(reconciler.reconcile().snapshot), seconds=60)
+        eventually(lambda: usable_nodes(reconciler.reconcile().snapshot))
         reconciler.give_up(night.key(name))
 
     with ThreadPoolExecutor(4) as runs:
@@ -288,8 +288,9 @@ def test_somebody_s_own_cordon_is_left_alone(nights: Callable[..., Night]) -> No
 
 def test_after_its_time_a_run_s_machine_goes_without_anybody_giving_it_up(nights: Callable[..., Night]) -> None:
     night = nights(max_nodes=1)
-    night.want("one", seconds=15)
+    night.want("one")
     night.until_usable(1)
+    night.want("one", seconds=5)
     night.until_gone()
 
 

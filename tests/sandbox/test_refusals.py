@@ -242,7 +242,7 @@ def test_a_training_outlives_a_time_without_permission(
     path = f"/api/v1/namespaces/{namespace}/pods"
 
     def take_away_and_give_back() -> None:
-        eventually(lambda: ask("GET", path)["items"], seconds=60)
+        eventually(lambda: ask("GET", path)["items"])
         ask("DELETE", f"{RBAC}/{GROUP}")
         gpu_sandbox.cut_connections()
         time.sleep(15)  # how long the fault lasts

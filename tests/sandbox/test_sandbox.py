@@ -66,11 +66,11 @@ def node_group(
     yield make
     gpu_sandbox.faults.clear()
     for name in names:
-        until(lambda name=name: deleted(eks, gpu_sandbox, name), seconds=30, what=f"the end of {name}'s updates")
-    until(lambda: not any(nodes_of(gpu_sandbox, name) for name in names), seconds=30, what="the groups' Nodes gone")
+        until(lambda name=name: deleted(eks, gpu_sandbox, name), what=f"the end of {name}'s updates")
+    until(lambda: not any(nodes_of(gpu_sandbox, name) for name in names), what="the groups' Nodes gone")
 
 
-def until(condition: Callable[[], Any], *, seconds: float, what: str) -> Any:
+def until(condition: Callable[[], Any], *, what: str, seconds: float = 120.0) -> Any:
     deadline = time.monotonic() + seconds
     while not (result := condition()):
         assert time.monotonic() < deadline, f"not in {seconds} s: {what}"
@@ -95,7 +95,7 @@ def one_ready_node(sandbox: Sandbox, node_group: str) -> str:
     def ready() -> str | None:
         return next((node["name"] for node in nodes_of(sandbox, node_group) if node["ready"]), None)
 
-    return str(until(ready, seconds=30, what=f"a Ready node of {node_group}"))
+    return str(until(ready, what=f"a Ready node of {node_group}"))
 
 
 def resize(aws: Callable[[str], Any], sandbox: Sandbox, name: str, desired: int) -> None:
@@ -130,7 +130,6 @@ def test_an_ordinary_pod_has_a_place(gpu_sandbox: Sandbox, core: client.CoreV1Ap
     core.create_namespaced_pod("default", pod)
     until(
         lambda: core.read_namespaced_pod("hello", "default").status.phase == "Succeeded",
-        seconds=20,
         what="the pod's success",
     )
     log = core.read_namespaced_pod_log("hello", "default", _preload_content=False)
@@ -166,14 +165,17 @@ def test_scale_in_drains_first(
     core.create_namespaced_pod("default", sleeper("evicted", node))
     until(
         lambda: core.read_namespaced_pod("evicted", "default").status.phase == "Running",
-        seconds=20,
         what="the pod running",
     )
     resize(aws, gpu_sandbox, name, 0)
-    until(lambda: any(n["cordoned"] for n in nodes_of(gpu_sandbox, name)), seconds=10, what="the Node cordoned")
-    until(lambda: not pod_names(core, "evicted"), seconds=10, what="the pod evicted")
-    until(lambda: not nodes_of(gpu_sandbox, name), seconds=10, what="the Node gone")
-    assert [group["instances"] for group in gpu_sandbox.describe()["groups"] if group["nodegroup"] == name] == [[]]
+    until(lambda: any(n["cordoned"] for n in nodes_of(gpu_sandbox, name)), what="the Node cordoned")
+    until(lambda: not pod_names(core, "evicted"), what="the pod evicted")
+    until(lambda: not nodes_of(gpu_sandbox, name), what="the Node gone")
+
+    def instances() -> list[Any]:
+        return [group["instances"] for group in gpu_sandbox.describe()["groups"] if group["nodegroup"] == name]
+
+    until(lambda: instances() == [[]], what="the instance out of its group")
 
 
 def test_a_drain_waits_for_a_disruption_budget_until_aws_does_not(
@@ -191,22 +193,22 @@ def test_a_drain_waits_for_a_disruption_budget_until_aws_does_not(
     }
     policy.create_namespaced_pod_disruption_budget("default", budget)
     resize(aws, gpu_sandbox, name, 0)
-    until(lambda: any(n["cordoned"] for n in nodes_of(gpu_sandbox, name)), seconds=10, what="the Node cordoned")
+    until(lambda: any(n["cordoned"] for n in nodes_of(gpu_sandbox, name)), what="the Node cordoned")
     assert pod_names(core, "guarded") == ["guarded"]
     policy.delete_namespaced_pod_disruption_budget("guarded", "default")
-    until(lambda: not nodes_of(gpu_sandbox, name), seconds=10, what="the Node gone once the budget is")
+    until(lambda: not nodes_of(gpu_sandbox, name), what="the Node gone once the budget is")
 
 
 def test_a_slow_boot_can_be_ended(gpu_sandbox: Sandbox, node_group: Callable[..., str]) -> None:
     gpu_sandbox.faults.boot_seconds = 600
     name = node_group()
-    waiting = until(lambda: gpu_sandbox.describe()["booting"], seconds=10, what="an instance that boots")
+    waiting = until(lambda: gpu_sandbox.describe()["booting"], what="an instance that boots")
     assert waiting[0]["zone"] == ZONE
     time.sleep(gpu_sandbox.boot_seconds + 1)
     assert nodes_of(gpu_sandbox, name) == []
     gpu_sandbox.faults.boot_seconds = None
     one_ready_node(gpu_sandbox, name)
-    assert gpu_sandbox.describe()["booting"] == []
+    until(lambda: gpu_sandbox.describe()["booting"] == [], what="the end of the boot")
 
 
 def test_an_instance_that_ends_while_it_boots_never_joins(
@@ -214,9 +216,9 @@ def test_an_instance_that_ends_while_it_boots_never_joins(
 ) -> None:
     gpu_sandbox.faults.boot_seconds = 600
     name = node_group()
-    until(lambda: gpu_sandbox.describe()["booting"], seconds=10, what="an instance that boots")
+    until(lambda: gpu_sandbox.describe()["booting"], what="an instance that boots")
     resize(aws, gpu_sandbox, name, 0)
-    until(lambda: not gpu_sandbox.describe()["booting"], seconds=20, what="the instance gone")
+    until(lambda: not gpu_sandbox.describe()["booting"], what="the instance gone")
     gpu_sandbox.faults.boot_seconds = 0
     time.sleep(0.5)
     assert nodes_of(gpu_sandbox, name) == []
@@ -240,7 +242,6 @@ def test_an_api_server_that_is_away_loses_no_event(
     gpu_sandbox.restart_apiserver(down_seconds=3)
     until(
         lambda: gpu_sandbox.describe()["api_server"] and not nodes_of(gpu_sandbox, name),
-        seconds=30,
         what="the Node gone",
     )
 
@@ -249,7 +250,7 @@ def test_an_instance_that_boots_while_the_api_server_is_away_joins_after_it(
     gpu_sandbox: Sandbox, node_group: Callable[..., str]
 ) -> None:
     name = node_group()
-    until(lambda: gpu_sandbox.describe()["booting"], seconds=10, what="an instance that boots")
+    until(lambda: gpu_sandbox.describe()["booting"], what="an instance that boots")
     gpu_sandbox.restart_apiserver(down_seconds=gpu_sandbox.boot_seconds + 2)
     one_ready_node(gpu_sandbox, name)
 
@@ -266,7 +267,6 @@ def test_a_spot_notice_is_an_event_of_the_node(
                 "default", field_selector=f"involvedObject.name={node},reason=SpotInterruption"
             ).items
         ),
-        seconds=5,
         what="the event",
     )
     assert instance_id in events[0].message

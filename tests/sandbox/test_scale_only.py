@@ -319,7 +319,7 @@ class Spot:
             pods = self._core.list_namespaced_pod("default", **of_the_pool).items
             return next((pod for pod in pods if _attempt(pod) == "3"), None)
 
-        thread = threading.Thread(target=lambda: self._take(eventually(third, seconds=90)))
+        thread = threading.Thread(target=lambda: self._take(eventually(third)))
         thread.start()
         return thread
 

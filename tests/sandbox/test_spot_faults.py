@@ -27,7 +27,7 @@ def eks(sandbox: SandboxProcess) -> Iterator[Eks]:
     cluster.delete_pods()
     for name in cluster.node_groups():
         cluster.delete_group(name)
-    eventually(lambda: not cluster.gpu_nodes() and not cluster.node_groups(), seconds=60)
+    eventually(lambda: not cluster.gpu_nodes() and not cluster.node_groups())
 
 
 def with_one_node(eks: Eks, **request: object) -> tuple[str, str]:
@@ -51,9 +51,9 @@ def test_a_recommendation_brings_another_node_and_then_drains(
     asg, node = with_one_node(eks)
     assert main(["fault", "spot-rebalance", "--name", sandbox.name, "--node", node]) == 0
     assert capsys.readouterr().out.startswith("i-")
-    nodes = eventually(lambda: found if len(found := eks.gpu_nodes()) == 2 else None, seconds=60)
+    nodes = eventually(lambda: found if len(found := eks.gpu_nodes()) == 2 else None)
     assert not any(each["spec"].get("unschedulable") for each in nodes), "the new node joins before the old one drains"
-    eventually(lambda: node not in {each["metadata"]["name"] for each in eks.gpu_nodes()}, seconds=60)
+    eventually(lambda: node not in {each["metadata"]["name"] for each in eks.gpu_nodes()})
     eventually(lambda: len(eks.gpu_nodes()) == 1)
     assert eks.desired(asg) == 1
     assert "SpotRebalanceRecommendation" in reasons(eks, node)

@@ -76,7 +76,7 @@ def test_demand_ends_for_everybody_when_it_should(gpu_sandbox: Sandbox, env: Non
     slow, fast = installation("slow", -20), installation("fast", 20)
     key = DemandKey(installation="slow", dag_id="dag", run_id="run", pool=pool.name)
     slow.want(key, 1, slow.clock.now() + timedelta(hours=1))
-    eventually(lambda: usable_nodes(slow.reconcile().snapshot), seconds=60)
+    eventually(lambda: usable_nodes(slow.reconcile().snapshot))
 
     slow.want(key, 1, slow.clock.now() + timedelta(seconds=12))
     (lease,) = list_demand(api, pool.name)
@@ -87,7 +87,7 @@ def test_demand_ends_for_everybody_when_it_should(gpu_sandbox: Sandbox, env: Non
         assert not outcome.decision.release
         looks += 1
     assert looks > 2
-    eventually(lambda: not machines(slow.reconcile()), seconds=60)
+    eventually(lambda: not machines(slow.reconcile()))
 
 
 @pytest.mark.parametrize("minutes", [-20, 20], ids=["slow", "fast"])

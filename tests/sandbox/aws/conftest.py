@@ -40,7 +40,7 @@ QUICK = AwsTimings(
 )
 
 
-def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 10.0) -> T:
+def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 120.0) -> T:
     """What `look` sees once `wanted` says yes to it."""
     deadline = time.monotonic() + seconds
     while True:

@@ -42,7 +42,7 @@ SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 EMAIL_SCOPE = "https://www.googleapis.com/auth/userinfo.email"
 
 
-def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 20.0) -> T:
+def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 120.0) -> T:
     """What `look` sees once `wanted` says yes to it."""
     deadline = time.monotonic() + seconds
     while True:

@@ -101,11 +101,11 @@ class Cluster:
     def read(self, name: str) -> client.V1Pod:
         return self.core.read_namespaced_pod(name, self.namespace)
 
-    def wait(self, name: str, *phases: str, seconds: float = 20) -> client.V1Pod:
+    def wait(self, name: str, *phases: str, seconds: float = 120) -> client.V1Pod:
         return self.until(name, lambda pod: pod.status.phase in phases, f"phase {phases}", seconds)
 
     def until(
-        self, name: str, condition: Callable[[client.V1Pod], Any], what: str = "condition", seconds: float = 20
+        self, name: str, condition: Callable[[client.V1Pod], Any], what: str = "condition", seconds: float = 120
     ) -> client.V1Pod:
         deadline = time.monotonic() + seconds
         while True:
@@ -117,7 +117,7 @@ class Cluster:
             time.sleep(0.02)
 
     def until_container(
-        self, name: str, condition: Callable[[client.V1ContainerStatus], Any], what: str = "state", seconds: float = 20
+        self, name: str, condition: Callable[[client.V1ContainerStatus], Any], what: str = "state", seconds: float = 120
     ) -> client.V1Pod:
         """Wait for what is said of the first container, once anything is."""
         return self.until(name, lambda p: (s := p.status.container_statuses) and condition(s[0]), what, seconds)
@@ -127,7 +127,7 @@ class Cluster:
         pod = self.wait(name, "Succeeded", "Failed")
         return pod.status.container_statuses[0].state.terminated
 
-    def waiting(self, name: str, reason: str, seconds: float = 20) -> str:
+    def waiting(self, name: str, reason: str, seconds: float = 120) -> str:
         """The message of the first container once it waits for a reason."""
         pod = self.until_container(
             name, lambda s: s.state.waiting and s.state.waiting.reason == reason, reason, seconds
@@ -155,7 +155,7 @@ class Cluster:
     def delete(self, name: str, **options: Any) -> None:
         self.core.delete_namespaced_pod(name, self.namespace, **options)
 
-    def wait_gone(self, name: str, seconds: float = 20) -> float:
+    def wait_gone(self, name: str, seconds: float = 120) -> float:
         """Wait until the pod's object is gone; returns how long that took."""
         began = time.monotonic()
         while time.monotonic() - began < seconds:
@@ -172,7 +172,7 @@ class Cluster:
         kubelet.sort(key=lambda e: int(e.metadata.resource_version))
         return [(e.type, e.reason, e.message) for e in kubelet]
 
-    def wait_event(self, name: str, reason: str, seconds: float = 10) -> str:
+    def wait_event(self, name: str, reason: str, seconds: float = 120) -> str:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for _, found, message in self.events(name):
@@ -199,7 +199,7 @@ def cluster(agent: NodeAgent, core: client.CoreV1Api) -> Iterator[Cluster]:
 
 
 def _await_account(core: client.CoreV1Api, namespace: str) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         if core.list_namespaced_service_account(namespace).items:
             return

@@ -20,7 +20,7 @@ def gpus(core: client.CoreV1Api, node: str) -> tuple[str | None, str | None]:
 
 
 def wait_gpus(core: client.CoreV1Api, node: str, wanted: tuple[str | None, str | None]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while gpus(core, node) != wanted:
         assert time.monotonic() < deadline, f"{node} has {gpus(core, node)}, not {wanted}"
         time.sleep(0.02)

@@ -37,7 +37,7 @@ def test_a_slow_pull_happens_once_for_a_node(cluster: Cluster) -> None:
     first = cluster.pod("true", image="slow:1")
     assert cluster.until_container(first, lambda s: s.state.waiting).status.phase == "Pending"
     cluster.wait(first, "Succeeded")
-    assert 1.4 < time.monotonic() - began < 6
+    assert time.monotonic() - began > 1.4
     assert cluster.wait_event(first, "Pulled").startswith('Successfully pulled image "slow:1" in 1.5')
     second = cluster.pod("true", image="slow:1")
     cluster.wait(second, "Succeeded")

@@ -27,18 +27,20 @@ def test_log_options(cluster: Cluster) -> None:
 
 
 def test_since_seconds(cluster: Cluster) -> None:
-    name = cluster.sh("echo old; sleep 2.2; echo new")
+    name = cluster.sh("echo old; sleep 5; echo new")
     cluster.wait(name, "Succeeded")
-    assert cluster.logs(name, since_seconds=1) == "new\n"
+    stamp = cluster.logs(name, timestamps=True, tail_lines=1).split()[0]
+    age = datetime.now(UTC) - datetime.fromisoformat(f"{stamp[:19]}+00:00")
+    assert cluster.logs(name, since_seconds=int(age.total_seconds()) + 3) == "new\n"
 
 
 def test_follow_delivers_lines_as_they_come_and_ends_with_the_container(cluster: Cluster) -> None:
-    name = cluster.sh("for i in 1 2 3; do echo line $i; sleep 0.3; done")
+    name = cluster.sh("echo line 1; while [ ! -e /tmp/read ]; do sleep 0.05; done; echo line 2")
     cluster.wait(name, "Running")
-    response = cluster.core.read_namespaced_pod_log(name, cluster.namespace, follow=True, _preload_content=False)
-    arrived = [(time.monotonic(), line) for line in response]
-    assert [line for _, line in arrived] == [b"line 1\n", b"line 2\n", b"line 3\n"]
-    assert arrived[2][0] - arrived[1][0] > 0.1
+    lines = iter(cluster.core.read_namespaced_pod_log(name, cluster.namespace, follow=True, _preload_content=False))
+    assert next(lines) == b"line 1\n"
+    cluster.exec(name, "touch", "/tmp/read")
+    assert list(lines) == [b"line 2\n"]
 
 
 def test_logs_of_a_container_that_waits(cluster: Cluster) -> None:
@@ -76,12 +78,12 @@ def test_exec_prints_and_fails_as_kubectl_shows_it(cluster: Cluster, sleeper: st
     failed = stream.stream(
         call, sleeper, cluster.namespace, command=["sh", "-c", "exit 7"], stdout=True, _preload_content=False
     )
-    failed.run_forever(timeout=10)
+    failed.run_forever(timeout=120)
     assert failed.returncode == 7
     unknown = stream.stream(
         call, sleeper, cluster.namespace, command=["no-such"], stdout=True, stderr=True, _preload_content=False
     )
-    unknown.run_forever(timeout=10)
+    unknown.run_forever(timeout=120)
     assert "executable file not found" in json.loads(unknown.read_channel(3))["message"]
 
 
@@ -97,7 +99,7 @@ def test_exec_reads_its_input(cluster: Cluster, sleeper: str) -> None:
         _preload_content=False,
     )
     session.write_stdin("something\n")
-    session.run_forever(timeout=10)
+    session.run_forever(timeout=120)
     assert session.read_stdout() == "got something\n"
     assert session.returncode == 0
 
@@ -115,7 +117,7 @@ def test_what_exec_started_ends_when_the_client_hangs_up(cluster: Cluster, sleep
     call = cluster.core.connect_get_namespaced_pod_exec
     command = ["sleep", "987"]
     session = stream.stream(call, sleeper, cluster.namespace, command=command, stdout=True, _preload_content=False)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     look = ["sh", "-c", "cat /proc/[0-9]*/cmdline | tr '\\0' ' '"]
     while "sleep 987" not in cluster.exec(sleeper, *look):
         assert time.monotonic() < deadline
@@ -148,7 +150,5 @@ def test_airflows_xcom_sidecar(cluster: Cluster) -> None:
 
     cluster.until("xcom", base_is_done, "the end of base beside a running sidecar")
     manager = PodManager(kube_client=core)
-    began = time.monotonic()
     assert manager.extract_xcom(core.read_namespaced_pod("xcom", cluster.namespace)) == '{"accuracy": 0.97}'
-    assert time.monotonic() - began < 5
-    cluster.wait("xcom", "Succeeded", seconds=5)
+    cluster.wait("xcom", "Succeeded")
