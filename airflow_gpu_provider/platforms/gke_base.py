@@ -146,7 +146,7 @@ class GkeBase(Platform):
         return tuple(told(group) if group.status == "updating" else group for group in groups)
 
     def _with_ends(self, groups: Sequence[Group], behind: Mapping[str, Sequence[InstanceGroup]]) -> tuple[Group, ...]:
-        """Return the groups with when a machine of each last ended, where a launch of any has met a quota.
+        """Return the groups with when a machine of each last ended, and what is ending, where a launch met a quota.
 
         Nothing is read, nor told, where none has; nor where the account may not list operations.
 
@@ -165,11 +165,19 @@ class GkeBase(Platform):
         except PermissionDenied:
             return tuple(groups)
         operations = dict(zip(zones, read, strict=True))
-        ends = {
-            group.name: [gke_lives.last_end(one, operations[zone_of(one.path)]) for one in behind[group.name]]
-            for group in groups
-        }
-        return tuple(replace(each, last_end=max(filter(None, ends[each.name]), default=None)) for each in groups)
+
+        def told(group: Group) -> Group:
+            pairs = [(one, operations[zone_of(one.path)]) for one in behind[group.name]]
+            ends = filter(None, (gke_lives.last_end(*pair) for pair in pairs))
+            listed = {machine.id for machine in group.machines}
+            ending = (
+                Machine(id=name, group=group.name, state="terminating")
+                for name in dict.fromkeys(name for pair in pairs for name in gke_lives.ending(*pair))
+                if name not in listed
+            )
+            return replace(group, last_end=max(ends, default=None), machines=(*group.machines, *ending))
+
+        return tuple(map(told, groups))
 
     # -- sizes -----------------------------------------------------------------------------------------------
 

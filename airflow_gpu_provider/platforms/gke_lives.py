@@ -62,3 +62,15 @@ def last_end(group: InstanceGroup, operations: Iterable[Mapping[str, Any]]) -> d
     never = not_created(group)
     found = lives("", group.base_name, operations, datetime.min.replace(tzinfo=UTC)) if group.base_name else ()
     return max((life.ended_at for life in found if life.ended_at and life.id not in never), default=None)
+
+
+def ending(group: InstanceGroup, operations: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the instances that are being deleted, and that the group, which was read before, may not list any more."""
+    links = (
+        str(operation.get("targetLink", "")).partition("/instances/")[2]
+        for operation in operations
+        if operation.get("operationType") == "delete" and not operation.get("endTime")
+    )
+    never = not_created(group)
+    mine = (name for name in links if group.base_name and name.startswith(f"{group.base_name}-"))
+    return tuple(name for name in dict.fromkeys(mine) if name not in never)

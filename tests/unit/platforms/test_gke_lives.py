@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_gpu_provider.platforms.base import MachineLife
 from airflow_gpu_provider.platforms.gke_instances import InstanceGroup
-from airflow_gpu_provider.platforms.gke_lives import last_end, lives
+from airflow_gpu_provider.platforms.gke_lives import ending, last_end, lives
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 BASE = "gke-c-pool-1234abcd"
@@ -85,3 +85,14 @@ def test_the_last_end_is_of_an_instance_that_was_there() -> None:
     details = {"action": "CREATING", "instance": f"{ZONE}/instances/{NAME}"}
     assert last_end(replace(group, errors=({"instanceActionDetails": details},)), ended) is None
     assert last_end(replace(group, base_name="gke-c-other-12345678"), ended) is None
+
+
+def test_what_is_being_deleted_ends_though_its_group_may_not_list_it_any_more() -> None:
+    path = "projects/p/zones/us-central1-a/instanceGroupManagers/g"
+    group = InstanceGroup(path=path, target=0, base_name=BASE)
+    begun = [operation("delete", 7), operation("insert", 8)]
+    assert ending(group, begun) == (NAME,)
+    assert ending(group, [operation("delete", 7, 8)]) == ()
+    assert ending(replace(group, base_name="gke-c-other-12345678"), begun) == ()
+    details = {"action": "CREATING", "instance": f"{ZONE}/instances/{NAME}"}
+    assert ending(replace(group, errors=({"instanceActionDetails": details},)), begun) == ()
