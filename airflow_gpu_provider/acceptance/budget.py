@@ -64,6 +64,9 @@ def price_of(pool: GpuPool, given: float | None) -> float:
     """
     markets = getattr(pool, "capacity_types", ())
     prices = [given] if given is not None else [pool.price(market) for market in markets]
+    if given is not None and not 0 < given < float("inf"):
+        what = f"A node does not cost {given:g} an hour: what the acceptance costs has no bound."
+        raise PoolSpecError(what, "Give --price as a number above zero.")
     known = [price for price in prices if price is not None and 0 < price < float("inf")]
     if not known or len(known) < len(prices):
         raise PoolSpecError(

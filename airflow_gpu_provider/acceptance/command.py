@@ -17,6 +17,7 @@ from airflow_gpu_provider.acceptance.report import markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
 from airflow_gpu_provider.api_calls import ApiCall, told_to
 from airflow_gpu_provider.cluster.clock import SystemClock
+from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.base import Say, platform_for
 from airflow_gpu_provider.pools import GpuPool
 
@@ -51,8 +52,9 @@ def accept_pool(
         PASSED where each step has, FAILED where one has not, NOT_RUN where it may not cost.
 
     Raises:
-        PoolSpecError: The pool cannot be accepted, or nobody says its price.
+        PoolSpecError: The pool cannot be accepted, or nobody says its price; or a night or the report cannot be.
     """
+    _check(night, report)
     tried = accepted(pool, night)
     budget = Budget(nights=NIGHTS, night=night, price=price_of(pool, price))
     say(budget.in_words())
@@ -83,6 +85,16 @@ def accept_pool(
         report.write_text(text)
         say(f"The report is in {report}.")
     return PASSED if acceptance.has_passed else FAILED
+
+
+def _check(night: timedelta, report: Path) -> None:
+    """Raise PoolSpecError where the nights would fail, or be for nothing in the end."""
+    if night <= timedelta(0):
+        minutes = night.total_seconds() / 60
+        raise PoolSpecError(f"A night of {minutes:g} minutes is none.", "Give --night-minutes more than zero.")
+    if report.is_dir() or not os.access(report if report.exists() else report.parent, os.W_OK):
+        what = f"The report cannot be written to {report}."
+        raise PoolSpecError(what, "Name a file in --report whose folder is there and can be written to.")
 
 
 @contextmanager

@@ -168,12 +168,37 @@ def test_a_file_that_holds_no_spec_is_told_in_a_line(text: str | None, what: str
     assert len(said.splitlines()) == 1
 
 
-def ended_by_accepting(folder: Path, text: str | None) -> str:
+@pytest.mark.parametrize(
+    ("arguments", "what", "fix"),
+    [
+        ({"night_minutes": 0.0}, "A night of 0 minutes is none.", "Give --night-minutes more than zero."),
+        (
+            {"price": -1.0},
+            "A node does not cost -1 an hour: what the acceptance costs has no bound.",
+            "Give --price as a number above zero.",
+        ),
+        (
+            {"price": float("nan")},
+            "A node does not cost nan an hour: what the acceptance costs has no bound.",
+            "Give --price as a number above zero.",
+        ),
+        ({"report": "no-folder/report.md"}, "The report cannot be written to no-folder/report.md.", "Name a file in"),
+        ({"report": "/"}, "The report cannot be written to /.", "Name a file in"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused_before_it_costs(
+    arguments: dict[str, Any], what: str, fix: str, tmp_path: Path
+) -> None:
+    said = ended_by_accepting(tmp_path, json.dumps(GOOD), **arguments, yes_it_costs=True)
+    assert f" {what} {fix}" in said
+
+
+def ended_by_accepting(folder: Path, text: str | None, **arguments: Any) -> str:
     path = folder / "pool.json"
     if text is not None:
         path.write_text(text)
-    given = {"image": "i", "price": None, "night_minutes": 45, "pod_namespace": "ml", "report": str(folder / "r.md")}
-    args = Namespace(spec=str(path), dag_id=None, pools=[], yes_it_costs=False, verbose=True, **given)
+    usual = {"image": "i", "price": None, "night_minutes": 45, "pod_namespace": "ml", "report": str(folder / "r.md")}
+    usual |= {"spec": str(path), "dag_id": None, "pools": [], "yes_it_costs": False, "verbose": True}
     with pytest.raises(SystemExit) as ended:
-        commands.accept(args)
+        commands.accept(Namespace(**{**usual, **arguments}))
     return str(ended.value.code)
