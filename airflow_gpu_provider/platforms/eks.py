@@ -94,7 +94,7 @@ class EksPlatform(EksBase):
     def _check_creation(self) -> tuple[str, ...]:
         """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
         eks_plan.check_image(self._pool, self._cluster["version"])
-        return eks_launch_templates.check_exists(self._clients.ec2, self._pool)
+        return eks_launch_templates.check(self._clients.ec2, self._pool)
 
     def apply(self, plan: Plan, say: Say) -> None:
         passed_over = self.over_quota

@@ -1,4 +1,4 @@
-"""EC2 launch templates: what nodes are made from, and whether the one that a pool names exists."""
+"""EC2 launch templates: what nodes are made from, and whether the one that a pool names will do."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _NOT_FOUND = (  # "Error codes for the Amazon EC2 API"
 )
 
 
-def check_exists(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
+def check(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
     """Ask EC2 for the launch template of a pool that has one. Returns what to know where that may not be asked.
 
     Raises:
-        PoolSpecError: There is no such template, or no such version of it.
+        PoolSpecError: There is no such template or no such version of it, or it does not go with the pool.
     """
     if not pool.launch_template:
         return ()
     try:
-        _read(ec2, launch_template(pool.launch_template))
+        data = _read(ec2, launch_template(pool.launch_template))
     except PermissionDenied:
         return (
             f"whether launch template {pool.launch_template} exists is not known without"
@@ -44,7 +44,35 @@ def check_exists(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
             "Correct the pool's launch_template, or create that template or version.",
             launch_template=pool.launch_template,
         ) from error
+    check_fits(data, pool)
     return ()
+
+
+def check_fits(data: Mapping[str, Any], pool: EksGpuPool) -> None:
+    """Refuse a template that says what the pool says, or lacks what the pool leaves to it. Pure.
+
+    EKS makes no group of the first kind ("Customize managed nodes with launch templates" in its user guide). Without an
+    image from anywhere it takes the default one, which has no driver.
+
+    Raises:
+        PoolSpecError: As said.
+    """
+    if data.get("InstanceType"):
+        why = f"it names an instance type, {data['InstanceType']}, and so does the pool"
+        fix = "Take the type out of the template: the pool has a node group for each of its instance_types."
+    elif data.get("ImageId") and pool.ami_type != "CUSTOM":
+        why = f"it names an image, {data['ImageId']}, and the pool has ami_type {pool.ami_type}"
+        fix = 'Set ami_type="CUSTOM", or take the image out of the template.'
+    elif pool.ami_type == "CUSTOM" and not data.get("ImageId"):
+        why = "it names no image, and EKS would take one without NVIDIA's driver for ami_type CUSTOM"
+        fix = "Put the image into the template, or leave ami_type out."
+    else:
+        return
+    raise PoolSpecError(
+        f"Pool {pool.name}: launch template {pool.launch_template} does not go with it: {why}.",
+        fix,
+        launch_template=pool.launch_template,
+    )
 
 
 def template_data(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:

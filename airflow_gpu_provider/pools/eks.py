@@ -85,7 +85,7 @@ class EksGpuPool(GpuPool):
             with them.
         node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default. It has to
-            exist when a group is created.
+            exist when a group is created, to name no instance type, and to name an image just with "CUSTOM".
         tags: AWS tags for the node groups.
         node_groups: manage="scale": managed node groups of the cluster, by name.
         asg_names: manage="scale": Auto Scaling groups whose instances join the cluster by themselves, by name. They

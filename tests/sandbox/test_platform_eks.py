@@ -229,6 +229,8 @@ class TestPlanAndApply:
             PoolSpecError, match=rf"train: EC2 has no launch template {template} in us-west-2: .*{said}"
         ):
             pools.platform(launch_template=template).plan(1)
+        with pytest.raises(PoolSpecError, match="launch template gpu does not go with it: it names no image"):
+            pools.platform(launch_template="gpu", ami_type="CUSTOM").plan(1)
 
     def test_who_may_not_read_launch_templates_is_told_so(
         self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
