@@ -634,11 +634,12 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
 
 
 def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
-    request: pytest.FixtureRequest, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest, cloud: GoogleCloud, faults: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     grown(1, exclude_upgrades=False)
     own = GkePlatform(spec(exclude_upgrades=False), OWNER)
     assert first(own).update is None
+    faults.add(Stockout())  # the node that comes first does not, and the upgrade outlasts the test
     assert cloud.upgrade_nodes(GROUP_A)
     account = act_as(cloud, monkeypatch, permissions())
     own = GkePlatform(spec(exclude_upgrades=False), OWNER)
