@@ -133,19 +133,18 @@ def union(spans: Iterable[Span]) -> tuple[Span, ...]:
 # -- writing it down -----------------------------------------------------------------------------------------
 
 
-def note_begin(api: ApiClient, key: DemandKey, at: datetime, until: datetime) -> None:
-    """Write down that a run wants nodes from now on; facts of runs that are long over go."""
+def record_begin(api: ApiClient, key: DemandKey, at: datetime, until: datetime) -> None:
+    """Write down that a run wants nodes from now on."""
     _amend_run(api, key, lambda usage: usage.begun(at, until))
-    _forget_old(api, key.pool, at - KEEP_FOR)
 
 
-def note_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
+def record_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
     """Write down that a run wants nothing any more; where nothing is known of it, nothing is written."""
     if any(usage.key == key and usage.open for usage in read_runs(api, key.pool)):
         _amend_run(api, key, lambda usage: usage.ended(at))
 
 
-def note_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
+def record_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
     """Write down when these pods ran; those that do not say whose they are, and those without GPUs, are left out."""
     work: dict[DemandKey, list[tuple[str, Span]]] = {}
     for pod in pods:
@@ -163,7 +162,7 @@ def _with_work(usage: RunUsage, done: Iterable[tuple[str, Span]]) -> RunUsage:
     return usage
 
 
-def note_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]) -> None:
+def record_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]) -> None:
     """Write down what is known of machines."""
     seen = {machine.id: machine for machine in machines}
     if not seen:
@@ -229,7 +228,8 @@ def forget(api: ApiClient, pool_name: str) -> None:
         _delete(api, name)
 
 
-def _forget_old(api: ApiClient, pool_name: str, before: datetime) -> None:
+def forget_old(api: ApiClient, pool_name: str, before: datetime) -> None:
+    """Delete the facts of runs that ended before that time."""
     for usage in read_runs(api, pool_name):
         if not usage.wanted or usage.wanted[-1][1] < before:
             _delete(api, f"usage-{usage.key.hash}")

@@ -343,7 +343,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.scaling.hard_to_get import tried_in_words
 
         if result["nodes"]:
-            _note_machines(self, opened)
+            _record_machines(self, opened)
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         names = ", ".join(f"{n['name']}{_kind_of(n)}" for n in result["nodes"])
         self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names or "none yet, they come when pods do")
@@ -381,10 +381,10 @@ def _owner(context: Context) -> str:
     return f"{installation_id()}/{context['ti'].dag_id}"
 
 
-def _note_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler]) -> None:
+def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler]) -> None:
     """Write down which machines there are, for those that are gone before scale-down looks; it fails no task."""
     try:
-        opened().note_machines()
+        opened().record_machines()
     except GpuError as error:
         operator.log.warning("The machines could not be written down for the run's bill: %s", error)
 

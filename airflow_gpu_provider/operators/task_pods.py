@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
 from airflow_gpu_provider.cluster.pods import STUCK_AFTER, UNCOLLECTED, Pod
-from airflow_gpu_provider.cluster.usage import note_pods
+from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import GpuError, PermissionDenied, PodFailed
 from airflow_gpu_provider.operators.pod_ownership import Ownership
 from airflow_gpu_provider.operators.pool_hook import PoolHook
@@ -174,7 +174,7 @@ def _note_use(client: CoreV1Api, pod: Any) -> None:
     try:
         raw = client.api_client.sanitize_for_serialization(pod)
         if "phase" in (raw.get("status") or {}):  # a delete that is done at once answers with a Status
-            note_pods(client.api_client, [Pod.parse(raw)], ServerClock(client.api_client).now())
+            record_pods(client.api_client, [Pod.parse(raw)], ServerClock(client.api_client).now())
     except (GpuError, ApiException, HTTPError) as error:
         _log.warning("When pod %s ran could not be written down for the run's bill: %s", pod.metadata.name, error)
 

@@ -32,20 +32,21 @@ class Ledger:
         self._say = say
 
     def begin(self, key: DemandKey, at: datetime, until: datetime) -> None:
-        """Write down that a run wants nodes."""
-        self._quietly(lambda: usage.note_begin(self._api, key, at, until))
+        """Write down that a run wants nodes; facts of runs that are long over go."""
+        self._quietly(lambda: usage.record_begin(self._api, key, at, until))
+        self._quietly(lambda: usage.forget_old(self._api, key.pool, at - usage.KEEP_FOR))
 
     def end(self, key: DemandKey, at: datetime) -> None:
         """Write down that a run wants none any more."""
-        self._quietly(lambda: usage.note_end(self._api, key, at))
+        self._quietly(lambda: usage.record_end(self._api, key, at))
 
     def pods(self, pods: Iterable[Pod], now: datetime) -> None:
         """Write down when pods ran; before they are deleted."""
-        self._quietly(lambda: usage.note_pods(self._api, pods, now))
+        self._quietly(lambda: usage.record_pods(self._api, pods, now))
 
     def machines(self, snapshot: PoolSnapshot) -> None:
         """Write down the pool's machines; before any is released."""
-        self._quietly(lambda: usage.note_machines(self._api, self._pool.name, machine_uses(snapshot)))
+        self._quietly(lambda: usage.record_machines(self._api, self._pool.name, machine_uses(snapshot)))
 
     def bill(self, key: DemandKey, platform: Platform, now: datetime) -> Bill:
         """Return what a run's nodes did and cost, by the times at which the cloud says that they came and went.

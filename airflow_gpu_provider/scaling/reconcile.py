@@ -170,10 +170,10 @@ class Reconciler:
             snapshot = replace(before, leases=(*others, lease))
             decision = decide(snapshot)
             writes = _Writes(self, lock, snapshot, decision)
-            writes.set_switch()
+            writes.prepare_groups()
             write_demand(self.api, lease, check=lock.check)
             self.ledger.begin(key, before.now, until)
-            return writes.outcome()
+            return writes.carry_out()
 
     def reconcile(self) -> Outcome:
         """Bring the pool closer to what is wanted now. Takes the lock only where there is something to do."""
@@ -184,8 +184,8 @@ class Reconciler:
         with self._lock() as lock:
             snapshot = self.snapshot(lock)
             writes = _Writes(self, lock, snapshot, decide(snapshot))
-            writes.set_switch()
-            return writes.outcome()
+            writes.prepare_groups()
+            return writes.carry_out()
 
     def amend(self, ask: Ask) -> Outcome:
         """Write what a run wants from now on, if it still wants what it did when it asked; bring the pool closer to it.
@@ -196,14 +196,14 @@ class Reconciler:
             before = self.snapshot(lock)
             if ask.before not in before.leases:
                 writes = _Writes(self, lock, before, decide(before))
-                writes.set_switch()
-                return writes.outcome()
+                writes.prepare_groups()
+                return writes.carry_out()
             leases = tuple(ask.after if lease == ask.before else lease for lease in before.leases)
             snapshot = replace(before, leases=leases)
             writes = _Writes(self, lock, snapshot, decide(snapshot), said=[ask.why])
-            writes.set_switch()
+            writes.prepare_groups()
             write_demand(self.api, ask.after, check=lock.check)
-            return writes.outcome()
+            return writes.carry_out()
 
     def give_up(self, key: DemandKey) -> Outcome:
         """Delete the run's demand, and bring the pool closer to what is wanted without it. May be repeated."""
@@ -215,8 +215,8 @@ class Reconciler:
             give_up(self.api, key)
             snapshot = self.snapshot(lock)
             writes = _Writes(self, lock, snapshot, decide(snapshot))
-            writes.set_switch()
-            return writes.outcome()
+            writes.prepare_groups()
+            return writes.carry_out()
 
     def drop(self, lease: DemandLease) -> bool:
         """Delete a run's demand if it is still what was read; False where it is gone or the run has written it anew."""
@@ -265,7 +265,7 @@ class Reconciler:
         outcome = self.give_up(key)
         return replace(outcome, said=(*(f"deleted leftover pod {name}" for name in deleted), *outcome.said))
 
-    def note_machines(self) -> None:
+    def record_machines(self) -> None:
         """Write down which machines the pool has now, for the bills of its runs."""
         self.ledger.machines(self.snapshot())
 
@@ -331,7 +331,8 @@ class _Writes:
         self._said = [*said, *decision.notes]
         self._recent = RecentWrites.parse(lock.memo)
 
-    def set_switch(self) -> None:
+    def prepare_groups(self) -> None:
+        """Write to the groups what has to stand before demand does: launches allowed, the switch, the tags."""
         platform, decision = self._on.platform, self._decision
         if decision.resume:
             self._lock.check()
@@ -348,8 +349,8 @@ class _Writes:
             platform.tell_autoscaler(decision.tell)
             self._said.append(f"the tags are put right on {', '.join(decision.tell)}")
 
-    def outcome(self) -> Outcome:
-        """Do all that comes after the switch."""
+    def carry_out(self) -> Outcome:
+        """Write all the rest of the decision: nodes, placeholders, sizes, and demand that is forgotten."""
         self._each(self._label, [self._nodes[name] for name in self._decision.label])
         self._uncordon([self._nodes[name] for name in self._decision.uncordon])
         self._warm()

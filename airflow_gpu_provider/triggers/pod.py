@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.usage import note_pods
+from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.drive import Narrator
@@ -194,7 +194,7 @@ class GpuPodTrigger(BaseTrigger):
         name = pod["metadata"]["name"]
         try:
             api = cluster_access(deserialize_pool(self.record["pool"])).api_client()
-            note_pods(api, [Pod.parse(pod)], ServerClock(api).now())
+            record_pods(api, [Pod.parse(pod)], ServerClock(api).now())
         except GpuError as error:
             self.log.warning("When pod %s ran could not be written down for the run's bill: %s", name, error)
 

@@ -26,7 +26,7 @@ from airflow_gpu_provider.cluster.pod_fit import check_fits, not_on_any, request
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.usage import note_pods
+from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import platform_for
@@ -101,7 +101,7 @@ async def watch_pod(
 def _note_lost(pod: Json, now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator) -> None:
     """Write down when a pod ran that is lost, for its run's bill: nobody may find it to do so later."""
     try:
-        note_pods(open_access().api_client(), [Pod.parse(dict(pod))], now)
+        record_pods(open_access().api_client(), [Pod.parse(dict(pod))], now)
     except GpuError as error:
         narrator.tell(now, f"when the pod ran could not be written down for the run's bill: {error}")
 

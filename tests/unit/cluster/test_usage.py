@@ -10,11 +10,11 @@ from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.usage import (
     MachineUse,
-    note_begin,
-    note_machines,
-    note_pods,
     read_machines,
     read_runs,
+    record_begin,
+    record_machines,
+    record_pods,
 )
 from benchmarks.played_cluster import PlayedCluster
 
@@ -45,7 +45,7 @@ def test_machines_of_some_nights_of_a_thousand_nodes_fit_into_a_lease() -> None:
             )
             for _ in range(1000)
         ]
-        note_machines(cluster, "large", machines)
+        record_machines(cluster, "large", machines)
         seen |= {each.id: each for each in machines}
     assert size(cluster, "machines-large") < ANNOTATIONS_AT_MOST
     assert {each.id: each for each in read_machines(cluster, "large")} == seen
@@ -53,7 +53,7 @@ def test_machines_of_some_nights_of_a_thousand_nodes_fit_into_a_lease() -> None:
 
 def test_what_a_run_s_pods_did_is_written_once_for_all_and_fits_too() -> None:
     cluster: Any = PlayedCluster(latency=0.0)
-    note_begin(cluster, KEY, NOW, NOW + timedelta(hours=6))
+    record_begin(cluster, KEY, NOW, NOW + timedelta(hours=6))
     pods = [
         Pod(
             namespace="default",
@@ -68,7 +68,7 @@ def test_what_a_run_s_pods_did_is_written_once_for_all_and_fits_too() -> None:
         for number in range(3000)
     ]
     cluster.requests.clear()
-    note_pods(cluster, pods, NOW + timedelta(hours=2))
+    record_pods(cluster, pods, NOW + timedelta(hours=2))
     assert cluster.requests.total() == 2
     assert size(cluster, f"usage-{KEY.hash}") < ANNOTATIONS_AT_MOST
     (usage,) = read_runs(cluster, "large")

@@ -100,8 +100,8 @@ class Pool:
         self._call("want")
         return SimpleNamespace(snapshot=None, said=())
 
-    def note_machines(self) -> None:
-        self._call("note_machines")
+    def record_machines(self) -> None:
+        self._call("record_machines")
 
     def give_up(self, key: Any) -> Any:
         self._call("give_up")
