@@ -24,6 +24,7 @@ from gpu_sandbox.pki import CertificateAuthority, KeyPair, SigningKey, write_sec
 from gpu_sandbox.processes import ComponentProcess, stop_together
 
 LOOPBACK = "127.0.0.1"
+_DNS_NAME = "localhost"  # the only one that every machine knows
 START_TIMEOUT = 60.0
 STOP_TIMEOUT = 5.0
 _APISERVER_GRACE = 0.5
@@ -48,6 +49,10 @@ class ControlPlane:
     `token_webhook_url` is asked about bearer tokens that are not service accounts'; its answers are kept for
     `token_cache_ttl` seconds, to which the API server adds up to ten of its own. Without it no tokens but
     service accounts' are taken. `admission_plugins` are enabled beside Kubernetes' default ones.
+
+    By its name `dns_endpoint`, host and port, the API server has a certificate that the cluster's authority knows
+    nothing of: `public_authority`, a PEM file, vouches for it, as an authority of the public does for that of GKE's
+    DNS endpoints.
     """
 
     def __init__(
@@ -75,6 +80,9 @@ class ControlPlane:
         self.server = f"https://{LOOPBACK}:{self._port}"
         self._pki = CertificateAuthority(data_dir / "pki", name=f"{cluster_name}-ca")
         self.ca_data = base64.b64encode(self._pki.certificate).decode()
+        self._public_pki = CertificateAuthority(data_dir / "public-pki", name="public")
+        self.public_authority = self._public_pki.certificate_file
+        self.dns_endpoint = f"{_DNS_NAME}:{self._port}"
         self._signing_key = SigningKey.create(data_dir / "pki")
         self._admin = self._pki.client("admin", user="kubernetes-admin", group="system:masters")
         self._tls = ssl.create_default_context(cadata=self._pki.certificate.decode())
@@ -222,7 +230,6 @@ class ControlPlane:
     def _apiserver(self) -> list[str]:
         serving = self._pki.server(
             "kube-apiserver",
-            "localhost",
             "kubernetes",
             "kubernetes.default",
             "kubernetes.default.svc",
@@ -230,6 +237,7 @@ class ControlPlane:
             LOOPBACK,
             _SERVICE_ADDRESS,
         )
+        public = self._public_pki.server("kube-apiserver", _DNS_NAME)
         kubelet_client = self._pki.client(
             "kubelet-client", user="kube-apiserver-kubelet-client", group="system:masters"
         )
@@ -243,6 +251,7 @@ class ControlPlane:
             "--endpoint-reconciler-type=none",
             f"--tls-cert-file={serving.certificate_file}",
             f"--tls-private-key-file={serving.key_file}",
+            f"--tls-sni-cert-key={public.certificate_file},{public.key_file}:{_DNS_NAME}",
             f"--client-ca-file={self._pki.certificate_file}",
             f"--etcd-servers=unix://{_ETCD_CLIENT_SOCKET}",
             "--authorization-mode=Node,RBAC",

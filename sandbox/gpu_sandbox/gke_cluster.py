@@ -76,8 +76,11 @@ class GkeCluster:
 
     google: GoogleCloud
     keyfile: Path
+    trusted: Path
 
     def start(self, *, control_plane: ControlPlane, machines: Machines) -> None:
+        from requests.utils import DEFAULT_CA_BUNDLE_PATH
+
         from gpu_sandbox.google import GoogleCloud
         from gpu_sandbox.pki import write_secret
 
@@ -95,12 +98,18 @@ class GkeCluster:
             self.name,
             endpoint=control_plane.server.removeprefix("https://"),
             certificate_authority=control_plane.ca_data,
+            dns_endpoint=control_plane.dns_endpoint,
         )
         self.google.add_node_pool(SYSTEM_POOL, machine_type=SYSTEM_MACHINE_TYPE)
         self.google.start()
         self._started = True
         self.keyfile = control_plane.kubeconfig.parent / "service-account.json"
         write_secret(self.keyfile, json.dumps(self.google.keyfile()).encode())
+        # What the public trusts, and the authority that stands for one of them here.
+        self.trusted = control_plane.kubeconfig.parent / "trusted.pem"
+        self.trusted.write_bytes(
+            Path(DEFAULT_CA_BUNDLE_PATH).read_bytes() + control_plane.public_authority.read_bytes()
+        )
 
     def stop(self) -> None:
         if self._started:
@@ -198,6 +207,7 @@ class GkeCluster:
             "GPU_SANDBOX_GOOGLE_ENDPOINT": self.google.endpoint_url,
             "GPU_SANDBOX_PROJECT": self.google.project_id,
             "GPU_SANDBOX_LOCATION": self.location,
+            **({"SSL_CERT_FILE": str(self.trusted)} if self.google.dns_takes_users else {}),
         }
 
 

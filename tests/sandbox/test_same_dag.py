@@ -11,6 +11,7 @@ from airflow.sdk import DAG
 from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool, gpu_nodes
+from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.nodes import NodeSpec
@@ -104,6 +105,18 @@ def test_a_night_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) 
     holds(results)
     assert results["device_plugin"]["served_by"] == "GKE"
     assert not [group for group in gke_sandbox.google.node_pools.groups() if group.members]
+
+
+def test_a_night_through_the_dns_endpoint_alone(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
+    """Its certificate is none of the cluster's authority: what the system trusts vouches for it."""
+    gke_sandbox.google.set_endpoints(ip=False, dns=True)
+    try:
+        enter(gke_sandbox)
+        pool = gke(gke_sandbox, name="train-dns", use_dns_endpoint=True, node_locations=["us-central1-a"])
+        assert platform_for(pool).cluster_access().server == f"https://{gke_sandbox.control_plane.dns_endpoint}"
+        holds(one_night(pool))
+    finally:
+        gke_sandbox.google.set_endpoints(ip=True, dns=False)
 
 
 def test_a_night_on_gke_with_a_driver_daemonset(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:

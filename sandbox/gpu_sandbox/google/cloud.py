@@ -117,14 +117,18 @@ class GoogleCloud:
         *,
         endpoint: str,
         certificate_authority: str,
+        dns_endpoint: str = "",
         version: str = VERSION,
         release_channel: str = "REGULAR",
     ) -> None:
         """A RUNNING cluster without node pools. `endpoint` is host and port, `certificate_authority` base64 PEM.
 
+        So is `dns_endpoint`, whose certificate is another authority's; by default nothing listens there.
+
         Clusters that the API makes later have the same endpoint: there is one control plane.
         """
         self._clusters.endpoint, self._clusters.certificate_authority = endpoint, certificate_authority
+        self._clusters.dns_endpoint = dns_endpoint
         self._clusters.add(name, self._now(), version=version, release_channel=release_channel)
 
     @property
@@ -347,6 +351,12 @@ class GoogleCloud:
         """Say whether the cluster has IP endpoints, and whether its DNS endpoint takes traffic of users."""
         with self._lock:
             self._clusters.has_ip_endpoints, self._clusters.dns_takes_users = ip, dns
+
+    @property
+    def dns_takes_users(self) -> bool:
+        """Whether the cluster's DNS endpoint takes traffic of users."""
+        with self._lock:
+            return self._clusters.dns_takes_users
 
     def disable_service(self, service: str, *, disabled: bool = True) -> None:
         """Have the project's API `container`, `compute` or `resourcemanager` not enabled."""

@@ -61,6 +61,8 @@ class Clusters:
         self.current: Cluster | None = None
         self.endpoint = ""
         """Host and port of the control plane, without a scheme, as GKE gives it."""
+        self.dns_endpoint = ""
+        """That of the DNS endpoint; empty: a name as GKE's, where nothing listens."""
         self.certificate_authority = ""
         self.has_ip_endpoints = True
         self.dns_takes_users = False
@@ -81,7 +83,8 @@ class Clusters:
             ip |= {"publicEndpoint": self.ip_endpoint, "privateEndpoint": self.ip_endpoint}
         dns: dict[str, Any] = {"allowExternalTraffic": self.dns_takes_users}
         if self.current is not None and self.current.status != "PROVISIONING":
-            dns["endpoint"] = f"gke-{self.current.name}-123456789012.{self._location}.gke.goog"
+            name = f"gke-{self.current.name}-123456789012.{self._location}.gke.goog"
+            dns["endpoint"] = self.dns_endpoint or name
         return {"dnsEndpointConfig": dns, "ipEndpointsConfig": ip}
 
     def get(self, project_id: str, location: str, name: str) -> Cluster:
