@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import ssl
 import tempfile
 from functools import cached_property
 from typing import IO, Any
@@ -43,8 +44,10 @@ class PoolHook:
     def new_client(self) -> CoreV1Api:
         """Return a client of its own, for a thread or a signal handler that must not wait for another's locks."""
         client = self.access.api_client()
-        # Exec, by which results are read, goes through a WebSocket client that takes certificates from files only.
-        client.configuration.ssl_ca_cert = _path(self._ca_file) if self._ca_file else None
+        # Exec, by which results are read, goes through a WebSocket client that takes certificates from files only, and
+        # without one trusts certifi's instead of the system's, as SSL_CERT_FILE names them.
+        trusted = _path(self._ca_file) if self._ca_file else ssl.get_default_verify_paths().cafile
+        client.configuration.ssl_ca_cert = trusted
         if self._client_file:
             client.configuration.cert_file = client.configuration.key_file = _path(self._client_file)
         return CoreV1Api(client)

@@ -107,7 +107,9 @@ def test_a_night_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) 
     assert not [group for group in gke_sandbox.google.node_pools.groups() if group.members]
 
 
-def test_a_night_through_the_dns_endpoint_alone(gke_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
+def test_a_night_through_the_dns_endpoint_alone(
+    gke_sandbox: Sandbox, enter: Callable[[Sandbox], None], capsys: pytest.CaptureFixture[str]
+) -> None:
     """Its certificate is none of the cluster's authority: what the system trusts vouches for it."""
     gke_sandbox.google.set_endpoints(ip=False, dns=True)
     try:
@@ -115,6 +117,7 @@ def test_a_night_through_the_dns_endpoint_alone(gke_sandbox: Sandbox, enter: Cal
         pool = gke(gke_sandbox, name="train-dns", use_dns_endpoint=True, node_locations=["us-central1-a"])
         assert platform_for(pool).cluster_access().server == f"https://{gke_sandbox.control_plane.dns_endpoint}"
         holds(one_night(pool))
+        assert "The XCom sidecar" not in capsys.readouterr().out
     finally:
         gke_sandbox.google.set_endpoints(ip=True, dns=False)
 

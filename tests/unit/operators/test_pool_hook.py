@@ -67,3 +67,13 @@ def test_certificates_can_be_read_and_leave_no_file(tmp_path: Path, monkeypatch:
         context.load_cert_chain(configuration.cert_file, configuration.key_file)
         assert len(context.get_ca_certs()) == 1
     assert not list(kept.iterdir())
+
+
+def test_exec_trusts_what_the_system_does_where_the_cluster_names_no_authority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trusted = CertificateAuthority(tmp_path / "pki", name="public").certificate_file
+    monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+    hook = PoolHook(TRAIN)
+    hook.access = ClusterAccess(server="https://gke.example.com")
+    assert hook.new_client().api_client.configuration.ssl_ca_cert == str(trusted)
