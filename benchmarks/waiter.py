@@ -30,8 +30,8 @@ def pool(name: str) -> EksGpuPool:
 
 
 def our_trigger(pod: dict[str, str]) -> Any:
+    from airflow_gpu_provider.pods.wait import PodWait
     from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
-    from airflow_gpu_provider.triggers.pod_wait import PodWait
 
     now = datetime.now(UTC)
     wait = PodWait(

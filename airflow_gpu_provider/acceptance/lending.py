@@ -69,23 +69,23 @@ def _wait_until_shown(group: str, mark: str, look: Callable[[], str | None]) -> 
 
 
 def _eks_groups(pool: EksGpuPool) -> Mapping[str, Mapping[str, Any]]:
-    from airflow_gpu_provider.platforms.aws_clients import AwsClients
-    from airflow_gpu_provider.platforms.eks_groups import NodeGroups
+    from airflow_gpu_provider.platforms.aws.clients import AwsClients
+    from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups
 
     clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
     return NodeGroups(clients.eks, pool).read()
 
 
 def _eks_mark(raw: Mapping[str, Any]) -> str | None:
-    from airflow_gpu_provider.platforms.eks_spec import POOL_TAG
+    from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 
     mark: str | None = (raw.get("tags") or {}).get(POOL_TAG)
     return mark
 
 
 def _mark_eks(pool: EksGpuPool, group: str, mark: str) -> None:
-    from airflow_gpu_provider.platforms.aws_clients import AwsClients
-    from airflow_gpu_provider.platforms.eks_spec import POOL_TAG
+    from airflow_gpu_provider.platforms.aws.clients import AwsClients
+    from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 
     eks = AwsClients(conn_id=pool.aws_conn_id, region=pool.region).eks
     eks.call("tag_resource", resourceArn=_eks_groups(pool)[group]["nodegroupArn"], tags={POOL_TAG: mark})
@@ -95,8 +95,8 @@ def _mark_eks(pool: EksGpuPool, group: str, mark: str) -> None:
 
 
 def _gke_groups(pool: GkeGpuPool) -> Mapping[str, Mapping[str, Any]]:
-    from airflow_gpu_provider.platforms.gke_node_pools import NodePools
-    from airflow_gpu_provider.platforms.google_clients import GoogleClients
+    from airflow_gpu_provider.platforms.google.clients import GoogleClients
+    from airflow_gpu_provider.platforms.google.node_pools import NodePools
 
     clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
     found = NodePools(clients.gke, pool).read()
@@ -104,16 +104,16 @@ def _gke_groups(pool: GkeGpuPool) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _gke_mark(raw: Mapping[str, Any]) -> str | None:
-    from airflow_gpu_provider.platforms.gke_spec import POOL_LABEL, labels_of
+    from airflow_gpu_provider.platforms.google.spec import POOL_LABEL, labels_of
 
     return labels_of(raw).get(POOL_LABEL)
 
 
 def _mark_gke(pool: GkeGpuPool, group: str, mark: str, say: Say) -> None:
-    from airflow_gpu_provider.platforms.gke_node_pools import NodePools
-    from airflow_gpu_provider.platforms.gke_operations import Operations, Step
-    from airflow_gpu_provider.platforms.gke_spec import POOL_LABEL, labels_of
-    from airflow_gpu_provider.platforms.google_clients import GoogleClients
+    from airflow_gpu_provider.platforms.google.clients import GoogleClients
+    from airflow_gpu_provider.platforms.google.node_pools import NodePools
+    from airflow_gpu_provider.platforms.google.operations import Operations, Step
+    from airflow_gpu_provider.platforms.google.spec import POOL_LABEL, labels_of
 
     clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
     node_pools = NodePools(clients.gke, pool)

@@ -88,7 +88,7 @@ def _listed(what: str, look: Callable[[], Iterator[str]], *, costs: bool = True)
 
 
 def _eks(pool: EksGpuPool, prefixes: tuple[str, ...]) -> dict[str, Callable[[], Iterator[str]]]:
-    from airflow_gpu_provider.platforms.aws_clients import AwsClients
+    from airflow_gpu_provider.platforms.aws.clients import AwsClients
 
     clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
     asg_prefixes = tuple(f"eks-{prefix}" for prefix in prefixes)
@@ -140,8 +140,8 @@ class _Gke:
     """What Google Cloud lists of pools; `prefixes` begin the names of their node pools."""
 
     def __init__(self, pool: GkeGpuPool, prefixes: tuple[str, ...]) -> None:
-        from airflow_gpu_provider.platforms.gke_node_pools import NodePools
-        from airflow_gpu_provider.platforms.google_clients import GoogleClients
+        from airflow_gpu_provider.platforms.google.clients import GoogleClients
+        from airflow_gpu_provider.platforms.google.node_pools import NodePools
 
         self._pool = pool
         self._prefixes = prefixes

@@ -1,1 +1,1 @@
-"""Airflow operators. Thin: they render, decide what to say, and drive `scaling` and `cluster`."""
+"""Airflow operators. Thin: they render, decide what to say, and drive `scaling`, `pods` and `addons`."""

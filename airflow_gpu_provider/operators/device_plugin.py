@@ -169,9 +169,9 @@ class InstallDevicePluginOperator(PoolOperator):
         return self._finish({**result, **(progress.result or {})})
 
     def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
+        from airflow_gpu_provider.addons.plugin_watch import watch_plugin
         from airflow_gpu_provider.scaling.drive import Narrator
-        from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
-        from airflow_gpu_provider.triggers.setbacks import persistently
+        from airflow_gpu_provider.scaling.setbacks import persistently
 
         watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
         narrator = Narrator(self._say, started=wait.started)

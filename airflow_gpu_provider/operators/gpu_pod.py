@@ -36,9 +36,7 @@ from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
-from airflow_gpu_provider.cluster.pod_end import PodEnd, end_of
 from airflow_gpu_provider.cluster.pod_log import log_line
-from airflow_gpu_provider.cluster.pod_secrets import masked_words
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import (
@@ -53,37 +51,39 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
-from airflow_gpu_provider.operators.attempts import MAX_PREEMPTIONS, Attempt, OnPreemption, Preemptions
-from airflow_gpu_provider.operators.checkpoint import (
+from airflow_gpu_provider.operators.moved_arguments import MovedArguments
+from airflow_gpu_provider.pods.attempts import MAX_PREEMPTIONS, Attempt, OnPreemption, Preemptions
+from airflow_gpu_provider.pods.checkpoint import (
     check_claims_reach,
     check_location,
     check_outlives_pod,
     environment,
 )
-from airflow_gpu_provider.operators.gpu_health import GpuHealth
-from airflow_gpu_provider.operators.moved_arguments import MovedArguments
-from airflow_gpu_provider.operators.pod_deadline import PodDeadlines
-from airflow_gpu_provider.operators.pod_diagnosis import diagnosed
-from airflow_gpu_provider.operators.pod_logs import LogRest, last_lines, logged_containers
-from airflow_gpu_provider.operators.pod_machine import PodMachine
-from airflow_gpu_provider.operators.pod_ownership import Ownership
-from airflow_gpu_provider.operators.pod_placement import Placement, check_gpus, check_resources, place, resources_of
-from airflow_gpu_provider.operators.pod_result import RESULT_FILE, ResultUnread, invalid, parsed, unread
-from airflow_gpu_provider.operators.pod_verdict import Watched
-from airflow_gpu_provider.operators.pool_hook import PoolHook
-from airflow_gpu_provider.operators.task_pods import CarefulPodManager, TaskPods, attempt_of
+from airflow_gpu_provider.pods.collected_log import LogRest, last_lines, logged_containers
+from airflow_gpu_provider.pods.deadline import PodDeadlines
+from airflow_gpu_provider.pods.diagnosis import diagnosed
+from airflow_gpu_provider.pods.end import PodEnd, end_of
+from airflow_gpu_provider.pods.followed_log import PodLogs
+from airflow_gpu_provider.pods.gpu_health import GpuHealth
+from airflow_gpu_provider.pods.hook import PoolHook
+from airflow_gpu_provider.pods.machine import PodMachine
+from airflow_gpu_provider.pods.ownership import Ownership
+from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place, resources_of
+from airflow_gpu_provider.pods.result import RESULT_FILE, ResultUnread, invalid, parsed, unread
+from airflow_gpu_provider.pods.secrets import masked_words
+from airflow_gpu_provider.pods.store import CarefulPodManager, TaskPods, attempt_of
+from airflow_gpu_provider.pods.verdict import Watched
+from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
+from airflow_gpu_provider.pods.watch import watch_pod
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.perseverance import until_it_works
 from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.setbacks import Setbacks, persistently
 from airflow_gpu_provider.scaling.unattended import WHEN_KILLED, check_can_come, release_unattended
 from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import LAST_WORDS_WITHIN, RECORD_VERSION, GpuPodTrigger
-from airflow_gpu_provider.triggers.pod_log import PodLogs
-from airflow_gpu_provider.triggers.pod_wait import PodWait, phase_in_words
-from airflow_gpu_provider.triggers.pod_watch import watch_pod
-from airflow_gpu_provider.triggers.setbacks import Setbacks, persistently
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How a platform provides a pool: one module per cloud API, behind the questions in `base`.
+"""How a platform provides a pool: a folder for each cloud, behind the questions in `base`.
 
 Nothing here knows of operators, sensors or triggers. Cloud SDKs are imported where they are used.
 """

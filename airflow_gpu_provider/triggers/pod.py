@@ -15,21 +15,21 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import LEASES, DemandKey
 from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.cluster.pod_end import end_of
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
+from airflow_gpu_provider.pods.end import end_of
+from airflow_gpu_provider.pods.followed_log import PodLogs
+from airflow_gpu_provider.pods.wait import PodWait
+from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.setbacks import persistently
 from airflow_gpu_provider.scaling.unattended import release_unattended
 from airflow_gpu_provider.scaling.waits import Progress
-from airflow_gpu_provider.triggers.pod_log import PodLogs
-from airflow_gpu_provider.triggers.pod_wait import PodWait
-from airflow_gpu_provider.triggers.pod_watch import cluster_access, watch_pod
-from airflow_gpu_provider.triggers.setbacks import persistently
 from airflow_gpu_provider.triggers.settling import has_returned, settle
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 from airflow_gpu_provider.triggers.unhurried import to_the_end

@@ -18,7 +18,7 @@ INHERITED = (
     "airflow.providers.cncf.kubernetes.operators.pod",
     "airflow_gpu_provider.block",
     "airflow_gpu_provider.operators.gpu_pod",
-    "airflow_gpu_provider.platforms.eks",
+    "airflow_gpu_provider.platforms.aws.platform",
 )
 
 

@@ -18,7 +18,7 @@ import pytest
 from kubernetes import client, config
 from kubernetes.stream import stream
 
-from airflow_gpu_provider.triggers.pod_log import REPEATED
+from airflow_gpu_provider.pods.followed_log import REPEATED
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_api import RunStatus, wait_until
 from gpu_sandbox.airflow_home import AirflowHome

@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config
 from kubernetes.stream import stream
 
-from airflow_gpu_provider.triggers.pod_log import REPEATED
+from airflow_gpu_provider.pods.followed_log import REPEATED
 from gpu_sandbox.airflow_api import wait_until
 from tests.airflow.harness import Airflow
 

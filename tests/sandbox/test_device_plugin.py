@@ -13,15 +13,15 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config, utils
 
+from airflow_gpu_provider.addons import plugin_watch
 from airflow_gpu_provider.addons.device_plugin import GpusWait
+from airflow_gpu_provider.addons.plugin_watch import watch_plugin
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import ClusterUnreachable, DevicePluginConflict, GpusNotAllocatable
 from airflow_gpu_provider.operators import device_plugin
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.triggers import plugin_watch
-from airflow_gpu_provider.triggers.plugin_watch import watch_plugin
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
 from tests.unit.addons.test_detection import DRA, STATIC

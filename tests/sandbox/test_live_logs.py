@@ -24,9 +24,9 @@ from airflow_gpu_provider.cluster.pod_log import POSITIONS, positions_from_recor
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pods import followed_log as pod_log
+from airflow_gpu_provider.pods.followed_log import REPEATED
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.triggers import pod_log
-from airflow_gpu_provider.triggers.pod_log import REPEATED
 from gpu_sandbox.sandbox import Sandbox
 from tests.nodes.checks import execute, log_of
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption

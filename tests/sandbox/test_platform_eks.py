@@ -22,12 +22,12 @@ from airflow_gpu_provider.errors import (
     PoolSpecError,
     QuotaExceeded,
 )
-from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
-from airflow_gpu_provider.platforms.aws_suspensions import SUSPENDED_TAG
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import wanted_tags
+from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
+from airflow_gpu_provider.platforms.aws.platform import EksPlatform
+from airflow_gpu_provider.platforms.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
+from airflow_gpu_provider.platforms.aws.suspensions import SUSPENDED_TAG
 from airflow_gpu_provider.platforms.base import Group, Plan, platform_for
-from airflow_gpu_provider.platforms.eks import EksPlatform
-from airflow_gpu_provider.platforms.eks_autoscaler import wanted_tags
-from airflow_gpu_provider.platforms.eks_spec import OWNER_TAG, POOL_TAG, ZONE_TAG
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox import documented_roles, role_record
 from tests.sandbox.aws_account import CLUSTER, Account, cloud_process, eventually

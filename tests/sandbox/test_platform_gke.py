@@ -27,9 +27,9 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan
-from airflow_gpu_provider.platforms.gke import GkePlatform
-from airflow_gpu_provider.platforms.gke_of_others import GkePlatformOfOthers
-from airflow_gpu_provider.platforms.gke_spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
+from airflow_gpu_provider.platforms.google.external_node_pools import GkePlatformOfOthers
+from airflow_gpu_provider.platforms.google.platform import GkePlatform
+from airflow_gpu_provider.platforms.google.spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
 from airflow_gpu_provider.pools import GkeGpuPool
 from gpu_sandbox.faults import Faults, Stockout
 from gpu_sandbox.google.cloud import GoogleCloud
@@ -347,7 +347,7 @@ class TestUpgrades:
     def test_a_library_that_knows_no_exclusion_is_named(
         self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("airflow_gpu_provider.platforms.gke.knows_exclusions", lambda: False)
+        monkeypatch.setattr("airflow_gpu_provider.platforms.google.platform.knows_exclusions", lambda: False)
         platform = GkePlatform(spec(), OWNER)
         assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
         assert cloud.upgrade_nodes(GROUP_A)

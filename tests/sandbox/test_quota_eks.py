@@ -10,7 +10,7 @@ import pytest
 
 from airflow_gpu_provider.errors import PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.platforms.eks import EksPlatform
+from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.aws_account import CLUSTER, Account, cloud_process, eventually

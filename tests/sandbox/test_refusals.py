@@ -268,7 +268,7 @@ def test_a_scale_down_that_fails_says_what_still_runs(
     """AWS refuses to end machines, or the cluster to be read: what is there, its price and its switch are told."""
     monkeypatch.setattr(PermissionDenied, "borne_for", timedelta(seconds=3))
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool))
-    terminate = "airflow_gpu_provider.platforms.aws_autoscaling.AutoScaling.terminate"
+    terminate = "airflow_gpu_provider.platforms.aws.autoscaling.AutoScaling.terminate"
 
     def refuses(self: Any, instance_id: str) -> None:
         raise PermissionDenied("AWS refused autoscaling:TerminateInstanceInAutoScalingGroup.", "Allow it.")

@@ -32,9 +32,9 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.operators.pod_verdict import Watched
-from airflow_gpu_provider.platforms.aws_autoscaling import SWITCH
+from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.reconcile import Reconciler
@@ -347,7 +347,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     deferrable: bool,
 ) -> None:
     """Of a machine that is shut down under its pod, the kubelet may have told the container's answer to SIGTERM."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.pool_keeper.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
     name = f"spot-{'deferred' if deferrable else 'blocking'}"
     owner.auto_scaling_group(name, spot=True)
     pool = eks_pool(gpu_sandbox, name=name, asg_names=[name], max_nodes=1)

@@ -39,7 +39,10 @@ def test_a_list_begins_after_a_blank_line(page: Path) -> None:
     assert re.findall(r"^(?![-*#] |\d+\. |##|\s)(.+)\n(?:[-*]|\d+\.) ", prose, re.MULTILINE) == []
 
 
-@pytest.mark.parametrize("name", [cls.__name__ for cls in (*errors.error_types()[1:], errors.TaskKilled)])
+TOLD = [cls.__name__ for cls in errors.error_types()[1:] if cls.__module__ == errors.__name__]
+
+
+@pytest.mark.parametrize("name", [*TOLD, errors.TaskKilled.__name__])
 def test_each_error_is_a_symptom_that_is_explained(name: str) -> None:
     assert f"`{name}`" in (REPOSITORY / "docs/at-3-am.md").read_text()
 

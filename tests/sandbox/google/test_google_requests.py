@@ -14,7 +14,7 @@ from google.cloud.container_v1 import ClusterManagerClient
 from google.oauth2 import service_account
 
 from airflow_gpu_provider.errors import PermissionDenied, ServiceDisabled
-from airflow_gpu_provider.platforms.google_clients import GoogleClients
+from airflow_gpu_provider.platforms.google.clients import GoogleClients
 from gpu_sandbox.google import GoogleCloud
 from tests.sandbox.google.conftest import EMAIL_SCOPE, SCOPES, Project, access_token
 

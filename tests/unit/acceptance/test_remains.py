@@ -9,7 +9,8 @@ import pytest
 
 from airflow_gpu_provider.acceptance.remains import in_cloud
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.platforms import aws_clients, google_clients
+from airflow_gpu_provider.platforms.aws import clients as aws_clients
+from airflow_gpu_provider.platforms.google import clients as google_clients
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 
 EKS = EksGpuPool(

@@ -14,7 +14,7 @@ import pytest
 from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
 from airflow_gpu_provider.pools import EksGpuPool
-from tests.unit.operators.test_pod_placement import a_pool
+from tests.unit.pods.test_pod_placement import a_pool
 
 NAMES = ("first", "away", "last")
 

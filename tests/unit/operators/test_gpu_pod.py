@@ -14,7 +14,7 @@ from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from tests.unit.operators.test_pod_placement import a_pool, limits
+from tests.unit.pods.test_pod_placement import a_pool, limits
 
 
 def test_drop_in_arguments_keep_their_meaning() -> None:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import GkeGpuPool
-from airflow_gpu_provider.platforms.aws_autoscaling import AutoScaling as Scaling
-from airflow_gpu_provider.platforms.eks import EksPlatform
-from airflow_gpu_provider.platforms.gke import GkePlatform
-from airflow_gpu_provider.platforms.gke_instances import InstanceGroup
-from airflow_gpu_provider.platforms.google_instance_groups import InstanceGroups as Managed
+from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling as Scaling
+from airflow_gpu_provider.platforms.aws.platform import EksPlatform
+from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroups as Managed
+from airflow_gpu_provider.platforms.google.instances import InstanceGroup
+from airflow_gpu_provider.platforms.google.platform import GkePlatform
 from tests.unit.scaling.pools import pool
 
 GROUP = "train-gpu-a"

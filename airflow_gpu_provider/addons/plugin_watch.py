@@ -1,0 +1,162 @@
+"""watch_plugin: the loop around GpusWait.step, for the trigger and for the blocking operator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime, timedelta
+
+from airflow_gpu_provider.addons.detection import platform_of
+from airflow_gpu_provider.addons.device_plugin import CONTAINER, PART_OF, GpusWait, PluginSnapshot
+from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, troubles_in_words, watching
+from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.cluster.rest import label_selector
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
+from airflow_gpu_provider.patience import Patience
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pods.watch import cluster_access
+from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.waits import Progress
+
+_LONGEST = 60.0
+_FIRST_LOOK = timedelta(seconds=30)
+"""How long the first look may take also where the wait's time is over, because its triggerer was away say."""
+
+
+def plugin_pods(namespace: str) -> Resource:
+    """The pods of the device plugins that this package installed; keyed by the pool's name."""
+    return Resource(
+        path=f"api/v1/namespaces/{namespace}/pods",
+        key=_pool,
+        label_selector=label_selector(PART_OF),
+    )
+
+
+def _pool(raw: Json) -> str:
+    return str((raw["metadata"].get("labels") or {}).get(POOL_LABEL) or "")
+
+
+async def watch_plugin(
+    pool: GpuPool, wait: GpusWait, *, namespace: str, say: Say, until: datetime | None = None
+) -> Progress:
+    """Wait for the pool's GPUs; returns how the wait stands at its end, or at `until`.
+
+    Raises:
+        GpuError: The cluster, or credentials for it, cannot be found; or its nodes may not be read.
+    """
+    pods = plugin_pods(namespace)
+    narrator = Narrator(say, started=wait.started)
+    end = min(until or wait.deadline, wait.deadline)
+    # Where the platform brings the plugin none of our pods is there, and their namespace may be the platform's own:
+    # GKE Autopilot manages kube-system.
+    wants = pool_nodes(pool.node_selector) if platform_of(pool) else {pods: pool.name, **pool_nodes(pool.node_selector)}
+    async with watching(pool.cluster_identity, lambda: cluster_access(pool), wants) as feed:
+        now = await feed.api.now()
+        first_look = max(end, now + _FIRST_LOOK)
+        view = _View(wants, pods, Patience(max(wait.deadline, now + _FIRST_LOOK), worked=True))
+        while True:
+            now = await feed.api.now()
+            view.raise_if_final(now)
+            if view.is_synced:
+                progress = wait.step(view.snapshot(), now)
+                narrator.tell(now, *progress.lines, *view.troubles)
+                if progress.error:
+                    return await _with_last_words(feed, view, namespace, progress)
+                if progress.done or now >= end:
+                    return progress
+            else:
+                narrator.tell(now, *view.troubles)
+                if now >= first_look:
+                    return Progress(error=_unseen(pool) if now >= wait.deadline else None)
+            left = (end if view.is_synced else first_look) - now
+            view.take(await feed.changes(timeout=min(left.total_seconds(), _LONGEST)))
+
+
+def _unseen(pool: GpuPool) -> ClusterUnreachable:
+    return ClusterUnreachable(
+        f"Pool {pool.name}: the API server has not told which nodes there are, so nothing is known of their GPUs.",
+        "Check that the server can be reached from where Airflow runs; the next try starts the wait again.",
+        pool=pool.name,
+    )
+
+
+class _View:
+    """What the feed has told so far."""
+
+    def __init__(self, wants: Collection[Resource], pods: Resource, patience: Patience) -> None:
+        self._wants = wants
+        self._pods_resource = pods
+        self._patience = patience
+        self._told: set[Resource] = set()
+        self._nodes: dict[str, Node] = {}
+        self._pods: dict[str, PodState] = {}
+        self._troubles: dict[Resource, GpuError] = {}
+
+    @property
+    def troubles(self) -> list[str]:
+        """Why nothing is heard, in words."""
+        return troubles_in_words(self._troubles.values())
+
+    @property
+    def is_synced(self) -> bool:
+        """Whether all nodes are known, and the plugin's pods as far as they may be read: these only explain."""
+        return len(self._told) == len(self._wants)
+
+    def raise_if_final(self, now: datetime) -> None:
+        """Raise why the nodes cannot be watched, where that has lasted."""
+        error = next((error for resource, error in self._troubles.items() if resource != self._pods_resource), None)
+        if error is None:
+            self._patience.succeeded()
+        elif not self._patience.bears(error, now) and not isinstance(error, ClusterUnreachable):
+            raise error
+
+    def snapshot(self) -> PluginSnapshot:
+        nodes = tuple(sorted(self._nodes.values(), key=lambda node: node.name))
+        return PluginSnapshot(nodes=nodes, pods={pod.node: pod for pod in self._pods.values() if pod.node})
+
+    def take(self, changes: list[Change]) -> None:
+        for change in changes:
+            if change.kind == "trouble" and change.error:
+                self._troubles[change.resource] = change.error
+                if change.resource == self._pods_resource:
+                    self._told.add(change.resource)
+                continue
+            self._troubles.pop(change.resource, None)
+            if change.kind == "synced":
+                self._told.add(change.resource)
+            elif change.raw and change.resource == self._pods_resource:
+                self._take_pod(change)
+            elif change.raw:
+                self._take_node(change)
+
+    def _take_pod(self, change: Change) -> None:
+        pod = PodState.parse(change.raw, CONTAINER)
+        self._pods.pop(pod.uid, None)
+        if change.kind == "present":
+            self._pods[pod.uid] = pod
+
+    def _take_node(self, change: Change) -> None:
+        node = Node.parse(dict(change.raw))
+        self._nodes.pop(node.name, None)
+        if change.kind == "present":
+            self._nodes[node.name] = node
+
+
+async def _with_last_words(feed: Feed, view: _View, namespace: str, progress: Progress) -> Progress:
+    """Add the last line that the plugin logged on the node that is stuck."""
+    pod = view.snapshot().pods.get(str((progress.result or {}).get("stuck")))
+    error = progress.error
+    if pod is None or error is None:
+        return progress
+    path = f"api/v1/namespaces/{namespace}/pods/{pod.name}/log"
+    try:
+        log = await feed.api.text(path, container=CONTAINER, tailLines="3")
+    except GpuError:
+        return progress
+    lines = [line for line in (log or "").splitlines() if line.strip()]
+    if not lines:
+        return progress
+    told = GpusNotAllocatable(f"{error.what} It last said: {lines[-1].strip()}", error.fix, **error.details)
+    return Progress(lines=progress.lines, error=told, result=progress.result)

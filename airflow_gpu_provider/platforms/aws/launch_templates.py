@@ -1,0 +1,96 @@
+"""EC2 launch templates: what nodes are made from, and whether the one that a pool names will do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecError
+from airflow_gpu_provider.platforms.aws.clients import AwsService
+from airflow_gpu_provider.platforms.aws.errors import has_code, message_of
+from airflow_gpu_provider.platforms.aws.spec import launch_template
+from airflow_gpu_provider.pools import EksGpuPool
+
+_NOT_FOUND = (  # "Error codes for the Amazon EC2 API"
+    "InvalidLaunchTemplateId.Malformed",
+    "InvalidLaunchTemplateId.NotFound",
+    "InvalidLaunchTemplateId.VersionNotFound",
+    "InvalidLaunchTemplateName.MalformedException",
+    "InvalidLaunchTemplateName.NotFoundException",
+)
+
+
+def check(ec2: AwsService, pool: EksGpuPool) -> tuple[str, ...]:
+    """Ask EC2 for the launch template of a pool that has one. Returns what to know where that may not be asked.
+
+    Raises:
+        PoolSpecError: There is no such template or no such version of it, or it does not go with the pool.
+    """
+    if not pool.launch_template:
+        return ()
+    try:
+        data = _read(ec2, launch_template(pool.launch_template))
+    except PermissionDenied:
+        return (
+            f"whether launch template {pool.launch_template} exists is not known without"
+            " ec2:DescribeLaunchTemplateVersions",
+        )
+    except CloudError as error:
+        if not has_code(error, *_NOT_FOUND):
+            raise
+        raise PoolSpecError(
+            f"Pool {pool.name}: EC2 has no launch template {pool.launch_template} in {pool.region}:"
+            f" {message_of(error).rstrip('.')}.",
+            "Correct the pool's launch_template, or create that template or version.",
+            launch_template=pool.launch_template,
+        ) from error
+    check_fits(data, pool)
+    return ()
+
+
+def check_fits(data: Mapping[str, Any], pool: EksGpuPool) -> None:
+    """Refuse a template that says what the pool says, or lacks what the pool leaves to it. Pure.
+
+    EKS makes no group of the first kind ("Customize managed nodes with launch templates" in its user guide). Without an
+    image from anywhere it takes the default one, which has no driver.
+
+    Raises:
+        PoolSpecError: As said.
+    """
+    if data.get("InstanceType"):
+        why = f"it names an instance type, {data['InstanceType']}, and so does the pool"
+        fix = "Take the type out of the template: the pool has a node group for each of its instance_types."
+    elif data.get("ImageId") and pool.ami_type != "CUSTOM":
+        why = f"it names an image, {data['ImageId']}, and the pool has ami_type {pool.ami_type}"
+        fix = 'Set ami_type="CUSTOM", or take the image out of the template.'
+    elif pool.ami_type == "CUSTOM" and not data.get("ImageId"):
+        why = "it names no image, and EKS would take one without NVIDIA's driver for ami_type CUSTOM"
+        fix = "Put the image into the template, or leave ami_type out."
+    else:
+        return
+    raise PoolSpecError(
+        f"Pool {pool.name}: launch template {pool.launch_template} does not go with it: {why}.",
+        fix,
+        launch_template=pool.launch_template,
+    )
+
+
+def template_data(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
+    """Return what a launch template says; {} where it is gone or may not be read.
+
+    Args:
+        ec2: The service.
+        reference: In EKS's words: "id" or "name", and "version" where it is not the default one.
+    """
+    try:
+        return _read(ec2, reference)
+    except (CloudError, PermissionDenied):
+        return {}
+
+
+def _read(ec2: AwsService, reference: Mapping[str, str]) -> Mapping[str, Any]:
+    by = {"LaunchTemplateId": reference["id"]} if "id" in reference else {"LaunchTemplateName": reference["name"]}
+    versions = [reference.get("version") or "$Default"]
+    answer = ec2.call("describe_launch_template_versions", **by, Versions=versions)
+    found: Mapping[str, Any] = answer["LaunchTemplateVersions"][0]["LaunchTemplateData"]
+    return found

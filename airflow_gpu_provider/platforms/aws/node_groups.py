@@ -1,0 +1,186 @@
+"""Calls to Amazon EKS about managed node groups: read, create, update, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnreachable, GpuError, PoolSpecError
+from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
+from airflow_gpu_provider.platforms.aws.errors import has_code, message_of
+from airflow_gpu_provider.platforms.aws.plan import GONE_SOON, issues
+from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, GroupSpec
+from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools import EksGpuPool
+
+_BROKEN = ("CREATE_FAILED", *GONE_SOON)
+_REFUSED = ("InvalidParameterException", "InvalidRequestException")
+
+
+class NodeGroups:
+    """The managed node groups of one pool's cluster. Every method makes fresh calls; `examples` are read once."""
+
+    def __init__(self, eks: AwsService, pool: EksGpuPool) -> None:
+        self._eks = eks
+        self._pool = pool
+
+    def cluster(self) -> Mapping[str, Any]:
+        """Return DescribeCluster's answer.
+
+        Raises:
+            ClusterNotFound: There is no such cluster.
+            ClusterUnreachable: It has no endpoint yet.
+        """
+        pool = self._pool
+        try:
+            found: Mapping[str, Any] = self._eks.call("describe_cluster", name=pool.cluster_name)["cluster"]
+        except (CloudError, ClusterNotFound) as error:
+            if not has_code(error, "ResourceNotFoundException"):
+                raise
+            raise ClusterNotFound(
+                f"There is no EKS cluster {pool.cluster_name} in {pool.region}.",
+                "Check cluster_name and region, and the account of the Airflow connection.",
+                **error.details,
+            ) from error
+        if not found.get("endpoint"):
+            raise ClusterUnreachable(
+                f"The EKS cluster {pool.cluster_name} has no endpoint: it is {found.get('status')}.",
+                "Wait until it is ACTIVE.",
+            )
+        return found
+
+    def read(self, names: Iterable[str] | None = None) -> dict[str, Mapping[str, Any]]:
+        """Return the groups whose name begins with the pool's, by name: ours, and those that may be in the way.
+
+        `names` are all those of the cluster, where they are known.
+        """
+        all_of_them = self.names() if names is None else names
+        names = [name for name in all_of_them if name.startswith(f"{self._pool.name}-")]
+        return {group["nodegroupName"]: group for group in in_parallel(self.describe, names) if group}
+
+    def owned(self) -> dict[str, Mapping[str, Any]]:
+        """Return those of `read` that this package created for the pool, today's spec or an earlier one's."""
+        return {name: group for name, group in self.read().items() if is_owned(group, self._pool)}
+
+    def describe(self, name: str) -> Mapping[str, Any] | None:
+        """Return DescribeNodegroup's answer, or None where there is no such group."""
+        try:
+            answer = self._eks.call("describe_nodegroup", clusterName=self._pool.cluster_name, nodegroupName=name)
+        except CloudError as error:
+            if has_code(error, "ResourceNotFoundException"):
+                return None
+            raise
+        group: Mapping[str, Any] = answer["nodegroup"]
+        return group
+
+    @cached_property
+    def examples(self) -> tuple[Mapping[str, Any], ...]:
+        """The cluster's node groups that work, by name: what a spec leaves open is taken from them."""
+        found = in_parallel(self.describe, sorted(self.names()))
+        return tuple(group for group in found if group and group["status"] not in _BROKEN)
+
+    @property
+    def neighbours(self) -> tuple[Mapping[str, Any], ...]:
+        """Those of `examples` that others made, who knew the network."""
+        return tuple(group for group in self.examples if not group.get("tags", {}).get(POOL_TAG))
+
+    def node_role(self) -> str:
+        """Return the role for new nodes: the pool's, or that of the cluster's other node groups.
+
+        A Windows group's is left out: aws-auth or an access entry lets its nodes in as such alone.
+
+        Raises:
+            PoolSpecError: The pool names none, and the cluster has no node group to take it from.
+        """
+        if self._pool.node_role:
+            return self._pool.node_role
+        roles = [group["nodeRole"] for group in self.examples if not str(group.get("amiType")).startswith("WINDOWS")]
+        if roles:
+            return str(roles[0])
+        raise PoolSpecError(
+            f"Pool {self._pool.name}: node_role is not set, and cluster {self._pool.cluster_name} has no Linux node"
+            " group whose role could be used.",
+            "Set node_role to the ARN of an EKS node role.",
+        )
+
+    def create(self, spec: GroupSpec, say: Say) -> None:
+        """Start to create a group of its minimum size; fine if somebody else creates it just now.
+
+        Raises:
+            QuotaExceeded: The cluster has as many groups as EKS allows (`is_group_limit`).
+            PoolSpecError: EKS refuses what the spec asks for.
+        """
+        name = spec.candidate.group
+        try:
+            self._eks.call("create_nodegroup", **spec.create_request())
+        except CloudError as error:
+            if has_code(error, "ResourceInUseException"):
+                say(f"{name} exists already, or is being created by another run")
+                return
+            raise _as_refusal(error, self._pool, f"create {name}") from error
+        say(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
+
+    def update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
+        """Bring the mutable fields and the tags in line; a group that is being updated is left for the next run."""
+        name = spec.candidate.group
+        request = spec.update_request(group)
+        try:
+            if request:
+                self._eks.call("update_nodegroup_config", **request)
+        except CloudError as error:
+            if has_code(error, "ResourceInUseException"):
+                say(f"{name} is being updated by somebody else: the next run brings it in line")
+                return
+            raise _as_refusal(error, self._pool, f"update {name}") from error
+        # The tags come last: until then the group still says that it has the old spec.
+        tags = spec.missing_tags(group)
+        if tags:
+            self._eks.call("tag_resource", resourceArn=group["nodegroupArn"], tags=tags)
+        say(f"updating {name}")
+
+    def delete(self, name: str, say: Say) -> None:
+        """Start to delete a group; fine if it is gone or being deleted."""
+        try:
+            self._eks.call("delete_nodegroup", clusterName=self._pool.cluster_name, nodegroupName=name)
+        except CloudError as error:
+            if has_code(error, "ResourceNotFoundException"):
+                return
+            if has_code(error, "ResourceInUseException"):
+                say(f"{name} cannot be deleted yet: {message_of(error)}")
+                return
+            raise
+        say(f"deleting {name}")
+
+    def names(self) -> list[str]:
+        """Return the names of all node groups of the cluster."""
+        return list(self._eks.items("list_nodegroups", "nodegroups", clusterName=self._pool.cluster_name))
+
+
+def is_owned(group: Mapping[str, Any], pool: EksGpuPool) -> bool:
+    """Say whether this package created the group for this pool."""
+    return bool(group.get("tags", {}).get(POOL_TAG) == pool.name)
+
+
+def asg_name(group: Mapping[str, Any]) -> str | None:
+    """Return the Auto Scaling group behind a node group; None while EKS has not made it."""
+    asgs = (group.get("resources") or {}).get("autoScalingGroups") or []
+    return str(asgs[0]["name"]) if asgs else None
+
+
+def is_group_limit(error: GpuError) -> bool:
+    """Return True if EKS refused a group because the cluster has as many as it may have."""
+    return has_code(error, "ResourceLimitExceededException")
+
+
+def why_failed(group: Mapping[str, Any]) -> str:
+    """Return why EKS could not create a group, or what is wrong with one that it made."""
+    return "; ".join(issues(group)) or "EKS gives no reason"
+
+
+def _as_refusal(error: CloudError, pool: EksGpuPool, doing: str) -> GpuError:
+    if not has_code(error, *_REFUSED):
+        return error
+    return PoolSpecError(
+        f"Pool {pool.name}: EKS refuses to {doing}: {message_of(error)}.", "Correct the pool's spec.", **error.details
+    )

@@ -1,0 +1,133 @@
+"""Whether an identity may change in AWS what a run changes: asked of IAM's policy simulator, so that nothing is tried.
+
+The simulator takes no resource from anywhere: each question brings the resources and the condition keys that the call
+itself would have. It knows the identity's policies, permission boundary and organization, not a session's own policy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_gpu_provider.errors import CloudError, CredentialsError, PermissionDenied, QuotaExceeded
+from airflow_gpu_provider.platforms.aws.clients import AwsService
+from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
+from airflow_gpu_provider.platforms.base import Refusals
+from airflow_gpu_provider.pools import EksGpuPool
+
+_SIZES = (
+    "autoscaling:SetDesiredCapacity",
+    "autoscaling:TerminateInstanceInAutoScalingGroup",
+    "autoscaling:PutScheduledUpdateGroupAction",
+    "autoscaling:DeleteScheduledAction",
+    "autoscaling:SuspendProcesses",
+    "autoscaling:ResumeProcesses",
+)
+_TAGS = ("autoscaling:CreateOrUpdateTags", "autoscaling:DeleteTags")
+_RESOURCE_TAG = re.compile(r"\w+:ResourceTag/", re.IGNORECASE)
+_SESSION = re.compile(r"arn:(?P<partition>[\w-]+):sts::(?P<account>\d+):assumed-role/(?P<role>[^/]+)/.+")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """May these actions be done to each of these resources? `context` has the condition keys that the calls have.
+
+    With `has_all_tags` it has each tag of the resources, and one that a policy looks for beyond these is not there.
+    """
+
+    actions: tuple[str, ...]
+    resources: tuple[str, ...]
+    context: Mapping[str, str] = field(default_factory=dict)
+    has_all_tags: bool = False
+
+
+def questions(
+    pool: EksGpuPool, *, cluster_arn: str, node_role: str, groups: Sequence[Mapping[str, Any]]
+) -> tuple[Question, ...]:
+    """Return what has to be asked. Pure.
+
+    Args:
+        pool: The rendered spec.
+        cluster_arn: The cluster's.
+        node_role: Of the nodes to come; not needed for groups of others.
+        groups: The Auto Scaling groups that exist behind the pool's groups, as DescribeAutoScalingGroups shows them.
+    """
+    if pool.manage == "scale":
+        return tuple(_size_question(group) for group in groups)
+    _, partition, _, region, account, _ = cluster_arn.split(":")
+    arns = tuple(group["AutoScalingGroupARN"] for group in groups)
+    managed = f"arn:{partition}:eks:{region}:{account}:nodegroup/{pool.cluster_name}/{pool.name}-new/0"
+    group_name = f"autoScalingGroupName/eks-{pool.name}-new"
+    new = f"arn:{partition}:autoscaling:{region}:{account}:autoScalingGroup:0:{group_name}"
+    tagged = {f"aws:{of}Tag/{POOL_TAG}": pool.name for of in ("Request", "Resource")}
+    of_cluster = {"aws:ResourceTag/eks:cluster-name": pool.cluster_name}
+    return (
+        Question(actions=("eks:CreateNodegroup",), resources=(cluster_arn,), context=tagged),
+        Question(actions=("eks:TagResource", "eks:UpdateNodegroupConfig"), resources=(managed,), context=tagged),
+        Question(
+            actions=("iam:PassRole",), resources=(node_role,), context={"iam:PassedToService": "eks.amazonaws.com"}
+        ),
+        Question(actions=(*_SIZES, *_TAGS), resources=arns or (new,), context=of_cluster),
+    )
+
+
+def _size_question(group: Mapping[str, Any]) -> Question:
+    tags = {
+        f"{service}:ResourceTag/{tag['Key']}": tag["Value"]
+        for tag in group.get("Tags", ())
+        for service in ("aws", "autoscaling")
+    }
+    return Question(actions=_SIZES, resources=(group["AutoScalingGroupARN"],), context=tags, has_all_tags=True)
+
+
+def ask(iam: AwsService, caller: str, asked: Sequence[Question]) -> Refusals:
+    """Put the questions; `caller` is STS's word for who asks. Of whoever may not ask, nothing is known."""
+    fix = "docs/iam.md has the whole policy."
+    try:
+        refused = [action for question in asked for action in _refused(iam, principal_of(caller), question)]
+    except PermissionDenied as error:
+        action = error.details.get("action", "iam:SimulatePrincipalPolicy")
+        return Refusals(
+            unasked=f"whether it may also change things is not known without {action} (docs/iam.md)", fix=fix
+        )
+    except (CloudError, CredentialsError, QuotaExceeded) as error:
+        return Refusals(unasked=f"whether it may also change things IAM does not say: {error.what}", fix=fix)
+    return Refusals(refused=tuple(dict.fromkeys(refused)), fix=fix)
+
+
+def principal_of(caller: str) -> str:
+    """Return whose policies count: of a role's session the role. Roles with a path are not found by it."""
+    session = _SESSION.fullmatch(caller)
+    return "arn:{partition}:iam::{account}:role/{role}".format(**session.groupdict()) if session else caller
+
+
+def _refused(iam: AwsService, principal: str, question: Question) -> list[str]:
+    """Return the actions that are refused for one of the resources at least.
+
+    Where the policies look at condition keys that nobody gave, the answer is a guess, and left out.
+    """
+    if not question.resources:
+        return []
+    context = [
+        {"ContextKeyName": name, "ContextKeyValues": [value], "ContextKeyType": "string"}
+        for name, value in question.context.items()
+    ]
+    answers = iam.items(
+        "simulate_principal_policy",
+        "EvaluationResults",
+        PolicySourceArn=principal,
+        ActionNames=list(question.actions),
+        ResourceArns=list(question.resources),
+        ContextEntries=context,
+    )
+    return [
+        each["EvalActionName"]
+        for each in answers
+        if each["EvalDecision"] != "allowed" and not _is_guess(question, each.get("MissingContextValues") or ())
+    ]
+
+
+def _is_guess(question: Question, missing: Iterable[str]) -> bool:
+    return not all(question.has_all_tags and _RESOURCE_TAG.match(key) for key in missing)

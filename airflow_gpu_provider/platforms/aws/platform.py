@@ -1,0 +1,333 @@
+"""EksPlatform: a pool's GPU nodes as managed node groups of an Amazon EKS cluster, one group for each candidate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from airflow_gpu_provider.errors import GpuError, GroupFailed, PoolSpecError, QuotaExceeded
+from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
+from airflow_gpu_provider.platforms.aws import plan as eks_plan
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
+from airflow_gpu_provider.platforms.aws.base import STATUS, EksBase
+from airflow_gpu_provider.platforms.aws.clients import in_parallel
+from airflow_gpu_provider.platforms.aws.group_state import failures, is_launching, last_end, launch_failure, machines
+from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, subnet_notes, zone_subnets
+from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_group_limit, is_owned, why_failed
+from airflow_gpu_provider.platforms.aws.plan import GROUP_QUOTA, GROUP_QUOTA_CODE
+from airflow_gpu_provider.platforms.aws.quota import quota_code
+from airflow_gpu_provider.platforms.aws.security_groups import security_notes
+from airflow_gpu_provider.platforms.aws.spec import ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
+
+_LATE_TAINTS = (
+    "with ami_type=CUSTOM EKS adds labels and taints only after a node has joined, and another pod may be there before"
+    " them: have the template's user data register the kubelet with them (docs/node-images.md)"
+)
+
+
+class EksPlatform(EksBase):
+    """A pool on Amazon EKS whose node groups this package creates and owns.
+
+    Args:
+        pool: The rendered spec.
+        owner: Who writes the node groups, for the tag that a PoolDrift names: "installation/dag id".
+    """
+
+    def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
+        super().__init__(pool)
+        self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
+
+    # -- where its groups can be -----------------------------------------------------------------------------
+
+    @cached_property
+    def _subnets(self) -> dict[str, Subnet]:
+        """The subnet of each zone, by zone."""
+        if self._pool.subnets:
+            return zone_subnets(self._clients.ec2, self._pool, of_nodes=(), of_cluster=())
+        return zone_subnets(
+            self._clients.ec2,
+            self._pool,
+            of_nodes={subnet for group in self._groups.neighbours for subnet in group.get("subnets", ())},
+            of_cluster=self._cluster["resourcesVpcConfig"]["subnetIds"],
+        )
+
+    @cached_property
+    def _offered(self) -> set[tuple[str, str]]:
+        return offered_types(self._clients.ec2, self._pool, self._subnets)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return where the pool can have machines, the most wanted first.
+
+        Raises:
+            PoolSpecError: EC2 offers none of the pool's instance types in its zones.
+        """
+        everywhere = self._pool.candidates(self._subnets)
+        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
+        if not offered:
+            raise PoolSpecError(
+                f"Pool {self._pool.name}: EC2 offers {' or '.join(self._pool.instance_types)} in none of"
+                f" {', '.join(self._subnets)}.",
+                "Choose other zones or instance types.",
+            )
+        return offered
+
+    # -- plan and apply --------------------------------------------------------------------------------------
+
+    def plan(self, nodes: int) -> Plan:
+        names = self._groups.names()
+        groups = self._groups.read(names)
+        candidates = self.candidates()
+        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
+        untold = {group.name: news(group.untold) for group in observed}
+        changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
+        to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
+        grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
+        notes = (*self._notes(candidates, groups), *to_know, *eks_plan.limit_notes(names, changes))
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
+
+    def _check_creation(self) -> tuple[str, ...]:
+        """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
+        eks_plan.check_image(self._pool, self._cluster["version"])
+        return eks_launch_templates.check(self._clients.ec2, self._pool)
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        passed_over = self.over_quota
+        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in passed_over}
+        if not wanted:
+            return
+        groups = self._groups.read()
+        failed: dict[str, str] = {}
+        without: list[Candidate] = []
+        specs = self._specs(self.candidates(), groups)
+        for spec in specs:
+            if spec.candidate.group not in wanted:
+                continue
+            try:
+                failed |= self._apply_one(spec, groups.get(spec.candidate.group), say)
+            except QuotaExceeded as error:
+                if not is_group_limit(error):
+                    raise
+                without.append(spec.candidate)
+        if without:
+            say(
+                f"cluster {self._pool.cluster_name} has as many managed node groups as EKS allows: the pool does"
+                f" without {', '.join(map(str, without))}"
+            )
+        usable = {spec.candidate.group for spec in specs if spec.candidate.group in {*groups, *wanted}}
+        if not usable - failed.keys() - {candidate.group for candidate in without}:
+            raise self._no_usable(failed)
+
+    def _no_usable(self, failed: Mapping[str, str]) -> GpuError:
+        pool = self._pool
+        if failed:
+            return GroupFailed(
+                f"Pool {pool.name} has no usable node group: "
+                + "; ".join(f"{name}: {why}" for name, why in failed.items())
+                + ".",
+                "Correct what EKS complains of; the groups are being deleted, and the next try creates them anew.",
+                groups=sorted(failed),
+            )
+        return QuotaExceeded(
+            f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
+            f" {GROUP_QUOTA}).",
+            "Ask for a higher one in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
+            f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete groups that nobody uses.",
+            pool=pool.name,
+            quota=GROUP_QUOTA,
+        )
+
+    def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, say: Say) -> dict[str, str]:
+        """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
+        name = spec.candidate.group
+        if group is None:
+            self._groups.create(spec, say)
+            return {}
+        if group["status"] in ("CREATE_FAILED", "DEGRADED"):
+            return self._replace(spec, group, say)
+        if group["status"] in eks_plan.GONE_SOON:
+            say(f"{name} is still being deleted")
+            return {name: "is still being deleted"}
+        self._update(spec, group, say)
+        return {}
+
+    def _replace(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> dict[str, str]:
+        """Delete a group that EKS does not update, where its fields need one and it has no machine.
+
+        EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
+        size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
+        """
+        name, why = spec.candidate.group, why_failed(group)
+        if group["status"] == "CREATE_FAILED":
+            say(f"EKS could not create {name}: {why}")
+        elif not spec.update_request(group):
+            self._update(spec, group, say)
+            return {}
+        elif self._has_machines(group):
+            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew once it has no machines")
+            return {}
+        else:
+            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew")
+        self._groups.delete(name, say)
+        return {name: why}
+
+    def _has_machines(self, group: Mapping[str, Any]) -> bool:
+        asg = self._scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {}
+        return bool(asg.get("DesiredCapacity") or asg.get("Instances"))
+
+    def _update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
+        self._groups.update(spec, group, say)
+        if asg := asg_name(group):
+            self._tag(asg, spec.candidate.instance_type)
+
+    def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
+        to_create = any(candidate.group not in groups for candidate in candidates)
+        role = self._groups.node_role() if to_create else None
+        return tuple(
+            GroupSpec(
+                pool=self._pool,
+                owner=self._owner,
+                candidate=candidate,
+                subnet=self._subnets[candidate.zone].id,
+                node_role=role,
+                min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
+            )
+            for candidate in candidates
+        )
+
+    def _notes(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[str, ...]:
+        left_out = [c for c in self._pool.candidates(self._subnets) if c not in candidates]
+        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
+        to_come = {candidate.zone for candidate in candidates if candidate.group not in groups}
+        subnets = [subnet for zone, subnet in self._subnets.items() if zone in to_come]
+        return (
+            *subnet_notes(subnets, self._pool),
+            *self._security_notes(),
+            *(f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places),
+            *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
+        )
+
+    def _security_notes(self) -> tuple[str, ...]:
+        cluster_group = self._cluster["resourcesVpcConfig"].get("clusterSecurityGroupId")
+        if self._pool.launch_template or not cluster_group:
+            return ()
+        return security_notes(self._clients.ec2, self._groups.neighbours, cluster_group)
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def observe(self) -> tuple[Group, ...]:
+        return self._observe(self._groups.owned())
+
+    def _observe(self, groups: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
+        """Read the Auto Scaling side of node groups.
+
+        Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
+        they come last, and their limit is the machines that they have.
+        """
+        self._behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
+        names = _asg_names(groups)
+        # Activities before instances: a launch is then seen in the one or in the other.
+        activities = self._scaling.activities(names)
+        asgs = self._scaling.groups(names)
+        switches = self._scaling.switches() if names else {}
+        suspended = self._scaling.left_suspended(asgs.values())
+        found = []
+        for raw in groups.values():
+            name = asg_name(raw) or ""
+            group = self._group(raw, asgs.get(name, {}), activities.get(name, ()), switches.get(name))
+            found.append(replace(group, left_suspended=name in suspended))
+        return tuple(sorted(found, key=lambda group: self._order(group.candidate)))
+
+    def _group(
+        self,
+        raw: Mapping[str, Any],
+        asg: Mapping[str, Any],
+        activities: Sequence[Mapping[str, Any]],
+        switch_at: datetime | None,
+    ) -> Group:
+        name = raw["nodegroupName"]
+        candidate = Candidate(
+            group=name,
+            zone=raw["tags"].get(ZONE_TAG) or next(iter(asg.get("AvailabilityZones", [])), ""),
+            instance_type=next(iter(raw.get("instanceTypes", [])), ""),
+            market=raw.get("capacityType", "ON_DEMAND"),
+        )
+        quota = quota_code(candidate.instance_type, candidate.market)
+        members = machines(name, asg, activities)
+        live = sum(machine.state != "terminating" for machine in members)
+        limit = int(asg.get("MaxSize", raw["scalingConfig"]["maxSize"]))
+        is_wanted = self._is_wanted(candidate)
+        keeps = int(asg.get("MinSize", 0)) if self._pool.is_autoscaled else 0
+        return Group(
+            name=name,
+            candidate=candidate,
+            status=STATUS[raw["status"]],
+            desired=int(asg.get("DesiredCapacity", 0)),
+            max_size=limit if is_wanted and name not in self.over_quota else live,
+            machines=members,
+            switch_at=switch_at,
+            has_switch=not keeps,  # AWS sets no group below its minimum
+            keeps=keeps,
+            autoscaler_name=asg.get("AutoScalingGroupName", ""),
+            untold=tag_change(self._pool, candidate.instance_type, asg).words if asg and is_wanted else (),
+            launch_failure=launch_failure(activities, quota),
+            failures=failures(activities, quota),
+            last_end=last_end(activities),
+            launching=is_launching(activities, members),
+            issues=eks_plan.issues(raw),
+        )
+
+    def _is_wanted(self, candidate: Candidate) -> bool:
+        pool = self._pool
+        return (
+            candidate.instance_type in pool.instance_types
+            and candidate.market in pool.capacity_types
+            and (not pool.zones or candidate.zone in pool.zones)
+        )
+
+    def _order(self, candidate: Candidate) -> tuple[Any, ...]:
+        pool = self._pool
+        return (
+            _index(pool.capacity_types, candidate.market),
+            _index(pool.instance_types, candidate.instance_type),
+            _index(pool.zones, candidate.zone),
+            candidate.zone,
+        )
+
+    # -- what cluster-autoscaler knows -----------------------------------------------------------------------
+
+    def tell_autoscaler(self, groups: Collection[str]) -> None:
+        for name, raw in self._groups.owned().items():
+            if name in groups and (asg := asg_name(raw)):
+                self._tag(asg, raw["instanceTypes"][0])
+
+    def _tag(self, asg: str, instance_type: str) -> None:
+        found = self._scaling.groups([asg]).get(asg)
+        if found:
+            change = tag_change(self._pool, instance_type, found)
+            self._scaling.put_tags(asg, change.put, for_instances=change.put_for_bill)
+            self._scaling.remove_tags(asg, change.remove)
+
+    # -- the switch, and the end -----------------------------------------------------------------------------
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        existing = self._groups.owned()
+        in_parallel(self._scaling.clear_switch, _asg_names({g: existing[g] for g in groups if g in existing}))
+
+    def delete(self, say: Say) -> None:
+        for name in self._groups.owned():
+            self._groups.delete(name, say)
+
+
+def _asg_names(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    return [name for group in groups.values() if (name := asg_name(group))]
+
+
+def _index(order: Sequence[str], value: str) -> int:
+    return order.index(value) if value in order else len(order)

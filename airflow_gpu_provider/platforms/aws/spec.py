@@ -1,0 +1,219 @@
+"""What a pool's node groups should look like: CreateNodegroup's request, and how a group that exists differs.
+
+Pure data: no call is made here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
+
+POOL_TAG = "airflow-gpu-provider/pool"
+SPEC_TAG = "airflow-gpu-provider/spec"
+OWNER_TAG = "airflow-gpu-provider/owner"
+ZONE_TAG = "airflow-gpu-provider/zone"
+
+_DEFAULT_DISK_GIB = 100
+_EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One field in which a group is not as its pool says; `mutable` ones can be updated in place."""
+
+    field: str
+    found: str
+    wanted: str
+    mutable: bool
+
+    def __str__(self) -> str:
+        return f"{self.field} is {self.found}, wanted {self.wanted}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupSpec:
+    """One node group of a pool, as it should be.
+
+    `subnet` and `node_role` are None where they were not resolved: what the spec leaves to a default is only
+    needed to create a group, and never a difference of one that exists. `min_size` is for an autoscaler to keep.
+    """
+
+    pool: EksGpuPool
+    owner: str
+    candidate: Candidate
+    subnet: str | None = None
+    node_role: str | None = None
+    min_size: int = 0
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """All labels of the group's nodes."""
+        return node_labels(self.pool, self.candidate.instance_type)
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The user's tags and ours."""
+        ours = {POOL_TAG: self.pool.name, SPEC_TAG: self.pool.spec_hash, ZONE_TAG: self.candidate.zone}
+        return {**self.pool.tags, **ours, **({OWNER_TAG: self.owner} if self.owner else {})}
+
+    @property
+    def taints(self) -> list[dict[str, str]]:
+        """The taints in EKS's spelling, which leaves an empty value out."""
+        return [
+            {"key": t.key, **({"value": t.value} if t.value else {}), "effect": _EFFECTS[t.effect]}
+            for t in self.pool.parsed_taints
+        ]
+
+    def create_request(self) -> dict[str, Any]:
+        """Return CreateNodegroup's parameters, for a group of its minimum size."""
+        pool = self.pool
+        request: dict[str, Any] = {
+            "clusterName": pool.cluster_name,
+            "nodegroupName": self.candidate.group,
+            "scalingConfig": {"minSize": self.min_size, "desiredSize": self.min_size, "maxSize": pool.max_nodes},
+            "subnets": [self.subnet],
+            "nodeRole": self.node_role,
+            "instanceTypes": [self.candidate.instance_type],
+            "capacityType": self.candidate.market,
+            "labels": self.labels,
+            "taints": self.taints,
+            "tags": self.tags,
+            "updateConfig": {"maxUnavailable": 1},
+        }
+        if pool.ami_type != "CUSTOM":  # EKS refuses the word next to a template that names the AMI
+            request["amiType"] = pool.ami_type
+        if pool.launch_template:
+            request["launchTemplate"] = launch_template(pool.launch_template)
+        else:
+            request["diskSize"] = pool.disk_size or _DEFAULT_DISK_GIB
+        return request
+
+    def differences(self, group: Mapping[str, Any]) -> list[Difference]:
+        """Compare DescribeNodegroup's answer with the spec; tags are not compared."""
+        return [*self._immutable_differences(group), *self._mutable_differences(group)]
+
+    def update_request(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return UpdateNodegroupConfig's parameters for the mutable differences, or {} where there are none."""
+        if not self._mutable_differences(group):
+            return {}
+        request: dict[str, Any] = {"clusterName": self.pool.cluster_name, "nodegroupName": self.candidate.group}
+        scaling, labels, taints = (
+            self._scaling_change(group),
+            self._label_change(group),
+            self._taint_change(group),
+        )
+        if scaling:
+            request["scalingConfig"] = scaling
+        if labels:
+            request["labels"] = labels
+        if taints:
+            request["taints"] = taints
+        return request
+
+    def missing_tags(self, group: Mapping[str, Any]) -> dict[str, str]:
+        """Return the tags that the group lacks, or has with another value; an owner that it has stays."""
+        found = group.get("tags", {})
+        wanted = {key: value for key, value in self.tags.items() if key != OWNER_TAG or not found.get(key)}
+        return {key: value for key, value in wanted.items() if found.get(key) != value}
+
+    def _immutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
+        pool = self.pool
+        pairs: list[tuple[str, Any, Any]] = [
+            ("instance type", ", ".join(group.get("instanceTypes", [])), self.candidate.instance_type),
+            ("capacity type", group.get("capacityType", "ON_DEMAND"), self.candidate.market),
+        ]
+        if pool.ami_type != "CUSTOM":
+            pairs.append(("ami_type", group.get("amiType"), pool.ami_type))
+        if pool.subnets and self.subnet:
+            pairs.append(("subnet", ", ".join(group.get("subnets", [])), self.subnet))
+        if pool.node_role:
+            pairs.append(("node_role", group.get("nodeRole"), pool.node_role))
+        if not pool.launch_template:
+            pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or _DEFAULT_DISK_GIB))
+        found, wanted = _comparable_templates(group.get("launchTemplate"), pool.launch_template)
+        pairs.append(("launch_template", found, wanted))
+        return [
+            Difference(field=field, found=str(found), wanted=str(wanted), mutable=False)
+            for field, found, wanted in pairs
+            if found != wanted
+        ]
+
+    def _mutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
+        changes = {
+            "maxSize, minSize": (self._scaling_change(group), _scaling(group), self._wanted_scaling(group)),
+            "labels": (self._label_change(group), group.get("labels", {}), self.labels),
+            "taints": (self._taint_change(group), _taint_texts(group.get("taints", [])), _taint_texts(self.taints)),
+        }
+        return [
+            Difference(field=field, found=str(found), wanted=str(wanted), mutable=True)
+            for field, (change, found, wanted) in changes.items()
+            if change
+        ]
+
+    def _wanted_scaling(self, group: Mapping[str, Any]) -> dict[str, int]:
+        # A group that is larger than the spec's new limit shrinks first: EKS refuses a limit below the size.
+        desired = int(group.get("scalingConfig", {}).get("desiredSize", 0))
+        return {"minSize": self.min_size, "maxSize": max(self.pool.max_nodes, desired)}
+
+    def _scaling_change(self, group: Mapping[str, Any]) -> dict[str, int]:
+        wanted = self._wanted_scaling(group)
+        if _scaling(group) == wanted:
+            return {}
+        desired = int(group.get("scalingConfig", {}).get("desiredSize", 0))
+        return {**wanted, "desiredSize": self.min_size} if desired < self.min_size else wanted
+
+    def _label_change(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        found, wanted = group.get("labels", {}), self.labels
+        return _payload(
+            "Labels",
+            added={key: value for key, value in wanted.items() if found.get(key) != value},
+            removed=sorted(found.keys() - wanted.keys()),
+        )
+
+    def _taint_change(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        found = {(t["key"], t["effect"]): t for t in group.get("taints", [])}
+        wanted = {(t["key"], t["effect"]): t for t in self.taints}
+        return _payload(
+            "Taints",
+            added=[t for key, t in wanted.items() if key not in found or _value(found[key]) != _value(t)],
+            removed=[found[key] for key in sorted(found.keys() - wanted.keys())],
+        )
+
+
+def launch_template(text: str) -> dict[str, str]:
+    """Read "name", "lt-...", or either with ":version", as EKS's LaunchTemplateSpecification."""
+    name, _, version = text.partition(":")
+    reference = {"id" if name.startswith("lt-") else "name": name}
+    return {**reference, "version": version} if version else reference
+
+
+def _comparable_templates(found: Mapping[str, str] | None, wanted: str | None) -> tuple[str | None, str | None]:
+    """Return both in the words of the spec: EKS answers with id, name and version whatever it was asked with."""
+    if not found or not wanted:
+        return (found or {}).get("name"), wanted
+    reference = launch_template(wanted)
+    shown = ":".join(str(found.get(key)) for key in reference)
+    return shown, ":".join(reference.values())
+
+
+def _payload(what: Literal["Labels", "Taints"], *, added: Any, removed: Any) -> dict[str, Any]:
+    """Return UpdateNodegroupConfig's payload, without its empty parts."""
+    parts = {f"addOrUpdate{what}": added, f"remove{what}": removed}
+    return {key: value for key, value in parts.items() if value}
+
+
+def _scaling(group: Mapping[str, Any]) -> dict[str, int]:
+    found = group.get("scalingConfig", {})
+    return {"minSize": int(found.get("minSize", 0)), "maxSize": int(found.get("maxSize", 0))}
+
+
+def _value(taint: Mapping[str, str]) -> str:
+    return taint.get("value") or ""
+
+
+def _taint_texts(taints: list[dict[str, str]]) -> list[str]:
+    return sorted(f"{t['key']}={_value(t)}:{t['effect']}" for t in taints)

@@ -1,0 +1,58 @@
+"""MachinesOfOthers: what every pool has in common whose machines this package never makes, sizes or removes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from airflow_gpu_provider.platforms.base import Machine, Platform
+from airflow_gpu_provider.pools import KubernetesGpuPool
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from kubernetes.client import ApiClient
+
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
+
+class MachinesOfOthers(Platform):
+    """A cluster reached by a Kubernetes connection, and machines that are left alone.
+
+    Args:
+        pool: The rendered spec.
+        owner: Not used: nodes carry no spec of ours.
+    """
+
+    def __init__(self, pool: KubernetesGpuPool, owner: str = "") -> None:
+        self._pool = pool
+
+    def account(self) -> str:
+        return f"the cluster at {self.cluster_access().server}, by connection {self._pool.kubernetes_conn_id!r}"
+
+    def cluster_access(self) -> ClusterAccess:
+        from airflow_gpu_provider.platforms.external.access import access_from_connection
+
+        return access_from_connection(self._pool.kubernetes_conn_id, self._pool.cluster_context)
+
+    @cached_property
+    def _api(self) -> ApiClient:
+        return self.cluster_access().api_client()
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        """Do nothing: the machines are others'."""
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        """Do nothing: there is no switch."""
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        """Do nothing: machines come by others."""
+
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        """Do nothing: machines go by others, or stay."""
+        return ()
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        """Do nothing: no machine is asked for."""
+        return {}

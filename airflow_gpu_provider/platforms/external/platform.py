@@ -1,0 +1,146 @@
+"""KubernetesPlatform: a pool of nodes that others bring; it labels and taints them, and leaves machines alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.nodes import Node, write_node
+from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
+from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
+from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Say
+from airflow_gpu_provider.platforms.external.base import MachinesOfOthers
+from airflow_gpu_provider.pools import Candidate, Taint
+from airflow_gpu_provider.pools.base import POOL_LABEL
+
+_NODES = "/api/v1/nodes"
+
+
+class KubernetesPlatform(MachinesOfOthers):
+    """A pool of nodes that are there already: one group that always exists, whose machines are not ours to remove."""
+
+    # -- labels and taints -------------------------------------------------------------------------------------
+
+    def plan(self, nodes: int) -> Plan:
+        """Say which labels and taints nodes lack.
+
+        Raises:
+            PoolSpecError: A node that the pool names does not exist.
+            PoolDrift: A node belongs to another pool.
+        """
+        chosen = self._chosen()
+        self._check_claims(chosen)
+        changes = [Change(action="update", group=n, detail=d) for n, raw in chosen.items() if (d := self._lacks(raw))]
+        strays = [name for name in self._labelled() if name not in chosen]
+        changes += [
+            Change(action="update", group=name, detail=f"is not chosen any more: label {POOL_LABEL} goes")
+            for name in strays
+        ]
+        notes = (
+            () if len(chosen) >= nodes else (f"{nodes} nodes are wanted, and {len(chosen)} are there: waits for more",)
+        )
+        return Plan(pool=self._pool.name, changes=tuple(changes), notes=notes)
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        if not plan.changes:
+            return
+        chosen = self._chosen()
+        self._check_claims(chosen)
+        for change in plan.changes:
+            if change.group in chosen:
+                self._write(change.group, self._claim)
+            else:
+                self._write(change.group, _without_pool_label)
+            say(f"node {change.group}: {change.detail}: done")
+
+    def delete(self, say: Say) -> None:
+        """Take the pool's label off its nodes; other labels and the taints may be somebody else's too, and stay."""
+        for name in self._labelled():
+            self._write(name, _without_pool_label)
+            say(f"node {name} is not in pool {self._pool.name} any more")
+
+    def _chosen(self) -> dict[str, dict[str, Any]]:
+        """Return the nodes that the spec chooses, by name."""
+        if self._pool.nodes:
+            return {name: self._read(name) for name in self._pool.nodes}
+        return self._list(self._pool.node_selector_labels)
+
+    def _labelled(self) -> dict[str, dict[str, Any]]:
+        return self._list(self._pool.node_selector)
+
+    def _list(self, labels: Mapping[str, str]) -> dict[str, dict[str, Any]]:
+        found = list_items(self._api, _NODES, resource="nodes", labelSelector=label_selector(labels))
+        return {raw["metadata"]["name"]: raw for raw in found}
+
+    def _read(self, name: str) -> dict[str, Any]:
+        try:
+            return call(self._api, "get", f"{_NODES}/{name}", resource="nodes")
+        except ObjectNotFound as error:
+            raise PoolSpecError(
+                f"Pool {self._pool.name}: there is no node {name} in the cluster.",
+                "Correct the pool's nodes, or let the node join; `kubectl get nodes` shows those that are there.",
+                pool=self._pool.name,
+                node=name,
+            ) from error
+
+    def _check_claims(self, chosen: Mapping[str, Mapping[str, Any]]) -> None:
+        for name, raw in chosen.items():
+            other = (raw["metadata"].get("labels") or {}).get(POOL_LABEL, self._pool.name)
+            if other != self._pool.name:
+                raise PoolDrift(
+                    f"Node {name} belongs to pool {other}, and pool {self._pool.name} chooses it too.",
+                    "Let each node be in one pool; runs that are to share nodes use the same pool.",
+                    pool=self._pool.name,
+                    node=name,
+                )
+
+    def _lacks(self, raw: Mapping[str, Any]) -> str:
+        """Say what a node lacks of the spec; empty when nothing."""
+        has = raw["metadata"].get("labels") or {}
+        labels = [f"label {key}={value}" for key, value in self._pool.labels.items() if has.get(key) != value]
+        taints = _taints(raw)
+        return ", ".join([*labels, *(f"taint {t}" for t in self._pool.parsed_taints if str(t) not in map(str, taints))])
+
+    def _claim(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the patch that gives a node what it lacks. A list of taints is replaced as a whole."""
+        wanted = self._pool.parsed_taints
+        replaced = {(taint.key, taint.effect) for taint in wanted}
+        kept = [t for t in (raw.get("spec") or {}).get("taints") or () if (t["key"], t["effect"]) not in replaced]
+        own = [{"key": t.key, "value": t.value, "effect": t.effect} for t in wanted]
+        spec = {"spec": {"taints": [*kept, *own]}} if wanted else {}
+        return {"metadata": {"labels": self._pool.labels}, **spec}
+
+    def _write(self, name: str, patch_for: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+        write_node(self._api, lambda: self._read(name), patch_for)
+
+    # -- what there is -----------------------------------------------------------------------------------------
+
+    def observe(self) -> tuple[Group, ...]:
+        """Return the one group: the nodes with the pool's label, which is what pods select."""
+        name = self._pool.name
+        machines = tuple(
+            Machine(id=node.machine, group=name, state="running", launched_at=node.created_at)
+            for node in map(Node.parse, self._labelled().values())
+        )
+        return (
+            Group(
+                name=name,
+                candidate=Candidate(group=name, zone="", instance_type="", market="ON_DEMAND"),
+                status="active",
+                desired=len(machines),
+                max_size=len(machines),
+                machines=machines,
+                has_switch=False,
+                when_idle="cordon" if self._pool.cordon_when_idle else "keep",
+            ),
+        )
+
+
+def _taints(raw: Mapping[str, Any]) -> Iterator[Taint]:
+    for taint in (raw.get("spec") or {}).get("taints") or ():
+        yield Taint(key=taint["key"], value=taint.get("value") or "", effect=taint["effect"])
+
+
+def _without_pool_label(raw: Mapping[str, Any]) -> dict[str, Any]:
+    return {"metadata": {"labels": {POOL_LABEL: None}}}

@@ -1,0 +1,247 @@
+"""Google Cloud by one Airflow connection: GKE's and Compute Engine's calls, and the cluster's token.
+
+Raises errors of ours only. GKE is called through its client library; Compute Engine by plain REST, for its library
+takes 100 MB and seconds of CPU to import, in each task and each triggerer.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+from typing import Any
+
+import requests
+from airflow.providers.google.common.consts import CLIENT_INFO
+from airflow.providers.google.common.hooks.base_google import GoogleBaseHook, get_field
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+from google.api_core import exceptions as api
+from google.api_core.retry import Retry
+from google.auth.credentials import Scoped
+from google.auth.transport.requests import AuthorizedSession, Request
+from google.cloud.container_v1 import ClusterManagerClient
+
+from airflow_gpu_provider.api_calls import tell_of_google
+from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
+from airflow_gpu_provider.platforms.google.errors import is_worth_a_retry, mapped_errors
+
+_GKE_TIMEOUT = 30.0
+_TIMEOUT = 10.0
+# Tries of 15 seconds in all, and the last one's timeout: longer would outlive the pool's lock of 30 seconds, under
+# which sizes are written.
+_RETRY = Retry(
+    predicate=is_worth_a_retry,
+    initial=0.5,
+    maximum=4.0,
+    multiplier=2.0,
+    timeout=15.0,
+)
+_EMAIL_SCOPE = "https://www.googleapis.com/auth/userinfo.email"
+_POOLED_CONNECTIONS = 8
+_RENEW_BEFORE = timedelta(minutes=15)  # ClusterAccess keeps a token for ten minutes
+
+
+class Gke:
+    """GKE's API. Requests and answers are dictionaries in the client library's words."""
+
+    def __init__(self, client: ClusterManagerClient, *, connection: str) -> None:
+        self._client = client
+        self._connection = connection
+
+    def call(self, method: str, *, permission: str, **request: Any) -> dict[str, Any]:
+        with mapped_errors(call=permission, connection=self._connection):
+            answer = getattr(self._client, method)(request=request, retry=_RETRY, timeout=_GKE_TIMEOUT)
+        found: dict[str, Any] = type(answer).to_dict(answer, use_integers_for_enums=False)
+        return found
+
+
+class Rest:
+    """One of Google's APIs by plain REST. `path` begins with "projects/"; answers are as the API gives them."""
+
+    def __init__(self, session: Any, *, base: str, connection: str) -> None:
+        self._session = session
+        self._base = base
+        self._connection = connection
+
+    def get(self, path: str, *, permission: str, **query: Any) -> dict[str, Any]:
+        return self._send("GET", path, permission, params=query)
+
+    def post(
+        self, path: str, body: Mapping[str, Any] | None = None, *, permission: str, **query: Any
+    ) -> dict[str, Any]:
+        return self._send("POST", path, permission, params=query, json=body or {})
+
+    def items(
+        self, path: str, key: str, *, permission: str, method: str = "GET", **query: Any
+    ) -> Iterator[dict[str, Any]]:
+        """Yield the items of all pages."""
+        page = ""
+        while True:
+            more = {"pageToken": page} if page else {}
+            answer = self._send(method, path, permission, params={**query, **more})
+            yield from answer.get(key, [])
+            page = answer.get("nextPageToken", "")
+            if not page:
+                return
+
+    def _send(self, method: str, path: str, permission: str, **how: Any) -> dict[str, Any]:
+        def once() -> dict[str, Any]:
+            response = self._session.request(method, f"{self._base}/{path}", timeout=_TIMEOUT, **how)
+            if not response.ok:
+                raise api.from_http_response(response)  # type: ignore[no-untyped-call]
+            answer: dict[str, Any] = response.json()
+            return answer
+
+        with mapped_errors(call=permission, connection=self._connection):
+            answer: dict[str, Any] = _RETRY(once)()
+        return answer
+
+
+class Compute(Rest):
+    """Compute Engine's API."""
+
+    def __init__(self, session: Any, *, endpoint: str, connection: str) -> None:
+        super().__init__(session, base=f"{endpoint.rstrip('/')}/compute/v1", connection=connection)
+
+
+class ResourceManager(Rest):
+    """Cloud Resource Manager's API."""
+
+    def __init__(self, session: Any, *, endpoint: str, connection: str) -> None:
+        super().__init__(session, base=f"{endpoint.rstrip('/')}/v1", connection=connection)
+
+    def refused(self, project_id: str, permissions: Collection[str]) -> list[str]:
+        """Return which of these permissions the caller has not in the project; every caller may ask.
+
+        Raises:
+            GpuError: There is no answer: the API is not enabled in the project, say.
+        """
+        path, body = f"projects/{project_id}:testIamPermissions", {"permissions": list(permissions)}
+        answer = self.post(path, body, permission="resourcemanager.projects.testIamPermissions")
+        return [each for each in permissions if each not in answer.get("permissions", ())]
+
+
+class GoogleClients:
+    """The services of Google Cloud that a pool takes, all through one look-up of the Airflow connection.
+
+    The connection's extra may name other endpoints, for private access: `gke_endpoint`, `compute_endpoint` and
+    `resource_manager_endpoint`.
+    """
+
+    def __init__(self, *, conn_id: str, impersonation_chain: str | Sequence[str] | None) -> None:
+        self._conn_id = conn_id
+        self._impersonation_chain = impersonation_chain
+        self._token_lock = threading.Lock()
+
+    @property
+    def connection(self) -> str:
+        """Where the credentials come from, for messages."""
+        return f"connection {self._conn_id!r}"
+
+    @cached_property
+    def gke(self) -> Gke:
+        endpoint = get_field(self._hook.extras, "gke_endpoint")
+        client = ClusterManagerClient(
+            credentials=self._credentials,
+            # REST, not gRPC: its threads do not survive the forks of an Airflow worker.
+            transport="rest",
+            client_info=CLIENT_INFO,
+            client_options=self._hook.get_client_options(api_endpoint_override=endpoint),
+        )
+        transport: Any = client.transport
+        tell_of_google(transport._session)
+        return Gke(client, connection=self.connection)
+
+    @cached_property
+    def compute(self) -> Compute:
+        return Compute(
+            self._session, endpoint=self._endpoint("compute_endpoint", "compute"), connection=self.connection
+        )
+
+    @cached_property
+    def resource_manager(self) -> ResourceManager:
+        endpoint = self._endpoint("resource_manager_endpoint", "cloudresourcemanager")
+        return ResourceManager(self._session, endpoint=endpoint, connection=self.connection)
+
+    def _endpoint(self, field: str, service: str) -> str:
+        universe = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"
+        return get_field(self._hook.extras, field) or f"https://{service}.{universe}"
+
+    @cached_property
+    def _session(self) -> Any:
+        session = AuthorizedSession(self._credentials)  # type: ignore[no-untyped-call]
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
+        session.mount("https://", adapter)
+        session.mount("http://", adapter)
+        tell_of_google(session)
+        return session
+
+    @property
+    def identity(self) -> str:
+        """Whose credentials they are: a service account's address, where the credentials say one."""
+        return str(getattr(self._credentials, "service_account_email", None) or self.connection)
+
+    def access_token(self, *, refused: str = "") -> str:
+        """Return a bearer token for the cluster's API server that is good for a quarter of an hour at least.
+
+        It is another one than `refused`, whatever the credentials say of that one's age.
+        """
+        credentials = self._credentials
+        with self._token_lock, mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection):
+            if not _is_fresh(credentials) or credentials.token == refused:
+                credentials.refresh(Request())
+        return str(credentials.token)
+
+    @cached_property
+    def _credentials(self) -> Any:
+        with mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection), self._readable():
+            return _telling_the_email(self._hook.get_credentials(), self._hook.scopes)
+
+    @cached_property
+    def _hook(self) -> GoogleBaseHook:
+        with self._readable():
+            return GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
+
+    def _readable(self) -> Any:
+        return _ReadableConnection(self._conn_id)
+
+
+class _ReadableConnection:
+    """What the hook finds wrong with a connection, as an error of ours."""
+
+    def __init__(self, conn_id: str) -> None:
+        self._conn_id = conn_id
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, AirflowNotFoundException):
+            raise ConnectionNotFound.named(self._conn_id, "gcp_conn_id") from error
+        if isinstance(error, (AirflowException, ValueError)) and not isinstance(error, GpuError):
+            raise CredentialsError(
+                f"The Airflow connection {self._conn_id!r} does not give Google Cloud credentials: {error}.",
+                "Correct it, or name another in gcp_conn_id.",
+            ) from error
+
+
+def _telling_the_email(credentials: Any, scopes: Sequence[str]) -> Any:
+    """Have the account's email in its tokens: without it GKE knows the account by its unique id alone.
+
+    A role that is bound to the email then gives nothing (GKE's docs on RBAC). Credentials whose scopes were fixed when
+    they were made, a person's say, stay as they are.
+    """
+    if not isinstance(credentials, Scoped):
+        return credentials
+    return credentials.with_scopes([*scopes, _EMAIL_SCOPE])  # type: ignore[no-untyped-call]
+
+
+def _is_fresh(credentials: Any) -> bool:
+    if not credentials.token:
+        return False
+    if credentials.expiry is None:
+        return True
+    left: timedelta = credentials.expiry.replace(tzinfo=UTC) - datetime.now(UTC)
+    return left > _RENEW_BEFORE

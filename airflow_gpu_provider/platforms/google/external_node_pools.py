@@ -1,0 +1,230 @@
+"""GkePlatformOfOthers: a pool on GKE in node pools that Terraform or people own; it sets sizes, and nothing else.
+
+Each instance group is a group of its own, so that a node pool over several zones is filled, and left, zone by zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, cast
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.errors import AutoscalingDisabled, GroupNotFound
+from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.google.base import STATUS, GkeBase
+from airflow_gpu_provider.platforms.google.instance_groups import zone_of
+from airflow_gpu_provider.platforms.google.instances import InstanceGroup, failures, launch_failure, machines
+from airflow_gpu_provider.platforms.google.node_pools import group_paths
+from airflow_gpu_provider.platforms.google.plan import issues
+from airflow_gpu_provider.platforms.google.spec import (
+    POOL_LABEL,
+    is_excluded_from_upgrades,
+    labels_of,
+    market_of,
+    run_seconds,
+)
+from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
+from airflow_gpu_provider.pools import Candidate, GkeGpuPool, Taint
+from airflow_gpu_provider.pools.base import Market
+
+_EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Named:
+    """One zone of a node pool that the pool names: its instance groups, two during a blue-green upgrade, by path."""
+
+    node_pool: Mapping[str, Any]
+    zone: str
+
+    @property
+    def paths(self) -> list[str]:
+        """The side that stays comes first."""
+        return [path for path in group_paths(self.node_pool) if _zone_name(path) == self.zone]
+
+    @property
+    def name(self) -> str:
+        """The node pool's name; with the zone where it has several."""
+        name = str(self.node_pool["name"])
+        return name if len(_zones(self.node_pool)) == 1 else f"{name}/{self.zone}"
+
+    @property
+    def candidate(self) -> Candidate:
+        machine_type = str((self.node_pool.get("config") or {}).get("machine_type", ""))
+        market = cast("Market", market_of(self.node_pool))
+        return Candidate(group=self.name, zone=self.zone, instance_type=machine_type, market=market)
+
+    def max_size(self, pool: GkeGpuPool) -> int:
+        """Return the node pool's own limit in a zone, where its autoscaler has one, else the pool's."""
+        autoscaling = self.node_pool.get("autoscaling") or {}
+        limit = int(autoscaling.get("max_node_count") or autoscaling.get("total_max_node_count") or 0)
+        return limit if _is_autoscaled(self.node_pool) and limit else pool.max_nodes
+
+
+class GkePlatformOfOthers(GkeBase):
+    """A pool of node pools of GKE that exist already: `manage="scale"`.
+
+    Args:
+        pool: The rendered spec.
+        owner: Not used: node pools of others carry nothing of ours.
+    """
+
+    def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
+        super().__init__(pool)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        return tuple(each.candidate for each in self._read())
+
+    # -- plan and apply --------------------------------------------------------------------------------------
+
+    def plan(self, nodes: int) -> Plan:
+        """Say what would grow; the node pools themselves are never changed.
+
+        Raises:
+            GroupNotFound: A node pool that the pool names does not exist.
+            PoolDrift, PoolSpecError: A node pool cannot serve the pool as it is.
+            AutoscalingDisabled: GKE's autoscaler is to add nodes, and it leaves a node pool alone.
+        """
+        found = self._node_pools.read()
+        missing = [name for name in self._pool.node_pools if name not in found]
+        if missing:
+            raise GroupNotFound(
+                f"Pool {self._pool.name}: cluster {self._pool.cluster_name} has no node pool {', '.join(missing)}; it"
+                f" has {', '.join(sorted(found)) or 'none'}.",
+                "Correct node_pools, or create it where it is defined: this package creates none of them.",
+                groups=missing,
+            )
+        named = self._named(found)
+        read = [self._describe(each) for each in named]
+        notes = check(self._pool, nodes, read, known_types=self._pool.machine_types)
+        self._check_autoscaled([found[name] for name in self._pool.node_pools])
+        groups = self._observe(named)
+        grow = growth(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
+        return Plan(pool=self._pool.name, grow=grow, notes=notes)
+
+    def apply(self, plan: Plan, say: Say) -> None:
+        """Do nothing: others own the node pools."""
+
+    def delete(self, say: Say) -> None:
+        """Delete nothing: others own the node pools."""
+        for name in self._pool.node_pools:
+            say(f"{name} is left as it is: this package did not create it")
+
+    def _check_autoscaled(self, node_pools: Sequence[Mapping[str, Any]]) -> None:
+        fixed = [str(raw["name"]) for raw in node_pools if not _is_autoscaled(raw)]
+        if not self._pool.is_autoscaled or not fixed:
+            return
+        pool = self._pool
+        update = f"gcloud container clusters update {pool.cluster_name} --enable-autoscaling"
+        limits = f"--min-nodes=0 --max-nodes={pool.max_nodes} --location={pool.location} --project={pool.project_id}"
+        commands = [f"{update} --node-pool={name} {limits}" for name in fixed]
+        raise AutoscalingDisabled(
+            f"Pool {pool.name}: GKE's autoscaler is to add nodes, and autoscaling is off in node pool"
+            f" {', '.join(fixed)}, which this package does not change.",
+            f"Turn it on where the node pool is defined, or run: {' && '.join(commands)}",
+            groups=fixed,
+        )
+
+    def _describe(self, named: _Named) -> NamedGroup:
+        raw, machine_type = named.node_pool, named.candidate.instance_type
+        config = raw.get("config") or {}
+        return NamedGroup(
+            name=named.name,
+            candidate=named.candidate,
+            types=(machine_type,),
+            types_without_gpus=() if _has_gpus(config, machine_type) else (machine_type,),
+            taints=tuple(
+                Taint(key=t["key"], value=t.get("value") or "", effect=_EFFECTS[t["effect"]])
+                for t in config.get("taints") or ()
+                if t["effect"] in _EFFECTS
+            ),
+            max_size=named.max_size(self._pool),
+            made_for=labels_of(raw).get(POOL_LABEL, ""),
+            warnings=tuple(_warnings(raw, self._pool)),
+        )
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def observe(self) -> tuple[Group, ...]:
+        return self._observe(self._read())
+
+    def _read(self) -> list[_Named]:
+        return self._named(self._node_pools.read())
+
+    def _named(self, found: Mapping[str, Mapping[str, Any]]) -> list[_Named]:
+        """Return the instance groups of the node pools that exist, in the spec's order, zone by zone."""
+        raws = [found[name] for name in self._pool.node_pools if name in found]
+        return [_Named(node_pool=raw, zone=zone) for raw in raws for zone in _zones(raw)]
+
+    def _observe(self, named: Sequence[_Named]) -> tuple[Group, ...]:
+        flat = [path for each in named for path in each.paths]
+        read = dict(zip(flat, self._groups.read(flat), strict=True))
+        behind = {each.name: [read[path] for path in each.paths] for each in named}
+        return self._with_updates(self._with_ends([self._group(each, behind[each.name]) for each in named], behind))
+
+    def _group(self, named: _Named, groups: Sequence[InstanceGroup]) -> Group:
+        members = machines(named.name, groups)
+        live = sum(machine.state != "terminating" for machine in members)
+        return Group(
+            name=named.name,
+            candidate=named.candidate,
+            status=STATUS.get(named.node_pool.get("status", ""), "degraded"),
+            desired=sum(group.target for group in groups),
+            max_size=live if named.name in self.over_quota else named.max_size(self._pool),
+            machines=members,
+            has_switch=False,
+            launch_failure=launch_failure(groups, datetime.now(UTC)),
+            failures=failures(groups, datetime.now(UTC)),
+            launching=any(group.launching for group in groups),
+            issues=issues(named.node_pool),
+            owned=False,
+        )
+
+    def _paths_of(self, group: str) -> list[str]:
+        for each in self._read():
+            if each.name == group:
+                return each.paths
+        raise GroupNotFound(
+            f"Node pool {group} does not exist, or has no instance group yet.",
+            "Create it where it is defined: this package creates none of them.",
+            group=group,
+        )
+
+
+def _zones(node_pool: Mapping[str, Any]) -> list[str]:
+    """Return the names of the zones in which a node pool has instance groups."""
+    return sorted(set(map(_zone_name, group_paths(node_pool))))
+
+
+def _zone_name(path: str) -> str:
+    return zone_of(path).rpartition("/")[2]
+
+
+def _is_autoscaled(node_pool: Mapping[str, Any]) -> bool:
+    return bool((node_pool.get("autoscaling") or {}).get("enabled"))
+
+
+def _has_gpus(config: Mapping[str, Any], machine_type: str) -> bool:
+    known = accelerators.gce_machine_type(machine_type)
+    return bool(config.get("accelerators") or (known and known.gpu))
+
+
+def _warnings(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> Iterable[str]:
+    if _is_autoscaled(node_pool) and not pool.is_autoscaled:
+        yield "GKE's autoscaler sizes it too, and removes nodes ten minutes after their last pod by its own lights"
+    if run_seconds(node_pool.get("config") or {}) is None:
+        yield (
+            "its machines have no end of their own (max_run_duration), so nothing takes them while Airflow is gone for"
+            " good"
+        )
+    if (node_pool.get("management") or {}).get("auto_upgrade") and not is_excluded_from_upgrades(node_pool):
+        yield (
+            "GKE upgrades its nodes when it sees fit, and drains trainings; exclude it until the end of support"
+            " (maintenance_policy), or give the cluster a maintenance window outside of its nights"
+        )
+    if node_pool.get("status") not in ("RUNNING", "RECONCILING"):
+        why = "; ".join(issues(node_pool))
+        yield f"it is {node_pool.get('status')}" + (f" ({why})" if why else "")

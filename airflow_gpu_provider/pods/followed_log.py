@@ -1,0 +1,312 @@
+"""PodLogs: the log of a pod's containers, streamed into the log of the task that waits for it in the triggerer.
+
+Within one triggerer a line is written once, whatever happens to the connection: a reading goes on at the LogPosition
+that the last one has reached. For the next triggerer the positions are kept on the pod, as an annotation: it goes with
+the pod, the role that runs pods may write it, and the watch that waits for the pod shows it for nothing. It is written
+while lines come, once in SAVE_EVERY seconds, so a triggerer that is killed has at most 5 s of log repeated by its
+successor, which says so; a silent pod costs no request. What is not streamed when the pod ends is read by the
+operator, from the positions in the trigger's event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing, asynccontextmanager, nullcontext
+from datetime import datetime
+from typing import Any, Self
+from weakref import WeakKeyDictionary
+
+from airflow.sdk.log import amask_secret
+
+from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.pod_log import (
+    POSITIONS,
+    LogReader,
+    log_line,
+    positions_from_record,
+    positions_to_record,
+)
+from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pods.secrets import secrets_of
+from airflow_gpu_provider.pods.supervisor_log import supervisor_log
+from airflow_gpu_provider.pods.wait import PodWait
+
+STREAMS = 50
+"""How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` says another number."""
+
+REPEATED = "(the following lines may repeat the last seconds: the triggerer was restarted or overloaded)"
+
+ROTATED = '(lines may be missing here: the node has rotated the log; see "The log" in docs/gpu-pod.md)'
+
+Tell = Callable[[str, str, datetime | None], None]
+"""Takes a container's name, a line's text, and when it was printed."""
+
+SAVE_EVERY = 3.0
+_OUTLIVED = 1.5
+_SILENCE = 240.0  # load balancers drop what is silent for longer (EKS: 350 s), and tell nobody
+_SOON, _LATEST = 0.5, 15.0
+_BUNCH = 50
+_LINES_PER_SECOND = 1000
+_READ_WITHIN = 5.0
+_TRAIL = 1000
+
+
+class PodLogs:
+    """The streams of one pod. Use it as an async context manager around the wait, in the trigger's own run().
+
+    A task that is created in another trigger's run() would write into another task's log (asyncio copies the context).
+
+    Args:
+        api: The cluster.
+        wait: The pod.
+        wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
+            "positions" from which to go on, and whether lines "may_repeat", in a redeferral. None: nothing is streamed.
+        log: The task's log; takes a level, a format and its arguments.
+        tell: Writes a line instead of `log`; takes a container's name, the text and when it was printed.
+        alone: In an event loop of the pod's own task: its streams are not bounded, and nobody follows on them.
+    """
+
+    def __init__(
+        self,
+        api: AsyncApi,
+        wait: PodWait,
+        wanted: dict[str, Any] | None,
+        log: Callable[..., None],
+        *,
+        tell: Tell | None = None,
+        alone: bool = False,
+    ) -> None:
+        self._api = api
+        self._path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+        self._uid = wait.uid
+        self._log = log
+        self._write = tell or self._log_line
+        self._alone = alone
+        self._with_name: bool = (wanted or {}).get("with_name", True)
+        self._names: list[str] = (wanted or {}).get("containers") or []
+        self._carried: dict[str, Any] = (wanted or {}).get("positions") or {}
+        positions = positions_from_record(self._carried)
+        self._readers = {name: LogReader(positions.get(name)) for name in self._names}
+        self._masked: dict[str, str] = (wanted or {}).get("masked") or {}
+        self._secrets: set[str] = set()
+        self._goes_on = bool(positions)
+        self._has_seen_pod = False
+        self._started_from: dict[str, Any] = {}
+        self._may_repeat = bool((wanted or {}).get("may_repeat"))
+        self._states: dict[str, ContainerState] = {}
+        self._streams: dict[tuple[str, datetime], asyncio.Task[None]] = {}
+        self._saver: asyncio.Task[None] | None = None
+        self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
+        self._unsaved = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        tasks = [*self._streams.values(), *([self._saver] if self._saver else [])]
+        for task in tasks:
+            task.cancel()
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
+            if isinstance(result, Exception):
+                self._say(f"The pod's log could not be followed to its end; the rest comes later: {result!r}")
+
+    def follow(self, pod: PodState, raw: Json) -> None:
+        """Take the pod as it is now: a container that has started is followed from here on."""
+        if not self._names:
+            return
+        if not self._has_seen_pod:
+            self._has_seen_pod = True
+            self._take_positions((raw["metadata"].get("annotations") or {}).get(POSITIONS))
+            self._started_from = self._positions()
+            self._secrets = secrets_of(raw, self._masked)
+        for container in (*pod.others, *([pod.base] if pod.base else [])):
+            self._states[container.name] = container
+            if container.name in self._readers and container.started_at is not None:
+                self._start(container.name, container.started_at)
+
+    async def drain(self, seconds: float) -> None:
+        """Wait until the streams have ended by themselves, for so long at most."""
+        if self._streams:
+            await asyncio.wait(self._streams.values(), timeout=seconds)
+
+    def rest(self) -> dict[str, Any]:
+        """Return what the operator needs to go on: "positions", and whether lines may come twice (`may_repeat`)."""
+        return {"positions": self._positions(), "may_repeat": self._may_repeat}
+
+    async def safe_rest(self) -> dict[str, Any]:
+        """Return `rest` as far as the lines are sure to be in the task's log: those after it are better read twice."""
+        log = supervisor_log()
+        if await log.until_read(log.written, within=_READ_WITHIN):
+            return self.rest()
+        safe = [positions for mark, positions in self._trail if mark <= log.read]
+        return {"positions": safe[-1] if safe else self._started_from or self._carried, "may_repeat": True}
+
+    # -- streaming -------------------------------------------------------------------------------------------
+
+    def _start(self, name: str, started_at: datetime) -> None:
+        if (name, started_at) in self._streams:
+            return
+        before = [task for (other, _), task in self._streams.items() if other == name]
+        self._streams[name, started_at] = asyncio.create_task(self._stream(name, before))
+
+    async def _stream(self, name: str, before: list[asyncio.Task[None]]) -> None:
+        """Follow one run of a container to its end; a sidecar's earlier runs come first."""
+        for secret in self._secrets:  # Airflow's log is masked by the process above, and knows it from then on
+            await amask_secret(secret)
+        if before:
+            await asyncio.wait(before)
+            self._readers[name] = self._readers[name].of_next_run()
+        async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
+            failures = 0
+            while True:
+                began = time.monotonic()
+                try:
+                    await self._read(name)
+                except GpuError as error:
+                    if not error.retryable:
+                        self._say(f"The log of container {name} comes when the pod has ended: {error}")
+                        return
+                if self._states[name].status == "terminated":
+                    return
+                failures = 0 if time.monotonic() - began > _LATEST else failures + 1
+                longest = min(_LATEST, _SOON * 2.0 ** min(failures, 10))
+                await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+
+    async def _read(self, name: str) -> None:
+        """Write what is new until the connection ends."""
+        reader = self._readers[name]
+        parameters = {**reader.begin(), "container": name}
+        async with aclosing(self._api.follow(f"{self._path}/log", silence=_SILENCE, **parameters)) as bunches:
+            async for lines in bunches:
+                for start in range(0, len(lines), _BUNCH):
+                    bunch = lines[start : start + _BUNCH]
+                    await (asyncio.sleep(0) if self._alone else _turn(len(bunch)))
+                    # Nothing is awaited in here: a line is taken and written, or neither.
+                    for line in bunch:
+                        text = reader.take(line)
+                        if text is not None:
+                            self._tell(name, text, reader.at)
+                    if not self._alone:
+                        self._trail.append((supervisor_log().written, self._positions()))
+
+    def _tell(self, name: str, text: str, at: datetime | None) -> None:
+        if self._readers[name].is_after_gap:
+            self._say(ROTATED)
+        if self._may_repeat:
+            self._may_repeat = False
+            self._say(REPEATED)
+        self._write(name, text, at)
+        self._unsaved.set()
+        if self._saver is None and not self._alone:
+            self._saver = asyncio.create_task(self._keep_saving())
+
+    def _log_line(self, name: str, text: str, at: datetime | None) -> None:
+        log_line(self._log, name, text, with_name=self._with_name)
+        supervisor_log().wrote(text)
+
+    def _say(self, text: str) -> None:
+        self._log(logging.INFO, "%s", text)
+
+    # -- positions -------------------------------------------------------------------------------------------
+
+    def _take_positions(self, annotation: str | None) -> None:
+        """Go on where an earlier triggerer was when it last wrote down its positions."""
+        if annotation is None:
+            return
+        try:
+            kept = positions_from_record(json.loads(annotation))
+        except (ValueError, TypeError, AttributeError):
+            self._say(f"The log begins anew: the pod's annotation {POSITIONS} cannot be read.")
+            return
+        newer = [n for n, reader in self._readers.items() if n in kept and kept[n].newest > reader.position.newest]
+        self._readers |= {name: LogReader(kept[name]) for name in newer}
+        self._may_repeat = self._may_repeat or bool(newer) or not self._goes_on
+
+    def _positions(self) -> dict[str, Any]:
+        return self._carried | positions_to_record({name: reader.position for name, reader in self._readers.items()})
+
+    async def _keep_saving(self) -> None:
+        """Write the positions down while there are new ones; at first that there are lines at all."""
+        positions = self._started_from
+        while True:
+            try:
+                await self._save(positions)
+            except GpuError as error:
+                if not error.retryable:
+                    self._say(f"If the triggerer is restarted, this log begins anew: {error}")
+                    return
+                self._unsaved.set()
+            await asyncio.sleep(SAVE_EVERY - _OUTLIVED)
+            await self._unsaved.wait()
+            self._unsaved.clear()
+            safe, mark = self._positions(), supervisor_log().written
+            # A runner whose supervisor was killed goes on for up to a second, and what it writes is in nobody's log.
+            await asyncio.sleep(_OUTLIVED)
+            if await supervisor_log().until_read(mark, within=_READ_WITHIN):
+                positions = safe
+            else:
+                self._unsaved.set()
+
+    async def _save(self, positions: dict[str, Any]) -> None:
+        text = json.dumps(positions, separators=(",", ":"))
+        await self._api.annotate(self._path, uid=self._uid, annotations={POSITIONS: text})
+
+
+# -- what all streams of a triggerer share -------------------------------------------------------------------
+
+
+class _Shared:
+    """The slots and the turns of one event loop."""
+
+    def __init__(self) -> None:
+        from airflow.providers.common.compat.sdk import conf
+
+        self.bound: int = conf.getint("gpu_provider", "log_streams", fallback=STREAMS)
+        self.slots = asyncio.Semaphore(self.bound)
+        self.free_at = 0.0
+
+
+_shared: WeakKeyDictionary[asyncio.AbstractEventLoop, _Shared] = WeakKeyDictionary()
+
+
+def _of_this_loop() -> _Shared:
+    loop = asyncio.get_running_loop()
+    if loop not in _shared:
+        _shared[loop] = _Shared()
+    return _shared[loop]
+
+
+@asynccontextmanager
+async def _slot(say_full: Callable[[int], None]) -> AsyncIterator[None]:
+    """Hold one of the streams that a triggerer may have; who waits for one gets it in turn."""
+    shared = _of_this_loop()
+    if shared.slots.locked():
+        say_full(shared.bound)
+    async with shared.slots:
+        yield
+
+
+async def _turn(lines: int) -> None:
+    """Wait until so many lines may be written.
+
+    A pod that prints without end must not hold up the triggerer: at its pace the kubelet is slowed down, and what is
+    left at the pod's end is read by a worker.
+    """
+    shared, now = _of_this_loop(), time.monotonic()
+    begin = max(now, shared.free_at)
+    shared.free_at = begin + lines / _LINES_PER_SECOND
+    await asyncio.sleep(begin - now)
+
+
+def _no_slot(name: str, bound: int) -> str:
+    return (
+        f"This triggerer follows {bound} logs already ([gpu_provider] log_streams): that of container {name} comes "
+        "when one of them ends, or the pod."
+    )

@@ -1,0 +1,105 @@
+"""How a pod ended, when the wait for it is over: by the pod itself, and by those who watched it where it cannot tell.
+
+Pure. It is decided before anything of the pod is released, once, for the blocking operator and the deferred one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Self
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpuError, PodPreempted
+from airflow_gpu_provider.pods.end import PodEnd, certain_at, end_of, end_of_gone
+from airflow_gpu_provider.pods.wait import PodWait
+from airflow_gpu_provider.scaling.waits import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """What the wait for a pod came to.
+
+    Attributes:
+        uid: The pod's; another pod may have its name by now. Empty in the event of an earlier release's trigger.
+        saw_end: The wait itself ended, by its own rules. False: whoever watched could not go on.
+        error: How the wait ended; None where the pod succeeded. Or why nobody could watch.
+        container_ended: The base container had ended by then.
+        machine: The cloud's name for the pod's machine; empty where its node was never seen.
+        timeline: The phases of the pod's life.
+        logs: How far its log is written: PodLogs.rest.
+        result: The text of its result file, where it was read already.
+        wait: The wait itself, to be taken up again.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    saw_end: bool
+    error: GpuError | None = None
+    container_ended: bool = False
+    machine: str = ""
+    timeline: Sequence[Mapping[str, Any]] = ()
+    logs: Mapping[str, Any] = field(default_factory=dict)
+    result: str | None = None
+    wait: PodWait | None = None
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> Self:
+        """Read GpuPodTrigger's event."""
+        error = GpuError.from_record(event["error"]) if event.get("error") else None
+        if error is None and event["status"] != "success":
+            error = GpuError(f"The wait for pod {event['name']} failed: {event.get('message')}.", "See the log above.")
+        return cls(
+            namespace=event["namespace"],
+            name=event["name"],
+            uid=event.get("uid") or "",
+            saw_end=event["status"] != "error",
+            error=error,
+            container_ended=event["status"] in ("success", "failed"),
+            machine=event.get("machine") or "",
+            timeline=event.get("timeline") or (),
+            logs=event.get("logs") or {},
+            result=event.get("result"),
+            wait=PodWait.from_record(event["wait"]) if event.get("wait") else None,
+        )
+
+    @classmethod
+    def of_progress(cls, wait: PodWait, progress: Progress, logs: Mapping[str, Any]) -> Self:
+        """Read what a worker's own wait came to."""
+        result = progress.result or {}
+        return cls(
+            namespace=wait.namespace,
+            name=wait.name,
+            uid=wait.uid,
+            saw_end=progress.result is not None,
+            error=progress.error,
+            container_ended=bool(result.get("container_ended")),
+            machine=result.get("machine") or "",
+            timeline=result.get("timeline") or (),
+            logs=logs,
+            wait=wait,
+        )
+
+    def end(self, pod: PodState | None, now: datetime) -> PodEnd | None:
+        """Return how the pod ended; None where it may still run, and nobody could watch it.
+
+        A success that the wait saw stands, whatever becomes of the pod's node after it, and so does one that only the
+        pod tells of. Of two failures the wait's counts where it knows more than the pod: it has seen the node too.
+
+        Args:
+            pod: The pod as it is now; None where it is gone.
+            now: By the cluster's clock.
+        """
+        if self.saw_end and self.error is None:
+            return PodEnd()
+        own = end_of(pod) if pod is not None else None
+        if own is not None and pod is not None and (believed_at := certain_at(pod)) and now < believed_at:
+            own = None
+        if own is not None and own.error is None:
+            return own
+        if self.saw_end:
+            knows_more = self.container_ended or isinstance(self.error, PodPreempted) or own is None
+            return PodEnd(error=self.error) if knows_more else own
+        return end_of_gone(None, name=self.name) if pod is None else own

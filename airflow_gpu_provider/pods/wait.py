@@ -1,0 +1,345 @@
+"""PodWait: whether a pod has started, ended or been lost, decided from plain data. No I/O, no clock.
+
+The blocking operator and the trigger drive the same `step` (see `watch`), so the two cannot drift apart, and
+deadlines and explanations are tested in virtual time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any, Literal, Self
+
+from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodUnschedulable
+from airflow_gpu_provider.pods.end import (
+    KILLED,
+    PULL_FAILED,
+    RAISE_DEADLINE,
+    PodEnd,
+    cannot_start,
+    certain_at,
+    end_of,
+    end_of_gone,
+    lost_with_node,
+    why_disrupted,
+)
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+
+UNCONFIRMED = timedelta(seconds=30)
+"""How long after its grace period a deleted pod may stay before its node is taken for dead."""
+
+_EVENTS_IN_ERROR = 3
+_NOT_CONFIGURED = frozenset({"CreateContainerConfigError", "CreateContainerError"})
+"""The kubelet's reasons for a ConfigMap, a Secret or a key of theirs that is not there."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodSnapshot:
+    """A pod and its surroundings as they are now.
+
+    Attributes:
+        pod: What was last seen of the pod; None before anything was.
+        gone: The pod is not there any more.
+        node_gone: The pod's node was there, and is not any more; Kubernetes deletes its pods a minute later.
+        machine: The cloud's name for the pod's machine; empty where its node was never seen.
+        events: What happened to it, oldest first.
+        nodes: The pool's nodes.
+        is_full: All nodes that the pool may have are up, with their GPUs, and other pods use them.
+        full_at: When that was last so while the pod waited; None if never.
+        passed_over: A usable node of the pool is there, and it is not for other pods that the scheduler leaves it out.
+        no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty where one has all.
+        too_large: Why the pod can never have a node of the pool, while it waits for one.
+        no_capacity: Why the pool gets no machine now, where that is stock or a quota.
+        notes: What else is true now, in words: a stock-out, an API server that does not answer.
+    """
+
+    pod: PodState | None = None
+    gone: bool = False
+    node_gone: bool = False
+    machine: str = ""
+    events: tuple[PodEvent, ...] = ()
+    nodes: tuple[Node, ...] = ()
+    is_full: bool = False
+    full_at: datetime | None = None
+    passed_over: bool = False
+    no_node_has: str = ""
+    too_large: GpuError | None = None
+    no_capacity: GpuError | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodWait:
+    """The wait for one pod.
+
+    Attributes:
+        base_container: The container whose end decides.
+        started: When the wait began.
+        schedule_seconds: How long the pod may wait for a node. A full pool does not count: there the pod is queued.
+        start_seconds: How long it may take from the node to the running container: volumes, images, init containers.
+        deadline: When the pod has to have ended.
+        until: What is waited for.
+        is_covered: A demand Lease covers the pod. Where none does, somebody has to look at the pool once it is placed.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    base_container: str
+    started: datetime
+    schedule_seconds: float
+    start_seconds: float
+    deadline: datetime
+    until: Literal["started", "ended"] = "ended"
+    is_covered: bool = True
+
+    def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
+        """Say whether the wait is over, and how; `lines` is what is so now, for the log."""
+        pod, lines = snapshot.pod, tuple(self._lines(snapshot))
+        if snapshot.gone:
+            return self._over(_with_node(end_of_gone(pod, name=self.name), snapshot), snapshot, lines)
+        if pod is None:
+            return Progress(lines=lines)
+        if end := end_of(pod):
+            if (believed_at := certain_at(pod)) and now < believed_at:
+                return Progress(lines=lines)
+            return self._over(_with_node(end, snapshot), snapshot, lines)
+        if self.until == "started" and pod.started:
+            return Progress(done=True, lines=lines)
+        if snapshot.node_gone:
+            return self._over(lost_with_node(pod, "left the cluster"), snapshot, lines)
+        if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
+            return self._over(lost_with_node(pod, "does not answer"), snapshot, lines)
+        error = snapshot.too_large or (None if pod.started else cannot_start(pod)) or self._late(pod, snapshot, now)
+        if error is None:
+            return Progress(lines=lines)
+        return self._over(PodEnd(error=error), snapshot, lines)
+
+    def next_deadline(self, snapshot: PodSnapshot) -> datetime:
+        """Return when `step` may say something else though nothing has changed."""
+        pod = snapshot.pod
+        times = [self.deadline]
+        if pod and not pod.started:
+            times.append(self._start_deadline(pod) or self._schedule_deadline(pod, snapshot))
+        if pod and (believed_at := certain_at(pod)):
+            times.append(believed_at)
+        if pod and pod.gone_by:
+            times.append(pod.gone_by + UNCONFIRMED)
+        return min(times)
+
+    # -- deadlines -------------------------------------------------------------------------------------------
+
+    def _schedule_deadline(self, pod: PodState, snapshot: PodSnapshot) -> datetime:
+        since = max(pod.created_at, snapshot.full_at or pod.created_at)
+        return since + timedelta(seconds=self.schedule_seconds)
+
+    def _start_deadline(self, pod: PodState) -> datetime | None:
+        return pod.scheduled_at and pod.scheduled_at + timedelta(seconds=self.start_seconds)
+
+    def _late(self, pod: PodState, snapshot: PodSnapshot, now: datetime) -> GpuError | None:
+        if now >= self.deadline:
+            state = "finished" if pod.started else "started"
+            return self._deadline_error(
+                f"had not {state} at its deadline, {format_seconds(now - pod.created_at)} after it was created",
+                RAISE_DEADLINE,
+                snapshot,
+            )
+        if pod.started:
+            return None
+        start_deadline = self._start_deadline(pod)
+        if start_deadline is None and now >= self._schedule_deadline(pod, snapshot):
+            what = f"got no node in {format_seconds(timedelta(seconds=self.schedule_seconds))}"
+            if why := snapshot.no_capacity:
+                return type(why)(f"Pod {self.name} {what}. {why.what}", why.fix, **why.details, pod=self.name)
+            if snapshot.passed_over:
+                said = "; ".join(_why_late(snapshot))
+                return PodUnschedulable(
+                    f"Pod {self.name} {what}, and not for the pods that run on the pool's nodes ({said}).",
+                    "Correct the pod's node_selector, affinity, tolerations and requests, as admission has left them.",
+                    pod=self.name,
+                )
+            return self._deadline_error(
+                what,
+                "Add zones, instance_types or capacity_types to the pool, or raise schedule_timeout_seconds.",
+                snapshot,
+            )
+        if start_deadline is not None and now >= start_deadline:
+            return self._deadline_error(
+                f"did not start in {format_seconds(timedelta(seconds=self.start_seconds))} on node {pod.node}",
+                _how_to_start(pod, snapshot.events),
+                snapshot,
+            )
+        return None
+
+    def _deadline_error(self, what: str, fix: str, snapshot: PodSnapshot) -> PodDeadline:
+        why = _why_late(snapshot)
+        because = f" ({'; '.join(why)})" if why else ""
+        return PodDeadline(f"Pod {self.name} {what}{because}.", fix, pod=self.name)
+
+    # -- words -----------------------------------------------------------------------------------------------
+
+    def _lines(self, snapshot: PodSnapshot) -> list[str]:
+        pod = snapshot.pod
+        lines = [*_event_lines(snapshot.events), *snapshot.notes]
+        if pod is None or end_of(pod):
+            return lines
+        if pod.deadline_of_others:
+            lines.append(f"the pod's activeDeadlineSeconds are {pod.deadline_of_others}")
+        if not pod.started:
+            lines += _pending_lines(pod, snapshot)
+        else:
+            lines.append(f"container {self.base_container} started on node {pod.node}")
+            lines += [_leaving_line(node) for node in snapshot.nodes if node.name == pod.node and _may_leave(node)]
+        if why := why_disrupted(pod):
+            lines.append(f"the pod is being taken away: {why}")
+        elif pod.gone_by:
+            lines.append("the pod is being deleted")
+        return lines
+
+    def _over(self, end: PodEnd, snapshot: PodSnapshot, lines: tuple[str, ...]) -> Progress:
+        pod = snapshot.pod
+        has_ended = not snapshot.gone and pod is not None and pod.base is not None and pod.base.status == "terminated"
+        result = {
+            "timeline": timeline(pod, snapshot.events) if pod else [],
+            "container_ended": has_ended,
+            "machine": snapshot.machine,
+        }
+        return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
+
+    # -- as JSON ---------------------------------------------------------------------------------------------
+
+    def to_record(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in values.items()}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read what `to_record` wrote; fields of a newer release are left out."""
+        values = {f.name: record[f.name] for f in fields(cls) if f.name in record}
+        for name in ("started", "deadline"):
+            values[name] = datetime.fromisoformat(values[name])
+        return cls(**values)
+
+
+def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
+    """Return the end of a container, which was the node's if it was killed while its node went down.
+
+    A kubelet that is stopped with its machine may report the container's end, but no longer why it came.
+    """
+    pod = snapshot.pod
+    if pod is None or type(end.error) is not PodFailed or end.error.details.get("exit_code") not in KILLED:
+        return end
+    if snapshot.node_gone:
+        return lost_with_node(pod, "left the cluster")
+    node = next((node for node in snapshot.nodes if node.name == pod.node), None)
+    if node is not None and node.leaving:
+        return lost_with_node(pod, f"is being taken away, {node.leaving}")
+    return lost_with_node(pod, "is not Ready any more") if node is not None and not node.ready else end
+
+
+def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str, Any]]:
+    """Return the phases of the pod's life that are over, with their seconds, from its own timestamps and events.
+
+    A pull of a second or more is a phase of its own, "image pull", with `image` and `bytes` (0 where the node does not
+    say it). "start" is the rest of the way from the node to the running container: volumes, init containers.
+    """
+    if pod.scheduled_at is None:
+        return []
+    started_at, ended_at = (pod.base.started_at, pod.base.finished_at) if pod.base else (None, None)
+    pulls = [event.pull for event in events if event.pull and (started_at is None or event.at <= started_at)]
+    pulls = [pull for pull in pulls if pull.is_worth_telling]
+    phases = [_phase("waited for a node", pod.created_at, pod.scheduled_at)]
+    phases += [
+        {"phase": "image pull", "seconds": round(pull.seconds, 1), "image": pull.image, "bytes": pull.bytes}
+        for pull in pulls
+    ]
+    if started_at is not None:
+        pulled_at = pod.scheduled_at + timedelta(seconds=sum(pull.seconds for pull in pulls))
+        phases.append(_phase("start", pulled_at, started_at))
+    if started_at is not None and ended_at is not None:
+        phases.append(_phase("ran", started_at, ended_at))
+    return phases
+
+
+def phase_in_words(phase: Mapping[str, Any]) -> str:
+    """Return a phase of a timeline as a line for people."""
+    image = f"  {phase['image']}{size_in_words(phase.get('bytes', 0))}" if "image" in phase else ""
+    return f"{phase['phase']:<18} {phase['seconds']:6.1f} s{image}"
+
+
+def _phase(name: str, start: datetime, end: datetime) -> dict[str, Any]:
+    return {"phase": name, "seconds": round(max(0.0, (end - start).total_seconds()), 1)}
+
+
+def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
+    if pod.scheduled_at is not None:
+        waiting = [c for c in pod.waiting if c.reason not in ("", "ContainerCreating", "PodInitializing")]
+        said = [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
+        return [f"placed on node {pod.node}", *said]
+    if snapshot.is_full:
+        queued = "all nodes that the pool may have are up and taken: the pod is queued"
+        has_other_reason = pod.unschedulable and GPU_RESOURCE not in pod.unschedulable
+        return [f"{queued} ({short_scheduling_message(pod.unschedulable)})" if has_other_reason else queued]
+    said = []
+    if snapshot.no_node_has:
+        said.append(f"no node of the pool has {snapshot.no_node_has}, which the pod's node selector asks for")
+    if pod.unschedulable:
+        said.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
+    return said + [_node_line(node) for node in snapshot.nodes]
+
+
+def _why_late(snapshot: PodSnapshot) -> list[str]:
+    """Return what a deadline's error says of the time before it: where it went, and what was waited for at the end."""
+    pod = snapshot.pod
+    if pod is None:
+        return [*snapshot.notes]
+    if pod.started:
+        phases = timeline(pod, snapshot.events)
+        return [f"{each['phase']}: {format_seconds(timedelta(seconds=each['seconds']))}" for each in phases]
+    since = pod.scheduled_at or pod.created_at
+    newest = _event_lines(tuple(event for event in snapshot.events if event.at >= since))[-_EVENTS_IN_ERROR:]
+    return [*_pending_lines(pod, snapshot), *newest, *snapshot.notes]
+
+
+def _how_to_start(pod: PodState, events: tuple[PodEvent, ...]) -> str:
+    """Return what to do about a pod that did not start in time, by what it waited for at the end."""
+    reasons = {container.reason for container in pod.waiting}
+    if reasons & _NOT_CONFIGURED or (events and events[-1].reason == "FailedMount"):
+        return "Create what it names, or correct the pod's volumes, env_vars, secrets and env_from."
+    if reasons & PULL_FAILED:
+        return "Check that the node can reach the image's registry, or raise startup_timeout_seconds."
+    return "Use a smaller image, or raise startup_timeout_seconds."
+
+
+def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:
+    """Return what happened, in words; that a pull began is no news once it is over."""
+    pulled = {event.pulled_image for event in events}
+    return [event.in_words for event in events if event.in_words and event.pulling_image not in pulled - {""}]
+
+
+def _may_leave(node: Node) -> bool:
+    """Say whether somebody is about to take the node away; a managed node group cordons it before it is drained."""
+    return bool(node.leaving) or (node.cordoned and not node.cordoned_by_us)
+
+
+def _leaving_line(node: Node) -> str:
+    if node.leaving:
+        return f"node {node.name} is about to be taken away: {node.leaving}"
+    return f"node {node.name} was cordoned under the pod: it may be drained"
+
+
+def _node_line(node: Node) -> str:
+    where = ", ".join(part for part in (node.instance_type, node.zone) if part)
+    if not node.ready:
+        return f"node {node.name} joined ({where}), not Ready yet"
+    if node.cordoned:
+        return f"node {node.name} is cordoned"
+    if node.bad_gpu:
+        return f"node {node.name} is avoided for its GPU: {node.bad_gpu}"
+    if node.gpus == 0:
+        return f"node {node.name} is Ready, its GPUs are not allocatable yet: driver or device plugin"
+    return f"node {node.name} is Ready, nvidia.com/gpu allocatable: {node.gpus}"

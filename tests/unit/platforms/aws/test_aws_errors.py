@@ -1,0 +1,148 @@
+"""Each error of botocore and AWS ends as one of ours."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+from botocore import exceptions as boto
+
+from airflow_gpu_provider.errors import (
+    CloudError,
+    ClusterNotFound,
+    CredentialsError,
+    GpuError,
+    PermissionDenied,
+    QuotaExceeded,
+    RequestRejected,
+)
+from airflow_gpu_provider.platforms.aws.errors import has_code, mapped_errors, message_of
+
+
+def raised(error: Exception, service: str = "eks") -> GpuError:
+    with pytest.raises(GpuError) as caught, mapped_errors(service=service, connection="connection 'aws_default'"):
+        raise error
+    assert caught.value.__cause__ is error
+    return caught.value
+
+
+def answer(code: str, message: str = "no reason", operation: str = "CreateNodegroup") -> GpuError:
+    return raised(boto.ClientError({"Error": {"Code": code, "Message": message}}, operation))
+
+
+@pytest.mark.parametrize(
+    ("code", "wanted"),
+    [
+        ("AccessDenied", PermissionDenied),
+        ("AccessDeniedException", PermissionDenied),
+        ("UnauthorizedOperation", PermissionDenied),
+        ("ExpiredToken", CredentialsError),
+        ("ExpiredTokenException", CredentialsError),
+        ("UnrecognizedClientException", CredentialsError),
+        ("InvalidClientTokenId", CredentialsError),
+        ("AuthFailure", CredentialsError),
+        ("SignatureDoesNotMatch", CredentialsError),
+        ("ResourceLimitExceededException", QuotaExceeded),
+        ("LimitExceeded", QuotaExceeded),
+        ("VcpuLimitExceeded", QuotaExceeded),
+        ("Throttling", CloudError),
+        ("ThrottlingException", CloudError),
+        ("RequestLimitExceeded", CloudError),
+        ("ServerException", CloudError),
+        ("ServiceUnavailable", CloudError),
+        ("InternalFailure", CloudError),
+        ("ResourceInUseException", CloudError),
+        ("SomethingNew", CloudError),
+        ("ValidationError", RequestRejected),
+        ("InvalidParameterException", RequestRejected),
+        ("InvalidParameterValue", RequestRejected),
+        ("MissingParameter", RequestRejected),
+    ],
+)
+def test_answers_of_aws(code: str, wanted: type[GpuError]) -> None:
+    error = answer(code)
+    assert type(error) is wanted
+    assert has_code(error, code)
+    assert message_of(error) == "no reason"
+    assert code in str(error)
+
+
+def test_a_refusal_names_the_action() -> None:
+    assert answer("AccessDeniedException", "no").details["action"] == "eks:CreateNodegroup"
+    said = "User: arn:aws:iam::1:user/x is not authorized to perform: iam:PassRole on resource: arn:aws:iam::1:role/n"
+    error = answer("AccessDeniedException", said)
+    assert error.details["action"] == "iam:PassRole"
+    assert "Allow iam:PassRole to the identity of connection 'aws_default'" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("said", "action"),
+    [
+        (
+            "Failed to validate if SLR: AWSServiceRoleForAmazonEKSNodegroup already exists due to missing permissions"
+            " for 'iam:GetRole'",
+            "iam:GetRole",
+        ),
+        (
+            "You are not authorized to launch instances with this launch template. Encoded authorization failure"
+            " message: SAh2n",
+            "ec2:RunInstances",
+        ),
+    ],
+)
+def test_a_refusal_that_eks_tells_as_an_invalid_request(said: str, action: str) -> None:
+    error = answer("InvalidRequestException", said)
+    assert type(error) is PermissionDenied
+    assert error.details["action"] == action
+
+
+def test_a_missing_cluster_and_a_missing_group() -> None:
+    code = "ResourceNotFoundException"
+    assert type(answer(code, "No cluster found for name: k8s-ml.")) is ClusterNotFound
+    assert type(answer(code, "No node group found for name: train.")) is CloudError
+
+
+def test_a_request_that_botocore_does_not_send() -> None:
+    assert type(raised(boto.ParamValidationError(report="Missing clusterName"))) is RequestRejected
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        boto.NoCredentialsError(),
+        boto.PartialCredentialsError(provider="env", cred_var="x"),
+        boto.ProfileNotFound(profile="x"),
+        boto.UnauthorizedSSOTokenError(),
+        boto.CredentialRetrievalError(provider="x", error_msg="y"),
+    ],
+)
+def test_no_credentials(error: Exception) -> None:
+    assert type(raised(error)) is CredentialsError
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        boto.EndpointConnectionError(endpoint_url="https://eks"),
+        boto.ConnectTimeoutError(endpoint_url="https://eks"),
+        boto.ReadTimeoutError(endpoint_url="https://eks"),
+        boto.SSLError(endpoint_url="https://eks", error="x"),
+        boto.ConnectionClosedError(endpoint_url="https://eks"),
+    ],
+)
+def test_no_answer(error: Exception) -> None:
+    mapped = raised(error)
+    assert type(mapped) is CloudError
+    assert "did not answer" in str(mapped)
+
+
+def test_whatever_botocore_raises_ends_as_ours() -> None:
+    classes = [cls for _, cls in inspect.getmembers(boto, inspect.isclass) if issubclass(cls, boto.BotoCoreError)]
+    assert len(classes) > 50
+    for cls in classes:
+        assert isinstance(raised(cls.__new__(cls)), GpuError)
+
+
+def test_errors_of_ours_pass_unchanged() -> None:
+    with pytest.raises(QuotaExceeded, match="as it was"), mapped_errors(service="eks", connection="x"):
+        raise QuotaExceeded("as it was")

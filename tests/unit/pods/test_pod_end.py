@@ -1,0 +1,242 @@
+"""Kubernetes' ways to say that a pod is over, and the error that each becomes."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
+from airflow_gpu_provider.pods.end import cannot_start, certain_at, end_of, end_of_gone
+
+START = datetime(2026, 1, 1, 2, 0, 0, tzinfo=UTC)
+
+
+def stamp(seconds: float) -> str:
+    return (START + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+
+
+def ended(
+    exit_code: int, *, started: float = 10, at: float = 60, reason: str = "", name: str = "base", message: str = ""
+) -> dict[str, Any]:
+    times = {"startedAt": stamp(started), "finishedAt": stamp(at)}
+    end = {"exitCode": exit_code, **times, "reason": reason, "message": message}
+    return {"name": name, "state": {"terminated": end}}
+
+
+def running(name: str = "base", *, at: float = 10) -> dict[str, Any]:
+    return {"name": name, "state": {"running": {"startedAt": stamp(at)}}}
+
+
+def waiting(reason: str, message: str = "", name: str = "base") -> dict[str, Any]:
+    return {"name": name, "state": {"waiting": {"reason": reason, "message": message}}}
+
+
+def disrupted(reason: str = "EvictionByEvictionAPI", at: float = 50) -> dict[str, Any]:
+    return {
+        "type": "DisruptionTarget",
+        "status": "True",
+        "reason": reason,
+        "message": "Eviction API: evicting",
+        "lastTransitionTime": stamp(at),
+    }
+
+
+def pod(
+    *containers: dict[str, Any],
+    phase: str = "Running",
+    conditions: tuple[dict[str, Any], ...] = (),
+    spec: dict[str, Any] | None = None,
+    deleted_at: float | None = None,
+    grace: int = 30,
+    annotations: dict[str, str] | None = None,
+    **status: Any,
+) -> PodState:
+    metadata: dict[str, Any] = {"namespace": "ml", "name": "train-x", "uid": "u1", "creationTimestamp": stamp(0)}
+    metadata["annotations"] = annotations or {}
+    if deleted_at is not None:
+        metadata |= {"deletionTimestamp": stamp(deleted_at + grace), "deletionGracePeriodSeconds": grace}
+    base = {"name": "base", "image": "train:1", "resources": {"limits": {"memory": "2Gi"}}}
+    raw = {
+        "metadata": metadata,
+        "spec": {"containers": [base], "nodeName": "n1", **(spec or {})},
+        "status": {
+            "phase": phase,
+            "startTime": stamp(5),
+            "containerStatuses": list(containers),
+            "conditions": list(conditions),
+            **status,
+        },
+    }
+    return PodState.parse(raw, "base")
+
+
+def error_of(state: PodState) -> Any:
+    end = end_of(state)
+    assert end is not None
+    return end.error
+
+
+def test_running_pod_has_no_end() -> None:
+    assert end_of(pod(running())) is None
+    assert end_of(pod(phase="Pending")) is None
+
+
+def test_success_is_the_base_containers() -> None:
+    assert error_of(pod(ended(0), running("exporter"))) is None
+    assert error_of(pod(ended(0), ended(1, name="exporter"), phase="Failed")) is None
+    assert error_of(pod(phase="Succeeded")) is None
+
+
+def test_exit_code_and_termination_message() -> None:
+    error = error_of(pod(ended(3, message="loss is NaN")))
+    assert type(error) is PodFailed
+    assert "exit code 3: loss is NaN" in str(error)
+    assert error.details["exit_code"] == 3
+
+
+def test_out_of_memory_names_the_limit() -> None:
+    error = error_of(pod(ended(137, reason="OOMKilled")))
+    assert type(error) is PodOutOfMemory
+    assert "2Gi" in str(error)
+
+
+@pytest.mark.parametrize("exit_code", [0, 1, 137, 143])
+def test_container_that_ended_after_the_disruption_was_cut_short(exit_code: int) -> None:
+    assert type(error_of(pod(ended(exit_code), conditions=(disrupted(at=50),)))) is PodPreempted
+    assert type(error_of(pod(ended(exit_code), deleted_at=50))) is PodPreempted
+
+
+def test_container_that_ended_before_the_disruption_has_its_own_end() -> None:
+    assert error_of(pod(ended(0, at=40), conditions=(disrupted(at=50),))) is None
+    assert error_of(pod(ended(0, at=40), deleted_at=50)) is None
+    assert type(error_of(pod(ended(1, at=40), deleted_at=50))) is PodFailed
+
+
+@given(at=st.integers(11, 100), told=st.integers(11, 100), exit_code=st.sampled_from([0, 1, 143]))
+def test_never_green_when_told_to_stop_first(at: int, told: int, exit_code: int) -> None:
+    error = error_of(pod(ended(exit_code, at=at), deleted_at=told))
+    assert (type(error) is PodPreempted) == (at >= told)
+
+
+@pytest.mark.parametrize(
+    "reason", ["Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", "Evicted"]
+)
+def test_reasons_of_the_nodes_making_are_preemptions(reason: str) -> None:
+    assert type(error_of(pod(phase="Failed", reason=reason, message="The node was low on resource: memory."))) is (
+        PodPreempted
+    )
+    assert type(error_of(pod(ended(0), phase="Failed", reason=reason))) is PodPreempted
+
+
+def test_pod_evicted_for_its_own_use_failed() -> None:
+    message = 'Usage of EmptyDir volume "gpu-pod-shm" exceeds the limit "1Gi".'
+    error = error_of(pod(phase="Failed", reason="Evicted", message=message))
+    assert type(error) is PodFailed
+    assert "exceeds the limit" in str(error)
+
+
+@pytest.mark.parametrize("exit_code", [0, 137, 143])
+def test_deadline_is_known_before_the_node_says_it(exit_code: int) -> None:
+    over = pod(ended(exit_code, at=65), spec={"activeDeadlineSeconds": 60})
+    assert type(error_of(over)) is PodDeadline
+    assert error_of(pod(ended(0, at=64), spec={"activeDeadlineSeconds": 60})) is None
+    assert type(error_of(pod(phase="Failed", reason="DeadlineExceeded"))) is PodDeadline
+
+
+@pytest.mark.parametrize(
+    ("asked", "what", "fix"),
+    [
+        ("60", "longer than its activeDeadlineSeconds. ", "Raise the pool's max_runtime"),
+        (None, "longer than its activeDeadlineSeconds. ", "Raise the pool's max_runtime"),
+        (
+            "3600",
+            "activeDeadlineSeconds of 60, and not the 3600 that this package asked for: somebody else's policy",
+            "Have that policy allow the pods of this namespace more",
+        ),
+    ],
+)
+def test_a_deadline_that_is_another_s_is_not_told_as_this_package_s(asked: str | None, what: str, fix: str) -> None:
+    annotations = {"airflow-gpu-provider/active-deadline-seconds": asked} if asked else {}
+    for over in (
+        pod(ended(137, at=65), spec={"activeDeadlineSeconds": 60}, annotations=annotations),
+        pod(phase="Failed", reason="DeadlineExceeded", spec={"activeDeadlineSeconds": 60}, annotations=annotations),
+    ):
+        error = error_of(over)
+        assert type(error) is PodDeadline
+        assert what in str(error)
+        assert fix in error.fix
+
+
+def test_init_container_that_failed_is_named() -> None:
+    state = pod(waiting("PodInitializing"), phase="Failed", initContainerStatuses=[ended(7, name="fetch")])
+    assert "container fetch ended with exit code 7" in str(error_of(state))
+
+
+def test_pod_refused_by_its_node() -> None:
+    message = "Allocate failed due to no healthy devices present; cannot allocate unhealthy devices nvidia.com/gpu"
+    error = error_of(pod(phase="Failed", reason="UnexpectedAdmissionError", message=message))
+    assert type(error) is PodFailed
+    assert "UnexpectedAdmissionError" in str(error)
+
+
+# -- when to believe it ------------------------------------------------------------------------------------------
+
+
+def test_ends_that_are_certain_at_once() -> None:
+    assert certain_at(pod(ended(0), phase="Succeeded")) is None
+    assert certain_at(pod(ended(137, reason="OOMKilled"))) is None
+    assert certain_at(pod(ended(143), conditions=(disrupted(),))) is None
+    assert certain_at(pod(ended(0), running("airflow-xcom-sidecar"))) is None
+
+
+def test_node_has_a_moment_to_say_why() -> None:
+    assert certain_at(pod(ended(0, at=60))) == START + timedelta(seconds=65)
+    killed = pod(ended(143, at=60), running("exporter"), spec={"terminationGracePeriodSeconds": 10})
+    assert certain_at(killed) == START + timedelta(seconds=75)
+
+
+# -- gone, and never started -------------------------------------------------------------------------------------
+
+
+def test_pod_that_is_gone() -> None:
+    assert type(end_of_gone(None, name="train-x").error) is PodPreempted
+    assert "EvictionByEvictionAPI" in str(end_of_gone(pod(running(), conditions=(disrupted(),)), name="train-x").error)
+    assert end_of_gone(pod(ended(0)), name="train-x").error is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "message", "fails"),
+    [
+        ("ErrImagePull", "manifest for train:1 not found", True),
+        ("ErrImagePull", "manifest unknown: manifest unknown", True),
+        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization", True),
+        ("ErrImagePull", "failed to fetch anonymous token: 401 Unauthorized", True),
+        ("ErrImagePull", "failed to parse reference: invalid reference format", True),
+        ("ImagePullBackOff", 'Back-off pulling image "train:1": ErrImagePull: docker.io/train:1: not found', True),
+        ("ImagePullBackOff", 'Back-off pulling image "train:1"', False),
+        ("ImagePullBackOff", 'Back-off pulling image "access-denied:1"', False),
+        ("ErrImagePull", "dial tcp: lookup registry.example on 10.0.0.2:53: no such host", False),
+        ("ErrImagePull", "dial tcp 10.0.0.1:443: connect: connection refused", False),
+        ("ErrImagePull", "read tcp 10.0.0.1:443: connection reset by peer", False),
+        ("ErrImagePull", "context deadline exceeded", False),
+        ("ErrImagePull", "unexpected EOF", False),
+        ("ErrImagePull", "unexpected status from HEAD request: 500 Internal Server Error", False),
+        ("ErrImagePull", "denied: Quota exceeded for quota metric 'Requests per project'", False),
+        ("RegistryUnavailable", "", False),
+        ("ErrImageNeverPull", "", True),
+        ("InvalidImageName", "", True),
+        ("ErrImagePull", "toomanyrequests: Too Many Requests", False),
+        ("ImagePullBackOff", "dial tcp: i/o timeout", False),
+        ("ContainerCreating", "", False),
+        ("CreateContainerConfigError", 'secret "token" not found', False),
+    ],
+)
+def test_images_that_can_never_be_pulled(reason: str, message: str, fails: bool) -> None:
+    error = cannot_start(pod(waiting(reason, message), phase="Pending"))
+    assert (error is not None) is fails
+    assert error is None or (type(error) is PodImageError and "train:1" in str(error))

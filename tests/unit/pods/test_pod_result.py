@@ -1,0 +1,57 @@
+"""A pod's result: JSON, an error that shows what it is instead, or lost with its pod."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import PodPreempted, PodResultInvalid
+from airflow_gpu_provider.pods.result import ResultUnread, parsed, unread
+from tests.unit.pods.test_pod_end import disrupted, ended, pod, running
+
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
+SIDECAR = running("airflow-xcom-sidecar")
+
+
+@given(JSON)
+def test_json_is_read(value: Any) -> None:
+    assert parsed(json.dumps(value), pod="train-x") == value
+
+
+@pytest.mark.parametrize("text", ["", "\n", "__airflow_xcom_result_empty__\n"])
+def test_empty_result(text: str) -> None:
+    assert parsed(text, pod="train-x") is None
+
+
+@given(st.text(max_size=2000))
+def test_anything_else_is_shown_in_part(rest: str) -> None:
+    text = "{" + rest + "!"
+    with pytest.raises(PodResultInvalid) as error:
+        parsed(text, pod="train-x")
+    assert "/airflow/xcom/return.json" in str(error.value)
+    assert repr(text[:100]) in str(error.value)
+    assert len(error.value.what) < 1500
+
+
+@pytest.mark.parametrize(
+    ("state", "node_is_there", "error_type"),
+    [
+        (None, True, PodPreempted),
+        (pod(ended(0), SIDECAR), False, PodPreempted),
+        (pod(ended(0), SIDECAR, deleted_at=70), True, PodPreempted),
+        (pod(ended(0), SIDECAR, conditions=(disrupted(at=70),)), True, PodPreempted),
+        (pod(ended(0), ended(143, name="airflow-xcom-sidecar"), phase="Failed"), True, PodPreempted),
+        (pod(ended(0), SIDECAR), True, ResultUnread),
+        (pod(ended(0)), True, ResultUnread),
+    ],
+)
+def test_result_that_cannot_be_read_is_lost_or_asked_for_again(
+    state: PodState | None, node_is_there: bool, error_type: type[Exception]
+) -> None:
+    cause = AttributeError("'NoneType' object has no attribute 'decode'")
+    assert type(unread(state, cause, pod="train-x", node_is_there=node_is_there)) is error_type
