@@ -86,7 +86,9 @@ def identity(
 
 
 def examined(pool: GpuPool) -> tuple[Finding, ...]:
-    return examine(pool, lambda: open_pool(pool, owner="tests/doctor", holder="the doctor", say=print))
+    found = examine(pool, lambda: open_pool(pool, owner="tests/doctor", holder="the doctor", say=print))
+    # Other tests leave node groups in this cluster, and from the 31st on the doctor warns of EKS's limit.
+    return tuple(each for each in found if "managed node groups and would have" not in each.said)
 
 
 def complaints(pool: GpuPool) -> dict[str, list[Finding]]:

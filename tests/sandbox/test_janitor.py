@@ -159,7 +159,9 @@ def test_forgotten_pools_are_found_in_the_cluster(gpu_sandbox: Sandbox, pool: Ek
 
 def test_doctor_as_a_task_fails_where_the_cluster_is_not_there(pool: EksGpuPool) -> None:
     findings = run(GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[pool]))
-    assert {each["result"] for each in findings} == {"ok"}
+    # Other tests leave node groups in this cluster, and from the 31st on the doctor warns of EKS's limit.
+    not_ok = [each for each in findings if each["result"] != "ok" and "managed node groups" not in each["said"]]
+    assert not not_ok
     nowhere = EksGpuPool(**{**_fields(pool), "cluster_name": "nowhere"})
     with pytest.raises(Exception, match="There is no EKS cluster nowhere in us-west-2"):
         run(GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[nowhere]))
