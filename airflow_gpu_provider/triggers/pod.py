@@ -25,6 +25,7 @@ from airflow_gpu_provider.pods.followed_log import PodLogs
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
 from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.record_versions import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.setbacks import persistently
@@ -52,7 +53,8 @@ class GpuPodTrigger(BaseTrigger):
     the result file: read at once, for the pod's node may be gone before a worker comes; None where it is longer than
     LONGEST_RESULT, or could not be read. It never raises: what an exception in a trigger becomes has lost its type.
 
-    A cluster that cannot be reached, or opened, is tried again until the pod's deadline.
+    A cluster that cannot be reached, or opened, is tried again until the pod's deadline. A record of a later release is
+    handed back to a worker, which goes on with the same pod: see `record_versions`.
 
     The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
 
@@ -76,6 +78,11 @@ class GpuPodTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the pod's end and yield it."""
+        if is_of_later_release(self.record, RECORD_VERSION):
+            await settle(self.record["deferred_at"])
+            event = {**(self.record.get("extra") or {}), **handed_back(self.record, RECORD_VERSION)}
+            yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+            return
         wait = PodWait.from_record(self.record["wait"])
         await asyncio.sleep(self.record.get("pause") or 0.0)
         event = await self._event(wait)

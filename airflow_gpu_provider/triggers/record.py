@@ -13,11 +13,14 @@ from typing import Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.record_versions import handed_back, is_of_later_release
 from airflow_gpu_provider.triggers.settling import settle
 
 
 class RecordTrigger(BaseTrigger):
     """Yields one event: "version", "status" ("done" or "error"), and "result" or "error" (a GpuError's record).
+
+    A record of a later release is handed back to a worker: see `record_versions`.
 
     Args:
         record: Its whole state, versioned; "deferred_at" is in each.
@@ -34,7 +37,10 @@ class RecordTrigger(BaseTrigger):
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         try:
-            event = {"status": "done", "result": await self._result()}
+            if is_of_later_release(self.record, self.record_version):
+                event = handed_back(self.record, self.record_version)
+            else:
+                event = {"status": "done", "result": await self._result()}
         except GpuError as error:
             event = {"status": "error", "error": error.to_record()}
         except Exception as error:

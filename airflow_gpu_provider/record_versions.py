@@ -1,0 +1,31 @@
+"""Records of a later release than this process runs: they are handed back to a worker, which goes on without deferring.
+
+While an installation is upgraded, workers may run the new release and the triggerer still the old one: it would read
+such a record in the meaning of its own release. A record of an earlier release is read as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_HANDED_BACK = "handed back"
+
+
+def is_of_later_release(record: Mapping[str, Any], known: int) -> bool:
+    """Return True if a record's version is above the one that this release writes."""
+    return int(record.get("version", 1)) > known
+
+
+def handed_back(record: Mapping[str, Any], known: int) -> dict[str, Any]:
+    """Return the event of a trigger that does not know its record's version."""
+    message = (
+        f"The triggerer runs an earlier release than the worker: it reads records of versions up to {known}, and this"
+        f" one is of version {record['version']}. Restart the triggerer to end that."
+    )
+    return {"status": _HANDED_BACK, "version": known, "message": message}
+
+
+def is_handed_back(event: Mapping[str, Any]) -> bool:
+    """Return True for the event of a trigger that did not wait: its task goes on, without deferring."""
+    return bool(event.get("status") == _HANDED_BACK)
