@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Self
+from typing import Any
 
 from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
@@ -15,6 +15,7 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 
 VERSION = "v0.20.0"
@@ -202,7 +203,7 @@ class PluginSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpusWait:
+class GpusWait(Record):
     """The wait until every node of the pool that is there has allocatable GPUs; done at once where there is none."""
 
     pool: str
@@ -236,23 +237,6 @@ class GpusWait:
         state = plugin_state(pod) if pod else f"served by {self.server}"
         ready = "" if node.ready else f", not Ready ({node.not_ready_reason})"
         return f"node {node.name}{ready} has no allocatable GPUs yet: {state}"
-
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "pool": self.pool,
-            "server": self.server,
-            "started": self.started.isoformat(),
-            "deadline": self.deadline.isoformat(),
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        return cls(
-            pool=record["pool"],
-            server=record["server"],
-            started=datetime.fromisoformat(record["started"]),
-            deadline=datetime.fromisoformat(record["deadline"]),
-        )
 
 
 def driver_fix(node: Node) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.record_versions import is_handed_back
+from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:

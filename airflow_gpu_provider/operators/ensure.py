@@ -13,7 +13,7 @@ from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, 
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.operators.work_to_come import scale_downs_of, work_is_to_come
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.record_versions import is_handed_back
+from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:

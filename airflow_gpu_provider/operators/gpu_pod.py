@@ -77,7 +77,7 @@ from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
 from airflow_gpu_provider.pods.watch import watch_pod
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
-from airflow_gpu_provider.record_versions import is_handed_back
+from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.perseverance import until_it_works
 from airflow_gpu_provider.scaling.session import open_pool

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any, Literal, Self
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.records import Record
 
 OnPreemption = Literal["resume", "fail"]
 
@@ -21,7 +22,7 @@ Phases = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attempt:
+class Attempt(Record):
     """One pod of a try.
 
     Attributes:
@@ -41,21 +42,6 @@ class Attempt:
     def whole_timeline(self, phases: Phases) -> tuple[Mapping[str, Any], ...]:
         """Return the try's phases so far; they say which attempt they belong to once there are several."""
         return (*self.timeline, *({**phase, "attempt": self.number} for phase in phases))
-
-    def to_record(self) -> dict[str, Any]:
-        """Return the attempt as JSON values."""
-        deadline = self.deadline.isoformat() if self.deadline else None
-        return {"number": self.number, "deadline": deadline, "timeline": [dict(phase) for phase in self.timeline]}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read what `to_record` wrote; the first attempt where there is nothing."""
-        deadline = record.get("deadline")
-        return cls(
-            number=record.get("number", 1),
-            deadline=datetime.fromisoformat(deadline) if deadline else None,
-            timeline=tuple(record.get("timeline") or ()),
-        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,9 +7,9 @@ deadlines and explanations are tested in virtual time.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
@@ -27,6 +27,7 @@ from airflow_gpu_provider.pods.end import (
     lost_with_node,
     why_disrupted,
 )
+from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 
 UNCONFIRMED = timedelta(seconds=30)
@@ -73,7 +74,7 @@ class PodSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PodWait:
+class PodWait(Record):
     """The wait for one pod.
 
     Attributes:
@@ -211,18 +212,6 @@ class PodWait:
         return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
 
     # -- as JSON ---------------------------------------------------------------------------------------------
-
-    def to_record(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {k: v.isoformat() if isinstance(v, datetime) else v for k, v in values.items()}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read what `to_record` wrote; fields of a newer release are left out."""
-        values = {f.name: record[f.name] for f in fields(cls) if f.name in record}
-        for name in ("started", "deadline"):
-            values[name] = datetime.fromisoformat(values[name])
-        return cls(**values)
 
 
 def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:

@@ -7,14 +7,15 @@ wait is taken up again, each time after a longer pause.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.patience import Patience, is_borne
+from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.drive import Narrator
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ _LONGEST_PAUSE = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setbacks:
+class Setbacks(Record):
     """Failures in a row.
 
     Attributes:
@@ -62,17 +63,6 @@ class Setbacks:
         if type(error) is GpuError:  # what nobody foresaw, in a trigger
             return True
         return is_borne(error, self.lasted, worked=True)
-
-    def to_record(self) -> dict[str, Any]:
-        """Return them as JSON values."""
-        since, last = (at.isoformat() if at else None for at in (self.since, self.last))
-        return {"times": self.times, "since": since, "last": last}
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read what `to_record` wrote; none where there is nothing."""
-        since, last = (datetime.fromisoformat(record[name]) if record.get(name) else None for name in ("since", "last"))
-        return cls(times=record.get("times", 0), since=since, last=last)
 
 
 async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narrator: Narrator) -> T:

@@ -7,7 +7,7 @@ the wait. Whoever waits - the blocking operator, the sensor's poke, the trigger 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
@@ -22,6 +22,7 @@ from airflow_gpu_provider.errors import (
     PoolNotReleased,
 )
 from airflow_gpu_provider.platforms.base import GroupUpdate
+from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, told
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, usable_needed, wanted_nodes
@@ -56,7 +57,7 @@ class Progress:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodesWait:
+class NodesWait(Record):
     """EnsureGpuPoolOperator's wait: until the run's share of the pool's nodes is Ready, or has allocatable GPUs.
 
     Attributes:
@@ -258,38 +259,9 @@ class NodesWait:
             start = max(end, start)
         return phases
 
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "key": asdict(self.key),
-            "wait_for": self.wait_for,
-            "started": self.started.isoformat(),
-            "deadline": self.deadline.isoformat(),
-            "nodes": self.nodes,
-            "at_least": self.at_least,
-            "all_or_nothing": self.all_or_nothing,
-            "patience": self.patience.total_seconds() if self.patience else None,
-            "latest": self.latest.isoformat() if self.latest else None,
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        """Read a trigger's record; what a row of the first release lacks has its default."""
-        patience, latest = record.get("patience"), record.get("latest")
-        return cls(
-            key=DemandKey(**record["key"]),
-            wait_for=record["wait_for"],
-            started=datetime.fromisoformat(record["started"]),
-            deadline=datetime.fromisoformat(record["deadline"]),
-            nodes=record.get("nodes"),
-            at_least=record.get("at_least"),
-            all_or_nothing=record.get("all_or_nothing", False),
-            patience=timedelta(seconds=patience) if patience else None,
-            latest=datetime.fromisoformat(latest) if latest else None,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
-class ReleaseWait:
+class ReleaseWait(Record):
     """ScaleDownSensor's wait: until nothing is left that only this run wanted."""
 
     key: DemandKey
@@ -358,21 +330,6 @@ class ReleaseWait:
             "kept": list(kept),
             "seconds": _seconds(snapshot.now - self.started),
         }
-
-    def to_record(self) -> dict[str, Any]:
-        return {
-            "key": asdict(self.key),
-            "started": self.started.isoformat(),
-            "deadline": self.deadline.isoformat(),
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Self:
-        return cls(
-            key=DemandKey(**record["key"]),
-            started=datetime.fromisoformat(record["started"]),
-            deadline=datetime.fromisoformat(record["deadline"]),
-        )
 
 
 def _after_updates(snapshot: PoolSnapshot, decision: Decision) -> Iterator[str]:

@@ -12,7 +12,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.record_versions import is_handed_back
+from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:

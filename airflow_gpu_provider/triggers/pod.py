@@ -25,7 +25,7 @@ from airflow_gpu_provider.pods.followed_log import PodLogs
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
 from airflow_gpu_provider.pools import deserialize_pool
-from airflow_gpu_provider.record_versions import handed_back, is_of_later_release
+from airflow_gpu_provider.records import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.setbacks import persistently
@@ -54,7 +54,7 @@ class GpuPodTrigger(BaseTrigger):
     LONGEST_RESULT, or could not be read. It never raises: what an exception in a trigger becomes has lost its type.
 
     A cluster that cannot be reached, or opened, is tried again until the pod's deadline. A record of a later release is
-    handed back to a worker, which goes on with the same pod: see `record_versions`.
+    handed back to a worker, which goes on with the same pod: see `records`.
 
     The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
 

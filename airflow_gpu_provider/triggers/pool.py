@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
     from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
 
-RECORD_VERSION = 3
-"""1: without `over_quota`, and without what a run does when its nodes are hard to get. 2: without `untried`."""
+RECORD_VERSION = 4
+"""1: without `over_quota`, and without what a run does when its nodes are hard to get. 2: without `untried`.
+3: `patience` as seconds.
+"""
 
 
 class _PoolTrigger(RecordTrigger):

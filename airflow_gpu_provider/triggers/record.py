@@ -13,14 +13,14 @@ from typing import Any, ClassVar
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.record_versions import handed_back, is_of_later_release
+from airflow_gpu_provider.records import handed_back, is_of_later_release
 from airflow_gpu_provider.triggers.settling import settle
 
 
 class RecordTrigger(BaseTrigger):
     """Yields one event: "version", "status" ("done" or "error"), and "result" or "error" (a GpuError's record).
 
-    A record of a later release is handed back to a worker: see `record_versions`.
+    A record of a later release is handed back to a worker: see `records`.
 
     Args:
         record: Its whole state, versioned; "deferred_at" is in each.

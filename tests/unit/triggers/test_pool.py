@@ -47,3 +47,8 @@ def test_a_row_carries_all_of_a_wait() -> None:
     trigger = NodesTrigger({**FIRST_RELEASE, "version": 2, "over_quota": ["train-a"], "wait": wait.to_record()})
     _, row = trigger.serialize()
     assert NodesTrigger(**row)._wait_record() == wait
+
+
+def test_a_row_whose_patience_is_seconds_loads() -> None:
+    row = {**FIRST_RELEASE, "version": 3, "wait": {**FIRST_RELEASE["wait"], "nodes": 1, "patience": 1800.0}}
+    assert NodesTrigger(row)._wait_record().patience == timedelta(minutes=30)  # type: ignore[attr-defined]

@@ -1,15 +1,33 @@
-"""Records of a later release than this process runs: they are handed back to a worker, which goes on without deferring.
+"""Records: what travels in a trigger's row and event, as JSON values.
 
-While an installation is upgraded, workers may run the new release and the triggerer still the old one: it would read
-such a record in the meaning of its own release. A record of an earlier release is read as it is.
+While an installation is upgraded, workers may run the new release and the triggerer still the old one, which would
+read such a record in the meaning of its own release. So a record of a later release is handed back to a worker, which
+goes on without deferring; one of an earlier release is read as it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 _HANDED_BACK = "handed back"
+
+
+class Record:
+    """A dataclass that travels: times as ISO 8601."""
+
+    def to_record(self) -> dict[str, Any]:
+        """Return it as JSON values."""
+        record: dict[str, Any] = msgspec.to_builtins(self)
+        return record
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read what `to_record` wrote: what an earlier release did not write has its default, and what is not known
+        is left out."""
+        return msgspec.convert(record, cls, strict=False)
 
 
 def is_of_later_release(record: Mapping[str, Any], known: int) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.record_versions import handed_back, is_handed_back, is_of_later_release
+from airflow_gpu_provider.records import handed_back, is_handed_back, is_of_later_release
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.triggers import device_plugin, pod
 from airflow_gpu_provider.triggers import pool as pools
