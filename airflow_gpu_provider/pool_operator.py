@@ -16,9 +16,11 @@ from airflow.sdk import BaseOperator
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.retries import DEFAULT_RETRY_POLICY
 
 if TYPE_CHECKING:
+    from airflow.sdk import Context
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
 
@@ -74,6 +76,19 @@ class PoolOperator(BaseOperator):
             default_args: What the DAG, the task group and the call's own default_args give.
         """
         _refuse_gpu_pool(made.kwargs.get("pool"))
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Go on when the trigger has an event; without deferring where it has handed the task's record back."""
+        event = (next_kwargs or {}).get("event")
+        if isinstance(event, Mapping) and is_handed_back(event):
+            return self._go_on_here(event, context)
+        return super().resume_execution(next_method, next_kwargs, context)
+
+    def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
+        """Begin anew, in this process: what the task has done so far is found as it is."""
+        self.log.warning("%s The task waits in its worker.", event["message"])
+        self.deferrable = False
+        return self.execute(context)
 
     def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
         """Return the value of an argument that is not for default_args: there, its name means another operator's."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -194,10 +193,6 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event."""
-        if is_handed_back(event):
-            self.log.warning("%s The task waits for its GPUs here.", event["message"])
-            self.deferrable = False
-            return self.execute(context)
         if event["status"] != "done":
             raise GpuError.from_record(event["error"])
         return self._finish(event["result"])

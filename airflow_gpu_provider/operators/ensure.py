@@ -13,7 +13,6 @@ from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, 
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.operators.work_to_come import scale_downs_of, work_is_to_come
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -315,10 +314,6 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event: return what it found, or give up and raise its error."""
-        if is_handed_back(event):
-            self.log.warning("%s The task waits for its nodes here.", event["message"])
-            self.deferrable = False
-            return self.execute(context)
         if event["status"] != "done":
             self._give_up(context)
             raise GpuError.from_record(event["error"])

@@ -77,7 +77,6 @@ from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
 from airflow_gpu_provider.pods.watch import watch_pod
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
-from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.perseverance import until_it_works
 from airflow_gpu_provider.scaling.session import open_pool
@@ -234,13 +233,16 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on when the trigger has an event: collect log and result, and resume or raise what the pod ended with."""
+        self._take_up(event)
+        return self._go_on(Watched.of_event(event), context)
+
+    def _take_up(self, event: Mapping[str, Any]) -> None:
         self._attempt = Attempt.from_record(event.get("attempt") or {})
         self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
-        if is_handed_back(event):
-            self.log.warning("%s The task waits for its pod here.", event["message"])
-            self.deferrable = False
-            return self.execute(context)
-        return self._go_on(Watched.of_event(event), context)
+
+    def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
+        self._take_up(event)
+        return super()._go_on_here(event, context)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on also where the trigger itself died, or Airflow's own deferral timeout came first."""

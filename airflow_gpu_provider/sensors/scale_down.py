@@ -12,7 +12,6 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -229,12 +228,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         within = self.release_timeout + _AIRFLOW_MARGIN
         self.defer(trigger=ReleaseTrigger(record), method_name="resume", timeout=within)
 
-    def resume(self, context: Context, event: dict[str, Any]) -> Any:
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event: return what it found, or raise its error."""
-        if is_handed_back(event):
-            self.log.warning("%s The task waits for its machines to go here.", event["message"])
-            self.deferrable = False
-            return self.execute(context)
         if event["status"] != "done":
             raise self._not_released(context, GpuError.from_record(event["error"]))
         return self._finish(context, event["result"])

@@ -53,18 +53,19 @@ def test_records_of_this_release_and_those_before_are_read(known: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("operator", "arguments", "method"),
+    ("operator", "arguments"),
     [
-        (EnsureGpuPoolOperator, {"gpus": 1}, "resume"),
-        (InstallDevicePluginOperator, {}, "resume"),
-        (ScaleDownSensor, {}, "resume"),
-        (GpuPodOperator, {"image": "busybox"}, "trigger_reentry"),
+        (EnsureGpuPoolOperator, {"gpus": 1}),
+        (InstallDevicePluginOperator, {}),
+        (ScaleDownSensor, {}),
+        (GpuPodOperator, {"image": "busybox"}),
     ],
 )
 def test_the_task_goes_on_without_deferring(
-    operator: Any, arguments: dict[str, Any], method: str, monkeypatch: pytest.MonkeyPatch
+    operator: Any, arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = operator(task_id="task", gpu_pool=pool(), **arguments)
     assert task.deferrable
     monkeypatch.setattr(task, "execute", lambda context: {"deferrable": task.deferrable})
-    assert getattr(task, method)({}, handed_back({"version": 99}, 1)) == {"deferrable": False}
+    event = handed_back({"version": 99}, 1)
+    assert task.resume_execution("resume", {"event": event}, {}) == {"deferrable": False}
