@@ -10,14 +10,15 @@ import inspect
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperator
 
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.records import is_handed_back
 from airflow_gpu_provider.retries import DEFAULT_RETRY_POLICY
+from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -40,6 +41,8 @@ class PoolOperator(BaseOperator):
     """
 
     _keywords: frozenset[str] = frozenset()
+    _doing: ClassVar[str] = "ran"
+    _after_kill: ClassVar[str] = "Run the task again."
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         # Here, and not in __init__, it is known what was given by keyword and what comes from default_args.
@@ -52,6 +55,7 @@ class PoolOperator(BaseOperator):
     ) -> None:
         _refuse_gpu_pool(pool)
         super().__init__(retry_policy=retry_policy, pool=pool, **kwargs)
+        self._stop = Stop()
 
     @classmethod
     def partial(cls, **kwargs: Any) -> OperatorPartial:
@@ -89,6 +93,11 @@ class PoolOperator(BaseOperator):
         self.log.warning("%s The task waits in its worker.", event["message"])
         self.deferrable = False
         return self.execute(context)
+
+    def on_kill(self) -> None:
+        """End the task with TaskKilled, never green: see `Stop`. What it has begun in a cloud or a cluster goes on."""
+        doing = self._doing.format(pool=getattr(getattr(self, "gpu_pool", None), "name", ""))
+        self._stop.ask(TaskKilled(f"Task {self.task_id} was told to stop while it {doing}.", self._after_kill))
 
     def _by_keyword(self, name: str, value: Any, otherwise: Any) -> Any:
         """Return the value of an argument that is not for default_args: there, its name means another operator's."""

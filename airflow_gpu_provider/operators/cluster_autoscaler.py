@@ -9,9 +9,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import AutoscalerNotRunning, TaskKilled
+from airflow_gpu_provider.errors import AutoscalerNotRunning
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -52,6 +51,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "options", "service_account_role_arn", "version", "image")
+    _doing = "installed cluster-autoscaler"
     ui_color = "#d9f2d9"
 
     def __init__(
@@ -74,7 +74,6 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         self.image = self._by_keyword("image", image, None)  # in default_args it is that of the training's pod
         self.render_only = render_only
         self.wait_timeout = duration("timeout", timeout)
-        self._stop = Stop()
         if getattr(gpu_pool, "is_rendered", False):
             self._autoscaler()
 
@@ -133,8 +132,3 @@ class InstallClusterAutoscalerOperator(PoolOperator):
                 said = missing
             await asyncio.sleep(_EVERY)
         return FULL_NAME
-
-    def on_kill(self) -> None:
-        """End the task with an error, never green. What it applied stays."""
-        what = f"Task {self.task_id} was told to stop while it installed cluster-autoscaler."
-        self._stop.ask(TaskKilled(what, "Run the task again."))

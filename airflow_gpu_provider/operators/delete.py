@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
+from airflow_gpu_provider.errors import PoolNotReleased
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -41,6 +40,7 @@ class DeleteGpuPoolOperator(PoolOperator):
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "force")
+    _doing = "deleted pool {pool}"
     ui_color = "#f2d9d9"
 
     def __init__(
@@ -55,7 +55,6 @@ class DeleteGpuPoolOperator(PoolOperator):
         self.gpu_pool = gpu_pool
         self.force = force
         self.wait_timeout = duration("timeout", timeout)
-        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import installation_id, lock_holder
@@ -86,15 +85,6 @@ class DeleteGpuPoolOperator(PoolOperator):
             time.sleep(_POLL_SECONDS)
             if any(group.status not in ("deleting", "failed") for group in left):
                 reconciler.platform.delete(self.log.info)
-
-    def on_kill(self) -> None:
-        """End the task with an error, never green. The cloud goes on deleting what it was told to delete."""
-        self._stop.ask(
-            TaskKilled(
-                f"Task {self.task_id} was told to stop while it deleted pool {self.gpu_pool.name}.",
-                "Run the task again.",
-            )
-        )
 
 
 def _is_there(group: Group) -> bool:

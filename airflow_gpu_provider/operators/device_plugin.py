@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, TaskKilled
+from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -64,6 +63,7 @@ class InstallDevicePluginOperator(PoolOperator):
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "version", "image", "driver_image", "options", "config")
+    _doing = "installed the device plugin of {pool}"
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -96,7 +96,6 @@ class InstallDevicePluginOperator(PoolOperator):
         self.wait_timeout = duration("timeout", timeout)
         self.deferrable = deferrable
         self.plan_only = dry_run
-        self._stop = Stop()
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.perseverance import until_it_works
@@ -215,8 +214,3 @@ class InstallDevicePluginOperator(PoolOperator):
         nodes = ", ".join(f"{name}: {gpus}" for name, gpus in result["nodes"].items())
         self.log.info("Allocatable GPUs of pool %s: %s", self.gpu_pool.name, nodes or "none, it has no node yet")
         return result
-
-    def on_kill(self) -> None:
-        """End the task with an error, never green. What it applied stays: it holds no machine."""
-        what = f"Task {self.task_id} was told to stop while it installed the device plugin of {self.gpu_pool.name}."
-        self._stop.ask(TaskKilled(what, "Run the task again."))

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, ScaleDownIsOver, TaskKilled
+from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, ScaleDownIsOver
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.operators.work_to_come import scale_downs_of, work_is_to_come
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -78,6 +77,8 @@ class EnsureGpuPoolOperator(PoolOperator):
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "at_least", "block_id")
+    _doing = "ensured pool {pool}"
+    _after_kill = "Its demand was given up; run the task again."
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -113,7 +114,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.give_up_after = None if give_up_after is None else duration("give_up_after", give_up_after)
         self.block_id = block_id
         self.deferrable = deferrable
-        self._stop = Stop()
         self._check_arguments()
 
     def _check_arguments(self) -> None:
@@ -358,11 +358,6 @@ class EnsureGpuPoolOperator(PoolOperator):
         for phase in result["timeline"]:
             self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
         return {**result, "plan": plan}
-
-    def on_kill(self) -> None:
-        """End the task with an error: what it has grown is given up on the way out, and it is never green."""
-        what = f"Task {self.task_id} was told to stop while it ensured pool {self.gpu_pool.name}."
-        self._stop.ask(TaskKilled(what, "Its demand was given up; run the task again."))
 
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:

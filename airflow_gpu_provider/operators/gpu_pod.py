@@ -82,7 +82,6 @@ from airflow_gpu_provider.scaling.perseverance import until_it_works
 from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.setbacks import Setbacks, persistently
 from airflow_gpu_provider.scaling.unattended import WHEN_KILLED, check_can_come, release_unattended
-from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import LAST_WORDS_WITHIN, RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
@@ -186,7 +185,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self._context: Context | None = None
         self._narrator: Narrator | None = None
         self._phases: Sequence[Mapping[str, Any]] = ()
-        self._stop = Stop()
         self._followed: Mapping[str, Any] = {}
         self._is_released = False
         if isinstance(self.gpu_pool, GpuPool):

@@ -7,9 +7,8 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError, TaskKilled
+from airflow_gpu_provider.errors import PoolNotReleased, PoolSpecError
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -44,6 +43,7 @@ class ReapGpuPoolsOperator(PoolOperator):
     """
 
     template_fields: Sequence[str] = ("gpu_pools", "others", "plan_only")
+    _doing = "looked for leftovers"
     ui_color = "#f2d9d9"
 
     def __init__(
@@ -60,7 +60,6 @@ class ReapGpuPoolsOperator(PoolOperator):
         self.others = others
         self.plan_only = dry_run
         self.wait_timeout = duration("timeout", timeout)
-        self._stop = Stop()
         if not gpu_pools:
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")
 
@@ -106,9 +105,3 @@ class ReapGpuPoolsOperator(PoolOperator):
                 f"After {self.wait_timeout} there still are: {', '.join(left)}.",
                 "The next try goes on; see what the cloud and the cluster say of them.",
             )
-
-    def on_kill(self) -> None:
-        """End the task with an error, never green. What it has begun to remove goes; the rest is the next run's."""
-        self._stop.ask(
-            TaskKilled(f"Task {self.task_id} was told to stop while it looked for leftovers.", "Run the task again.")
-        )

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
-from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError, TaskKilled
+from airflow_gpu_provider.errors import GpuError, PoolNotReleased, PoolSpecError
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
-from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,6 +68,8 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "block_id")
+    _doing = "scaled pool {pool} down"
+    _after_kill = "Run it again: the machines that it had not released yet may still run."
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#f2e3d9"
 
@@ -114,7 +115,6 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         self._wait: ReleaseWait | None = None
         self._patience: Patience | None = None
         self._narrator: Narrator | None = None
-        self._stop = Stop()
 
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
@@ -286,15 +286,6 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
                 "See the triggerer's log; the next try releases the machines again.",
             )
             raise self._not_released(context, ended) from error
-
-    def on_kill(self) -> None:
-        """End the task with an error, so that a scale-down cut short is tried again and never green."""
-        self._stop.ask(
-            TaskKilled(
-                f"Task {self.task_id} was told to stop while it scaled pool {self.gpu_pool.name} down.",
-                "Run it again: the machines that it had not released yet may still run.",
-            )
-        )
 
     def _say(self, line: str) -> None:
         self.log.info("%s", line)
