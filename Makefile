@@ -84,35 +84,30 @@ ONCE_MORE = { echo "== once more, those that failed"; $(BIN)/pytest --last-faile
 protocol: .venv
 	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n $(JOBS) -v
 
-test-sandbox: .venv
+test-sandbox: .venv control-plane
 	@echo "== tests/sandbox: against a real Kubernetes control plane"
-	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/pytest tests/sandbox -n $(JOBS) --dist loadfile -q || $(ONCE_MORE) tests/sandbox; }
 
 test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"
 	@$(BIN)/pytest tests/sandbox/test_real_cluster_autoscaler.py tests/sandbox/test_autoscaler.py -v
 
-test-airflow: .venv
+test-airflow: .venv control-plane
 	@echo "== tests/airflow: under a real scheduler and triggerer"
-	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(JOBS) --dist loadfile -v || $(ONCE_MORE) tests/airflow --ignore tests/airflow/chaos; }
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
 # WORLDS=3 runs three at a time, each beside an Airflow and a sandbox of its own; PACE=real SPEED=20 in the clouds' times.
 CHAOS_PACE = --pace $(or $(PACE),quick) --speed $(or $(SPEED),20)
-chaos: .venv
-	@$(BIN)/python -m gpu_sandbox.build
+chaos: .venv control-plane
 	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) --worlds $(or $(WORLDS),1) $(CHAOS_PACE) $(if $(RESUME),--resume)
 
 # Each moment, each fault, and the pairs that a part of the design is there for.
-chaos-cover: .venv
-	@$(BIN)/python -m gpu_sandbox.build
+chaos-cover: .venv control-plane
 	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0) --worlds $(or $(WORLDS),2) $(CHAOS_PACE)
 
 # The same cells as tests, each with its own verdict.
-test-chaos: .venv
-	@$(BIN)/python -m gpu_sandbox.build
+test-chaos: .venv control-plane
 	@$(BIN)/pytest tests/airflow/chaos -v || $(ONCE_MORE) tests/airflow/chaos; }
 
 # No part of `make test`: as root only, with Debian's containerd. CI runs it.

@@ -6,7 +6,7 @@ The mark stays, and is empty meanwhile: the documented role may change a group b
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from airflow_gpu_provider.acceptance.pools import CloudPool
@@ -31,21 +31,25 @@ def take_back(pool: CloudPool, say: Say) -> None:
 
 
 def _lent(pool: CloudPool) -> list[str]:
+    return [name for name, mark in _marks(pool).items() if mark == ""]
+
+
+def _marks(pool: CloudPool) -> dict[str, str | None]:
+    """Return the mark of each group that may be the pool's, by name; None where it has none."""
     if isinstance(pool, EksGpuPool):
-        return [name for name, raw in _eks_groups(pool).items() if _eks_mark(raw) == ""]
-    return [name for name, raw in _gke_groups(pool).items() if _gke_mark(raw) == ""]
+        return {name: _eks_mark(raw) for name, raw in _eks_groups(pool).items()}
+    return {name: _gke_mark(raw) for name, raw in _gke_groups(pool).items()}
 
 
 def _mark(pool: CloudPool, group: str, mark: str, say: Say) -> None:
     if isinstance(pool, EksGpuPool):
         _mark_eks(pool, group, mark)
-        _wait_until_shown(group, mark, lambda: _eks_mark(_eks_groups(pool).get(group, {})))
     else:
         _mark_gke(pool, group, mark, say)
-        _wait_until_shown(group, mark, lambda: _gke_mark(_gke_groups(pool).get(group, {})))
+    _wait_until_shown(pool, group, mark)
 
 
-def _wait_until_shown(group: str, mark: str, look: Callable[[], str | None]) -> None:
+def _wait_until_shown(pool: CloudPool, group: str, mark: str) -> None:
     """Wait until the cloud shows the mark several times in a row.
 
     A read may be seconds old, and an accurate one be followed by one that is not ("Eventual consistency" in EC2's
@@ -53,7 +57,7 @@ def _wait_until_shown(group: str, mark: str, look: Callable[[], str | None]) -> 
     """
     deadline, in_a_row = time.monotonic() + _SHOWN_WITHIN, 0
     while True:
-        in_a_row = in_a_row + 1 if look() == mark else 0
+        in_a_row = in_a_row + 1 if _marks(pool).get(group) == mark else 0
         if in_a_row == _LOOKS:
             return
         if time.monotonic() > deadline:
