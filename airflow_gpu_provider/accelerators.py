@@ -46,7 +46,7 @@ class InstanceType:
 
 @dataclass(frozen=True, kw_only=True)
 class NodeSize:
-    """What pods can have of one node: `cpus`, `memory` in bytes, and `gpus` (None: not known)."""
+    """What pods can use of one node: `cpus`, `memory` in bytes, and `gpus` (None: not known)."""
 
     cpus: float
     memory: float
@@ -143,7 +143,7 @@ AMD_FAMILIES = ("g4ad",)
 """EC2 families whose GPUs are AMD's."""
 
 KEPLER_FAMILIES = ("g2", "p2")
-"""EC2 families whose GPUs NVIDIA's drivers serve up to release 470 only: the GPU images of today bring newer ones, and
+"""EC2 families whose GPUs NVIDIA's drivers support only up to release 470: today's GPU images have newer drivers, and
 their nodes never join, or never have a GPU (bottlerocket-os/bottlerocket#3959)."""
 
 
@@ -254,7 +254,7 @@ def gce_machine_types() -> tuple[str, ...]:
     return (*_GCE, *without)
 
 
-# Machine types that are hardly to be had on demand, and how they are ("GPU machine types", "Consumption options").
+# Machine types rarely available on demand, and how to obtain them ("GPU machine types", "Consumption options").
 _LARGE = ("reservation", "spot", "flex-start")
 _NOT_ON_DEMAND: dict[str, tuple[str, ...]] = {
     "a3-highgpu-1g": ("spot", "flex-start"),
@@ -267,7 +267,7 @@ _NOT_ON_DEMAND: dict[str, tuple[str, ...]] = {
 
 
 def gce_obtained_by(name: str) -> tuple[str, ...]:
-    """Return how machines of a type that is not there on demand are obtained: by reservation, spot, flex-start."""
+    """Return how to obtain machines of a type that is rarely available on demand: by reservation, spot, flex-start."""
     return _NOT_ON_DEMAND.get(name, ())
 
 
@@ -291,7 +291,7 @@ def gce_accelerators() -> tuple[str, ...]:
     return tuple(sorted(built_in | _ATTACHABLE.keys()))
 
 
-# Partitions (MIG). Profile -> how many of it one GPU gives, where all are of one profile; by the GPU's name.
+# Partitions (MIG) by the GPU's name: profile -> how many of it one GPU gives, where all are of that profile.
 
 _OF_80_GB = {"1g.10gb": 7, "1g.20gb": 4, "2g.20gb": 3, "3g.40gb": 2, "4g.40gb": 1, "7g.80gb": 1}
 _PARTITIONS: Mapping[str, Mapping[str, int]] = {
@@ -311,7 +311,7 @@ def partitions_of(gpu: Gpu) -> Mapping[str, int]:
     return _PARTITIONS.get(gpu.name, {})
 
 
-# What a node keeps for itself. The shares of CPU, of each core in turn, are the same on both clouds.
+# What a node reserves for itself. The shares of CPU, core by core, are the same on both clouds.
 
 _CPUS_KEPT = ((1, 0.06), (1, 0.01), (2, 0.005), (float("inf"), 0.0025))
 _GKE_MEMORY_KEPT = ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (float("inf"), 0.02))
@@ -321,7 +321,7 @@ _EKS_MEMORY_KEPT = 255 * 2**20  # and 11 MiB for each pod that the node may have
 
 @cache
 def eks_node_size(name: str) -> NodeSize | None:
-    """Return the most that pods can have of an EKS node of EC2 type `name`; None where the catalogue does not know it.
+    """Return the most that pods can use of an EKS node of EC2 type `name`; None where the catalogue does not know it.
 
     A node has somewhat less: firmware and kernel take memory too.
     """
@@ -334,7 +334,7 @@ def eks_node_size(name: str) -> NodeSize | None:
 
 @cache
 def gke_node_size(name: str, gpus: int | None) -> NodeSize | None:
-    """Return the most that pods can have of a GKE node of that machine type that offers `gpus`; None: not known."""
+    """Return the most that pods can use of a GKE node of that machine type that offers `gpus`; None: not known."""
     machine = gce_machine_type(name)
     if machine is None:
         return None
@@ -343,7 +343,7 @@ def gke_node_size(name: str, gpus: int | None) -> NodeSize | None:
 
 
 def _kept(amount: float, steps: tuple[tuple[float, float], ...]) -> float:
-    """Return the sum of the shares that are kept of an amount: of its first part, of the next, and so on."""
+    """Return how much of an amount is reserved: the sum of the shares of its first part, of the next, and so on."""
     kept = 0.0
     for width, share in steps:
         part = min(amount, width)

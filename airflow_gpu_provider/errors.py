@@ -1,8 +1,8 @@
-"""Every failure a user of this package can meet: one class each, with the way out in the message.
+"""Every failure a user of this package can meet: one class each, with the remedy in the message.
 
 A message is two sentences: what happened, with the names involved, and what to do. Whether another try of the task
-can help is part of the type (`retryable`), and so is how long a wait bears it (`borne_for`; see `patience`). GpuErrors
-derive from AirflowException, so `retry_policy` sees them; none derives from AirflowFailException or
+can help is part of the type (`retryable`), and so is how long a wait tolerates it (`borne_for`; see `patience`).
+GpuErrors derive from AirflowException, so `retry_policy` sees them; none derives from AirflowFailException or
 AirflowSensorTimeout, which it never sees.
 
     GpuError
@@ -12,21 +12,21 @@ AirflowSensorTimeout, which it never sees.
       PermissionDenied             ServiceDisabled
       CloudError                   RequestRejected  ObjectRejected
       AdmissionDenied  ResourceQuotaExceeded  NamespaceTerminating
-                                   what a cluster's own rules say about an object that is to be created
+                                   a rule of the cluster rejects an object that is to be created
       PoolDrift  GroupFailed  GroupNotFound
       QuotaExceeded  OutOfStock    no capacity: by the account's limit, or the cloud's
       NodesNotReady  GpusNotAllocatable
-      NoProvisioner                who is to bring the nodes is not there, or would not bring them
+      NoProvisioner                the provisioner is not in the cluster, or would not add such nodes
       AutoscalerNotRunning  AutoscalerConflict  AutoscalerTagsMissing  AutoscalingDisabled
       DemandLockLost  DemandLockBusy
-      PoolNotReleased              scale-down did not end in time
-      PoolNotUsable                a check before the night found what would stop it
-      PoolInUse                    a pool is to be deleted while pods run there or a run wants nodes
+      PoolNotReleased              scale-down did not finish in time
+      PoolNotUsable                a check before the run found what would stop it
+      PoolInUse                    a pool is to be deleted while its nodes run pods or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
                                    PodResultInvalid GpuOutOfMemory DriverMissing BadGpu
       BlockFailed                  a task of a gpu_nodes block failed
-    TaskKilled                     the task's process was told to stop; no GpuError, and no Exception
+    TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
 
 Triggers never raise: they yield `to_record()`, and the operator raises `from_record()` again with the same type.
 """
@@ -40,8 +40,8 @@ from airflow.sdk.exceptions import AirflowException
 
 _NOT_AT_ALL = timedelta(0)
 _MINUTES = timedelta(minutes=5)
-"""For what may be a mistake, and may pass: an API server that has just started answers 403 before it knows its roles, a
-role binding is deleted to be created anew, and IAM is eventually consistent."""
+"""For errors that may be permanent or transient: an API server that has just started answers 403 before it knows its
+roles, a role binding is deleted to be created again, and IAM is eventually consistent."""
 
 
 class GpuError(AirflowException):
@@ -55,7 +55,7 @@ class GpuError(AirflowException):
 
     retryable: ClassVar[bool] = True
     borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
-    """How long a wait goes on while a call keeps ending so; None: until the wait's own deadline."""
+    """How long a wait continues while calls keep failing with this error; None: until the wait's own deadline."""
 
     def __init__(self, what: str, fix: str = "", **details: Any) -> None:
         super().__init__(f"{what} {fix}".strip())
@@ -90,13 +90,13 @@ def error_types() -> list[type[GpuError]]:
 
 
 class PoolSpecError(GpuError, ValueError):
-    """A pool spec, or an argument next to it, cannot work as written."""
+    """A pool spec, or an argument used with it, cannot work as written."""
 
     retryable = False
 
 
 class CheckpointUnusable(PoolSpecError):
-    """The checkpoint is kept where it is lost together with the pod or its node."""
+    """The checkpoint is stored where it is lost together with the pod or its node."""
 
 
 class ClusterNotFound(GpuError):
@@ -106,19 +106,19 @@ class ClusterNotFound(GpuError):
 
 
 class ClusterUnreachable(GpuError):
-    """The Kubernetes API server did not answer, or could not; or a webhook that it has to ask did not."""
+    """The Kubernetes API server did not answer or failed, or a webhook that it calls did not answer."""
 
     borne_for: ClassVar[timedelta | None] = None
 
 
 class ConnectionNotFound(GpuError):
-    """Airflow has no such connection - or its API did not answer: a worker is told the same."""
+    """Airflow has no such connection, or its API did not answer: a worker cannot tell the two apart."""
 
     borne_for: ClassVar[timedelta | None] = _MINUTES
 
     @classmethod
     def named(cls, conn_id: str, argument: str, otherwise: str = "") -> Self:
-        """Return the error for a connection that a pool names in `argument`; `otherwise` is what else would do."""
+        """Return the error for a connection that a pool names in `argument`; `otherwise` names an alternative."""
         return cls(
             f"The Airflow connection {conn_id!r} does not exist.",
             f"Create it, or name another in {argument}{otherwise}; if it exists, Airflow's API did not answer.",
@@ -129,7 +129,7 @@ class ConnectionNotFound(GpuError):
 class CredentialsError(GpuError):
     """The Airflow connection holds no credentials that the cloud or the cluster accepts.
 
-    Or a metadata service, or the API server's token webhook, did not answer in time: a worker is told the same.
+    Or a metadata service, or the API server's token webhook, did not answer in time: a worker cannot tell which.
     """
 
     borne_for: ClassVar[timedelta | None] = _MINUTES
@@ -149,15 +149,15 @@ class ServiceDisabled(PermissionDenied):
 
 
 class CloudError(GpuError):
-    """The cloud's API failed in a way that has no type of its own; the cloud's own words are in the message."""
+    """The cloud's API failed in a way that has no type of its own; the message quotes the cloud's."""
 
     borne_for: ClassVar[timedelta | None] = None
 
 
 class RequestRejected(CloudError):
-    """The cloud takes a request for wrong as it is: another one like it ends the same.
+    """The cloud rejects a request as invalid: repeating it gives the same answer.
 
-    A cloud's parts learn of each other's objects with a delay, so that a wait bears it for a minute.
+    A cloud's services learn of each other's objects with a delay, so a wait tolerates this for a minute.
     """
 
     retryable = False
@@ -165,14 +165,14 @@ class RequestRejected(CloudError):
 
 
 class ObjectRejected(CloudError):
-    """The Kubernetes API server takes an object for invalid; the message names the field."""
+    """The Kubernetes API server rejects an object as invalid; the message names the field."""
 
     retryable = False
     borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
 
 
 class AdmissionDenied(GpuError):
-    """A policy of the cluster (an admission webhook, Pod Security, a LimitRange) does not let an object in."""
+    """A policy of the cluster (an admission webhook, Pod Security, a LimitRange) rejects an object."""
 
     retryable = False
 
@@ -194,7 +194,7 @@ class PoolDrift(GpuError):
 
 
 class GroupFailed(GpuError):
-    """The cloud could not create or update a node group, or refuses each launch; the message carries its words."""
+    """The cloud could not create or update a node group, or refuses every launch; the message quotes its reason."""
 
 
 class PoolNotEnsured(GpuError):
@@ -226,13 +226,13 @@ class GpusNotAllocatable(GpuError):
 
 
 class NoProvisioner(GpuError):
-    """Who is to bring the pool's nodes is not in the cluster, or would never bring nodes like these."""
+    """The provisioner of the pool's nodes is not in the cluster, or would never add nodes like these."""
 
     retryable = False
 
 
 class AutoscalerNotRunning(GpuError):
-    """The pool's nodes are an autoscaler's to add, and none reports from the cluster; nothing was created."""
+    """An autoscaler has to add the pool's nodes, and none reports from the cluster; nothing was created."""
 
 
 class AutoscalerConflict(GpuError):
@@ -242,13 +242,13 @@ class AutoscalerConflict(GpuError):
 
 
 class AutoscalerTagsMissing(GpuError):
-    """Groups that others own lack tags that cluster-autoscaler needs; the message has the command that adds them."""
+    """External groups lack tags that cluster-autoscaler needs; the message has the command that adds them."""
 
     retryable = False
 
 
 class AutoscalingDisabled(GpuError):
-    """Node pools that others own are not autoscaled, and GKE is to add nodes; the message has the command for it."""
+    """GKE has to add nodes, but external node pools are not autoscaled; the message has the command that enables it."""
 
     retryable = False
 
@@ -260,19 +260,19 @@ class DemandLockBusy(GpuError):
 
 
 class DemandLockLost(GpuError):
-    """This task was stalled for so long that another one took the pool's lock; it wrote nothing after that."""
+    """This task stalled for so long that another one took the pool's lock; it wrote nothing after that."""
 
     borne_for: ClassVar[timedelta | None] = None
 
 
 class ScaleDownIsOver(GpuError):
-    """Nodes were to be brought by a task that was cleared without the ScaleDownSensor that takes them away."""
+    """A task that requests nodes was cleared without the ScaleDownSensor that releases them."""
 
     retryable = False
 
 
 class PoolNotReleased(GpuError):
-    """Machines that nobody wants did not go in time; the message names them and what holds them."""
+    """Machines that no run wants were not removed in time; the message names them and what keeps them."""
 
 
 class PoolNotUsable(GpuError):
@@ -282,7 +282,7 @@ class PoolNotUsable(GpuError):
 
 
 class PoolInUse(GpuError):
-    """A pool that is to be deleted has pods on its nodes, or a run wants nodes of it; nothing was deleted."""
+    """A pool that is to be deleted has pods on its nodes, or a run wants its nodes; nothing was deleted."""
 
 
 class DevicePluginConflict(GpuError):
@@ -298,8 +298,8 @@ class PodFailed(GpuError):
 class PodUnschedulable(PodFailed):
     """No node of the pool can take the pod, though no other pod ran there.
 
-    A pod that other pods have left too little room, or no GPU, is none of these: it waits its turn, and a wait that is
-    too long is a PodDeadline, which another try may spare.
+    A pod for which other pods leave too little room, or no GPU, does not count: it waits its turn, and a wait that is
+    too long is a PodDeadline, which another try may avoid.
     """
 
     retryable = False
@@ -312,7 +312,7 @@ class PodImageError(PodFailed):
 
 
 class PodOutOfMemory(PodFailed):
-    """The container was killed for going over its memory limit."""
+    """The container was killed because it exceeded its memory limit."""
 
     retryable = False
 
@@ -328,7 +328,7 @@ class DriverMissing(PodFailed):
 
 
 class BadGpu(PodFailed):
-    """A GPU of the pod's node is broken, by the pod's log or the node's conditions; the next try avoids that node."""
+    """The pod's log or the node's conditions show a broken GPU; the next try avoids that node."""
 
 
 class PodPreempted(PodFailed):
@@ -336,7 +336,7 @@ class PodPreempted(PodFailed):
 
 
 class PodResultInvalid(PodFailed):
-    """The pod ended well, but what it left as its result is no JSON; the message has the file and how it begins."""
+    """The pod succeeded, but its result file is not JSON; the message has the file's name and its first characters."""
 
     retryable = False
 
@@ -352,9 +352,9 @@ class BlockFailed(GpuError):
 
 
 class TaskKilled(BaseException):
-    """The task's process was told to stop (SIGTERM); what it had started was removed.
+    """The task's process received SIGTERM; what it had started was removed.
 
-    No Exception, as KeyboardInterrupt is none: it is raised in a signal handler, so it comes out wherever the program
+    Not an Exception, like KeyboardInterrupt: it is raised in a signal handler, so it surfaces wherever the program
     is, and libraries that take any Exception for a failed request (Airflow's secrets backends, botocore) would go on.
     """
 

@@ -1,7 +1,7 @@
-"""Patience: whether a wait goes on after a call that failed, or ends with its error. Pure; time is given.
+"""Patience: whether a wait continues after a call that failed, or ends with its error. Pure; the time is an argument.
 
-It is the one judgement for every wait: for nodes, for their end, for a pod, for its creation. How long an error is
-borne while it keeps coming is part of its type (`GpuError.borne_for`).
+Every wait uses it: for nodes, for their removal, for a pod, for its creation. How long an error is tolerated while it
+persists is part of its type (`GpuError.borne_for`).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Patience:
     """Remembers since when calls fail in the same way, and forgets it when one succeeds.
 
     Args:
-        deadline: When the wait ends anyway: nothing is borne any longer then.
-        worked: The same access has worked before. What may be a mistake in a connection, and may be a failure that
-            passes (`retryable`), is taken for the latter then, and borne until the deadline.
+        deadline: When the wait ends anyway: no error is tolerated longer.
+        worked: The same access has worked before. An error that may be a mistake in a connection or a transient
+            failure (`retryable`) is then taken for transient, and tolerated until the deadline.
     """
 
     def __init__(self, deadline: datetime, *, worked: bool = False) -> None:
@@ -27,18 +27,18 @@ class Patience:
         self._since = deadline
 
     def succeeded(self) -> None:
-        """Take note of a call that succeeded."""
+        """Record a call that succeeded."""
         self._worked = True
         self._kind = None
 
     def bears(self, error: GpuError, now: datetime) -> bool:
-        """Take note of a call that failed at `now`, and return True if the wait goes on."""
+        """Record a call that failed at `now`, and return True if the wait continues."""
         if type(error) is not self._kind:
             self._kind, self._since = type(error), now
         return now < self._until(error)
 
     def in_words(self, error: GpuError) -> str:
-        """Return a line for the task's log about an error that is borne: what it is, and until when it is."""
+        """Return a log line about a tolerated error: what it is, and until when it is tolerated."""
         return (
             f"{type(error).__name__}: {error} Trying again until {self._until(error):%Y-%m-%d %H:%M:%SZ} at the latest."
         )
@@ -49,11 +49,11 @@ class Patience:
 
 
 def is_borne(error: GpuError, lasted: timedelta, *, worked: bool) -> bool:
-    """Return True if an error that has kept coming for so long is borne; `worked` as for `Patience`."""
+    """Return True if an error that has persisted for so long is still tolerated; `worked` as for `Patience`."""
     borne_for = _borne_for(error, worked=worked)
     return borne_for is None or lasted < borne_for
 
 
 def _borne_for(error: GpuError, *, worked: bool) -> timedelta | None:
-    """Return for how long an error is borne; None: until the wait's deadline."""
+    """Return for how long an error is tolerated; None: until the wait's deadline."""
     return None if worked and error.retryable and error.borne_for else error.borne_for

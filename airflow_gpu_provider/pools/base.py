@@ -37,7 +37,7 @@ _KINDS = {
 }
 _VERSION = 1
 _MANAGE = ("full", "scale")
-# The groups of others, by the fields that name them: empty where the pool's groups are this package's.
+# The fields that name external groups; empty where this package creates the pool's groups.
 _GROUPS_OF_OTHERS = ("node_groups", "asg_names", "node_pools")
 
 
@@ -78,7 +78,7 @@ class Candidate:
 
 
 def is_template(value: Any) -> bool:
-    """Say whether `value` holds a Jinja expression that is still to be rendered."""
+    """Return True if `value` holds a Jinja expression that is still to be rendered."""
     if isinstance(value, str):
         return "{{" in value or "{%" in value
     if isinstance(value, Mapping):
@@ -90,22 +90,22 @@ def is_template(value: Any) -> bool:
 
 @dataclass(frozen=True, kw_only=True, eq=True)
 class GpuPool(ABC):
-    """A pool of GPU nodes that grows from zero and goes back to it.
+    """A pool of GPU nodes that scales from zero and back to zero.
 
     Args:
         name: Name of the pool, unique in its cluster; a DNS label. Part of its node groups' names.
         max_nodes: The most nodes that all runs together may have.
-        min_nodes: Nodes that stay when nobody wants any. Default 0.
+        min_nodes: Nodes that stay when no run wants any. Default 0.
         max_runtime: How long one run may want nodes, counted from its EnsureGpuPoolOperator. After that its
-            machines go, pods on them or not. Default 24 hours.
-        node_labels: Labels for the pool's nodes, next to the package's own.
-        taints: Taints for the pool's nodes, as kubectl writes them.
-        price_per_hour: What one node costs an hour, for reports: a number, or one for each capacity type.
-        manage: "full" (default): this package creates and owns the node groups. "scale": others do, with Terraform or
-            eksctl say; only their sizes and machines are touched. A node of theirs gets `node_labels` and the pool's
-            label when it joins, and `taints` say what pods have to tolerate.
-        scaling: "direct": this package sets the groups' size. "autoscaler": cluster-autoscaler (on GKE, GKE's own)
-            does, when pods are pending; this package sees to it that it can, and removes idle nodes sooner than it.
+            machines are released, even if pods still run on them. Default 24 hours.
+        node_labels: Labels for the pool's nodes, in addition to the package's own.
+        taints: Taints for the pool's nodes, in kubectl's notation.
+        price_per_hour: What one node costs per hour, for reports: a number, or one for each capacity type.
+        manage: "full" (default): this package creates and owns the node groups. "scale": the groups are external
+            (Terraform or eksctl owns them, say); only their sizes and machines are changed. Their nodes get
+            `node_labels` and the pool's label when they join, and `taints` lists what pods have to tolerate.
+        scaling: "direct": this package sets the groups' sizes. "autoscaler": cluster-autoscaler (on GKE, GKE's own)
+            does, when pods are pending; this package makes sure that it can, and removes idle nodes sooner than it.
 
     Raises:
         PoolSpecError: A value cannot work; the message says which and why.
@@ -138,7 +138,7 @@ class GpuPool(ABC):
 
     @classmethod
     def deserialize(cls, data: Mapping[str, Any]) -> Self:
-        """Build a spec from what `serialize` returned; unknown fields (a newer release's) are left out."""
+        """Build a spec from what `serialize` returned; unknown fields (a newer release's) are ignored."""
         known = {f.name for f in fields(cls)}
         return cls(**{key: value for key, value in data.items() if key in known})
 
@@ -158,7 +158,7 @@ class GpuPool(ABC):
         """Whether no field holds a Jinja expression any more."""
         return not any(is_template(getattr(self, f.name)) for f in fields(self))
 
-    # -- what others ask -------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------
 
     @property
     def node_selector(self) -> dict[str, str]:
@@ -167,7 +167,7 @@ class GpuPool(ABC):
 
     @property
     def labels(self) -> dict[str, str]:
-        """All labels that the pool's nodes carry by this spec."""
+        """All labels that this spec gives the pool's nodes."""
         return {**self.node_labels, **self.node_selector}
 
     @property
@@ -177,11 +177,11 @@ class GpuPool(ABC):
 
     @property
     def parsed_taints(self) -> tuple[Taint, ...]:
-        """The taints, as Kubernetes' parts."""
+        """The taints, parsed into key, value and effect."""
         return tuple(Taint.parse(text) for text in self.taints)
 
     def price(self, market: str) -> float | None:
-        """Return what a node on `market` costs an hour, or None where the spec does not say."""
+        """Return what a node on `market` costs per hour, or None where the spec does not say."""
         if isinstance(self.price_per_hour, dict):
             return self.price_per_hour.get(market)
         return self.price_per_hour
@@ -193,30 +193,30 @@ class GpuPool(ABC):
 
     @property
     def needs_cluster_autoscaler(self) -> bool:
-        """Whether nodes come only if somebody runs cluster-autoscaler in the cluster."""
+        """Whether nodes are added only if cluster-autoscaler runs in the cluster."""
         return False
 
     @property
     @abstractmethod
     def gpus_per_node(self) -> int | None:
-        """GPUs that each node is sure to have, or None where the catalogue does not know."""
+        """How many GPUs each node has at least, or None where the catalogue does not know."""
 
     @property
     def node_sizes(self) -> dict[str, NodeSize | None]:
-        """The most that pods can have of a node of each machine type; None where the catalogue does not know the type.
+        """The most that pods can use of a node of each machine type; None where the catalogue does not know the type.
 
-        Empty where the spec does not say which types there are.
+        Empty where the spec names no types.
         """
         return {}
 
     @property
     def given_nodes(self) -> int | None:
-        """How many nodes there are, at least, where no others will come; None where they may."""
+        """The least number of nodes of a pool that never grows; None for a pool that may."""
         return None
 
     @property
     def nodes_come_with_pods(self) -> bool:
-        """Whether somebody else brings nodes once pods ask for them, so that there is nothing to wait for before."""
+        """Whether an autoscaler or provisioner adds nodes once pods are pending, so that Ensure waits for none."""
         return self.is_autoscaled
 
     @property
@@ -227,25 +227,25 @@ class GpuPool(ABC):
     @property
     @abstractmethod
     def console_url(self) -> str:
-        """Where a person looks at the pool's groups in the cloud's console."""
+        """The URL of the pool's groups in the cloud's console."""
 
     @property
     @abstractmethod
     def cluster_identity(self) -> str:
-        """Which cluster the pool is in, and as whom it is spoken to; what is equal may share connections."""
+        """The pool's cluster and the credentials used for it; pools that have the same may share connections."""
 
     def nodes_for(self, *, gpus: int | None, nodes: int | None) -> int:
-        """Return how many nodes give `gpus` GPUs, or check `nodes`; one of the two is given.
+        """Return how many nodes provide `gpus` GPUs, or check `nodes`; exactly one of the two is given.
 
         Raises:
-            PoolSpecError: Both or none are given, or the pool cannot have that many.
+            PoolSpecError: Both or neither are given, or the pool cannot have that many.
         """
         if (gpus is None) == (nodes is None):
             raise PoolSpecError(f"Pool {self.name}: gpus={gpus}, nodes={nodes}.", "Give one of gpus and nodes.")
         if nodes is None:
             if self.gpus_per_node is None:
                 raise PoolSpecError(
-                    f"Pool {self.name}: how many GPUs its machines have is not in the catalogue.",
+                    f"Pool {self.name}: the catalogue does not know how many GPUs its machines have.",
                     "Give nodes= instead of gpus=.",
                 )
             nodes = math.ceil(cast("int", gpus) / self.gpus_per_node)
@@ -260,7 +260,7 @@ class GpuPool(ABC):
 
     @property
     def spec_hash(self) -> str:
-        """A short hash of what shapes the node groups; groups carry it as a tag."""
+        """A short hash of the fields that shape the node groups; groups carry it as a tag."""
         text = json.dumps(self._group_fields(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -291,16 +291,16 @@ class GpuPool(ABC):
         self._check("node_labels", _are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
             raise self._error(f"node_labels may not set {POOL_LABEL}: the package sets it")
-        self._check("taints", _are_strings, "a list of taints, as kubectl writes them")
+        self._check("taints", _are_strings, "a list of taints in kubectl's notation")
         if not is_template(self.taints):
             _ = self.parsed_taints
 
     def _check_manage(self, *, shape: tuple[str, ...], machine_types: str) -> None:
-        """Check that groups are named where others own them, and only there.
+        """Check that groups are named if they are external, and only then.
 
         Args:
-            shape: Fields that say how groups are to be; not for groups of others.
-            machine_types: The field that names the types; groups of others have theirs already.
+            shape: Fields that shape groups; not allowed for external groups.
+            machine_types: The field that names the types; external groups already have theirs.
         """
         self._check("manage", _MANAGE.__contains__, '"full" or "scale"')
         if is_template(self.manage):
@@ -309,7 +309,7 @@ class GpuPool(ABC):
         if self.manage == "full":
             self._check(machine_types, len, "at least one machine type with GPUs")
             for name in (name for name, groups in named.items() if groups):
-                raise self._error(f'{name} is for groups that others own, and manage is "full"', 'Set manage="scale".')
+                raise self._error(f'{name} names external groups, but manage is "full"', 'Set manage="scale".')
             return
         if not any(named.values()):
             raise self._error('manage="scale" needs groups to scale', f"Name them in {' or '.join(named)}.")
@@ -365,7 +365,7 @@ class GpuPool(ABC):
             raise self._error(f"{name}={value!r} is neither a timedelta nor seconds") from error
 
     def _check_plain(self, name: str, value: Any) -> None:
-        """Refuse what is not data: an XComArg, say, would make every task with this spec depend on another."""
+        """Reject what is not plain data: an XComArg, say, would make every task with this spec depend on another."""
         if value is None or isinstance(value, str | int | float | bool | timedelta):
             return
         if isinstance(value, tuple):
@@ -378,7 +378,7 @@ class GpuPool(ABC):
         else:
             raise self._error(
                 f"{name} holds a {type(value).__name__}",
-                "Use plain values; for a value that is known at run time only, use a Jinja expression.",
+                "Use plain values; for a value that is known only at run time, use a Jinja expression.",
             )
 
 
@@ -392,7 +392,7 @@ def deserialize_pool(data: Mapping[str, Any]) -> GpuPool:
 
 
 def pool_as_written(data: Mapping[str, Any]) -> GpuPool:
-    """Build the spec that a person has written down in the form of `GpuPool.serialize`: a field too many is a mistake.
+    """Build the spec that a user wrote in the form of `GpuPool.serialize`: an unknown field is an error.
 
     Raises:
         PoolSpecError: The kind is unknown, a field is unknown or missing, or a value cannot work.

@@ -16,7 +16,7 @@ from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, _as_tupl
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
-# What says how a node group is to be; the ami_type also tells the device plugin's operator what nodes have.
+# The fields that shape a node group; the device plugin's operator also learns from ami_type what nodes have.
 SHAPE = (
     "capacity_types",
     "zones",
@@ -28,7 +28,7 @@ SHAPE = (
     "autoscaling_options",
 )
 ACCELERATOR_LABEL = "k8s.amazonaws.com/accelerator"
-"""By this label cluster-autoscaler knows a node that is to have GPUs; without it, it may start several for one pod."""
+"""cluster-autoscaler recognizes GPU nodes by this label; without it, it may start several nodes for one pod."""
 
 AUTOSCALING_OPTIONS = (  # cluster-autoscaler 1.36: config/const.go
     "ignoredaemonsetsutilization",
@@ -51,7 +51,7 @@ _GPU_AMI_TYPES = (
 )
 _RESERVED_BY_EKS = ("kubernetes.io", "k8s.io", "eks.amazonaws.com")
 _RESERVED_BY_KUBERNETES = ("kubernetes.io", "k8s.io")
-# Of those, what a kubelet may set on its own node: the rule is that of its flag --node-labels.
+# The exceptions: labels that a kubelet may set on its own node, by the rule of its flag --node-labels.
 _KUBELETS_OWN = ("kubelet.kubernetes.io", "node.kubernetes.io")
 _OTHER_LABEL = "Use a domain of your own, like team.example.com/role, or none."
 
@@ -64,41 +64,42 @@ class EksGpuPool(GpuPool):
     is rebalanced by AWS under running jobs (aws/containers-roadmap#1453), and spot groups choose by price and
     capacity, not by order. Candidates are tried in order: every zone for the first instance type on the first
     capacity type, then the next instance type, then the next capacity type. EKS allows a cluster 30 managed node
-    groups by default (quota L-6D54EA21): a pool that would have more does without its least wanted candidates.
+    groups by default (quota L-6D54EA21): a pool that would exceed it leaves out its least preferred candidates.
 
-    With `manage="scale"` the groups are those that `node_groups` and `asg_names` name, in order of preference; what
-    says how groups are to be (zones, subnets, capacity_types, disk_size, node_role, launch_template, tags) is left out.
+    With `manage="scale"` the groups are external: those that `node_groups` and `asg_names` name, in order of
+    preference. Leave out the fields that shape groups (zones, subnets, capacity_types, disk_size, node_role,
+    launch_template, tags).
 
     Args:
         cluster_name: The EKS cluster.
         region: AWS region, like "us-west-2".
         instance_types: EC2 types with NVIDIA GPUs, in order of preference. With manage="scale" they may be left out,
-            and a run then says nodes= instead of gpus=; where they are given, the groups' types have to be among them.
+            and a run then gives nodes= instead of gpus=; where they are given, the groups' types have to be among them.
         capacity_types: "ON_DEMAND" and "SPOT", in order of preference. Default on-demand only.
         zones: Availability zones, in order of preference. Default: those of the subnets.
         subnets: Subnet ids. Default: those of the cluster's other node groups, private ones before public ones; in
             zones where there is no other node group, the cluster's own, and the plan says so.
         disk_size: Root volume in GiB. Default 100; not with launch_template.
-        ami_type: EKS AMI type, for the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
-            container toolkit, no device plugin. EKS has AL2_x86_64_GPU up to Kubernetes 1.32. With "CUSTOM" EKS adds
-            labels and taints only after a node has joined: the template's user data should have the kubelet register
-            with them.
+        ami_type: EKS AMI type, matching the processors of the instance types. Default AL2023_x86_64_NVIDIA: driver and
+            container toolkit, no device plugin. EKS offers AL2_x86_64_GPU up to Kubernetes 1.32. With "CUSTOM" EKS adds
+            labels and taints only after a node has joined: have the kubelet register with them in the template's
+            user data.
         node_role: ARN of the nodes' IAM role. Default: the role of the cluster's other Linux node groups.
         launch_template: Name or id of an EC2 launch template, with ":version" where it is not the default. It has to
-            exist when a group is created, to name no instance type, and to name an image just with "CUSTOM".
+            exist when a group is created, must name no instance type, and an image only with "CUSTOM".
         tags: AWS tags for the node groups.
         node_groups: manage="scale": managed node groups of the cluster, by name.
         asg_names: manage="scale": Auto Scaling groups whose instances join the cluster by themselves, by name. They
             come after node_groups.
         autoscaling_options: With scaling="autoscaler": cluster-autoscaler's options for these groups alone, like
-            {"scaledownunneededtime": "5m"}. Default: what it was started with.
+            {"scaledownunneededtime": "5m"}. Default: the options that it was started with.
         aws_conn_id: Airflow connection. Default aws_default.
 
     The other arguments are GpuPool's.
     """
 
     kind: ClassVar[str] = "eks"
-    __hash__ = GpuPool.__hash__  # a dataclass would make its own, which dictionaries in fields break
+    __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     cluster_name: str
     region: str
@@ -118,7 +119,7 @@ class EksGpuPool(GpuPool):
 
     @property
     def joins_bare(self) -> bool:
-        # EKS gives nodes of an AMI of one's own the group's labels and taints only some time after they have joined.
+        # With a custom AMI, EKS gives nodes the group's labels and taints only some time after they have joined.
         return super().joins_bare or self.ami_type == "CUSTOM"
 
     @property
@@ -154,7 +155,7 @@ class EksGpuPool(GpuPool):
         return self.node_labels.get(ACCELERATOR_LABEL) or (known.gpu.accelerator if known else None)
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
-        """Return the pool's candidates over `zones`, the most wanted first."""
+        """Return the pool's candidates over `zones`, the most preferred first."""
         zones = tuple(zones)
         return tuple(
             Candidate(
@@ -217,7 +218,7 @@ class EksGpuPool(GpuPool):
             self._check_instance_type(name)
 
     def _check_processors(self) -> None:
-        """Refuse an image for other processors than an instance type has."""
+        """Reject an image for processors other than an instance type's."""
         if self.manage != "full" or self.ami_type == "CUSTOM" or is_template((self.ami_type, *self.instance_types)):
             return
         arch, other = ("arm64", "x86_64") if "ARM_64" in self.ami_type else ("amd64", "ARM_64")
@@ -233,18 +234,18 @@ class EksGpuPool(GpuPool):
                 )
 
     def _check_reserved_labels(self) -> None:
-        """Refuse what EKS's CreateNodegroup or the kubelet of a node refuses: such a node never joins."""
+        """Reject labels that EKS's CreateNodegroup or a node's kubelet rejects: such a node never joins."""
         if self.manage != "full":
             return
         for key, value in self.node_labels.items():
             domain = key.rpartition("/")[0]
             if domain in _RESERVED_BY_EKS:
-                raise self._error(f"node_labels: EKS refuses {key}: the domain {domain} is its own", _OTHER_LABEL)
+                raise self._error(f"node_labels: EKS rejects {key}: the domain {domain} is its own", _OTHER_LABEL)
             if _within(domain, _RESERVED_BY_KUBERNETES) and not _within(domain, _KUBELETS_OWN):
                 why = "no kubelet may set labels of that domain on its node, and the node would never join"
                 raise self._error(f"node_labels: {key}: {why}", _OTHER_LABEL)
             if value == "":
-                raise self._error(f"node_labels: EKS takes no label without a value: {key}", "Give it a value.")
+                raise self._error(f"node_labels: EKS accepts no label without a value: {key}", "Give it a value.")
 
     def _check_instance_type(self, name: str) -> None:
         family = name.split(".")[0]
@@ -259,13 +260,13 @@ class EksGpuPool(GpuPool):
             return
         families = {known.split(".")[0] for known in accelerators.instance_types()}
         if _TYPE.fullmatch(name) and family not in families and re.match(r"(g|p)\d", family):
-            return  # a GPU family that is newer than the catalogue: EKS will check it
+            return  # a GPU family newer than the catalogue: EKS will check it
         close = difflib.get_close_matches(name, accelerators.instance_types(), n=1)
         hint = f"Did you mean {close[0]}?" if close else "Choose a type with NVIDIA GPUs, like g6.xlarge."
         raise self._error(f"{name!r} is not an EC2 instance type with GPUs", hint)
 
     def _check_autoscaling(self) -> None:
-        """Refuse what cannot be said in the tags from which cluster-autoscaler knows an empty group's nodes."""
+        """Reject what the tags that describe an empty group's nodes to cluster-autoscaler cannot express."""
         options = self.autoscaling_options
         if options and self.scaling == "direct":
             raise self._error('autoscaling_options needs scaling="autoscaler"')
@@ -282,11 +283,11 @@ class EksGpuPool(GpuPool):
             if not taint.value:
                 raise self._error(f"cluster-autoscaler drops taints without a value: {taint}", "Give it a value.")
             if keys.count(taint.key) > 1:
-                raise self._error(f"cluster-autoscaler can be told one taint with the key {taint.key}, not more")
+                raise self._error(f"cluster-autoscaler's tags can express only one taint with the key {taint.key}")
         for name in self.instance_types:
             if self.accelerator_of(name) is None:
                 raise self._error(
-                    f"{name} is not in the catalogue, so cluster-autoscaler cannot be told its GPU",
+                    f"{name} is not in the catalogue, so cluster-autoscaler cannot learn which GPU it has",
                     f'Set node_labels["{ACCELERATOR_LABEL}"] to the model, like nvidia-l4.',
                 )
 

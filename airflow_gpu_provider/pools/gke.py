@@ -16,7 +16,7 @@ from airflow_gpu_provider.pools import gke_capacity
 from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, Taint, _as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
-"""GKE puts it on the nodes of every pool with GPUs."""
+"""GKE adds it to the nodes of every node pool with GPUs."""
 
 DRIVERS = ("default", "latest", "disabled", "daemonset")
 LOCATION_POLICIES = ("any", "balanced")
@@ -28,7 +28,7 @@ _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
 _MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
 _SHARING = ("TIME_SHARING", "MPS")
-# What says how a node pool is to be; the driver and the sharing of GPUs also tell what its nodes have.
+# The fields that shape a node pool; the driver and GPU sharing also determine what its nodes offer.
 SHAPE = (
     "location_policy",
     "node_locations",
@@ -58,10 +58,10 @@ class GkeGpuPool(GpuPool):
     the one given here. Candidates are tried in order: every zone for the first machine type on the first capacity
     type, then the next machine type, then the next capacity type.
 
-    With `manage="scale"` the node pools are those that `node_pools` names, in order of preference, zone by zone; what
-    says how they are to be (node_locations, capacity_types, max_run_duration, disk_size, disk_type, image_type,
-    service_account, tags, resource_labels, exclude_upgrades, reservation_affinity, flex_start,
-    shielded_instance_config) is left out.
+    With `manage="scale"` the node pools are external: those that `node_pools` names, in order of preference, zone by
+    zone. Leave out the fields that shape them (node_locations, capacity_types, max_run_duration, disk_size, disk_type,
+    image_type, service_account, tags, resource_labels, exclude_upgrades, reservation_affinity, flex_start,
+    shielded_instance_config).
 
     Args:
         project_id: The Google Cloud project.
@@ -69,50 +69,50 @@ class GkeGpuPool(GpuPool):
         cluster_name: The GKE cluster.
         machine_types: Compute Engine machine types in order of preference: with GPUs of their own (G2, G4, A2, A3, A4),
             or N1.
-            With manage="scale" they may be left out, and a run then says nodes= instead of gpus=; where they are given,
+            With manage="scale" they may be left out, and a run then gives nodes= instead of gpus=; if they are given,
             the node pools' types have to be among them.
-        accelerator_type: What is attached to N1 machines, like "nvidia-tesla-t4"; others have theirs built in. With
-            accelerator_count it says what a machine type has that is newer than this package: GKE then checks it.
+        accelerator_type: The GPU to attach to N1 machines, like "nvidia-tesla-t4"; others have theirs built in. With
+            accelerator_count it describes a machine type that is newer than this package: GKE then checks it.
         accelerator_count: How many of them. Default 1 for N1.
         node_locations: Zones, in order of preference. Default: those of the cluster.
         capacity_types: "ON_DEMAND", "SPOT" and "PREEMPTIBLE", in order of preference. Default on-demand only.
         driver: "default" or "latest": GKE installs NVIDIA's driver; "daemonset": a DaemonSet does, which
-            InstallDevicePluginOperator applies; "disabled": you see to it. Default "default".
+            InstallDevicePluginOperator applies; "disabled": you install it. Default "default".
         gpu_sharing: Several pods on one GPU: `{"strategy": "TIME_SHARING" | "MPS", "max_shared_clients": 4}`.
         gpu_partition_size: Parts of a GPU for pods, by NVIDIA's profiles, like "1g.5gb".
         max_run_duration: How long a machine may live from its creation, at most 120 days; after that Google Cloud
-            takes it, pods or not, and Airflow is not needed for that. Default: max_runtime and 15 minutes, so that
-            no machine outlives the run that it came for; none where min_nodes keeps machines without an end.
+            deletes it, even with pods on it, and even if Airflow is down. Default: max_runtime and 15 minutes, so that
+            no machine outlives its run; no limit where min_nodes keeps machines indefinitely.
         disk_size: Boot disk in GB. Default 100.
-        disk_type: Its type, like "pd-balanced". Default GKE's for the machine type.
+        disk_type: Its type, like "pd-balanced". Default: GKE's for the machine type.
         image_type: Node image. Default COS_CONTAINERD.
         service_account: The nodes' service account. Default: the cluster's own choice.
         tags: Network tags of the machines.
         resource_labels: Labels of the machines, for billing.
         exclude_upgrades: Keep GKE from upgrading the nodes by itself, until the end of support of their version: in a
-            release channel it does so when it sees fit, and drains trainings, for an hour at most. Default True. With
-            False give the cluster a maintenance window outside of its nights.
+            release channel it does so at any time, and lets a training drain for an hour at most. Default True. With
+            False, give the cluster a maintenance window outside the hours of your runs.
         reservation_affinity: Which reservations machines come from, in the API's words (ReservationAffinity):
             `{"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "compute.googleapis.com/reservation-name",
             "values": ["my-reservation"]}`, or ANY_RESERVATION, ANY_RESERVATION_THEN_FAIL or NO_RESERVATION alone. A
             reservation is of one zone: name that in node_locations. Default: GKE's own choice.
-        flex_start: Have GKE get the machines by flex-start, which waits for capacity and gives it for seven days at
-            most: with scaling="autoscaler" only. Default False.
+        flex_start: Have GKE obtain the machines by flex-start, which waits for capacity and provides it for seven days
+            at most: with scaling="autoscaler" only. Default False.
         shielded_instance_config: `{"enable_secure_boot": True, "enable_integrity_monitoring": True}`, or one of them;
-            organization policies may ask for it. Default: GKE's own, which is no secure boot.
+            organization policies may require it. Default: GKE's own, which is no secure boot.
         node_pools: manage="scale": node pools of the cluster, by name.
-        location_policy: With scaling="autoscaler": "balanced" or "any", as GKE has it. Default "any": GKE's own choice
-            for spot, and what raises the odds of getting a GPU.
-        use_internal_ip: Reach the API server by its internal address, which it has to have. Default False.
+        location_policy: With scaling="autoscaler": "balanced" or "any", as in GKE. Default "any": GKE's own choice
+            for spot, and the better one for getting a GPU.
+        use_internal_ip: Reach the API server by its internal address, which must exist. Default False.
         use_dns_endpoint: Reach the API server by its DNS name. Default False.
         gcp_conn_id: Airflow connection. Default google_cloud_default.
-        impersonation_chain: Service account to act as, or a chain of them, as the Google provider has it.
+        impersonation_chain: Service account to act as, or a chain of them, as in the Google provider.
 
     The other arguments are GpuPool's. GKE taints GPU nodes by itself, and that taint cannot be left out.
     """
 
     kind: ClassVar[str] = "gke"
-    __hash__ = GpuPool.__hash__  # a dataclass would make its own, which dictionaries in fields break
+    __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     project_id: str
     location: str
@@ -144,7 +144,7 @@ class GkeGpuPool(GpuPool):
     gcp_conn_id: str = "google_cloud_default"
     impersonation_chain: str | Sequence[str] | None = None
 
-    # -- what others ask -------------------------------------------------------------------------------------
+    # -- queries ---------------------------------------------------------------------------------------------
 
     @property
     def region(self) -> str:
@@ -184,7 +184,7 @@ class GkeGpuPool(GpuPool):
 
     @property
     def node_lifetime(self) -> timedelta | None:
-        """How long Google Cloud lets a machine live; None: without an end."""
+        """How long Google Cloud lets a machine live; None: without a limit."""
         if self.max_run_duration is not None:
             return self.max_run_duration
         derived = self.max_runtime + _MARGIN
@@ -192,7 +192,7 @@ class GkeGpuPool(GpuPool):
 
     @property
     def is_reserved(self) -> bool:
-        """Whether machines come from a reservation or not at all."""
+        """Whether machines come only from a reservation."""
         return self.reservation_affinity.get("consume_reservation_type") in gke_capacity.RESERVED_ONLY
 
     def accelerator_of(self, machine_type: str) -> tuple[str, int]:
@@ -203,7 +203,7 @@ class GkeGpuPool(GpuPool):
         return self.accelerator_type or "", self.accelerator_count or 1
 
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
-        """Return the pool's candidates over `zones`, the most wanted first."""
+        """Return the pool's candidates over `zones`, the most preferred first."""
         zones = tuple(zones)
         return tuple(
             Candidate(
@@ -218,7 +218,7 @@ class GkeGpuPool(GpuPool):
         )
 
     def _group_name(self, zone: str, machine_type: str, market: Market) -> str:
-        """Name the node pool; where GKE's 40 characters are too few, a hash stands for the rest of the pool's name."""
+        """Return the node pool's name; beyond GKE's 40 characters, a hash replaces the rest of the pool's name."""
         market_suffix = {"SPOT": "-spot", "PREEMPTIBLE": "-pvm"}.get(market, "")
         suffix = f"{zone.removeprefix(self.region).strip('-')}-{machine_type}{market_suffix}"
         name = f"{self.name}-{suffix}"
@@ -331,13 +331,13 @@ class GkeGpuPool(GpuPool):
             hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
             raise self._error(f"{name!r} is not a machine type of Compute Engine with GPUs", hint)
         raise self._error(
-            f"{name} is not in the catalogue", "Say what it has: set accelerator_type and accelerator_count."
+            f"{name} is not in the catalogue", "Set accelerator_type and accelerator_count."
         )
 
     def _check_built_in(self, machine: accelerators.GceMachineType, attaches: bool) -> None:
         assert machine.gpu is not None
         if attaches:
-            return  # accelerator_type and accelerator_count speak of the N1 machines
+            return  # accelerator_type and accelerator_count describe the N1 machines
         if self.accelerator_type and self.accelerator_type != machine.gpu.accelerator:
             raise self._error(
                 f"{machine.name} has {machine.gpu.accelerator}, not {self.accelerator_type}",
@@ -388,7 +388,7 @@ class GkeGpuPool(GpuPool):
         if not size:
             return
         if self.driver == "daemonset":
-            raise self._error('gpu_partition_size does not go with driver="daemonset"', "Let GKE install the driver.")
+            raise self._error('gpu_partition_size does not work with driver="daemonset"', "Let GKE install the driver.")
         if is_template(size) or is_template(self.machine_types) or is_template(self.accelerator_type):
             return
         for name in self.machine_types:
@@ -396,7 +396,7 @@ class GkeGpuPool(GpuPool):
             if gpu and size not in accelerators.partitions_of(gpu):
                 parts = ", ".join(accelerators.partitions_of(gpu))
                 hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
-                raise self._error(f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such part", hint)
+                raise self._error(f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such partition", hint)
 
     def _check_lifetime(self) -> None:
         limit = self.max_run_duration
@@ -407,7 +407,7 @@ class GkeGpuPool(GpuPool):
         if limit < self.max_runtime:
             raise self._error(
                 f"max_run_duration={limit} is less than max_runtime={self.max_runtime}",
-                "Machines would be taken from a run that may still want them: raise it, or lower max_runtime.",
+                "Raise it, or lower max_runtime: machines would be deleted while a run may still want them.",
             )
 
     def _check_capacity(self) -> None:

@@ -1,7 +1,7 @@
 """How a GKE pool's machines are obtained besides on demand: from a reservation, or by flex-start. Rules, no I/O.
 
-They are those of GKE's API (container v1: NodeConfig.reservation_affinity, flex_start, shielded_instance_config) and of
-its pages "Consume reserved zonal resources" and "About flex-start provisioning".
+The rules are those of GKE's API (container v1: NodeConfig.reservation_affinity, flex_start, shielded_instance_config)
+and of its pages "Consume reserved zonal resources" and "About flex-start provisioning".
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 LONGEST_FLEX_START = timedelta(days=7)
 RESERVED_ONLY = ("SPECIFIC_RESERVATION", "ANY_RESERVATION_THEN_FAIL")
-"""What of ReservationAffinity.Type means that machines come from a reservation or not at all."""
+"""The values of ReservationAffinity.Type with which machines come only from a reservation."""
 
 _TYPES = ("NO_RESERVATION", "ANY_RESERVATION", *RESERVED_ONLY)
 _AFFINITY = ("consume_reservation_type", "key", "values")
@@ -33,7 +33,7 @@ def reservation_problems(affinity: Mapping[str, Any], capacity_types: Sequence[s
     elif kind != "SPECIFIC_RESERVATION" and len(affinity) > 1:
         yield f"reservation_affinity: {kind} takes neither key nor values", "Leave them out."
     elif kind in RESERVED_ONLY and set(capacity_types) != {"ON_DEMAND"}:
-        yield "spot and preemptible machines take nothing of a reservation", 'Set capacity_types=["ON_DEMAND"].'
+        yield "spot and preemptible machines cannot use a reservation", 'Set capacity_types=["ON_DEMAND"].'
 
 
 def shielded_problems(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -50,16 +50,16 @@ def flex_start_problems(
     affinity: Mapping[str, Any],
     lifetime: timedelta | None,
 ) -> Iterator[tuple[str, str]]:
-    """Yield what of a pool does not go with flex-start, and what to do about it. `lifetime`: None is without an end."""
+    """Yield what does not work with flex-start in a pool, and what to do about it. `lifetime`: None is unlimited."""
     if set(capacity_types) != {"ON_DEMAND"}:
         yield "flex-start machines are neither spot nor preemptible", 'Set capacity_types=["ON_DEMAND"].'
     if scaling != "autoscaler":
-        yield "only GKE's autoscaler asks for flex-start machines", 'Set scaling="autoscaler".'
+        yield "only GKE's autoscaler requests flex-start machines", 'Set scaling="autoscaler".'
     if location_policy != "any":
         yield 'flex_start needs location_policy="any"', "Leave location_policy out."
     if affinity.get("consume_reservation_type", "NO_RESERVATION") != "NO_RESERVATION":
         yield (
-            "flex-start machines take nothing of a reservation",
+            "flex-start machines cannot use a reservation",
             "Leave one of flex_start and reservation_affinity out.",
         )
     if lifetime is None or lifetime > LONGEST_FLEX_START:

@@ -1,4 +1,4 @@
-"""KubernetesGpuPool: GPU nodes that others bring, in any Kubernetes cluster; no machine is ever made or removed."""
+"""KubernetesGpuPool: external GPU nodes in any Kubernetes cluster; this package never creates or removes a machine."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ _MOST_NODES = 5000  # what Kubernetes supports in one cluster
 
 @dataclass(frozen=True, kw_only=True, eq=True)
 class KubernetesGpuPool(GpuPool):
-    """GPU nodes that are in a cluster already, or that a provisioner there brings when pods ask for them.
+    """GPU nodes that are in a cluster already, or that a provisioner adds when pods need them.
 
-    Without `provisioner`: bare metal, or machines that somebody else manages. EnsureGpuPoolOperator labels and taints
-    the nodes and waits until they are Ready. ScaleDownSensor is done when the run's pods are gone; the nodes stay.
+    Without `provisioner`: bare metal, or externally managed machines. EnsureGpuPoolOperator labels and taints the
+    nodes and waits until they are Ready. ScaleDownSensor is done when the run's pods are gone; the nodes stay.
 
-    With it: EnsureGpuPoolOperator checks that the provisioner is there and could bring such nodes; they come when pods
-    select them, and nothing of ours is written to them. ScaleDownSensor waits until the provisioner has removed those
-    that nobody uses any more; `timeout` says for how long.
+    With it: EnsureGpuPoolOperator checks that the provisioner is there and could add such nodes; they are added when
+    pods select them, and this package writes nothing to them. ScaleDownSensor waits until the provisioner has removed
+    the unused ones, for at most `timeout`.
 
     Args:
         nodes: Names of the nodes.
         node_selector_labels: Labels that choose the nodes, instead of their names: all nodes that carry every one.
-            With `provisioner` they are what pods select, and what its nodes will carry: {"karpenter.sh/nodepool":
+            With `provisioner` pods select by them, and its nodes will carry them: {"karpenter.sh/nodepool":
             "gpu"}, {"eks.amazonaws.com/instance-gpu-name": "l4"}, {"cloud.google.com/gke-accelerator": "nvidia-l4"}.
-        provisioner: Who brings the nodes: "karpenter", "auto-mode" (EKS Auto Mode), "autopilot" (GKE Autopilot) or
-            "cluster-autoscaler" (with groups that others made). Default None: nobody, they are there.
+        provisioner: What adds the nodes: "karpenter", "auto-mode" (EKS Auto Mode), "autopilot" (GKE Autopilot) or
+            "cluster-autoscaler" (with external groups). Default None: the nodes exist already.
         gpus_per_node: GPUs that each node has at least. None (default): not known before the device plugin runs; a
-            run that wants several GPUs of named nodes is then given a node for each, as far as there are nodes.
+            run that wants several GPUs of named nodes then gets a node for each, as far as there are nodes.
         cordon_when_idle: Cordon nodes that no run wants and no pod uses; Ensure undoes it. Default False.
         kubernetes_conn_id: Airflow connection of type kubernetes: a kubeconfig, or in-cluster. Default
             kubernetes_default.
         cluster_context: Context of the kubeconfig. Default: the connection's, else the kubeconfig's current one.
         max_nodes: The most nodes that all runs together may have. Default: all of them.
         taints: Taints for the nodes; with `provisioner` those that its nodes have, which pods then tolerate. Default
-            none: the nodes may serve others as well. Pods tolerate every nvidia.com/gpu taint anyway.
+            none: the nodes may serve other workloads too. Pods tolerate every nvidia.com/gpu taint anyway.
 
     The other arguments are GpuPool's.
     """
 
     kind: ClassVar[str] = "kubernetes"
-    __hash__ = GpuPool.__hash__  # a dataclass would make its own, which dictionaries in fields break
+    __hash__ = GpuPool.__hash__  # a dataclass would generate one, which fails on fields that are dictionaries
 
     nodes: Sequence[str] = ()
     node_selector_labels: dict[str, str] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class KubernetesGpuPool(GpuPool):
 
     @property
     def node_selector(self) -> dict[str, str]:
-        """Nodes that a provisioner brings carry no label of this package's, and pods that ask for one never fit."""
+        """The labels that pods select. A provisioner's nodes carry no label of this package, so pods select none."""
         return dict(self.node_selector_labels) if self.provisioner else super().node_selector
 
     @property
@@ -108,7 +108,7 @@ class KubernetesGpuPool(GpuPool):
         if self.provisioner:
             self._validate_provisioner()
         if bool(self.nodes) == bool(self.node_selector_labels):
-            raise self._error("one of nodes and node_selector_labels chooses the nodes", "Give one of the two.")
+            raise self._error("exactly one of nodes and node_selector_labels chooses the nodes", "Give one of the two.")
         self._check("nodes", _are_names, "the names of nodes, each once")
         self._check("node_selector_labels", _are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_selector_labels:
@@ -125,13 +125,13 @@ class KubernetesGpuPool(GpuPool):
     def _validate_provisioner(self) -> None:
         if self.nodes or not self.node_selector_labels:
             raise self._error(
-                f"provisioner={self.provisioner!r} brings nodes by labels",
+                f"provisioner={self.provisioner!r} adds nodes by labels",
                 "Give node_selector_labels that its nodes will carry, and no nodes.",
             )
         if self.node_labels:
             raise self._error(
-                f"node_labels={self.node_labels!r} cannot be given to nodes that {self.provisioner} brings",
-                "Say in the provisioner's own configuration which labels its nodes get.",
+                f"node_labels={self.node_labels!r} cannot be given to nodes that {self.provisioner} adds",
+                "Set the labels of its nodes in the provisioner's own configuration.",
             )
         self._check("cordon_when_idle", lambda value: not value, "False: the provisioner removes idle nodes")
 

@@ -58,7 +58,7 @@ def pool(**fields: Any) -> EksGpuPool:
         ({"node_labels": {"kubernetes.io/role": "gpu"}}, "EKS refuses kubernetes.io/role"),
         ({"node_labels": {"eks.amazonaws.com/team": "ml"}}, "EKS refuses eks.amazonaws.com/team"),
         ({"node_labels": {"node-role.kubernetes.io/gpu": "true"}}, "the node would never join"),
-        ({"node_labels": {"role": ""}}, "EKS takes no label without a value: role"),
+        ({"node_labels": {"role": ""}}, "EKS accepts no label without a value: role"),
         ({"taints": ["nvidia.com/gpu"]}, "not a taint"),
         ({"taints": ["nvidia.com/gpu=true:Never"]}, "not a taint"),
         ({"node_labels": {"bad key!": "x"}}, "valid Kubernetes labels"),

@@ -52,7 +52,7 @@ def n1(**fields: Any) -> GkeGpuPool:
         ({"machine_types": ["g2-standard-4", "g2-standard-4"]}, "one twice"),
         ({"machine_types": ["n1-standard-4"]}, 'Set accelerator_type, like "nvidia-tesla-t4"'),
         ({"machine_types": ["a9-hugegpu-1g"]}, "not in the catalogue"),
-        ({"machine_types": ["a9x-hugegpu-1g"]}, "set accelerator_type and accelerator_count"),
+        ({"machine_types": ["a9x-hugegpu-1g"]}, "Set accelerator_type and accelerator_count"),
         (
             {"machine_types": ["g4-standard-48"], "accelerator_type": "nvidia-l4"},
             "has nvidia-rtx-pro-6000, not nvidia-l4",
@@ -78,7 +78,7 @@ def n1(**fields: Any) -> GkeGpuPool:
             {"reservation_affinity": {"consume_reservation_type": "ANY_RESERVATION", "key": "x"}},
             "neither key nor values",
         ),
-        ({"reservation_affinity": RESERVED, "capacity_types": ["SPOT"]}, "take nothing of a reservation"),
+        ({"reservation_affinity": RESERVED, "capacity_types": ["SPOT"]}, "cannot use a reservation"),
         ({"shielded_instance_config": {"secure_boot": True}}, "enable_secure_boot and enable_integrity_monitoring"),
         ({"shielded_instance_config": {"enable_secure_boot": 1}}, "Give True or False"),
         ({"flex_start": "yes"}, "True or False"),
