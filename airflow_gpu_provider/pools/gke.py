@@ -330,9 +330,7 @@ class GkeGpuPool(GpuPool):
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
             raise self._error(f"{name!r} is not a machine type of Compute Engine with GPUs", hint)
-        raise self._error(
-            f"{name} is not in the catalogue", "Set accelerator_type and accelerator_count."
-        )
+        raise self._error(f"{name} is not in the catalogue", "Set accelerator_type and accelerator_count.")
 
     def _check_built_in(self, machine: accelerators.GceMachineType, attaches: bool) -> None:
         assert machine.gpu is not None
