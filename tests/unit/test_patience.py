@@ -96,7 +96,7 @@ def test_an_error_is_told_with_the_time_until_which_it_is_borne(error: errors.Gp
 
 def test_the_table_of_refusals_is_what_the_types_say() -> None:
     rows = re.findall(
-        r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (its whole time|(\d+)[^|]*) \|$", DOCS.read_text(), re.MULTILINE
+        r"^\| (`\w+`(?:, `\w+`)*) \| .* \| (the whole wait|(\d+)[^|]*) \|$", DOCS.read_text(), re.MULTILINE
     )
     assert len(rows) > 9
     for names, says, minutes in rows:
@@ -104,7 +104,7 @@ def test_the_table_of_refusals_is_what_the_types_say() -> None:
             cls: type[errors.GpuError] = getattr(errors, name)
             assert cls.borne_for == (timedelta(minutes=int(minutes)) if minutes else None), name
             with_access = cls.borne_for is None or (cls.retryable and cls.borne_for != ZERO)
-            assert ("whole time" in says) == with_access, name
+            assert ("whole wait" in says) == with_access, name
     named = {name for names, _, _ in rows for name in re.findall(r"`(\w+)`", names)}
     assert named >= {cls.__name__ for cls in vars(errors).values() if isinstance(cls, type) and _is_borne(cls)}
 
