@@ -59,7 +59,7 @@ def with_impossible_first(pool: CloudPool) -> CloudPool:
     return replace(pool, name=name, machine_types=types, accelerator_type=accelerator, accelerator_count=count)
 
 
-def of_others(pool: CloudPool, groups: tuple[str, ...]) -> CloudPool:
+def with_external_groups(pool: CloudPool, groups: tuple[str, ...]) -> CloudPool:
     """Return the pool as one whose groups others own: only its sizes and nodes are touched."""
     shape, field = (EKS_SHAPE, "node_groups") if isinstance(pool, EksGpuPool) else (GKE_SHAPE, "node_pools")
     data = {key: value for key, value in pool.serialize().items() if key not in shape}

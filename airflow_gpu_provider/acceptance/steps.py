@@ -22,7 +22,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.acceptance import gpu_program
 from airflow_gpu_provider.acceptance.lending import lend, take_back
-from airflow_gpu_provider.acceptance.pools import CloudPool, of_others, with_impossible_first
+from airflow_gpu_provider.acceptance.pools import CloudPool, with_external_groups, with_impossible_first
 from airflow_gpu_provider.acceptance.remains import Listed, in_cloud, in_cluster
 from airflow_gpu_provider.acceptance.tasks import Done, Tasks
 from airflow_gpu_provider.acceptance.waiter import READY, WAITING
@@ -134,7 +134,7 @@ class Acceptance:
                 self.steps.append(StepReport(name, said=["The first night has failed."]))
         else:
             self._step("a second night, whose wait is killed", self._second_night)
-            self._step("groups of others", self._night_of_others)
+            self._step("groups of others", self._night_in_an_external_group)
         self._step("a first candidate that does not exist", self._fallback_night)
 
     def _step(self, name: str, run: Callable[[StepReport], None]) -> bool:
@@ -244,14 +244,14 @@ class Acceptance:
                 raise NotAsExpected(f"There is a {impossible}.")
             report.said.append(f"the node is a {node['instance_type']} in {node['zone']}")
 
-    def _night_of_others(self, report: StepReport) -> None:
+    def _night_in_an_external_group(self, report: StepReport) -> None:
         groups = self._opened(self.pool).platform.observe()
         if not groups:
             raise NotAsExpected("The pool has no group.")
         name = groups[0].name
         lend(self.pool, name, self._say)
         try:
-            pool = of_others(self.pool, (name,))
+            pool = with_external_groups(self.pool, (name,))
             with self._night(pool, report) as tasks:
                 self._ensure(tasks, pool, report)
         finally:

@@ -55,7 +55,7 @@ class PodState:
         owner: The task instance try that the pod belongs to, from its annotation.
         reason: The pod's own reason (Evicted, DeadlineExceeded, Preempting, ...), mostly empty.
         deadline_at: When its activeDeadlineSeconds are over; None while no node has it, or without a deadline.
-        deadline_of_others: Its activeDeadlineSeconds, in words, where they are not those that this package has asked
+        foreign_deadline: Its activeDeadlineSeconds, in words, where they are not those that this package has asked
             for; empty where they are, or where the pod does not say what was asked for.
         grace: How long its containers have to stop by themselves.
         unschedulable: The scheduler's message while it finds no node, else empty.
@@ -77,7 +77,7 @@ class PodState:
     created_at: datetime
     scheduled_at: datetime | None
     deadline_at: datetime | None
-    deadline_of_others: str
+    foreign_deadline: str
     grace: timedelta
     unschedulable: str
     deletion_asked_at: datetime | None
@@ -113,7 +113,7 @@ class PodState:
             created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
             scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
             deadline_at=_deadline(spec, status),
-            deadline_of_others=_deadline_of_others(metadata, spec),
+            foreign_deadline=_foreign_deadline(metadata, spec),
             grace=timedelta(seconds=spec.get("terminationGracePeriodSeconds") or 30),
             unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
             deletion_asked_at=gone_by - grace if gone_by else None,
@@ -142,7 +142,7 @@ def _deadline(spec: Json, status: Json) -> datetime | None:
     return started_at + timedelta(seconds=seconds) if started_at and seconds is not None else None
 
 
-def _deadline_of_others(metadata: Json, spec: Json) -> str:
+def _foreign_deadline(metadata: Json, spec: Json) -> str:
     seconds, asked = spec.get("activeDeadlineSeconds"), (metadata.get("annotations") or {}).get(DEADLINE_ANNOTATION)
     if asked is None or seconds is None or str(seconds) == asked:
         return ""

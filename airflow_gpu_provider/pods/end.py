@@ -200,9 +200,9 @@ def _preempted(pod: PodState) -> PodPreempted:
 
 def _deadline(pod: PodState) -> PodDeadline:
     what = f"Pod {pod.name} ran for longer than its activeDeadlineSeconds"
-    if pod.deadline_of_others:
+    if pod.foreign_deadline:
         return PodDeadline(
-            f"{what} of {pod.deadline_of_others}.",
+            f"{what} of {pod.foreign_deadline}.",
             "Have that policy allow the pods of this namespace more; no argument of the task or the pool changes it.",
             pod=pod.name,
         )

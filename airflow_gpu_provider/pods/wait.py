@@ -188,8 +188,8 @@ class PodWait(Record):
         lines = [*_event_lines(snapshot.events), *snapshot.notes]
         if pod is None or end_of(pod):
             return lines
-        if pod.deadline_of_others:
-            lines.append(f"the pod's activeDeadlineSeconds are {pod.deadline_of_others}")
+        if pod.foreign_deadline:
+            lines.append(f"the pod's activeDeadlineSeconds are {pod.foreign_deadline}")
         if not pod.started:
             lines += _pending_lines(pod, snapshot)
         else:

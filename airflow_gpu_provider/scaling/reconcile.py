@@ -125,11 +125,11 @@ class Reconciler:
         memo = lock.memo if lock else read_memo(self.api, self.pool.name)
         groups = RecentWrites.parse(memo).on(shown, now)
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
-        seen = self._of_others(seen) if self.pool.manage == "scale" else seen
+        seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen
         seen = self._with_joined(seen) if self.pool.joins_bare else seen
         return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
 
-    def _of_others(self, seen: PoolSnapshot) -> PoolSnapshot:
+    def _without_claimed_groups(self, seen: PoolSnapshot) -> PoolSnapshot:
         """Leave out groups that another pool had first."""
         taken = claimed(self.pool, seen.groups, list_demand(self.api), seen.now)
         return replace(seen, groups=tuple(group for group in seen.groups if group.name not in taken), claimed=taken)

@@ -1,4 +1,4 @@
-"""EksPlatformOfOthers: a pool on Amazon EKS in groups that Terraform or eksctl owns; it sets sizes, nothing else."""
+"""EksExternalPlatform: a pool on Amazon EKS in groups that Terraform or eksctl owns; it sets sizes, nothing else."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Named:
     node_group: Mapping[str, Any] | None
 
 
-class EksPlatformOfOthers(EksBase):
+class EksExternalPlatform(EksBase):
     """A pool of managed node groups and Auto Scaling groups that exist already: `manage="scale"`.
 
     Args:

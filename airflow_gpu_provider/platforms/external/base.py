@@ -1,4 +1,4 @@
-"""MachinesOfOthers: what every pool has in common whose machines this package never makes, sizes or removes."""
+"""ExternalMachinesPlatform: what every pool has in common whose machines this package never makes, sizes or removes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
 
 
-class MachinesOfOthers(Platform):
+class ExternalMachinesPlatform(Platform):
     """A cluster reached by a Kubernetes connection, and machines that are left alone.
 
     Args:

@@ -10,14 +10,14 @@ from airflow_gpu_provider.cluster.nodes import Node, write_node
 from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Say
-from airflow_gpu_provider.platforms.external.base import MachinesOfOthers
+from airflow_gpu_provider.platforms.external.base import ExternalMachinesPlatform
 from airflow_gpu_provider.pools import Candidate, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 _NODES = "/api/v1/nodes"
 
 
-class KubernetesPlatform(MachinesOfOthers):
+class KubernetesPlatform(ExternalMachinesPlatform):
     """A pool of nodes that are there already: one group that always exists, whose machines are not ours to remove."""
 
     # -- labels and taints -------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from airflow_gpu_provider.cluster.karpenter import (
 from airflow_gpu_provider.cluster.nodes import list_nodes
 from airflow_gpu_provider.errors import NoProvisioner
 from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Say
-from airflow_gpu_provider.platforms.external.base import MachinesOfOthers
+from airflow_gpu_provider.platforms.external.base import ExternalMachinesPlatform
 from airflow_gpu_provider.pools import Candidate
 
 NAMES = {
@@ -32,7 +32,7 @@ NAMES = {
 _WITH_NODE_POOLS = ("karpenter", "auto-mode")
 
 
-class ProvisionedPlatform(MachinesOfOthers):
+class ProvisionedPlatform(ExternalMachinesPlatform):
     """A pool whose nodes come when pods ask for them: one group that always exists, and nothing to apply."""
 
     @property

@@ -1,4 +1,4 @@
-"""GkePlatformOfOthers: a pool on GKE in node pools that Terraform or people own; it sets sizes, and nothing else.
+"""GkeExternalPlatform: a pool on GKE in node pools that Terraform or people own; it sets sizes, and nothing else.
 
 Each instance group is a group of its own, so that a node pool over several zones is filled, and left, zone by zone.
 """
@@ -64,7 +64,7 @@ class _Named:
         return limit if _is_autoscaled(self.node_pool) and limit else pool.max_nodes
 
 
-class GkePlatformOfOthers(GkeBase):
+class GkeExternalPlatform(GkeBase):
     """A pool of node pools of GKE that exist already: `manage="scale"`.
 
     Args:

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.acceptance.pools import NO_EC2_TYPE, NO_GCE_TYPE, accepted, of_others, with_impossible_first
+from airflow_gpu_provider.acceptance.pools import (
+    NO_EC2_TYPE,
+    NO_GCE_TYPE,
+    accepted,
+    with_external_groups,
+    with_impossible_first,
+)
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool, KubernetesGpuPool
 
@@ -41,7 +47,7 @@ def test_it_is_one_node_for_one_night_under_another_name(pool: GpuPool) -> None:
 
 @pytest.mark.parametrize("pool", [eks(), gke()])
 def test_others_say_how_their_groups_are(pool: GpuPool) -> None:
-    of = of_others(accepted(pool, NIGHT), ("g",))
+    of = with_external_groups(accepted(pool, NIGHT), ("g",))
     assert of.manage == "scale"
     assert (of.node_groups if isinstance(of, EksGpuPool) else of.node_pools) == ("g",)
 
