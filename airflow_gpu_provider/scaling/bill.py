@@ -1,9 +1,9 @@
 """What a run's nodes did and cost: each machine's time, divided among phases and among the runs that share it. Pure.
 
-Every moment of a machine's life belongs to somebody, in equal parts where to several:
+Every moment of a machine's life is charged to runs, in equal parts if there are several:
 - while pods with GPUs of any runs run there: those runs, as working time;
 - else the runs that want nodes of the pool at that moment, as booting time until the node is Ready, then as idle time;
-- where none does: the run that last did, for it left the machine. Before any did (a machine of one's own), nobody.
+- if there are none: the run that last did, because it left the machine. Before any did (an existing machine): no run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Phase = Literal["booting", "working", "idle"]
 PHASES: tuple[Phase, ...] = ("booting", "working", "idle")
 
 MUCH_IDLE = 0.1
-"""The share of idle time from which on the task's log warns of it."""
+"""The share of idle time from which the task's log warns about it."""
 
 Shares = Mapping[DemandKey, Mapping[Phase, float]]
 
@@ -36,8 +36,8 @@ class Bill:
     Attributes:
         seconds: By phase.
         cost: By phase; None where a machine's price is not known.
-        machines: How many machines it had a part in.
-        at_least: Why it may have been more; empty where the numbers are whole.
+        machines: How many machines it used, alone or shared.
+        at_least: Why it may have been more; empty where the numbers are complete.
     """
 
     seconds: Mapping[Phase, float]
@@ -73,7 +73,7 @@ class Bill:
 def bill(
     pool: GpuPool, key: DemandKey, runs: Sequence[RunUsage], machines: Iterable[MachineUse], *, at_least: str = ""
 ) -> Bill:
-    """Return the bill of one run, from what is known of all runs that used the pool; `at_least` as `Bill` has it."""
+    """Return the bill of one run, from what is known of all runs that used the pool; `at_least` as in `Bill`."""
     seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
     cost: dict[Phase, float | None] = dict.fromkeys(PHASES, 0.0)
     number = 0
@@ -91,7 +91,7 @@ def bill(
 
 
 def shares(machine: MachineUse, runs: Sequence[RunUsage]) -> Shares:
-    """Return whose each second of the machine was, and in which phase: all of it, from the first demand on."""
+    """Return to which runs each second of the machine is charged, and in which phase: from the first demand on."""
     start, end = machine.launched_at, machine.seen_until
     usable_at = machine.usable_at or end
     spans = [span for run in runs for span in (*run.wanted, *run.worked.get(machine.node, ()))]
@@ -111,7 +111,7 @@ def _covers(spans: Iterable[Span], at: datetime) -> bool:
 
 
 def _last(runs: Sequence[RunUsage], at: datetime) -> list[DemandKey]:
-    """Return the run, or the runs, that wanted nodes last before a moment at which nobody does."""
+    """Return the run, or the runs, that wanted nodes last before a moment at which no run does."""
     ends = [(end, run.key) for run in runs for _, end in run.wanted if end <= at]
     last = max((end for end, _ in ends), default=None)
     return list(dict.fromkeys(key for end, key in ends if end == last))

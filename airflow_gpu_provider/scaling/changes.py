@@ -1,4 +1,4 @@
-"""pool_changes: hear at once when a pool's nodes change, instead of asking again and again."""
+"""pool_changes: notice at once when a pool's nodes change, instead of polling."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from airflow_gpu_provider.pools import GpuPool
 async def pool_changes(
     pool: GpuPool, open_access: Callable[[], ClusterAccess]
 ) -> AsyncIterator[Callable[[float], Awaitable[None]]]:
-    """Lend a function that returns when a node of the pool has changed, at the latest after the seconds it is given.
+    """Yield a function that returns when a node of the pool has changed, at the latest after the given seconds.
 
-    Where nodes join without labels, it returns too when one joins that is in no pool: it may be the pool's. While the
+    If nodes join without labels, it also returns when one joins that is in no pool: it may be the pool's. While the
     cluster cannot be found it only waits; each call tries again.
 
     Args:

@@ -1,4 +1,4 @@
-"""Two pools that name one group of others: the demand that was there first keeps it. Pure."""
+"""Two pools that name one external group: the demand that was there first keeps it. Pure."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 def claimed(
     pool: GpuPool, groups: Iterable[Group], leases: Iterable[DemandLease], now: datetime
 ) -> dict[str, DemandLease]:
-    """Return the groups of others whose machines another pool's demand had before this pool's, by name.
+    """Return the external groups that another pool's demand had before this pool's, by name.
 
     Args:
         pool: The pool.
         groups: The groups that it names.
-        leases: All demand there is, this pool's too.
-        now: The time; demand that has ended has no groups.
+        leases: The demand of all pools, this one's too.
+        now: The time; expired demand has no groups.
     """
     live = sorted((lease for lease in leases if lease.live(now)), key=lambda lease: (lease.created_at, lease.key.hash))
     first: dict[str, DemandLease] = {}
@@ -33,7 +33,7 @@ def claimed(
 
 
 def check_claims(snapshot: PoolSnapshot) -> None:
-    """Refuse new demand while another pool has a group that this pool names.
+    """Reject new demand while another pool has a group that this pool names.
 
     Raises:
         PoolDrift: The message names the group, the other pool and its run.
@@ -42,7 +42,7 @@ def check_claims(snapshot: PoolSnapshot) -> None:
         raise PoolDrift(
             f"Group {name} is scaled by pool {lease.key.pool}, for {lease.key} until {lease.until:%Y-%m-%d %H:%M}Z,"
             f" and pool {snapshot.pool.name} names it too.",
-            "Let each group be in one pool; runs that are to share a group use the same pool.",
+            "Name each group in one pool only; let runs that share a group use the same pool.",
             group=name,
             pool=snapshot.pool.name,
             other=lease.key.pool,

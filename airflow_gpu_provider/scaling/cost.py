@@ -1,4 +1,4 @@
-"""What machines cost by the prices that the pool's spec gives; where it gives none, nobody knows. Pure."""
+"""What machines cost by the prices in the pool's spec; without them it is not known. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ UNKNOWN = "unknown"
 
 
 def cost_of(snapshot: PoolSnapshot, group_name: str, since: datetime | None) -> tuple[float | None, float | None]:
-    """Return what a machine of the group costs an hour, and what it has cost since then; None where nobody knows."""
+    """Return what a machine of the group costs per hour, and what it has cost since then; None: unknown."""
     markets = {group.name: group.candidate.market for group in snapshot.groups}
     price = snapshot.pool.price(markets.get(group_name, ""))
     if price is None or since is None:
@@ -21,7 +21,7 @@ def cost_of(snapshot: PoolSnapshot, group_name: str, since: datetime | None) -> 
 
 
 def total(costs: Iterable[float | None]) -> float | None:
-    """Add costs up; the sum is not known where one of them is not."""
+    """Return the sum of the costs; None if one of them is not known."""
     known: list[float] = []
     for cost in costs:
         if cost is None:

@@ -1,7 +1,7 @@
 """decide: what to do about a pool now, from everything that was read at one moment. Pure and total.
 
 A decision is small steps towards what is wanted, not the end state: it is made again on every change and every few
-seconds, each time from what is really there.
+seconds, each time from the actual state.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from airflow_gpu_provider.scaling.warming import placeholders
 __all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "usable_needed", "wanted_nodes"]
 
 SWITCH_MARGIN = timedelta(minutes=15)
-"""How long after the last demand ends the cloud sets the groups to zero by itself."""
+"""How long after the last demand ends the cloud scales the groups to zero by itself."""
 
 FORGET_AFTER = timedelta(days=1)
-"""How long a lease that nobody gave up is kept after its end, for people to see."""
+"""How long an expired lease that was never released is kept, for inspection."""
 
-_SWITCH_SLACK = timedelta(minutes=5)  # a switch this much later than need be is left where it is
+_SWITCH_SLACK = timedelta(minutes=5)  # a switch that is late by no more than this is not moved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,16 @@ class Decision:
 
     Attributes:
         resume: Groups whose launches a process had suspended for a moment when it died.
-        switch: When the cloud is to set these groups to zero by itself.
-        clear_switch: Groups that the switch is to leave alone: their nodes stay by min_nodes, without an end; or they
-            are empty, and others own them, or an autoscaler may give them nodes again without a word to us.
-        label: Nodes of groups that others own that get the pool's labels.
-        uncordon: Nodes with a cordon of ours that are to stay.
-        tell: Groups on which an autoscaler has to find something else than it does now.
-        warm: How many placeholder pods to create, by whose demand they are for.
-        cool: Placeholder pods that are of no use any more.
-        shrink: Groups that are to stop trying for machines that do not exist.
-        grow: New absolute sizes, each at least what exists.
+        switch: When the cloud is to scale these groups to zero by itself.
+        clear_switch: Groups whose switch is to be removed: their nodes stay indefinitely, by min_nodes; or they are
+            empty, and external, or an autoscaler may add nodes to them without notice.
+        label: Nodes of external groups that get the pool's labels.
+        uncordon: Nodes with a cordon of this package that are to stay.
+        tell: Groups whose tags for an autoscaler are to be corrected.
+        warm: How many placeholder pods to create, by the demand that they are for.
+        cool: Placeholder pods that are no longer needed.
+        shrink: Groups that are to stop requesting machines that do not exist.
+        grow: New absolute sizes, each at least the number of existing machines.
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
         release: Machines to remove.
         later: Machines to remove once their group has been updated; nothing is done about them now.
@@ -111,7 +111,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
 
 
 def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
-    """Return the machines that nobody wants any more, and that whoever brought them is to remove."""
+    """Return the machines that no run wants any more, and that their provisioner is to remove."""
     groups = {group.name for group in snapshot.groups if group.provisioner}
     machines = supply(snapshot)
     empty = [each for each in machines if each.machine.group in groups and not each.holders]
@@ -121,9 +121,9 @@ def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
 
 
 def switch_time(snapshot: PoolSnapshot) -> datetime | None:
-    """Return when the cloud has to set the pool to zero by itself; None where nothing is wanted.
+    """Return when the cloud has to scale the pool to zero by itself; None where nothing is wanted.
 
-    A whole minute, for clouds keep no finer time.
+    A whole minute, because clouds keep no finer time.
     """
     until = wanted_until(snapshot)
     return None if until is None else _switch_after(until)
@@ -138,9 +138,9 @@ def _switch_after(until: datetime) -> datetime:
 def _sizes(
     snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int
 ) -> tuple[Mapping[str, int], dict[str, int], tuple[str, ...]]:
-    """Return where missing nodes are to come from, which groups grow, and which stop trying.
+    """Return where missing nodes are to come from, which groups grow, and which shrink.
 
-    Sizes that an autoscaler sets are its own: it would take back what it does not understand.
+    Sizes that an autoscaler sets are left to it: it would undo a change that it does not understand.
     """
     if snapshot.pool.is_autoscaled:
         return {}, {}, ()
@@ -155,7 +155,7 @@ def _to_tell(snapshot: PoolSnapshot) -> tuple[str, ...]:
 
 
 def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> int:
-    """Return how many nodes are wanted and neither there nor on their way, as far as max_nodes has room."""
+    """Return how many wanted nodes neither exist nor are being launched, limited by max_nodes."""
     short = wanted - sum(each.counts for each in machines)
     room = snapshot.pool.max_nodes - len(machines)
     return max(0, min(short, room))
@@ -164,10 +164,10 @@ def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) 
 def _grow(
     snapshot: PoolSnapshot, machines: tuple[Supply, ...], placed: Mapping[str, int], wanted: int
 ) -> dict[str, int]:
-    """Return new sizes: what exists and what is missing there.
+    """Return new sizes: the existing machines and those missing there.
 
-    A group whose size was set below what exists is about to lose machines of the cloud's choice; where any machine
-    is needed, it is set to what exists.
+    A group whose size is below the number of its machines is about to lose machines of the cloud's choice; if any
+    machine is needed, its size is set to that number.
     """
     held = {each.machine.group for each in machines if each.holders}
     replacing = _replacing(snapshot, machines, wanted)
@@ -181,10 +181,10 @@ def _grow(
 
 
 def _replacing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> set[str]:
-    """Return the groups in which the cloud brings another machine before it ends one at risk, as EKS does for spot.
+    """Return the groups in which the cloud launches a machine before it ends one at risk, as EKS does for spot.
 
-    Such a group has more machines than its size for a while, and is left alone until it has not. It is taken for one
-    only where its size, without what is above it, has all that is needed.
+    Such a group has more machines than its size for a while, and is left alone until then. It counts as one only if
+    its size, without the excess, covers all that is needed.
     """
     good = Counter(each.machine.group for each in machines if each.counts)
     held = Counter(each.machine.group for each in machines if each.holders)
@@ -195,7 +195,7 @@ def _replacing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int
 
 
 def _shrink(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> tuple[str, ...]:
-    """Return the groups with more unfilled size than is placed there; what is still wanted is asked for again later."""
+    """Return the groups with more unfilled size than is placed there; a later decision requests what is wanted."""
     groups = filter(scalable, snapshot.groups)
     return tuple(g.name for g in groups if min(g.unfilled, g.desired - g.keeps) > placed.get(g.name, 0))
 
@@ -203,10 +203,10 @@ def _shrink(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> tuple[str, ...
 def _release(
     snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int, grow: Mapping[str, int]
 ) -> tuple[Supply, ...]:
-    """Return the machines that go: those of no use, and of the others what is more than wanted.
+    """Return the machines to release: the useless ones, and of the others the surplus.
 
-    From a group whose size is below what exists the cloud takes machines already; another one less would be too many.
-    While a group is updated, they wait: what seems too many may have been added so that others can be replaced.
+    If a group's size is below the number of its machines, the cloud is already removing some; one more would be too
+    many. While a group is updated, they stay: a surplus may have been added so that others can be replaced.
     """
     kept = {g.name for g in snapshot.groups if g.when_idle != "remove"}
     leaving = {g.name for g in snapshot.groups if g.desired < len(g.live) and g.name not in grow}
@@ -221,9 +221,9 @@ def _release(
 
 
 def _as_far_as(room: Counter[str], machines: Sequence[Supply], number: int) -> list[Supply]:
-    """Return the first `number` machines that leave each group its smallest size: below that the cloud refuses.
+    """Return the first `number` machines that leave each group its minimum size: below that the cloud refuses.
 
-    What is taken of a group's room is gone from it.
+    Subtracts them from `room`.
     """
     taken: list[Supply] = []
     for each in machines:
@@ -234,9 +234,9 @@ def _as_far_as(room: Counter[str], machines: Sequence[Supply], number: int) -> l
 
 
 def _in_demand(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> int:
-    """Return how many machines pods are on or wait for, where an autoscaler brings as many as that.
+    """Return how many machines pods use or wait for, where an autoscaler adds as many.
 
-    A machine that it brought for a pod would else go before the pod is bound, and come again.
+    Otherwise a machine that it added for a pod would be released before the pod is bound, and added again.
     """
     if not snapshot.pool.is_autoscaled:
         return 0
@@ -244,7 +244,7 @@ def _in_demand(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> int:
 
 
 def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> tuple[Supply, ...]:
-    """Return the machines that stay, and are to be cordoned, for they are more than wanted and no pod uses them."""
+    """Return the machines that stay and are to be cordoned, because they are surplus and no pod uses them."""
     groups = {group.name for group in snapshot.groups if group.when_idle == "cordon"}
     idle = [each for each in machines if each.node and each.counts and each.may_go and each.machine.group in groups]
     surplus = sum(each.counts for each in machines) - wanted
@@ -252,7 +252,7 @@ def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int
 
 
 def _release_order(each: Supply) -> tuple[int, float]:
-    """Without a node first, then not Ready, then what a dead holder cordoned, then the newest."""
+    """Without a node first, then not Ready, then those that a dead holder cordoned, then the newest."""
     newest_first = -each.since.timestamp() if each.since else 0.0
     if each.node is None:
         return 0, newest_first
@@ -270,22 +270,22 @@ def _switches(
         stays = snapshot.pool.min_nodes > 0
         others_grow = snapshot.pool.is_autoscaled
         left = [group for group in groups if stays or ((others_grow or not group.owned) and _is_left(group))]
-        # Nobody wants nodes, but a pod that ends holds a machine that the last switch was about to take.
+        # No run wants nodes, but a terminating pod holds a machine that the last switch was about to end.
         held = [group.name for group in groups if group.name in grow and not (group.switch_at or stays)]
         at_last = _switch_after(snapshot.now + COLLECT_WITHIN)
         sooner = {} if stays or others_grow else _sooner(groups, machines, snapshot.now)
         return {**sooner, **dict.fromkeys(held, at_last)}, tuple(group.name for group in left if group.switch_at)
-    # An autoscaler may grow any of them, whoever looks or does not.
+    # An autoscaler may grow any of them, even when no process looks at the pool.
     in_use = [g for g in groups if g.desired or g.live or g.name in grow or snapshot.pool.is_autoscaled]
     return {group.name: at for group in in_use if not _is_right(group.switch_at, at)}, ()
 
 
 def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...], now: datetime) -> dict[str, datetime]:
-    """Return the groups whose last machines cannot go at once, and when their switch is to be.
+    """Return the groups whose last machines cannot be released at once, and the new times of their switch.
 
-    Nobody wants anything: pods are ending there, or machines are launched or asked for, which AWS does not end before
-    they are there, or the group is being updated. Whoever sees that over then removes the machines; the switch does
-    where that one's process has died.
+    No run wants them: pods are terminating there, or machines are being launched or requested, which AWS does not end
+    before they exist, or the group is being updated. The waiting process removes the machines afterwards; if it has
+    died, the switch does.
     """
     sooner = {}
     for group in groups:
@@ -302,7 +302,7 @@ def _sooner(groups: Sequence[Group], machines: tuple[Supply, ...], now: datetime
 
 
 def _is_left(group: Group) -> bool:
-    """Say whether a group is back to its smallest size."""
+    """Return True if a group is back to its minimum size."""
     return max(group.desired, len(group.live)) <= group.keeps
 
 
@@ -311,9 +311,9 @@ def _is_right(now: datetime | None, wanted: datetime) -> bool:
 
 
 def _uncordon(machines: tuple[Supply, ...], release: tuple[Supply, ...]) -> tuple[str, ...]:
-    """Return the nodes with our mark that are to stay; a mark without a cordon is taken off too.
+    """Return the nodes with our mark that are to stay; a mark without a cordon is removed too.
 
-    A node whose machine is on its way out stays cordoned to its end.
+    A node whose machine is terminating stays cordoned to its end.
     """
     going = {each.machine.id for each in release}
     marked = (each for each in machines if each.node and each.node.cordon_mark)
@@ -321,7 +321,7 @@ def _uncordon(machines: tuple[Supply, ...], release: tuple[Supply, ...]) -> tupl
 
 
 def _forget(snapshot: PoolSnapshot) -> tuple[DemandKey, ...]:
-    """Return the demand that ended long ago. While its pods are there it stays, or they would seem to be nobody's."""
+    """Return the demand that ended long ago. While its pods exist it stays, or they would seem to belong to no run."""
     runs = {pod.run for pod in snapshot.pods}
     old = (lease.key for lease in snapshot.leases if snapshot.now - lease.until > FORGET_AFTER)
     return tuple(key for key in old if key.hash not in runs)

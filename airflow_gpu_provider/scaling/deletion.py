@@ -1,4 +1,4 @@
-"""The end of a pool: refuse while it is in use, delete its groups, forget its leases."""
+"""Deleting a pool: refuse while it is in use, delete its groups, delete its leases."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from airflow_gpu_provider.scaling.wanted import live_leases
 
 
 def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, ...]:
-    """Start to delete the pool's groups, under its lock; return their names. The pool's demand is given up.
+    """Start to delete the pool's groups, under its lock; return their names. The pool's demand is released.
 
     Raises:
-        PoolInUse: A pod is on its nodes or waits for one, or a run wants nodes; not with `force`.
+        PoolInUse: A pod is on its nodes or waits for one, or a run wants nodes; not raised with `force`.
     """
     with PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder, say=say) as lock:
         snapshot = reconciler.snapshot(lock)
@@ -37,12 +37,12 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
             give_up(reconciler.api, lease.key)
         lock.check()
         reconciler.platform.delete(say)
-        lock.memo = ""  # what groups had that go now
+        lock.memo = ""  # it is about the groups that are deleted now
         return tuple(group.name for group in snapshot.groups if group.owned)
 
 
 def forget_pool(reconciler: Reconciler) -> None:
-    """Delete the ledger, and the lock's own object, where the pool is gone and nobody has begun to want it again."""
+    """Delete the ledger and the lock's Lease, if the pool is gone and no run wants it again."""
     if list_demand(reconciler.api, reconciler.pool.name):
         return
     usage.forget(reconciler.api, reconciler.pool.name)

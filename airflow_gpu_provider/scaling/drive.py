@@ -1,4 +1,4 @@
-"""The loop around a wait's step, for whoever waits: reconcile, step, say what is new, wait for a change.
+"""The loop around a wait's step: reconcile, step, log what is new, wait for a change.
 
 One loop for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the ways
 of running cannot drift apart.
@@ -39,9 +39,9 @@ class Wait(Protocol):
 
 
 class Narrator:
-    """Says each line once while it stays true, with the time since the start.
+    """Logs each line once while it stays true, with the time since the start.
 
-    `goes_on`: somebody else has told of the wait before; what is so at first may be long known, and is told as such.
+    `goes_on`: another process has logged about the wait before; the first lines may repeat it, and are marked so.
     """
 
     def __init__(self, say: Say, *, started: datetime, goes_on: bool = False) -> None:
@@ -59,9 +59,9 @@ class Narrator:
 
 
 class _ClusterTime:
-    """The time in the cluster: as the last look told it, and this machine has counted on since.
+    """The cluster's time: from the last snapshot, plus what this machine has counted since.
 
-    Before the first look, this machine's clock has to do; it only says for how long no answer is borne.
+    Before the first snapshot this machine's clock is used; it only limits how long errors are tolerated.
     """
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ class _ClusterTime:
 
 
 def _patience(wait: Wait) -> Patience:
-    """Return what judges errors from now on; whatever has brought the wait here has used the same access."""
+    """Return the Patience for errors from now on; the same access has worked before the wait began."""
     return Patience(wait.deadline, worked=True)
 
 
@@ -93,17 +93,17 @@ async def drive(
     """Reconcile and step until the wait is done.
 
     Args:
-        wait: What is waited for.
+        wait: The wait.
         reconcile: Brings the pool closer to what is wanted; runs in a thread.
         amend: Writes what the run wants from now on, and reconciles; for a wait that may ask for that.
         say: Takes lines for the task's log.
-        every: Seconds after which to look again when nothing was heard; at first it is sooner, for a cloud that is
-            just starting or ending a machine does not call.
-        goes_on: Somebody else has told of the wait before; see Narrator.
+        every: Seconds after which to look again when no change was reported; at first it is sooner, because a cloud
+            does not report that it is starting or terminating a machine.
+        goes_on: Another process has logged about the wait before; see Narrator.
         change: Returns when something may have changed, at the latest after the seconds it is given.
 
     Raises:
-        GpuError: The wait's own error, or one of `reconcile` that is not borne any longer.
+        GpuError: The wait's own error, or one of `reconcile` that is no longer tolerated.
     """
     narrator = Narrator(say, started=wait.started, goes_on=goes_on)
     clock = _ClusterTime()
@@ -115,7 +115,7 @@ async def drive(
         except GpuError as error:
             if not patience.bears(error, clock.now()):
                 raise
-            if not isinstance(error, DemandLockBusy):  # who has the lock is said where it is waited for
+            if not isinstance(error, DemandLockBusy):  # waiting for the lock logs its holder
                 narrator.tell(clock.now(), patience.in_words(error))
             look = reconcile
         else:

@@ -1,4 +1,4 @@
-"""Nodes that are hard to get: when fewer will do, when to let go of what came and try again later, and what was tried.
+"""Scarce nodes: when fewer suffice, when to release what came and try again later, and what was tried.
 
 Pure. What has to outlive the process that waits is in the run's demand Lease (its nodes, its attempts, when the next
 one begins) and in the cloud's memory of failed launches.
@@ -19,7 +19,7 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
 
 _LEAST_RUNTIME = 0.75
-"""Share of the pool's max_runtime that a run has left when its nodes come at last."""
+"""Share of the pool's max_runtime that a run still has when its nodes finally come."""
 
 _JITTER = 0.2
 
@@ -36,7 +36,7 @@ class Ask:
 
 
 def nothing_can_come(snapshot: PoolSnapshot, missing: int) -> bool:
-    """Say whether no machine is on its way and every candidate is passed over, for now."""
+    """Return True if no machine is being launched and every candidate is passed over for now."""
     if any(group.launching or group.status == "creating" for group in snapshot.groups):
         return False
     if any(each.state == "coming" for each in supply(snapshot)):
@@ -46,24 +46,24 @@ def nothing_can_come(snapshot: PoolSnapshot, missing: int) -> bool:
 
 
 def fewer(lease: DemandLease, got: int) -> Ask:
-    """Ask for no more than what came."""
-    why = f"{got} of {lease.nodes} nodes have come; {got} will do, the others are not waited for"
+    """Ask for no more than the nodes that came."""
+    why = f"{got} of {lease.nodes} nodes have come; that is enough, so the wait for the others ends"
     return Ask(before=lease, after=replace(lease, nodes=got), why=why)
 
 
 def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> Ask:
-    """Ask for nothing for a while: what came goes, and others can have it."""
+    """Ask for nothing for a while: the nodes that came are released, and other runs can use them."""
     attempts = lease.attempts + 1
     resume_at = next_attempt(snapshot, lease, attempts)
     why = (
-        f"attempt {attempts}: {got} of {lease.nodes} nodes have come; all or nothing, so they go, and the next attempt"
-        f" is at {resume_at:%H:%M:%S}Z"
+        f"attempt {attempts}: {got} of {lease.nodes} nodes have come; all or nothing, so they are released, and the"
+        f" next attempt is at {resume_at:%H:%M:%S}Z"
     )
     return Ask(before=lease, after=replace(lease, nodes=0, attempts=attempts, resume_at=resume_at), why=why)
 
 
 def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: datetime | None = None) -> Ask:
-    """Ask for all nodes anew, behind those who have got theirs meanwhile, and with the whole of max_runtime.
+    """Ask for all nodes again, behind the runs that got theirs meanwhile, and with the whole of max_runtime.
 
     `latest` is when the run ends at the latest.
     """
@@ -79,12 +79,12 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: da
 
 
 def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> Ask | None:
-    """Ask for the whole of max_runtime, or as far as `latest`, where the wait has used too much of it up."""
+    """Ask for the whole of max_runtime, or until `latest`, if the wait has used up too much of it."""
     after = replace(lease, until=_until(snapshot, latest))
     is_enough = lease.until - snapshot.now >= snapshot.pool.max_runtime * _LEAST_RUNTIME
     if is_enough or after.until <= lease.until:
         return None
-    return Ask(before=lease, after=after, why=f"the run's time begins again, to last until {after.until:%H:%M}Z")
+    return Ask(before=lease, after=after, why=f"the run's time starts anew, until {after.until:%H:%M}Z")
 
 
 def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:
@@ -95,10 +95,10 @@ def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:
 def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> datetime:
     """Return when to try again after so many attempts.
 
-    Not before a candidate may be tried; and each run at a time of its own, or two of them would take each other's
-    nodes away again and again.
+    Not before a candidate may be tried; and each run at a different time, or two of them would keep taking each
+    other's nodes.
     """
-    share = int(lease.key.hash[:8], 16) / 0xFFFFFFFF  # differs from run to run, and is known again after a restart
+    share = int(lease.key.hash[:8], 16) / 0xFFFFFFFF  # differs from run to run, and is the same after a restart
     own = snapshot.now + backoff.pause(attempts) * (1 + _JITTER * share)
     over = backoff.passed_over(snapshot.groups, snapshot.now)
     if len(over) < len(snapshot.groups):
@@ -113,10 +113,10 @@ def tried_in_words(times: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What became of one candidate in a wait.
+    """The outcome for one candidate in a wait.
 
-    `times` is how many launches failed; 0 where it was passed over for an earlier failure. `at` and `why` are the
-    newest one's, and so is `reason`, the short form of `why`.
+    `times` is how many launches failed; 0 if it was passed over for an earlier failure. `at` and `why` are the newest
+    one's, and so is `reason`, the short form of `why`.
     """
 
     group: Group
@@ -133,7 +133,7 @@ class Tried:
 
     @property
     def cause(self) -> tuple[str, ...]:
-        """What is equal where two failed for the same reason, which the cloud words for each zone and type anew."""
+        """A key for failures with the same reason, which the cloud words differently for each zone and type."""
         candidate = self.group.candidate
         reason = self.reason.replace(candidate.zone, "").replace(candidate.instance_type, "")
         return self.kind, self.quota or "", reason
@@ -180,7 +180,7 @@ def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
 
 
 def in_words(found: Sequence[Tried]) -> str:
-    """Return what was tried in vain, and why, in the cloud's words for the first of those with the same cause."""
+    """Return what was tried without success, and why: the cloud's words for the first of those with the same cause."""
     alike: dict[tuple[str, ...], list[Tried]] = {}
     for each in found:
         alike.setdefault(each.cause, []).append(each)
@@ -188,5 +188,5 @@ def in_words(found: Sequence[Tried]) -> str:
 
 
 def is_over(snapshot: PoolSnapshot, lease: DemandLease, started: datetime, patience: timedelta) -> bool:
-    """Say whether the present attempt has had its time."""
+    """Return True if the time of the present attempt is over."""
     return snapshot.now >= (lease.attempt_since or started) + patience

@@ -1,7 +1,7 @@
-"""The janitor: what no live run wants of a pool, with what it has cost; and its end.
+"""The janitor: finds what no live run wants of a pool, with what it has cost, and removes it.
 
-Whether a run is over is Airflow's to say, and only for runs of this installation; others' demand lasts until its
-`until`. What is removed goes the way that scale-down goes: through the Reconciler, under the pool's lock.
+Airflow says whether a run is over, and only for runs of this installation; demand of other installations lasts until
+its `until`. The janitor removes things as scale-down does: through the Reconciler, under the pool's lock.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _POLL_SECONDS = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Leftover:
-    """One thing that nobody wants.
+    """One thing that no run wants.
 
     Attributes:
-        kind: "size": machines that a group asks for and that have not come.
+        kind: "size": machines that a group requests and that have not come.
         why: In words.
-        age_seconds: Since it came into being; None where nobody knows.
+        age_seconds: Since its creation; None where that is not known.
         cost: What a machine has cost so far, by the spec's price; None where that is not known, or nothing is paid.
     """
 
@@ -60,7 +60,7 @@ class Findings:
     """What a look at a pool found.
 
     Attributes:
-        leftovers: All that nobody wants, for people.
+        leftovers: All that no run wants, for the report.
         leases: Demand of runs that are over, as it was when Airflow was asked.
         pods: Pods of such runs.
     """
@@ -71,9 +71,9 @@ class Findings:
 
 
 def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> Findings:
-    """Return what nobody wants of a pool that was read before this call, so that Airflow's answer is the newer one.
+    """Return what no run wants of a pool that was read before this call, so that Airflow's answer is the newer one.
 
-    A run that is cleared after that writes new demand, by which `reap` knows it.
+    A run that is cleared after that writes new demand, which `reap` recognizes.
     """
     over = _OverRuns(installation, run_is_over)
     leases = tuple(lease for lease in snapshot.leases if over.has(lease.key))
@@ -96,9 +96,9 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
 def reap(
     reconciler: Reconciler, installation: str, run_is_over: RunIsOver, *, timeout: timedelta, say: Say
 ) -> tuple[Findings, tuple[Leftover, ...]]:
-    """Remove what nobody wants, and see it go; return what was found at first, and what is left after `timeout`.
+    """Remove what no run wants, and wait for it; return what was found at first, and what is left after `timeout`.
 
-    Pods that end hold their machine for their grace period. What has not gone in time is for the next look.
+    Terminating pods hold their machine for their grace period. What is left after the timeout is for the next look.
     """
     until = time.monotonic() + timeout.total_seconds()
     first: Findings | None = None
@@ -124,8 +124,8 @@ class Reaped:
     """What became of one pool.
 
     Attributes:
-        where: The account and the cluster, and as whom they were spoken to.
-        named: It was asked for; else it was found in a cluster of those that were.
+        where: The account, the cluster and the identity used for them.
+        named: The caller named it; else it was found in the cluster of a pool that the caller named.
         leftovers: What was found.
         left: What is still there; all of it in a dry run.
         error: Why the look or the removal stopped.
@@ -140,7 +140,7 @@ class Reaped:
 
     @property
     def cost(self) -> float | None:
-        """What the machines that were found have cost."""
+        """The cost of the machines that were found."""
         return total(each.cost for each in self.leftovers if each.kind == "machine")
 
     def to_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def reap_pools(
     timeout: timedelta,
     say: Say,
 ) -> tuple[Reaped, ...]:
-    """Look at each pool and, but in a dry run, remove what nobody wants; what fails on one does not keep the rest.
+    """Look at each pool and, unless it is a dry run, remove what no run wants; an error on one does not stop the rest.
 
     Args:
         pools: The (rendered) specs.
@@ -175,13 +175,13 @@ def reap_pools(
         run_is_over: Asks this Airflow about a run.
         dry_run: Only look.
         others: Also look at pools that are not in the list, and that this package has used in the same clusters.
-        timeout: How long each pool's machines and pods may take to go.
+        timeout: How long the removal of each pool's machines and pods may take.
         say: Takes lines; the account and the cluster are named before anything is removed.
     """
     todo = [(pool, True) for pool in dict.fromkeys(pools)]
     found_too = OtherPools(pools)
     done = []
-    for pool, named in todo:  # grows while it is gone through
+    for pool, named in todo:  # grows while it is iterated
         result = Reaped(pool=pool.name, named=named)
         try:
             reconciler = connect(pool)
@@ -205,13 +205,13 @@ def reap_pools(
 
 
 class OtherPools:
-    """The pools of the same clusters that nobody named, each reached by the connection that its own spec names.
+    """The other pools of the same clusters, each reached by the connection that its own spec names.
 
-    What lies in a cluster may not choose the credentials by which this process speaks to a cloud: a pool whose
-    connection none of the others has is left out.
+    An object in a cluster must not choose the credentials that this process uses for a cloud: a pool whose connection
+    none of the named pools has is left out.
 
     Args:
-        named: The pools that are looked at anyway.
+        named: The pools that the caller named.
     """
 
     def __init__(self, named: Iterable[GpuPool]) -> None:
@@ -272,19 +272,19 @@ def _is_of(pod: Pod, gone: set[str], over: _OverRuns) -> bool:
 
 
 def _is_ending(pod: Pod, now: datetime) -> bool:
-    """Say whether a run's pod was deleted and still holds its node."""
+    """Return True if a run's pod was deleted and still holds its node."""
     return pod.run is not None and pod.deleting and pod.holds_node(now)
 
 
 def _remove(reconciler: Reconciler, found: Findings) -> Iterator[str]:
-    """Yield what was done. A run that has begun to want nodes again, with other demand, keeps that and its pods."""
+    """Yield what was done. A run that wants nodes again, with new demand, keeps that and its pods."""
     kept = set()
     for lease in found.leases:
         if reconciler.drop(lease):
-            yield f"gave up the demand of {lease.key}, which is over"
+            yield f"released the demand of {lease.key}, which is over"
         else:
             kept.add(lease.key.hash)
-            yield f"the demand of {lease.key} is another than it was: it is left"
+            yield f"kept the demand of {lease.key}: it has changed meanwhile"
     for name in reconciler.delete_pods(pod for pod in found.pods if pod.run not in kept):
         yield f"deleted leftover pod {name}"
     yield from reconciler.reconcile().said
@@ -320,10 +320,10 @@ def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Left
         yield Leftover(pool=pool, kind="machine", name=str(each), why=why_released(each), age_seconds=age, cost=cost)
     for group in snapshot.groups:
         if group.name in decision.shrink:
-            why = f"{group.unfilled} machines are asked for and have not come"
+            why = f"{group.unfilled} machines are requested and have not come"
             yield Leftover(pool=pool, kind="size", name=group.name, why=why)
     for pod in decision.cool:
-        yield replace(_pod(snapshot, pod), why="nobody wants the node that it makes come")
+        yield replace(_pod(snapshot, pod), why="no run wants the node that it requests")
 
 
 def _age(snapshot: PoolSnapshot, since: datetime | None) -> float | None:

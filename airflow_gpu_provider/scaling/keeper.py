@@ -1,6 +1,6 @@
-"""Keeping a pool at its size while pods wait for it: one reconcile every 15 s, however many wait in this process.
+"""Keeping a pool at its size while pods wait for it: one reconcile every 15 s, however many pods wait in this process.
 
-A machine that Ensure got may be lost before its pod is placed, and a stock-out may come after Ensure is done. The
+A machine that Ensure got may be lost before its pod is placed, and a stock-out may happen after Ensure is done. The
 reconcile is level-triggered, so it is enough to call it again.
 """
 
@@ -28,17 +28,17 @@ FIRST = 5.0
 """Seconds to the first look: a pod that only waits for the scheduler has its node by then."""
 
 EMPTY_FOR = timedelta(minutes=1)
-"""After that the scheduler has tried a node that has become empty; it waits 10 s at the most (podMaxBackoffSeconds)."""
+"""By then the scheduler has tried a node that has become empty; it waits 10 s at most (podMaxBackoffSeconds)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolNews:
-    """What a reconcile tells those who wait for a node.
+    """What a reconcile reports to the tasks that wait for a node.
 
     Attributes:
         said: Lines for their logs.
-        no_capacity: Why no machine can be had now, where that is stock or a quota.
-        empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but pods that come and go with their node.
+        no_capacity: Why no machine is available now, where that is stock or a quota.
+        empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
     """
 
     said: tuple[str, ...] = ()
@@ -63,7 +63,7 @@ def keep(pool: GpuPool, owner: str, listener: Listener) -> None:
 
 
 async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
-    """Undo `keep`; fine where it was not called. A reconcile that is under way ends by itself, unheard."""
+    """Undo `keep`; no error if it was not called. A reconcile in progress finishes, and its news is dropped."""
     keepers = _keepers.get(asyncio.get_running_loop(), {})
     keeper = keepers.get((pool, owner))
     if keeper is None or listener not in keeper.listeners:
@@ -100,11 +100,11 @@ class _Keeper:
                 # Shielded: a reconcile that is cut off between two writes would leave its lock behind.
                 news = await asyncio.shield(in_thread(self._reconcile))
             except DemandLockBusy:
-                continue  # another one looks after the pool at this moment
+                continue  # another process is reconciling the pool
             except GpuError as error:
                 news = PoolNews(said=(f"{type(error).__name__}: {error}",))
-            except Exception as error:  # noqa: BLE001 - the wait goes on without the keeper's help, and says why
-                news = PoolNews(said=(f"the pool could not be looked after: {error!r}",))
+            except Exception as error:  # noqa: BLE001 - the wait continues without the keeper, and logs why
+                news = PoolNews(said=(f"the pool could not be reconciled: {error!r}",))
             for listener in tuple(self.listeners):
                 listener(news)
 

@@ -1,4 +1,4 @@
-"""Ledger: what is written down of a pool for its runs' bills, and read again. Its failures never fail a night."""
+"""Ledger: what is recorded about a pool for its runs' bills. Its failures never fail a run."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ class Ledger:
         self._say = say
 
     def begin(self, key: DemandKey, at: datetime, until: datetime) -> None:
-        """Write down that a run wants nodes; facts of runs that are long over go."""
+        """Record that a run wants nodes; delete the facts of runs that ended long ago."""
         self._quietly(lambda: usage.record_begin(self._api, key, at, until))
         self._quietly(lambda: usage.forget_old(self._api, key.pool, at - usage.KEEP_FOR))
 
     def end(self, key: DemandKey, at: datetime) -> None:
-        """Write down that a run wants none any more."""
+        """Record that a run no longer wants nodes."""
         self._quietly(lambda: usage.record_end(self._api, key, at))
 
     def pods(self, pods: Iterable[Pod], now: datetime) -> None:
-        """Write down when pods ran; before they are deleted."""
+        """Record when pods ran; before they are deleted."""
         self._quietly(lambda: usage.record_pods(self._api, pods, now))
 
     def machines(self, snapshot: PoolSnapshot) -> None:
-        """Write down the pool's machines; before any is released."""
+        """Record the pool's machines; before any is released."""
         self._quietly(lambda: usage.record_machines(self._api, self._pool.name, machine_uses(snapshot)))
 
     def bill(self, key: DemandKey, platform: Platform, now: datetime) -> Bill:
-        """Return what a run's nodes did and cost, by the times at which the cloud says that they came and went.
+        """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
 
-        Where the cloud does not say it (a permission is missing), it is what the looks saw at least.
+        Where the cloud does not say (a permission is missing), it is at least what the snapshots saw.
 
         Raises:
             GpuError: The cluster did not say.
@@ -65,7 +65,7 @@ class Ledger:
             at_least = ""
         except GpuError as error:
             groups, told = (), None
-            at_least = f"when machines came and went could not be read ({error})"
+            at_least = f"when machines were launched and terminated could not be read ({error})"
         markets = {group.name: group.candidate.market for group in groups}
         machines = machines_to_bill(seen, told or (), runs, since=since, now=now, markets=markets)
         if told is None and not at_least:
@@ -74,13 +74,13 @@ class Ledger:
                 each.node or each.id for each in machines if each.seen_until < until and shares(each, runs).get(key)
             ]
             if gone:
-                at_least = f"when {', '.join(gone)} went nobody says; it counts until it was seen last"
+                at_least = f"the end of {', '.join(gone)} is not known; it counts until it was last seen"
         return bill(self._pool, key, runs, machines, at_least=at_least)
 
     def _told(
         self, platform: Platform, seen: Iterable[MachineUse], since: datetime, now: datetime
     ) -> tuple[tuple[Group, ...], tuple[MachineLife, ...] | None]:
-        """Return the pool's groups, and when their machines ran; None where there is no cloud that could tell."""
+        """Return the pool's groups, and when their machines ran; None where there is no cloud that knows."""
         groups = platform.observe()
         taken = claimed(self._pool, groups, list_demand(self._api), now) if self._pool.manage == "scale" else {}
         in_use = {each.group for each in seen}
@@ -91,11 +91,11 @@ class Ledger:
         try:
             write()
         except GpuError as error:
-            self._say(f"what nodes cost will be told too low: it could not be written down ({error})")
+            self._say(f"the reported cost of nodes will be too low: their use could not be recorded ({error})")
 
 
 def machine_uses(snapshot: PoolSnapshot) -> tuple[MachineUse, ...]:
-    """Return what a snapshot tells of the machines that are not on their way out."""
+    """Return what a snapshot shows of the machines that are not terminating."""
     nodes = {node.machine: node for node in snapshot.nodes}
     found = []
     for group in snapshot.groups:

@@ -1,8 +1,8 @@
-"""When a pool's machines ran, as a bill counts it: by the cloud's word, and by looks and pods where it has none. Pure.
+"""When a pool's machines ran, for the bill: by the cloud's records, else by what snapshots and pods show. Pure.
 
-The cloud's word comes first: a machine that is lost between two looks, before its node joined even, ran all the same.
-Where the cloud does not tell, or no longer, a machine ran from when it was seen first to when it was seen last or its
-last pod ended.
+The cloud's records come first: a machine that is lost between two snapshots, even before its node joined, ran all the
+same. Where the cloud has no record, or no longer, a machine ran from when it was first seen to when it was last seen or
+its last pod ended.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ def machines_to_bill(
     """Return the machines of a pool with their times.
 
     Args:
-        seen: What looks have written down.
-        told: What the cloud says; empty where there is no cloud, or it does not answer.
+        seen: What snapshots have recorded.
+        told: The cloud's records; empty where there is no cloud, or it does not answer.
         runs: What is known of the runs that used the pool.
-        since: What was before does not matter: when the run of the bill wanted nodes first.
-        now: The time: what runs, and was in no look, has run until now.
+        since: When the bill's run first wanted nodes; earlier times do not matter.
+        now: The time: a running machine that was in no snapshot has run until now.
         markets: By group.
     """
     looks = {each.id: each for each in seen}
@@ -41,12 +41,12 @@ def machines_to_bill(
     found = []
     for life in told:
         look = looks.get(life.id)
-        # What was launched after the last demand, and was in no look, is another pool's: groups of others have turns.
+        # A machine launched after the last demand, and in no snapshot, is another pool's: pools share external groups.
         if look is not None or life.launched_at is None or life.launched_at < last_wanted:
             found.append(_lived(life, look, since=since, now=now, market=markets.get(life.group, "")))
     by_cloud = {each.id for each in found}
     rest = [look for look in looks.values() if look.id not in by_cloud]
-    # A cloud that tells of machines tells of all that matter: the rest ended before.
+    # A cloud that lists machines lists all that matter: the rest ended before.
     found += rest if by_cloud else _until_their_last_pods(rest, work)
     named, unknown = _with_nodes(found, work)
     found = named if by_cloud else [*named, *unknown]
@@ -54,7 +54,7 @@ def machines_to_bill(
 
 
 def _until_their_last_pods(looks: Iterable[MachineUse], work: Mapping[str, Sequence[Span]]) -> list[MachineUse]:
-    """Return the machines as long as pods ran there; a node's name may come again, and then a pod is not told apart."""
+    """Return the machines for as long as pods ran there; a reused node name makes its pods indistinguishable."""
     looks = tuple(looks)
     names = Counter(look.node for look in looks)
     found = []
@@ -67,7 +67,7 @@ def _until_their_last_pods(looks: Iterable[MachineUse], work: Mapping[str, Seque
 def _lived(life: MachineLife, look: MachineUse | None, *, since: datetime, now: datetime, market: str) -> MachineUse:
     known = look or MachineUse(id=life.id, launched_at=since, seen_until=now)
     start = life.launched_at or known.launched_at
-    last_seen = known.seen_until if known.seen_until > start else now  # a look may have seen another of that name
+    last_seen = known.seen_until if known.seen_until > start else now  # it may be another machine of that name
     end = max(start, life.ended_at or last_seen)
     usable_at = known.usable_at if known.usable_at and start <= known.usable_at <= end else None
     return MachineUse(
@@ -93,9 +93,9 @@ def _work(runs: Iterable[RunUsage]) -> dict[str, tuple[Span, ...]]:
 def _with_nodes(
     machines: Iterable[MachineUse], work: Mapping[str, Sequence[Span]]
 ) -> tuple[list[MachineUse], list[MachineUse]]:
-    """Give each pod's time a machine: return the machines with their nodes, and those that only pods tell of.
+    """Assign each pod's time to a machine: return the machines with their nodes, and those known only from pods.
 
-    A node that nobody looked at took its machine's name with it: it was that of one without a node that ran then.
+    A node that was in no snapshot left no machine name: it belonged to a machine without a node that ran then.
     """
     found = sorted(machines, key=lambda each: (each.launched_at, each.id))
     unknown: dict[str, MachineUse] = {}

@@ -38,8 +38,8 @@ def notes(
         lines += _failures_of_provisioners(snapshot)
     lines += _late(snapshot, machines)
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
-    lines += [f"{each} goes: {why_released(each)}" for each in release]
-    lines += [f"{each} goes when its group has been updated: {why_released(each)}" for each in later]
+    lines += [f"releasing {each}: {why_released(each)}" for each in release]
+    lines += [f"{each} is released when its group has been updated: {why_released(each)}" for each in later]
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
     lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]
@@ -49,12 +49,12 @@ def notes(
 
 
 def _long_wanted(snapshot: PoolSnapshot) -> bool:
-    """Return True if groups that a live run's Ensure has made would be shown by now."""
+    """Return True if groups that a live run's Ensure has created would be shown by now."""
     return any(snapshot.now - lease.created_at > SHOWN_AFTER for lease in live_leases(snapshot))
 
 
 def _passed_over(snapshot: PoolSnapshot, placed: Mapping[str, int], short: int) -> Iterator[str]:
-    """Say what had no machine, and what is tried instead; nothing where no node is missing."""
+    """Yield which candidates had no machine, and what is tried instead; nothing if no node is missing."""
     if snapshot.pool.is_autoscaled or (not placed and short <= 0):
         return
     candidates = {group.name: str(group.candidate) for group in snapshot.groups}
@@ -78,7 +78,7 @@ def _sizes(snapshot: PoolSnapshot, grow: Mapping[str, int], shrink: tuple[str, .
         if group.name in grow:
             yield f"{group.name} {group.desired}->{grow[group.name]}, wanted by {wanted_by(snapshot)}"
         if group.name in shrink:
-            yield f"{group.name} {group.desired}->{len(group.live)}: what has not come is not tried for any more"
+            yield f"{group.name} {group.desired}->{len(group.live)}: no longer requests machines that have not come"
 
 
 def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
@@ -88,27 +88,27 @@ def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
 
 
 def _late(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
-    """Say how long a machine is waited for that is slow to become usable."""
+    """Yield until when to wait for each machine that is slow to become usable."""
     replaced = {group.name for group in snapshot.groups if group.when_idle == "remove"}
     for each in machines:
         since = each.coming_since
         if each.machine.group in replaced and since is not None and snapshot.now - since > _SLOW:
             what = "is not Ready" if each.node else "has not joined the cluster"
             at = since + READY_WITHIN
-            yield f"{each} {what} since {since:%H:%M:%S}Z; it is waited for until {at:%H:%M:%S}Z, and then replaced"
+            yield f"{each} {what} since {since:%H:%M:%S}Z; it is replaced if it is not usable by {at:%H:%M:%S}Z"
 
 
 def why_released(each: Supply) -> str:
-    """Return why a machine goes."""
+    """Return why a machine is released."""
     if each.overdue:
-        return f"the time of its run is over; pod {each.overdue[0]} goes with it"
+        return f"the time of its run is over; pod {each.overdue[0]} ends with it"
     if each.node and each.node.bad_gpu:
         return f"a GPU of it is broken ({each.node.bad_gpu})"
     if each.state == "broken" and each.node:
         return f"it has not become Ready in time ({each.node.not_ready_reason})"
     if each.state == "broken":
         return "it has not joined the cluster in time"
-    return "nobody wants it, and no pod holds it"
+    return "no run wants it, and no pod holds it"
 
 
 def _who_took(each: Supply) -> str:
@@ -116,4 +116,4 @@ def _who_took(each: Supply) -> str:
         return "cluster-autoscaler is about to remove it"
     if each.node and each.node.other_pool:
         return f"it is in pool {each.node.other_pool}"
-    return "somebody else cordoned it"
+    return "it was cordoned externally"

@@ -1,4 +1,4 @@
-"""until_it_works: a call that is tried again, in a worker, while its errors are borne."""
+"""until_it_works: a call that is tried again, in a worker, while its errors are tolerated."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def until_it_works(
 
     Args:
         call: Raises a GpuError where it fails.
-        within: For how long to try at most; how long each error is borne is part of its type.
+        within: For how long to try at most; how long each error is tolerated is part of its type.
         say: Takes lines for the task's log.
         worked: The same access has worked before (see `Patience`).
         clock: This machine's.

@@ -1,4 +1,4 @@
-"""Where missing nodes are to come from: which groups, in the pool's order, past those that had none to give."""
+"""Where missing nodes are to come from: which groups, in the pool's order, skipping those without capacity."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from airflow_gpu_provider.platforms.base import Group
 
 
 def scalable(group: Group) -> bool:
-    """Say whether the group's size can be set now. Machines that others bring are never this package's to remove."""
+    """Return True if the group's size can be set now. This package never removes external machines."""
     return group.when_idle == "remove" and group.status in ("active", "updating", "degraded")
 
 
 def place(groups: Sequence[Group], missing: int, now: datetime) -> Counter[str]:
     """Spread `missing` nodes over groups, given in candidate order; a group that is being created can be chosen.
 
-    Sizes that are asked for already stay where they are, unless their group is passed over. The rest goes to the
-    best market and instance type with a zone that is not, evenly over such zones. Where every group is passed over,
-    nothing is placed until the first one's time has come.
+    Sizes that are requested already stay, unless their group is passed over. The rest is placed on the best market and
+    instance type with a zone that is not passed over, evenly over such zones. If every group is passed over, nothing
+    is placed until the first one may be tried again.
     """
     over = passed_over(groups, now)
     open_groups = [group for group in groups if group.status not in OFF_LIMITS and group.name not in over]

@@ -1,9 +1,9 @@
-"""RecentWrites: what runs told the cloud in the last moments, for it may show its state of before.
+"""RecentWrites: what runs wrote to the cloud in the last moments, while it may still show the old state.
 
 The clouds' APIs are eventually consistent ("Eventual consistency in the Amazon EC2 API": what a call changed "might not
-be immediately visible to all subsequent commands"). A size that was just set would be set again elsewhere, or missed by
-who looks for the last time; a machine that was just released would be given to the next run. So whoever writes keeps it
-beside the pool's lock, which is consistent, and whoever reads corrects what the cloud says by it.
+be immediately visible to all subsequent commands"). Another process would set a size again that was just set, or miss
+it in its last look; a machine that was just released would be given to the next run. So each writer records its writes
+beside the pool's lock, which is consistent, and each reader corrects what the cloud shows by them.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Group, Machine
 
 SHOWN_AFTER = timedelta(seconds=30)
-"""When the cloud shows a size that was set; also what a dead holder's lock lasts, whose writes nobody kept."""
+"""When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, has its lock."""
 
 GONE_AFTER = timedelta(minutes=5)
-"""For how long a machine that was released is not taken for one that is there. It never comes back."""
+"""For how long a released machine does not count as existing. It never comes back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class RecentWrites:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `dump` wrote; nothing where somebody has edited it beyond recognition."""
+        """Read what `dump` wrote; empty if a manual edit made it unreadable."""
         try:
             raw = json.loads(text) if text else {}
             sizes = {str(name): (int(size), _time(at)) for name, (size, at) in raw.get("sizes", {}).items()}
@@ -56,12 +56,12 @@ class RecentWrites:
         return json.dumps(raw) if self.sizes or self.released else ""
 
     def with_size(self, group: str, size: int, now: datetime) -> Self:
-        """Return it with a group's new size, and without what is old by now."""
+        """Return it with a group's new size, and without what is outdated."""
         recent = self._fresh(now)
         return replace(recent, sizes={**recent.sizes, group: (size, now)})
 
     def with_released(self, machines: Iterable[Machine], groups: Iterable[Group], now: datetime) -> Self:
-        """Return it with these machines gone, each out of its group's size, which was as `groups` have it.
+        """Return it with these machines released, and each group's size, which was that in `groups`, reduced by them.
 
         The size of a group that is not among them is not kept.
         """
@@ -77,7 +77,7 @@ class RecentWrites:
         """Return the groups as they are, from the groups as the cloud shows them.
 
         Raises:
-            CloudError: A group whose size was just set is not shown: what it has and gets is not known.
+            CloudError: A group whose size was just set is not shown: what it has and will get is not known.
         """
         recent, groups = self._fresh(now), tuple(groups)
         unseen = {name for name, (size, _) in recent.sizes.items() if size} - {group.name for group in groups}

@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
 SETTLE = timedelta(seconds=1)
-"""How long a binding that the scheduler had decided before it saw the cordon is given to show.
+"""How long to wait for a binding that the scheduler had decided before it saw the cordon.
 
-cluster-autoscaler waits too, for 5 seconds (--node-delete-delay-after-taint). Without volumes to attach, as on nodes
-that are idle, a binding takes milliseconds.
+cluster-autoscaler waits too, for 5 seconds (--node-delete-delay-after-taint). Without volumes to attach, as on idle
+nodes, a binding takes milliseconds.
 """
 
 FRESH = timedelta(seconds=5)
 """How old the last look at a machine may be when it is removed."""
 
 RELEASE_FOR = timedelta(seconds=20)
-"""For how long one decision removes machines; those that are left then are for the next, and others get their turn."""
+"""For how long one decision removes machines; the next one removes the rest, so that other processes get the lock."""
 
 PATIENCE = timedelta(seconds=60)
 """How long to wait for the pool's lock: longer than a dead holder has it."""
 
 PATIENCE_IN_A_LOOP = timedelta(seconds=1)
-"""The same where an event loop comes again: between two tries it waits without a thread."""
+"""The same in an event loop, which tries again: between two tries it waits without a thread."""
 
 _BETWEEN_CHECKS = 64  # writes, several at a time, between two checks of the lock
 
@@ -64,7 +64,7 @@ class Outcome:
 
     Attributes:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
-        decision: What was decided on it.
+        decision: What was decided from it.
         said: What was done and why, for the task's log.
     """
 
@@ -80,9 +80,9 @@ class Reconciler:
         pool: The (rendered) spec.
         platform: The pool's cloud.
         api: The client of the pool's cluster.
-        holder: Who this is, for people who look at the lock: dag/run/task/try, host and pid.
-        say: Takes a line at once: that the lock is waited for. All others are in the outcome.
-        clock: The time that all who change the pool go by. Default: the API server's.
+        holder: The name to show as the lock's holder: dag/run/task/try, host and pid.
+        say: Takes a line at once: that it waits for the lock. All others are in the outcome.
+        clock: The time that all processes that change the pool use. Default: the API server's.
         at_once: How many requests it makes at a time.
 
     Attributes:
@@ -130,12 +130,12 @@ class Reconciler:
         return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
 
     def _without_claimed_groups(self, seen: PoolSnapshot) -> PoolSnapshot:
-        """Leave out groups that another pool had first."""
+        """Leave out external groups that another pool used first."""
         taken = claimed(self.pool, seen.groups, list_demand(self.api), seen.now)
         return replace(seen, groups=tuple(group for group in seen.groups if group.name not in taken), claimed=taken)
 
     def _with_joined(self, seen: PoolSnapshot) -> PoolSnapshot:
-        """Add the nodes that joined and are not in the pool yet."""
+        """Add the nodes that joined without the pool's labels."""
         machines = {machine.id for group in seen.groups for machine in group.live}
         new = machines - {node.machine for node in seen.nodes}
         joined = list_joined(self.api, self.pool.name, new) if new else ()
@@ -143,7 +143,7 @@ class Reconciler:
         return replace(seen, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
     def _with_autoscaler(self, snapshot: PoolSnapshot) -> PoolSnapshot:
-        """Add what explains the wait for nodes that pods, placeholders among them, are to bring."""
+        """Add what explains the wait for nodes that an autoscaler adds for pods, placeholders included."""
         warm = [lease for lease in live_leases(snapshot) if lease.warm]
         if not warm and not any(pod.node is None for pod in snapshot.pods):
             return snapshot
@@ -154,13 +154,13 @@ class Reconciler:
     def want(self, key: DemandKey, nodes: int, until: datetime, *, warm: str = "") -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
-        `warm` is the image of the placeholders that make an autoscaler bring the nodes at once; empty: none. The
-        switch is moved before the demand is written: whoever sees demand can rely on it.
+        `warm` is the image of the placeholders that make an autoscaler add the nodes at once; empty: none. The
+        switch is moved before the demand is written, so that demand is never without it.
 
         Raises:
-            PoolDrift: Another pool's runs use a group that others own and this pool names.
+            PoolDrift: Another pool's runs use an external group that this pool names.
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
-            GpuError: What the cluster or the cloud said.
+            GpuError: An error of the cluster or the cloud.
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
@@ -176,7 +176,7 @@ class Reconciler:
             return writes.carry_out()
 
     def reconcile(self) -> Outcome:
-        """Bring the pool closer to what is wanted now. Takes the lock only where there is something to do."""
+        """Bring the pool closer to what is wanted now. Takes the lock only if there is something to do."""
         snapshot = self.snapshot()
         decision = decide(snapshot)
         if decision.is_empty:
@@ -188,9 +188,9 @@ class Reconciler:
             return writes.carry_out()
 
     def amend(self, ask: Ask) -> Outcome:
-        """Write what a run wants from now on, if it still wants what it did when it asked; bring the pool closer to it.
+        """Write what a run wants from now on, if its demand is unchanged since it asked; bring the pool closer to it.
 
-        A run that has given its demand up meanwhile does not get it back.
+        A run that has released its demand meanwhile does not get it back.
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
@@ -206,7 +206,7 @@ class Reconciler:
             return writes.carry_out()
 
     def give_up(self, key: DemandKey) -> Outcome:
-        """Delete the run's demand, and bring the pool closer to what is wanted without it. May be repeated."""
+        """Delete the run's demand, and bring the pool closer to what is wanted without it. Idempotent."""
         if all(lease.key != key for lease in list_demand(self.api, self.pool.name)):
             return self.reconcile()
         with self._lock() as lock:
@@ -219,7 +219,7 @@ class Reconciler:
             return writes.carry_out()
 
     def drop(self, lease: DemandLease) -> bool:
-        """Delete a run's demand if it is still what was read; False where it is gone or the run has written it anew."""
+        """Delete a run's demand if it is unchanged since it was read; return False if it is gone or has changed."""
         with self._lock() as lock:
             if lease not in list_demand(self.api, self.pool.name):
                 return False
@@ -231,7 +231,7 @@ class Reconciler:
         """Delete exactly these pods, and return the names of those that were there, as namespace/name.
 
         Raises:
-            GpuError: A pod could not be deleted; all the others have been asked to go.
+            GpuError: A pod could not be deleted; the deletion of all the others was requested.
         """
         leaving = tuple(pods)
         self.ledger.pods(leaving, self.clock.now())
@@ -251,11 +251,11 @@ class Reconciler:
         return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
 
     def release(self, key: DemandKey) -> Outcome:
-        """Delete the pods that the run left, and give its demand up. May be repeated.
+        """Delete the pods that the run left, and release its demand. Idempotent.
 
         Raises:
-            GpuError: What the cluster or the cloud said. Where it is that a pod cannot be deleted, the demand is given
-                up and the machines without a running pod are released all the same.
+            GpuError: An error of the cluster or the cloud. If a pod cannot be deleted, the demand and the machines
+                without a running pod are released all the same.
         """
         try:
             deleted = self.delete_run_pods(key)
@@ -266,7 +266,7 @@ class Reconciler:
         return replace(outcome, said=(*(f"deleted leftover pod {name}" for name in deleted), *outcome.said))
 
     def record_machines(self) -> None:
-        """Write down which machines the pool has now, for the bills of its runs."""
+        """Record which machines the pool has now, for the bills of its runs."""
         self.ledger.machines(self.snapshot())
 
     # -- one write each, the caller has checked the lock -----------------------------------------------------
@@ -291,7 +291,7 @@ class Reconciler:
         return self.platform.release(machines)
 
     def joined(self, machines: Collection[str]) -> set[str]:
-        """Return the machines of which there is a node by now, in the pool or not."""
+        """Return those of the machines that have a node by now, in the pool or not."""
         nodes = list_nodes(self.api, self.pool.node_selector)
         if self.pool.joins_bare:
             nodes += list_joined(self.api, self.pool.name, machines)
@@ -312,7 +312,7 @@ class Reconciler:
 
 
 class _Writes:
-    """Carries one decision out, step by step in the order of its fields, and keeps what there is to say."""
+    """Carries out one decision, step by step in the order of its fields, and keeps the lines to log."""
 
     def __init__(
         self,
@@ -332,12 +332,12 @@ class _Writes:
         self._recent = RecentWrites.parse(lock.memo)
 
     def prepare_groups(self) -> None:
-        """Write to the groups what has to stand before demand does: launches allowed, the switch, the tags."""
+        """Write to the groups what has to precede demand: launches allowed, the switch, the tags."""
         platform, decision = self._on.platform, self._decision
         if decision.resume:
             self._lock.check()
             platform.resume_launches(decision.resume)
-            self._said.append(f"{', '.join(decision.resume)} may launch again: who had suspended that is dead")
+            self._said.append(f"resumed launches of {', '.join(decision.resume)}: the process that suspended them died")
         for group, at in decision.switch.items():
             self._lock.check()
             platform.set_switch([group], at)
@@ -347,10 +347,10 @@ class _Writes:
         if decision.tell:
             self._lock.check()
             platform.tell_autoscaler(decision.tell)
-            self._said.append(f"the tags are put right on {', '.join(decision.tell)}")
+            self._said.append(f"corrected the autoscaler's tags on {', '.join(decision.tell)}")
 
     def carry_out(self) -> Outcome:
-        """Write all the rest of the decision: nodes, placeholders, sizes, and demand that is forgotten."""
+        """Write the rest of the decision: nodes, placeholders, sizes, and the deletion of expired demand."""
         self._each(self._label, [self._nodes[name] for name in self._decision.label])
         self._uncordon([self._nodes[name] for name in self._decision.uncordon])
         self._warm()
@@ -370,7 +370,7 @@ class _Writes:
         self._each(lambda lease: self._on._add_placeholder(lease, self._snapshot.now), missing)
 
     def _shrink(self) -> bool:
-        """Return whether all groups that were to be shrunk are: a launch under way can come in the way."""
+        """Return True if all groups that were to be shrunk are: a launch in progress can prevent it."""
         refused = []
         for group in self._decision.shrink:
             self._lock.check()
@@ -379,13 +379,13 @@ class _Writes:
                 self._keep(self._recent.with_size(name, size, self._on.clock.now()))
             if group not in sizes:
                 refused.append(group)
-                self._said.append(f"{group} is left as it is: what it was asked for has come, or is being launched")
+                self._said.append(f"left {group} as it is: its missing machines have come, or are being launched")
         return not refused
 
     def _grow(self, with_new_machines: bool) -> None:
         groups = {group.name: group for group in self._snapshot.groups}
         for name, size in self._decision.grow.items():
-            # What another group may still get could be one machine too many: new ones wait for the next look.
+            # What another group may still get could be one machine too many: growth waits for the next look.
             size = size if with_new_machines else len(groups[name].live)
             if size > groups[name].desired:
                 self._lock.check()
@@ -393,12 +393,12 @@ class _Writes:
                 self._keep(self._recent.with_size(name, size, self._on.clock.now()))
 
     def _keep(self, recent: RecentWrites) -> None:
-        """Leave what was written for the next holder, who may be shown the cloud's state of before."""
+        """Leave what was written for the next holder, to whom the cloud may still show the old state."""
         self._recent = recent
         self._lock.memo = recent.dump()
 
     def _each(self, write: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-        """Write for each of many, several at a time, and return what came of each; the lock is checked in between."""
+        """Write for each item, several at a time, and return the results; the lock is checked in between."""
         done: list[_R] = []
         for some in batches(items, _BETWEEN_CHECKS):
             self._lock.check()
@@ -406,8 +406,8 @@ class _Writes:
         return done
 
     def _label(self, node: Node) -> None:
-        with suppress(ObjectNotFound):  # it has just gone; the next look sees what is left
-            # Groups that others own have taints of their own.
+        with suppress(ObjectNotFound):  # it was just deleted; the next look sees what is left
+            # External groups have taints of their own.
             taints = self._on.pool.parsed_taints if self._on.pool.manage == "full" else ()
             label(self._on.api, node, self._on.pool.labels, taints)
 
@@ -415,7 +415,7 @@ class _Writes:
         try:
             return cordon(self._on.api, node, by=self._on._mark())
         except ObjectNotFound:
-            return False  # it has just gone; the next look sees what is left
+            return False  # it was just deleted; the next look sees what is left
 
     def _uncordon(self, nodes: Sequence[Node]) -> None:
         def undo(node: Node) -> bool:
@@ -426,9 +426,9 @@ class _Writes:
             return True
 
         done = zip(nodes, self._each(undo, nodes), strict=True)
-        self._said += [f"node {node.name} is uncordoned: it stays" for node, is_there in done if is_there]
+        self._said += [f"uncordoned node {node.name}: it stays" for node, is_there in done if is_there]
 
-    # -- machines go -----------------------------------------------------------------------------------------
+    # -- releasing machines ----------------------------------------------------------------------------------
 
     def _release(self) -> None:
         to_sign = [self._nodes[name] for name in self._decision.cordon]
@@ -448,10 +448,10 @@ class _Writes:
     def _release_all(
         self, machines: Sequence[Machine], look: Callable[[Sequence[Machine]], list[Machine]], until: float
     ) -> None:
-        """Remove machines, after each look as many as it stays fresh for.
+        """Remove machines, after each look as many as possible before it is outdated.
 
-        `look` returns those that may go. Where a look at all of them takes too long for any to be removed, it is a few
-        that are looked at; what is left in the end is for the next decision.
+        `look` returns those that may be removed. If a look at all of them takes too long to remove any, it looks at a
+        few; the next decision removes the rest.
         """
         clock, at_a_look = self._on.clock, len(machines)
         while machines and clock.monotonic() < until:
@@ -466,7 +466,7 @@ class _Writes:
             machines = [*fit[gone:], *later]
 
     def _remove_while_fresh(self, machines: Sequence[Machine], looked_at: float) -> int:
-        """Return how many were dealt with. A process that was stalled after its look leaves them to the next one."""
+        """Return how many were dealt with. A process that stalled after its look leaves them to the next one."""
         if machines:
             self._lock.check()
         gone = 0
@@ -475,7 +475,7 @@ class _Writes:
                 break
             busy = self._on._remove(few)
             ended = [machine for machine in few if machine not in busy]
-            # The size of a group that an autoscaler scales is its to set.
+            # An autoscaler sets the size of its groups itself.
             groups = () if self._on.pool.is_autoscaled else self._snapshot.groups
             self._keep(self._recent.with_released(ended, groups, self._on.clock.now()))
             self._said += [
@@ -487,11 +487,11 @@ class _Writes:
 
     def _not_joined(self, machines: Sequence[Machine]) -> list[Machine]:
         joined = self._on.joined({machine.id for machine in machines})
-        self._said += [f"machine {id_} has joined the cluster meanwhile" for id_ in sorted(joined)]
+        self._said += [f"kept machine {id_}: it has joined the cluster meanwhile" for id_ in sorted(joined)]
         return [machine for machine in machines if machine.id not in joined]
 
     def _still_idle(self, machines: Sequence[Machine], nodes: Mapping[str, Node]) -> list[Machine]:
-        """Return those whose nodes nobody uses by now; what is said of the others is why they stay."""
+        """Return those whose nodes are still unused; log why the others stay."""
         looked_at = [nodes[machine.id] for machine in machines]
         now = replace(self._snapshot, now=self._on.clock.now())
         holders: dict[str | None, Pod] = {}
@@ -502,7 +502,7 @@ class _Writes:
         ready = {node.name for node in read_nodes(self._on.api, were_unready) if node.ready}
         why = {name: f"node {name} has become Ready" for name in ready}
         busy = (node.name for node in looked_at if node.name in holders)
-        why |= {name: f"pod {holders[name]} has come to node {name}" for name in busy}
+        why |= {name: f"pod {holders[name]} was bound to node {name}" for name in busy}
         self._said += why.values()
         self._uncordon([node for node in looked_at if node.name in why])
         return [machine for machine in machines if nodes[machine.id].name not in why]

@@ -12,8 +12,8 @@ def open_pool(pool: GpuPool, *, owner: str, holder: str, say: Say) -> Reconciler
 
     Args:
         pool: The spec.
-        owner: Who writes the groups' spec, "<installation>/<dag>"; another writer's difference is a PoolDrift.
-        holder: What the pool's lock says of its holder.
+        owner: The writer of the groups' spec, "<installation>/<dag>"; a different spec by another is a PoolDrift.
+        holder: The holder that the pool's lock names.
         say: Takes lines for the task's log.
 
     Raises:

@@ -1,7 +1,7 @@
 """Setbacks: how often in a row a pod could not be watched or collected, and for how long.
 
-A pod that runs, or that has ended well, is not given up because an API server or a cloud's token service was away: the
-wait is taken up again, each time after a longer pause.
+A pod that runs, or has succeeded, is not abandoned because an API server or a cloud's token service did not answer: the
+wait is resumed, each time after a longer pause.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Setbacks(Record):
     last: datetime | None = None
 
     def one_more(self, now: datetime) -> Self:
-        """Return them with one more; those before a time without any are forgotten."""
+        """Return them with one more; earlier ones, before a success, are forgotten."""
         if self.since is None or self.last is None or now - self.last > _FORGOTTEN_AFTER:
             return type(self)(times=1, since=now, last=now)
         return type(self)(times=self.times + 1, since=self.since, last=now)
@@ -54,22 +54,22 @@ class Setbacks(Record):
         return self.last - self.since if self.since and self.last else timedelta(0)
 
     def may_pass(self, error: GpuError) -> bool:
-        """Return True if `error` says nothing of the pod, and the next attempt may not meet it.
+        """Return True if `error` says nothing about the pod, and the next attempt may succeed.
 
-        The same access has worked when the pod was created, so what may pass is not taken for a mistake in it.
+        The same access worked when the pod was created, so a transient error is not taken for a mistake in it.
         """
         if isinstance(error, PodFailed):
             return False
-        if type(error) is GpuError:  # what nobody foresaw, in a trigger
+        if type(error) is GpuError:  # an unexpected error in a trigger
             return True
         return is_borne(error, self.lasted, worked=True)
 
 
 async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narrator: Narrator) -> T:
-    """Return what `do` returns; what it raises is borne while it may pass, with a line in the log.
+    """Return what `do` returns; an error is logged and `do` called again while the error may be transient.
 
     Raises:
-        GpuError: It may not pass, or `until` (by this machine's clock) is over.
+        GpuError: It is not transient, or `until` (by this machine's clock) is over.
     """
     clock, setbacks, patience = SystemClock(), Setbacks(), Patience(until, worked=True)
     while True:
@@ -80,5 +80,5 @@ async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narra
             if not patience.bears(error, now):
                 raise
             setbacks = setbacks.one_more(now)
-            narrator.tell(now, f"{type(error).__name__}: {error} The wait goes on.")
+            narrator.tell(now, f"{type(error).__name__}: {error} The wait continues.")
         await asyncio.sleep(setbacks.pause)

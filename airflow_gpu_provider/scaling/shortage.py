@@ -1,4 +1,4 @@
-"""No capacity: what keeps the cloud, or an autoscaler, from bringing the nodes that are wanted. Pure."""
+"""No capacity: what keeps the cloud, or an autoscaler, from adding the nodes that are wanted. Pure."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NoCapacity = OutOfStock | QuotaExceeded
 def no_capacity(
     snapshot: PoolSnapshot, found: Sequence[Tried], *, have: str, more_time_by: str = ""
 ) -> NoCapacity | None:
-    """Return the error for what was tried in vain, or None where neither stock nor a quota was the reason.
+    """Return the error for the failed candidates, or None where neither stock nor a quota was the reason.
 
     Args:
         snapshot: The pool.
         found: What was tried; see `tried`.
-        have: A sentence on what there is.
+        have: A sentence on which nodes there are.
         more_time_by: The argument that would give it more time.
     """
     if any(each.kind == "out_of_stock" for each in found):
@@ -39,7 +39,7 @@ def no_capacity(
 
 
 def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExceeded:
-    """Return the error for what met the account's quotas."""
+    """Return the error for the candidates that exceed the account's quotas."""
     names = list(dict.fromkeys(each.quota for each in found if each.quota))
     which = f"{', '.join(names)} " if names else ""
     return QuotaExceeded(
@@ -52,7 +52,7 @@ def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExcee
 
 
 def launches_refused(snapshot: PoolSnapshot, found: Sequence[Tried]) -> GroupFailed:
-    """Return the error for what the cloud refused, and would refuse again."""
+    """Return the error for the launches that the cloud refused, and would refuse again."""
     return GroupFailed(
         f"Pool {snapshot.pool.name}: the cloud refuses to launch its machines: {hard_to_get.in_words(found)}.",
         "Correct what this names; the same launch would be refused again.",
@@ -62,9 +62,9 @@ def launches_refused(snapshot: PoolSnapshot, found: Sequence[Tried]) -> GroupFai
 
 
 def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | None:
-    """Return why pods that wait since then get no node, where it is for want of machines that nobody can have now.
+    """Return why pods that have waited since then get no node, where the reason is that the cloud has no machine now.
 
-    None where all machines that are wanted exist, or one is on its way.
+    None where all machines that are wanted exist, or one is being launched.
     """
     machines = supply(snapshot)
     wanted, there = wanted_nodes(snapshot), sum(each.counts for each in machines)
@@ -76,9 +76,9 @@ def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | No
 
 
 def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ...]:
-    """Return what hinders an autoscaler from bringing nodes for waiting pods, in its words and in the cloud's.
+    """Return what keeps an autoscaler from adding nodes for waiting pods, in its words and in the cloud's.
 
-    Nothing for a pool that this package sizes: there it is said with each decision.
+    Nothing for a pool that this package sizes: there each decision logs it.
     """
     if not snapshot.pool.is_autoscaled:
         return ()

@@ -24,8 +24,8 @@ class PoolSnapshot:
         nodes: Nodes with the labels that the pool's pods select.
         pods: Pods on those nodes, and unbound pods that select the pool.
         groups: The cloud's groups, in candidate order.
-        claimed: Groups of others that are not among them, for another pool's demand had them first, and that demand.
-        autoscaler: What cluster-autoscaler last reported; read only while pods wait that are to make it act.
+        claimed: External groups left out of `groups` because another pool's demand had them first, and that demand.
+        autoscaler: What cluster-autoscaler last reported; read only while pods wait for it to add nodes.
         placeholder_events: What happened to those placeholders, oldest first; only for people.
     """
 

@@ -1,4 +1,4 @@
-"""What each machine of a pool is good for now: usable, coming, of no use; and whether it may go."""
+"""The state of each machine of a pool: usable, coming, broken or taken; and whether it may be released."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue
 
 READY_WITHIN = timedelta(minutes=15)
-"""How long a machine may take to join, and a node to become Ready, before it is of no use.
+"""How long a machine may take to join, and a node to become Ready, before it counts as broken.
 
 cluster-autoscaler's own provision timeout. A managed group of EKS bills such a machine for some 15 minutes more, in
 which EKS tries to drain it (containers-roadmap#1990).
@@ -25,15 +25,15 @@ State = Literal["usable", "coming", "broken", "taken"]
 
 @dataclass(frozen=True, kw_only=True)
 class Supply:
-    """One machine that exists and is not on its way out, as a decision sees it.
+    """One machine that exists and is not terminating, as a decision sees it.
 
     Attributes:
         machine: The machine.
         node: Its node, once it has joined.
-        state: usable: new pods can run there (a cordon of ours is about to be undone or carried out, and does not
-            count). coming: it is booting, or its node is not Ready for a moment. broken: a GPU of it is broken, or it
-            has not become usable in time. taken: somebody else cordoned it, cluster-autoscaler is about to remove it,
-            or it is in another pool.
+        state: usable: new pods can run there (a cordon of this package is about to be undone or completed, and does
+            not count). coming: it is booting, or its node is briefly not Ready. broken: it has a broken GPU, or has
+            not become usable in time. taken: it was cordoned externally, cluster-autoscaler is about to remove it, or
+            it is in another pool.
         holders: The pods for which it has to stay.
         overdue: The pods that run there although their run's time is over.
     """
@@ -46,7 +46,7 @@ class Supply:
 
     @property
     def counts(self) -> bool:
-        """Whether it serves demand, now or soon. What overdue pods alone sit on serves nobody."""
+        """Whether it serves demand, now or soon. A machine that only overdue pods use does not."""
         return self.state in ("usable", "coming") and (bool(self.holders) or not self.overdue)
 
     @property
@@ -61,14 +61,14 @@ class Supply:
 
     @property
     def coming_since(self) -> datetime | None:
-        """Since when it is waited for to become usable; None where it is not, or nobody knows."""
+        """Since when it has been starting; None where it is not starting, or that is not known."""
         if self.state != "coming":
             return None
         return self.machine.launched_at if self.node is None else _not_ready_since(self.node)
 
     @property
     def since(self) -> datetime | None:
-        """When it came into being, as far as is known."""
+        """When it was launched, as far as is known."""
         return self.machine.launched_at or (self.node.created_at if self.node else None)
 
     def __str__(self) -> str:

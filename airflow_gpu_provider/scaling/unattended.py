@@ -1,8 +1,8 @@
-"""Nodes that no ScaleDownSensor comes for.
+"""Nodes that no ScaleDownSensor releases.
 
 They are those of a pod that no demand covers - its task has no `gpu_nodes` block around it, or was cleared alone after
 the run's scale-down -, those of a run that Airflow ended together with its teardowns, as dagrun_timeout does, and those
-of an Ensure that failed. The process that has waited for them sees them go. It may be killed over that, so
+of an Ensure that failed. The process that has waited for them releases them. It may be killed meanwhile, so
 each look first moves the switch to soon after the end of what they still wait for.
 """
 
@@ -25,7 +25,7 @@ from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 WHEN_KILLED = timedelta(seconds=1)
-"""How long a task goes on that is told to stop: SIGKILL comes 5 s after SIGTERM, and Airflow is to hear before."""
+"""How long a task continues after SIGTERM: SIGKILL follows 5 s later, and the task has to report to Airflow before."""
 
 _EVERY = 2.0
 _AFTER_GRACE = timedelta(minutes=1)
@@ -34,12 +34,12 @@ _log = logging.getLogger(__name__)
 
 
 def check_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> None:
-    """Check that there is something that has nodes or can bring them, for a pod of a pool that nobody wants nodes of.
+    """Check that a pool without demand has nodes for a pod, or groups that can provide them.
 
-    A cloud that does not answer `observe` (Platform.observe) now refuses nothing: the wait says more.
+    If the cloud does not answer `observe` (Platform.observe), the check passes: the wait tells more.
 
     Raises:
-        PoolNotEnsured: There is no node group, or, of a pool whose nodes others bring, no node.
+        PoolNotEnsured: There is no node group, or, in a pool of external nodes, no node.
     """
     try:
         groups = observe()
@@ -50,7 +50,7 @@ def check_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> N
         return
     what = "no node has its label" if groups else "it has no node group"
     raise PoolNotEnsured(
-        f"Pool {pool.name}: {what}, and nobody wants nodes of it; the pod would wait for ever, and was not created.",
+        f"Pool {pool.name}: {what}, and no run wants its nodes; the pod was not created, since it would wait for ever.",
         "Run EnsureGpuPoolOperator for the pool once, or put the task into a `with gpu_nodes(...)` block; in a block, "
         "let it wait for the block's Ensure: a trigger_rule like 'always' does not.",
         pool=pool.name,
@@ -65,9 +65,9 @@ def release_unattended(
     own: Collection[str] = (),
     within: timedelta | None = None,
 ) -> None:
-    """Give the demand up, where there is still one, and release what nobody wants as soon as the own pods have ended.
+    """Release the demand, if there still is one, and what no run wants as soon as the own pods have ended.
 
-    Pods of others, and demand of others, keep their nodes; each waits for its own.
+    Pods and demand of other runs keep their nodes; each run waits for its own.
 
     Args:
         reconciler: The pool's.
@@ -77,7 +77,7 @@ def release_unattended(
         within: How long to go on. Default: a minute longer than the own pods' grace period.
 
     Raises:
-        GpuError: What the cluster or the cloud said; what was not released then goes at the next look at the pool.
+        GpuError: An error of the cluster or the cloud; the next look at the pool releases the rest.
     """
     narrator = Narrator(say, started=reconciler.clock.now())
     pause = _EVERY if within is None else min(_EVERY, within.total_seconds())
@@ -88,21 +88,21 @@ def release_unattended(
         stays = [*_staying(outcome.snapshot, outcome.decision, own)]
         narrator.tell(now, *outcome.said, *(each.words for each in stays))
         waited_for = [each.pod for each in stays if each.is_waited_for]
-        # Neither is sure to be done: AWS ends no machine that is being launched, and no size while one is.
+        # Neither is certain to succeed: AWS ends no machine that is being launched, and reduces no size meanwhile.
         if not waited_for and not (outcome.decision.release or outcome.decision.shrink):
             return
         if give_up_at is None:
             last = max([now, *(pod.delete_at or now for pod in waited_for)])
             give_up_at = last + _AFTER_GRACE if within is None else now + within
         if now >= give_up_at:
-            say(f"pool {key.pool} is not waited for any longer")
+            say(f"stopped waiting for pool {key.pool}")
             return
         time.sleep(pause)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Staying:
-    """A pod of one's own that holds its node, in words; `is_waited_for` until it has ended, for then the node goes."""
+    """A pod of the caller that holds its node, in words; `is_waited_for`: once it has ended, the node is released."""
 
     pod: Pod
     is_waited_for: bool
@@ -110,17 +110,17 @@ class _Staying:
 
 
 def _staying(snapshot: PoolSnapshot, decision: Decision, own: Collection[str]) -> Iterator[_Staying]:
-    """Yield the own pods that run on, and those that are deleted and for which alone something stays."""
+    """Yield the caller's pods that keep running, and the deleted ones that alone still hold a node."""
     mine = [pod for pod in snapshot.pods if pod.uid in own and pod.holds_node(snapshot.now)]
     without = decide(replace(snapshot, pods=tuple(pod for pod in snapshot.pods if pod not in mine)))
     released = {machine.id for machine in without.release} - {machine.id for machine in decision.release}
     going = {node.name for node in snapshot.nodes if node.machine in released or node.name in without.cordon}
     for pod in mine:
         if pod.deleting and pod.node in going:
-            words = f"node {pod.node} goes when pod {pod}, which is deleted, has ended"
+            words = f"node {pod.node} is released when pod {pod}, which is deleted, has ended"
             yield _Staying(pod=pod, is_waited_for=True, words=words + _otherwise(snapshot, decision, pod))
         elif not pod.deleting and not pod.finished:
-            words = f"pod {pod} runs on, and node {pod.node} stays for it{_until(pod)}"
+            words = f"pod {pod} keeps running, and node {pod.node} stays for it{_until(pod)}"
             words += f"; `kubectl -n {pod.namespace} delete pod {pod.name}` ends it"
             yield _Staying(pod=pod, is_waited_for=False, words=words + _otherwise(snapshot, decision, pod))
 
@@ -132,7 +132,7 @@ def _until(pod: Pod) -> str:
 
 
 def _otherwise(snapshot: PoolSnapshot, decision: Decision, pod: Pod) -> str:
-    """Return what ends the pod's node when nobody looks any more; empty where nothing has to."""
+    """Return what ends the pod's node when no process watches any more; empty where nothing has to."""
     machine = next((node.machine for node in snapshot.nodes if node.name == pod.node), "")
     group = next((each for each in snapshot.groups if any(m.id == machine for m in each.live)), None)
     if group is None or group.when_idle != "remove":
@@ -140,4 +140,4 @@ def _otherwise(snapshot: PoolSnapshot, decision: Decision, pod: Pod) -> str:
     at = decision.switch.get(group.name) or group.switch_at
     if at is not None:
         return f"; the switch of {group.name} ends the node at {at:%Y-%m-%d %H:%M}Z at the latest"
-    return "; then the next look at the pool removes the node, by a run that uses it or by `airflow gpu reap`"
+    return "; then the next run that uses the pool, or `airflow gpu reap`, removes the node"

@@ -1,7 +1,7 @@
-"""Whether somebody who waits for a pool has what they waited for: pure steps over a snapshot.
+"""Whether a wait for a pool is over: pure steps over a snapshot.
 
-Each wait is a small record with `step(snapshot, now)`. It says done, or why not yet in words, or which error ends
-the wait. Whoever waits - the blocking operator, the sensor's poke, the trigger - drives the same step.
+Each wait is a small record with `step(snapshot)`. It says done, or why not yet in words, or which error ends the wait.
+The blocking operator, the sensor's poke and the trigger all drive the same step.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from airflow_gpu_provider.scaling.wanted import own_lease
 
 WaitFor = Literal["ready", "gpus", "groups"]
 
-_GOES_ON = "The next try goes on where this one stopped; if it repeats, end these machines in the cloud's console."
+_GOES_ON = "The next try continues where this one stopped; if it repeats, end these machines in the cloud's console."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class Progress:
 
     Attributes:
         done: There is nothing left to wait for.
-        lines: What is so now, in words; whoever waits logs each when it is new.
-        error: What ends the wait without success.
-        ask: What the run wants from now on; whoever waits writes it, and steps again.
+        lines: The present state, in words; the waiting process logs each line when it is new.
+        error: The error that ends the wait.
+        ask: What the run wants from now on; the waiting process writes it, and steps again.
         result: What the task returns, once done.
     """
 
@@ -66,11 +66,11 @@ class NodesWait(Record):
             can use the node groups; nodes come when pods are pending.
         started: When the wait began.
         deadline: When it fails.
-        nodes: How many nodes the run wants; None in a row of the first release: as many as its lease says.
-        at_least: How few will do when the others do not come. None: no fewer.
-        all_or_nothing: Let go of what came when not all come together, and try again later.
+        nodes: How many nodes the run wants; None in a record of the first release: as many as its lease says.
+        at_least: How few nodes suffice when the others do not come. None: no fewer.
+        all_or_nothing: Release the nodes that came when not all come together, and try again later.
         patience: How long one attempt takes at most. None: until the deadline.
-        latest: When Airflow ends the run, whatever it does; no demand outlasts that. None: never.
+        latest: When Airflow ends the run in any case; no demand outlasts that. None: never.
     """
 
     key: DemandKey
@@ -133,9 +133,9 @@ class NodesWait(Record):
         return self.patience is not None and self.deadline - self.started > self.patience
 
     def _hopeless(self, snapshot: PoolSnapshot, missing: int) -> GpuError | None:
-        """Return an error where it is of no use to wait: each launch would be refused again, or is over a quota.
+        """Return an error if waiting is useless: each launch would be refused again, or exceeds a quota.
 
-        More room in a quota is waited for by who said so, and where machines of the pool's own are on their way out.
+        A quota is waited for if the user asked for it, and while machines of the pool itself are terminating.
         """
         found = hard_to_get.tried(snapshot, self.started)
         kinds = {each.kind for each in found}
@@ -200,8 +200,8 @@ class NodesWait(Record):
         if snapshot.groups and all(group.when_idle != "remove" for group in snapshot.groups):
             there = ", ".join(f"{node.name}{' (cordoned)' * node.cordoned}" for node in snapshot.nodes) or "none"
             return NodesNotReady(
-                f"{have} The nodes that others bring: {there}.",
-                "Let the nodes join that are missing, uncordon them, or want fewer.",
+                f"{have} The external nodes that have joined: {there}.",
+                "Let the missing nodes join, uncordon them, or want fewer.",
                 pool=pool,
             )
         if error := no_capacity(snapshot, found, have=have, more_time_by="give_up_after"):
@@ -213,7 +213,7 @@ class NodesWait(Record):
         )
 
     def as_it_is(self, snapshot: PoolSnapshot) -> dict[str, Any]:
-        """Return the result for who does not wait: the nodes that are usable now."""
+        """Return the result without a wait: the nodes that are usable now."""
         return {**self._result(snapshot, list(usable_nodes(snapshot))), "timeline": []}
 
     def _result(self, snapshot: PoolSnapshot, usable: list[Node]) -> dict[str, Any]:
@@ -245,7 +245,7 @@ class NodesWait(Record):
         }
 
     def _timeline(self, snapshot: PoolSnapshot, usable: list[Node]) -> list[dict[str, Any]]:
-        """Return the phases of the newest machine's way into the pool, in seconds; a node that was there has none."""
+        """Return the phases, in seconds, in which the newest machine joined; an existing node has none."""
         launched = {m.id: m.launched_at for g in snapshot.groups for m in g.machines}
         new = [node for node in usable if node.created_at >= self.started]
         if not new:
@@ -262,7 +262,7 @@ class NodesWait(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleaseWait(Record):
-    """ScaleDownSensor's wait: until nothing is left that only this run wanted."""
+    """ScaleDownSensor's wait: until everything that only this run wanted is released."""
 
     key: DemandKey
     started: datetime
@@ -278,7 +278,7 @@ class ReleaseWait(Record):
         return Progress(lines=(*pending, *kept), error=error)
 
     def _pending(self, snapshot: PoolSnapshot, decision: Decision) -> list[str]:
-        """Return what is still to go, in words."""
+        """Return what is still to be released, in words."""
         lines = []
         shared = any(lease.live(snapshot.now) for lease in snapshot.leases if lease.key != self.key)
         for pod in snapshot.pods:
@@ -286,21 +286,21 @@ class ReleaseWait(Record):
                 state = "is ending" if pod.deleting else "has a result or log not collected yet"
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it {state}")
             elif pod.deleting and pod.run is None and pod.holds_node(snapshot.now) and not shared:
-                # A Deployment's, say, that the run has just deleted: nobody else would take its node away.
+                # A Deployment's, say, that the run has just deleted: nothing else would release its node.
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it is ending")
-        lines += [f"machine {machine.id} of {machine.group} is to go" for machine in decision.release]
+        lines += [f"machine {machine.id} of {machine.group} is to be released" for machine in decision.release]
         lines += _after_updates(snapshot, decision)
         released = {machine.id for machine in decision.release}
         kept = (node for node in snapshot.nodes if node.name in decision.cordon and node.machine not in released)
-        lines += [f"node {node.name} is to be cordoned, it is idle" for node in kept]
+        lines += [f"node {node.name} is to be cordoned: it is idle" for node in kept]
         who = {group.name: group.provisioner for group in snapshot.groups}
         for each in left_to_provisioner(snapshot):
-            lines.append(f"{each}: waits for {who[each.machine.group]} to remove it, nobody wants it")
-        lines += [f"{group} is to stop trying for machines that do not come" for group in decision.shrink]
-        lines += [f"the switch of {group} is to be taken off" for group in decision.clear_switch]
+            lines.append(f"{each}: waiting for {who[each.machine.group]} to remove it, no run wants it")
+        lines += [f"{group} is to stop requesting machines that do not come" for group in decision.shrink]
+        lines += [f"the switch of {group} is to be removed" for group in decision.clear_switch]
         if snapshot.pool.is_autoscaled:
             going = (node.name for node in snapshot.nodes if node.autoscaler_deleting)
-            lines += [f"waiting for cluster-autoscaler to remove node {name}, which it has begun" for name in going]
+            lines += [f"waiting for cluster-autoscaler to finish removing node {name}" for name in going]
         live = {machine.id for group in snapshot.groups for machine in group.live}
         for group in snapshot.groups:
             for machine in group.machines:
@@ -311,7 +311,7 @@ class ReleaseWait(Record):
         return lines
 
     def by(self, clock: Clock) -> Self:
-        """Return a wait that goes by this machine's clock as one that goes by the cluster's."""
+        """Return the wait with its times converted from this machine's clock to the cluster's."""
         return replace(self, started=clock.of_local(self.started), deadline=clock.of_local(self.deadline))
 
     def _late(self, snapshot: PoolSnapshot, decision: Decision, pending: tuple[str, ...]) -> GpuError:
@@ -333,11 +333,11 @@ class ReleaseWait(Record):
 
 
 def _after_updates(snapshot: PoolSnapshot, decision: Decision) -> Iterator[str]:
-    """Say what keeps machines until their group has been updated, and what to do where that takes long."""
+    """Yield which machines stay until their group has been updated, and what to do where that takes long."""
     updates = _updates_waited_for(snapshot, decision)
     for each in decision.later:
         what = f" ({updates[each.group]})" if each.group in updates else ""
-        yield f"machine {each.id} is to go when {each.group} has been updated{what}"
+        yield f"machine {each.id} is to be released when {each.group} has been updated{what}"
     for name, update in updates.items():
         if update.is_long(snapshot.now):
             takes = format_seconds(update.takes)
@@ -345,7 +345,7 @@ def _after_updates(snapshot: PoolSnapshot, decision: Decision) -> Iterator[str]:
 
 
 def _updates_waited_for(snapshot: PoolSnapshot, decision: Decision) -> dict[str, GroupUpdate]:
-    """Return the updates that keep machines which nobody wants, as far as the cloud tells them, by group."""
+    """Return the updates that keep machines that no run wants, as far as the cloud reports them, by group."""
     waiting = {machine.group for machine in decision.later}
     return {group.name: group.update for group in snapshot.groups if group.update and group.name in waiting}
 
@@ -384,7 +384,7 @@ def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
 
 
 def _failed_groups(snapshot: PoolSnapshot) -> GpuError | None:
-    """Return an error where no group can ever give a node: one that works is enough to go on."""
+    """Return an error if no group can ever provide a node: one that works is enough to continue."""
     failed = [group for group in snapshot.groups if group.status == "failed"]
     if not failed or len(failed) < len(snapshot.groups):
         return None
@@ -397,7 +397,7 @@ def _failed_groups(snapshot: PoolSnapshot) -> GpuError | None:
 
 
 def format_seconds(duration: timedelta) -> str:
-    """Return a duration as people say it: 42 s, 3 min 10 s, 2 h 5 min."""
+    """Return a duration in readable form: 42 s, 3 min 10 s, 2 h 5 min."""
     seconds = round(duration.total_seconds())
     if seconds < 60:
         return f"{seconds} s"

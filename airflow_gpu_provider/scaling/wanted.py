@@ -19,7 +19,7 @@ def live_leases(snapshot: PoolSnapshot) -> tuple[DemandLease, ...]:
 
 
 def wanted_nodes(snapshot: PoolSnapshot) -> int:
-    """Return how many nodes the pool should have now: what is asked for, within min_nodes and max_nodes."""
+    """Return how many nodes the pool should have now: the demand, within min_nodes and max_nodes."""
     leased = sum(lease.nodes for lease in live_leases(snapshot))
     asked = leased + _unleased_nodes(snapshot) + _unleased_pending(snapshot)
     return min(snapshot.pool.max_nodes, max(snapshot.pool.min_nodes, asked))
@@ -28,8 +28,8 @@ def wanted_nodes(snapshot: PoolSnapshot) -> int:
 def usable_needed(snapshot: PoolSnapshot, key: DemandKey) -> int:
     """Return how many usable nodes the pool must have for this run's share to be among them.
 
-    Leases are served oldest first, next to the nodes on which GPU pods of nobody's lease run; max_nodes is enough
-    for everybody, for then pods wait for each other.
+    Leases are served oldest first, in addition to the nodes on which GPU pods without a lease run; max_nodes is enough
+    for all, because then pods wait for each other.
 
     Raises:
         NodesNotReady: The run has no live lease (any more).
@@ -50,14 +50,14 @@ def own_lease(snapshot: PoolSnapshot, key: DemandKey) -> DemandLease:
         if lease.key == key:
             return lease
     raise NodesNotReady(
-        f"Pool {snapshot.pool.name}: {key} does not want nodes any more; its demand was given up, or has ended.",
-        "Clear the run's EnsureGpuPoolOperator to want them again.",
+        f"Pool {snapshot.pool.name}: {key} no longer wants nodes; its demand was released, or has expired.",
+        "Clear the run's EnsureGpuPoolOperator to request them again.",
         pool=snapshot.pool.name,
     )
 
 
 def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
-    """Return how many nodes the pool can have. Where others bring them, it is what is there: runs share that."""
+    """Return how many nodes the pool can have. External nodes are those that exist: runs share them."""
     can_grow = any(group.when_idle == "remove" or group.provisioner for group in snapshot.groups)
     if can_grow or not snapshot.groups:
         return snapshot.pool.max_nodes
@@ -66,17 +66,17 @@ def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
 
 
 def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:
-    """Say whether the pod runs although its run's time is over. What has ended and is not collected yet is not."""
+    """Return True if the pod runs although its run's time is over. One that awaits collection has ended."""
     if pod.finished or pod.run is None:
         return False
     return any(lease.key.hash == pod.run and not lease.live(snapshot.now) for lease in snapshot.leases)
 
 
 def wanted_until(snapshot: PoolSnapshot) -> datetime | None:
-    """Return when the last demand ends by itself, or None where nobody wants anything.
+    """Return when the last demand expires, or None where there is no demand.
 
-    A pod without a lease is given the time that its kubelet gives it, `max_runtime` at most, and that time again
-    whenever it has passed and somebody looks.
+    A pod without a lease has the time that its kubelet gives it, `max_runtime` at most; the time is extended by the
+    same whenever it has passed at a snapshot.
     """
     ends = [lease.until for lease in live_leases(snapshot)]
     ends += [_ends_at(snapshot, pod) for pod in _unleased_gpu_pods(snapshot)]
@@ -93,7 +93,7 @@ def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:
 
 
 def wanted_by(snapshot: PoolSnapshot) -> str:
-    """Return who wants nodes, for people."""
+    """Return which runs and pods want nodes, for people."""
     who = [f"{lease.key} ({_count(lease.nodes, 'node')})" for lease in live_leases(snapshot)]
     who += [f"pod {pod}" for pod in _unleased_gpu_pods(snapshot)]
     if snapshot.pool.min_nodes:
@@ -107,12 +107,12 @@ def _unleased_nodes(snapshot: PoolSnapshot) -> int:
 
 
 def _unleased_pending(snapshot: PoolSnapshot) -> int:
-    """Count the nodes that unbound GPU pods without a lease need together, as far as GPUs tell."""
+    """Count the nodes that unbound GPU pods without a lease need together, judged by their GPUs."""
     return _nodes_for(snapshot, [pod for pod in _unleased_gpu_pods(snapshot) if pod.node is None])
 
 
 def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
-    """Yield the pods that no lease covers, live or expired: they are demand by themselves, and are never killed."""
+    """Yield the pods that no lease covers, live or expired: they count as demand, and are never killed."""
     leased = {lease.key.hash for lease in snapshot.leases}
     for pod in snapshot.pods:
         if _wants_gpus(pod) and pod.run not in leased:
@@ -120,13 +120,13 @@ def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
 
 
 def leased_pending(snapshot: PoolSnapshot) -> int:
-    """Count the nodes that unbound GPU pods of runs with a live lease need together, as far as GPUs tell."""
+    """Count the nodes that unbound GPU pods of runs with a live lease need together, judged by their GPUs."""
     runs = {lease.key.hash for lease in live_leases(snapshot)}
     return _nodes_for(snapshot, [pod for pod in snapshot.pods if _wants_gpus(pod) and not pod.node and pod.run in runs])
 
 
 def pending_nodes(snapshot: PoolSnapshot) -> int:
-    """Count the nodes that all unbound GPU pods of the pool need together, as far as GPUs tell."""
+    """Count the nodes that all unbound GPU pods of the pool need together, judged by their GPUs."""
     return _nodes_for(snapshot, [pod for pod in snapshot.pods if _wants_gpus(pod) and not pod.node])
 
 

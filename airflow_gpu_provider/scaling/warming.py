@@ -1,4 +1,4 @@
-"""Placeholder pods that an autoscaler is to see: how many are missing, and which are of no use any more. Pure."""
+"""Placeholder pods that make an autoscaler add nodes: how many are missing, and which are no longer needed. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from airflow_gpu_provider.scaling.wanted import leased_pending, live_leases, usa
 
 
 def placeholders(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> tuple[dict[DemandKey, int], tuple[Pod, ...]]:
-    """Return how many to create, by whose demand they are for, and those to delete.
+    """Return how many to create, by the demand that they are for, and those to delete.
 
-    One is pending for each node that a warm demand is short of. As soon as its machine exists it is of no use: should
-    another pod take that node, the autoscaler would bring one more for it.
+    One is pending for each node that a warm demand lacks. As soon as its machine exists it is no longer needed: if
+    another pod took that node, the autoscaler would add one more for the placeholder.
     """
     warm = [lease for lease in live_leases(snapshot) if lease.warm]
     there = [pod for pod in snapshot.pods if pod.placeholder and not (pod.finished or pod.deleting)]
@@ -29,7 +29,7 @@ def placeholders(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> tuple[
 
 
 def _short(snapshot: PoolSnapshot, machines: tuple[Supply, ...], needed: int) -> int:
-    """Return how many nodes are needed that are neither there nor asked for by the pods of runs themselves."""
+    """Return how many nodes are needed that neither exist nor are requested by the runs' own pods."""
     coming = sum(each.counts for each in machines) + leased_pending(snapshot)
     room = snapshot.pool.max_nodes - len(machines)
     return max(0, min(needed - coming, room))

@@ -79,11 +79,11 @@ def test_training_outlives_ten_triggerers_whose_cluster_is_away_at_first(airflow
     airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=300)
     said("started on node", since=0)
     for _ in range(10):
-        borne, watched = times("The wait goes on."), times("started on node")
+        borne, watched = times("The wait continues."), times("started on node")
         airflow.home.kill("triggerer", signal.SIGTERM)
         airflow.sandbox.faults.set_error_rate(1.0)  # a triggerer finds the cluster by asking AWS for it
         airflow.home.restart("triggerer")
-        said("The wait goes on.", since=borne)
+        said("The wait continues.", since=borne)
         airflow.sandbox.faults.set_error_rate(0)
         said("started on node", since=watched)
     (pod,) = pods(airflow)

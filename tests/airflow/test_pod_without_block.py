@@ -107,7 +107,7 @@ def test_kept_pod_is_named_with_its_node_and_its_end(
     assert airflow.finish(runs["kept"], timeout=300).states == {"train": "success"}
     (pod,) = pods(core, "kept")
     log = airflow.log(runs["kept"], "train")
-    assert f"pod default/{pod.metadata.name} runs on, and node {pod.spec.node_name} stays for it" in log
+    assert f"pod default/{pod.metadata.name} keeps running, and node {pod.spec.node_name} stays for it" in log
     switch = switch_of("kept")
     assert switch is not None
     assert switch < datetime.now(UTC) + timedelta(hours=1, minutes=20)

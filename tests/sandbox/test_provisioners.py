@@ -134,7 +134,7 @@ def is_told(logs: Sequence[Mapping[str, Any]], *words: str) -> bool:
 @pytest.mark.parametrize("provisioner", NIGHTS)
 def test_a_night_from_nothing_to_nothing(gpu_sandbox: Sandbox, provisioner: str) -> None:
     kind, words = NIGHTS[provisioner]
-    leaving = ("waits for", "to remove it, nobody wants it")
+    leaving = ("waiting for", "to remove it, no run wants it")
     with (
         capture_logs() as logs,
         Provisioner(

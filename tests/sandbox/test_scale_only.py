@@ -456,7 +456,7 @@ def test_launches_that_a_dead_process_suspended_are_resumed(
     scaling._marks.set(asg, datetime.now(UTC) - timedelta(minutes=5))
     reconciler.snapshot()
     assert suspended() == ["Launch"]  # a look changes nothing
-    assert "left may launch again" in "".join(reconciler.reconcile().said)
+    assert "resumed launches of left" in "".join(reconciler.reconcile().said)
     assert suspended() == []
     assert scaling._marks.read([{"AutoScalingGroupName": asg}]) == {}
 

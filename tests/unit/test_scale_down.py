@@ -235,7 +235,7 @@ def test_where_the_cloud_shows_nothing_the_error_says_so() -> None:
 
 def test_the_error_says_where_the_cost_may_have_been_more() -> None:
     played = Played()
-    why = "when machines came and went could not be read (AWS refused ec2:DescribeInstances.)"
+    why = "when machines were launched and terminated could not be read (AWS refused ec2:DescribeInstances.)"
     played.ledger = SimpleNamespace(bill=lambda *_: replace(BILL, at_least=why))
     opened: Any = lambda: played  # noqa: E731
     said = str(not_released(CloudError("AWS did not answer."), key("run"), opened))

@@ -187,7 +187,7 @@ class TestWaits:
     def test_say_that_no_autoscaler_has_ever_reported(self) -> None:
         waiting = snapshot(leases=(lease(warm=IMAGE),), pods=(placeholder("p"),))
         (line,) = self.wait().step(replace(waiting, autoscaler=None)).lines
-        assert line == "no cluster-autoscaler has ever reported from the cluster: nobody adds nodes"
+        assert line == "no cluster-autoscaler has ever reported from the cluster: nothing adds nodes"
 
     def test_keep_silent_about_what_was_before_them(self) -> None:
         old = self.event("TriggeredScaleUp", "pod triggered scale-up: [{a 0->1 (max: 3)}]")
@@ -206,7 +206,7 @@ class TestWaits:
         wait = ReleaseWait(key=key("run"), started=NOW, deadline=LATER)
         progress = wait.step(snapshot(machine(1), nodes=(node(1, autoscaler_deleting=True),)))
         assert not progress.done
-        assert "waiting for cluster-autoscaler to remove node node-1, which it has begun" in progress.lines
+        assert "waiting for cluster-autoscaler to finish removing node node-1" in progress.lines
         assert wait.step(snapshot()).done
 
     def event(self, reason: str, message: str) -> PodEvent:

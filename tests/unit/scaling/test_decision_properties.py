@@ -264,7 +264,7 @@ def test_every_step_says_why(state: PoolSnapshot) -> None:
     decision = decide(state)
     for name in (*decision.grow, *decision.shrink):
         assert any(line.startswith(f"{name} ") for line in decision.notes)
-    assert sum(" goes: " in line for line in decision.notes) == len(decision.release)
+    assert sum(line.startswith("releasing ") for line in decision.notes) == len(decision.release)
 
 
 @given(snapshots(), st.integers(0, 6))

@@ -115,12 +115,12 @@ def test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement
     decision = decide(snapshot(slow, leases=(lease(),), nodes=()))
     assert decision.notes == (
         f"machine i-1, which has no node, of {A} has not joined the cluster since 01:56:00Z;"
-        " it is waited for until 02:11:00Z, and then replaced",
+        " it is replaced if it is not usable by 02:11:00Z",
     )
     blinking = node(1, ready=False, ready_changed_at=NOW - timedelta(minutes=4))
     decision = decide(snapshot(machine(1), leases=(lease(),), nodes=(blinking,)))
     assert decision.notes == (
-        f"node node-1 of {A} is not Ready since 01:56:00Z; it is waited for until 02:11:00Z, and then replaced",
+        f"node node-1 of {A} is not Ready since 01:56:00Z; it is replaced if it is not usable by 02:11:00Z",
     )
     given = {"when_idle": "keep"}
     assert decide(snapshot(machine(1), leases=(lease(),), nodes=(blinking,), train_a_g6_xlarge=given)).notes == ()
@@ -211,7 +211,8 @@ def test_nothing_is_released_while_its_group_is_updated() -> None:
     assert (released(decision), {each.id for each in decision.later}) == ([], {"i-1", "i-2"})
     assert decision.cordon == ()
     assert decision.switch == {A: NOW + timedelta(minutes=15)}
-    assert decision.notes[0].startswith(f"node node-1 of {A} goes when its group has been updated: nobody wants it")
+    why = "is released when its group has been updated: no run wants it"
+    assert decision.notes[0].startswith(f"node node-1 of {A} {why}")
     after = replace(state, groups=tuple(replace(group, status="active") for group in state.groups))
     assert set(released(decide(after))) == {"i-1", "i-2"}
 
@@ -382,7 +383,7 @@ def test_the_idle_machine_goes_and_the_busy_one_stays() -> None:
 def test_a_cordon_that_is_not_ours_is_respected() -> None:
     decision = decide(snapshot(machine(1), leases=(lease(),), nodes=(node(1, cordoned=True),)))
     assert (decision.release, decision.uncordon, decision.grow) == ((), (), {B: 1})
-    assert decision.notes[-1] == f"node node-1 of {A} is neither used nor removed: somebody else cordoned it"
+    assert decision.notes[-1] == f"node node-1 of {A} is neither used nor removed: it was cordoned externally"
 
 
 def test_what_cluster_autoscaler_removes_is_left_to_it() -> None:
@@ -426,7 +427,7 @@ def test_an_expired_lease_wants_nothing() -> None:
 def test_a_pod_whose_run_s_time_is_over_goes_with_its_machine() -> None:
     decision = decide(snapshot(machine(1), leases=(lease(until=NOW),), pods=(pod("late", on=1, run="run"),)))
     assert released(decision) == ["i-1"]
-    assert "pod default/late goes with it" in decision.notes[0]
+    assert "pod default/late ends with it" in decision.notes[0]
 
 
 def test_an_overdue_machine_serves_nobody_else() -> None:
@@ -564,7 +565,7 @@ def test_what_runs_without_a_lease_is_not_the_run_s() -> None:
 
 
 def test_demand_that_is_gone_is_an_error() -> None:
-    with pytest.raises(NodesNotReady, match="does not want nodes any more"):
+    with pytest.raises(NodesNotReady, match="no longer wants nodes"):
         usable_needed(snapshot(), key("run"))
 
 

@@ -184,7 +184,7 @@ def test_fewer_nodes_will_do_when_the_others_are_out_of_stock() -> None:
     assert night.now - NOW < timedelta(minutes=5)
     night.pass_time()
     assert sum(zone.desired for zone in night.zones.values()) == 1
-    assert "1 of 3 nodes have come; 1 will do, the others are not waited for" in night.said
+    assert "1 of 3 nodes have come; that is enough, so the wait for the others ends" in night.said
 
 
 def test_fewer_nodes_will_do_when_the_others_are_over_quota() -> None:

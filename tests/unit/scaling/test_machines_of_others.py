@@ -86,7 +86,7 @@ def test_scale_down_waits_for_the_provisioner_to_remove_what_nobody_wants() -> N
     wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=LATER)
     progress = wait.step(provisioned(1))
     assert not progress.done
-    assert "waits for Karpenter to remove it" in progress.lines[0]
+    assert "waiting for Karpenter to remove it" in progress.lines[0]
     assert decide(provisioned(1)).is_empty
     assert wait.step(provisioned()).done
 
@@ -107,7 +107,7 @@ def test_scale_down_leaves_the_provisioner_what_others_use_or_want() -> None:
 
 def test_what_the_provisioner_does_not_remove_in_time_is_an_error_that_names_it() -> None:
     wait = ReleaseWait(key=key("run"), started=EARLIER, deadline=NOW)
-    assert "waits for Karpenter to remove it" in str(wait.step(provisioned(1)).error)
+    assert "waiting for Karpenter to remove it" in str(wait.step(provisioned(1)).error)
 
 
 def test_nodes_of_a_provisioner_are_not_shared_for_want_of_more() -> None:

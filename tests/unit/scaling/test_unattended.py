@@ -66,9 +66,9 @@ def test_its_own_pod_is_waited_for_and_then_its_node_goes(look: Callable[..., Lo
     assert looks.count == 4
     assert looks.said == [
         f"[0 s] node node-1 of {A} is kept: pod default/p holds it",
-        "[0 s] node node-1 goes when pod default/p, which is deleted, has ended;"
+        "[0 s] node node-1 is released when pod default/p, which is deleted, has ended;"
         f" the switch of {A} ends the node at 2026-03-01 02:16Z at the latest",
-        f"[4 s] node node-1 of {A} goes: nobody wants it, and no pod holds it",
+        f"[4 s] releasing node node-1 of {A}: no run wants it, and no pod holds it",
     ]
 
 
@@ -88,7 +88,7 @@ def test_nothing_is_waited_for_where_the_node_stays_anyway(look: Callable[..., L
 def test_a_pod_that_does_not_end_is_given_up_a_minute_after_its_grace_period(look: Callable[..., Looks]) -> None:
     looks = look(snapshot(machine(1), pods=(pod("p", on=1, uid="mine", **ENDING),)))
     assert looks.now() - NOW == timedelta(seconds=90)
-    assert looks.said[-1] == "pool train is not waited for any longer"
+    assert looks.said[-1] == "stopped waiting for pool train"
 
 
 def test_who_has_no_time_does_not_wait_for_the_grace_period(look: Callable[..., Looks]) -> None:
@@ -103,7 +103,7 @@ def test_a_kept_pod_is_named_with_its_node_and_its_end(look: Callable[..., Looks
     looks = look(snapshot(machine(1), pods=(kept,)))
     assert looks.count == 1
     assert looks.said == [
-        "[0 s] pod default/p runs on, and node node-1 stays for it, until 2026-03-01 03:00Z at the latest;"
+        "[0 s] pod default/p keeps running, and node node-1 stays for it, until 2026-03-01 03:00Z at the latest;"
         " `kubectl -n default delete pod p` ends it;"
         f" the switch of {A} ends the node at 2026-03-01 03:15Z at the latest",
     ]
@@ -114,7 +114,7 @@ def test_where_there_is_no_switch_the_next_look_is_named(look: Callable[..., Loo
     looks = look(
         snapshot(machine(1), pods=(pod("p", on=1, uid="mine", **ENDING),), train_a_g6_xlarge=without), snapshot()
     )
-    assert looks.said[1].endswith("by a run that uses it or by `airflow gpu reap`")
+    assert looks.said[1].endswith("the next run that uses the pool, or `airflow gpu reap`, removes the node")
 
 
 def test_a_pool_that_nobody_has_prepared_is_refused_at_once() -> None:

@@ -218,12 +218,15 @@ class TestReleaseWait:
         [
             ({"groups": (group(machine(1, "terminating")),)}, "waiting for machine i-1"),
             ({"nodes": (node(1),)}, "waiting for node node-1 to leave"),
-            ({"groups": (group(machine(1)),), "nodes": (node(1),)}, "machine i-1 of train-gpu-a-g6-xlarge is to go"),
+            (
+                {"groups": (group(machine(1)),), "nodes": (node(1),)},
+                "machine i-1 of train-gpu-a-g6-xlarge is to be released",
+            ),
             (
                 {"groups": (replace(group(machine(1)), status="updating"),), "nodes": (node(1),)},
-                "machine i-1 is to go when train-gpu-a-g6-xlarge has been updated",
+                "machine i-1 is to be released when train-gpu-a-g6-xlarge has been updated",
             ),
-            ({"groups": (group(desired=1),)}, "is to stop trying"),
+            ({"groups": (group(desired=1),)}, "is to stop requesting"),
         ],
     )
     def test_waits_for_all_that_only_this_run_wanted(self, parts: dict[str, Any], says: str) -> None:

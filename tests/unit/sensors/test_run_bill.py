@@ -28,7 +28,7 @@ def test_a_whole_bill(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_a_bill_that_may_be_more_says_why(caplog: pytest.LogCaptureFixture) -> None:
-    why = "when machines came and went could not be read (AWS refused ec2:DescribeInstances.)"
+    why = "when machines were launched and terminated could not be read (AWS refused ec2:DescribeInstances.)"
     tell(LOG, key("a"), bill(why))
     (record,) = caplog.records
     assert record.levelname == "WARNING"
