@@ -1,8 +1,8 @@
 """Whether this package works on your account: a pool's nights, tried there as a DAG, with a report at the end.
 
 What `airflow gpu accept` does, under your scheduler and triggerer. It costs money: trigger it with `it_costs` set; the
-first task says the most that it can cost, and without `it_costs` it stops there. The report is the last task's result
-and in its log, and has no secret in it: docs/acceptance.md.
+first task logs the most that it can cost, and fails without `it_costs`. The report is the last task's result
+and in its log, and contains no secrets: docs/acceptance.md.
 
 While the second night's pod runs, kill a triggerer or a worker, if you like: the night goes on.
 

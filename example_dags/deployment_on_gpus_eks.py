@@ -1,4 +1,4 @@
-"""A Deployment of ten one-GPU pods, spread over the zones, on spot machines that are there only meanwhile.
+"""A Deployment of ten one-GPU pods, spread over the zones, on spot machines that exist only meanwhile.
 
 The pool has two node groups in each zone of the cluster, one on spot and one on demand: where spot is out of stock, the
 rest comes on demand. Inside of the block any operator can put work on the pool: `placement` gives its manifest node
@@ -113,7 +113,7 @@ with DAG(
 
     @task
     def until_gone() -> None:
-        """Wait until the pods have ended: nodes with pods on them are not taken away."""
+        """Wait until the pods have ended: nodes with pods on them are not released."""
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
         from kubernetes.watch import Watch
 
@@ -134,6 +134,6 @@ with DAG(
         deploy = KubernetesCreateResourceOperator(task_id="deploy", yaml_conf=json.dumps(DEPLOYMENT))
         undeploy = KubernetesDeleteResourceOperator(task_id="undeploy", yaml_conf=json.dumps(DEPLOYMENT))
         gone = until_gone()
-        # Put the tasks that use the fleet between these two. The Deployment goes whatever becomes of them.
+        # Put the tasks that use the fleet between these two. The Deployment is deleted even if they fail.
         deploy.as_setup() >> until_ready() >> undeploy.as_teardown(setups=deploy)
         undeploy >> gone.as_teardown(setups=deploy)

@@ -99,7 +99,7 @@ with DAG(
 
     @task
     def until_gone() -> None:
-        """Wait until the pods have ended: nodes with pods on them are not taken away."""
+        """Wait until the pods have ended: nodes with pods on them are not released."""
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
         from kubernetes.watch import Watch
 
@@ -121,6 +121,6 @@ with DAG(
         deploy = KubernetesCreateResourceOperator(task_id="deploy", yaml_conf=json.dumps(DEPLOYMENT))
         undeploy = KubernetesDeleteResourceOperator(task_id="undeploy", yaml_conf=json.dumps(DEPLOYMENT))
         gone = until_gone()
-        # Put the tasks that use the Deployment between these two. It goes whatever becomes of them.
+        # Put the tasks that use the Deployment between these two. It is deleted even if they fail.
         deploy.as_setup() >> until_ready() >> undeploy.as_teardown(setups=deploy)
         undeploy >> gone.as_teardown(setups=deploy)

@@ -1,8 +1,8 @@
-"""A janitor for GPU pools: every half hour, what no live run wants is found, reported and removed.
+"""A janitor for GPU pools: every half hour it finds, reports and releases machines without demand.
 
 Nights end at zero without it, also where Airflow skips their scale-down (`dagrun_timeout`, a run that was deleted): the
 triggers of tasks that wait see to that. It is for what nobody was left to end. Airflow is asked whether a run is over;
-another Airflow's demand in the same cluster, and pods of nobody's, are left alone.
+demand of another Airflow in the same cluster, and pods without a run, are left alone.
 
 Name one pool for each cluster and connection: the others that this package has used there are found in the cluster.
 In the morning `doctor` says what would stop the coming night.
@@ -38,8 +38,8 @@ with DAG(
     doc_md=__doc__,
     tags=["gpu"],
 ):
-    # Tried again, it goes on where it stopped.
+    # A retry continues where it stopped.
     ReapGpuPoolsOperator(task_id="reap", gpu_pools=[train_gpu], retries=2, retry_delay=timedelta(minutes=1))
 
-    # Beside it, and not after it: leftovers do not keep a problem from being told.
+    # Beside it, and not after it: leftovers do not keep the doctor from reporting a problem.
     GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[train_gpu])

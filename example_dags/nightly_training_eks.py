@@ -1,7 +1,7 @@
 """Nightly training on GPUs that exist only while it runs.
 
 Every night at 02:00 UTC the pool grows from nothing to one g6.xlarge, a pod trains on it, and the machine is
-gone seconds after the pod has ended. Whatever fails, the machine goes; and a night that failed is red.
+gone seconds after the pod has ended. Whatever fails, the machine is released, and a failed night is red.
 
 To run it on a cluster of yours:
 
@@ -30,7 +30,7 @@ train_gpu = EksGpuPool(
     region="{{ var.value.get('gpu_region', 'us-west-2') }}",
     instance_types=["g6.xlarge"],
     max_nodes=1,
-    # The one clock: after so long the machines go, even with a training on them.
+    # After this time the machines are released, even with a training on them.
     max_runtime=timedelta(hours=6),
     price_per_hour=0.8048,
     node_labels={"role": "train-gpu"},
@@ -50,7 +50,7 @@ with DAG(
     doc_md=__doc__,
     tags=["gpu", "eks"],
 ):
-    # Before the block's tasks: nodes and device plugin. After them, whatever happened: back to zero.
+    # Before the block's tasks: nodes and device plugin. After them, whatever happened: scale to zero.
     with gpu_nodes(train_gpu, gpus=1):
         train = GpuPodOperator(
             task_id="train",
@@ -61,7 +61,7 @@ with DAG(
                 "TRAIN_EPOCHS": "{{ params.epochs }}",
                 "TRAIN_SECONDS_PER_EPOCH": "{{ params.seconds_per_epoch }}",
                 "TRAIN_FAIL_AT_EPOCH": "{{ params.fail_at_epoch }}",
-                # Mount a volume there, and a training that lost its machine goes on where it stopped.
+                # Mount a volume there, and a training that lost its machine resumes where it stopped.
                 "CHECKPOINT_DIR": "/tmp/checkpoints",
             },
             # The accuracy comes back as XCom.

@@ -1,7 +1,7 @@
 """Nightly training on GPUs that exist only while it runs.
 
 Every night at 02:00 UTC the pool grows from nothing to one g2-standard-4, a pod trains on it, and the machine is
-gone seconds after the pod has ended. Whatever fails, the machine goes; and a night that failed is red.
+gone seconds after the pod has ended. Whatever fails, the machine is released, and a failed night is red.
 
 To run it on a cluster of yours:
 
@@ -34,7 +34,7 @@ train_gpu = GkeGpuPool(
     cluster_name="{{ var.value.get('gpu_cluster', 'k8s-ml') }}",
     machine_types=["g2-standard-4"],
     max_nodes=1,
-    # The one clock: after so long the machines go, even with a training on them.
+    # After this time the machines are released, even with a training on them.
     max_runtime=timedelta(hours=6),
     price_per_hour=0.7068,
     node_labels={"role": "train-gpu"},
@@ -54,7 +54,7 @@ with DAG(
     doc_md=__doc__,
     tags=["gpu", "gke"],
 ):
-    # Before the block's tasks: nodes and device plugin. After them, whatever happened: back to zero.
+    # Before the block's tasks: nodes and device plugin. After them, whatever happened: scale to zero.
     with gpu_nodes(train_gpu, gpus=1):
         train = GpuPodOperator(
             task_id="train",
@@ -65,7 +65,7 @@ with DAG(
                 "TRAIN_EPOCHS": "{{ params.epochs }}",
                 "TRAIN_SECONDS_PER_EPOCH": "{{ params.seconds_per_epoch }}",
                 "TRAIN_FAIL_AT_EPOCH": "{{ params.fail_at_epoch }}",
-                # Mount a volume there, and a training that lost its machine goes on where it stopped.
+                # Mount a volume there, and a training that lost its machine resumes where it stopped.
                 "CHECKPOINT_DIR": "/tmp/checkpoints",
             },
             # The accuracy comes back as XCom.
