@@ -54,7 +54,7 @@ def _stored(name: str) -> str | None:
     """Return a Variable's value; None only where it is certain that there is none.
 
     `Variable.get` says so too when Airflow's API did not answer, and a second id would make strangers of all runs that
-    want nodes now: their scale-down would leave them to whoever they belong to.
+    want nodes now: their scale-down would not release those nodes.
     """
     from airflow.sdk import Variable
 
@@ -68,7 +68,7 @@ def _agreed() -> str:
     """Make an id, unless another worker makes one at the same time: then return that one.
 
     Variables have no compare-and-swap. So each worker proposes an id, waits until the proposals of all who saw none are
-    through, and takes the last one. Whoever's write was held up for longer still finds what the others have taken.
+    through, and takes the last one. A process whose write was delayed longer still finds what the others have taken.
     """
     from airflow.sdk import Variable
 

@@ -80,7 +80,7 @@ class Stop:
 
 
 def _is_talking() -> bool:
-    """Say whether a request to Airflow is under way in the code that a signal has interrupted."""
+    """Return True if the code that a signal interrupted was making a request to Airflow."""
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         if frame.f_globals.get("__name__") == _TALK:

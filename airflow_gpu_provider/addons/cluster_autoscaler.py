@@ -191,7 +191,7 @@ class ClusterAutoscaler:
 
 
 def is_autoscaler_image(image: str) -> bool:
-    """Say whether an image is a cluster-autoscaler, from whatever registry."""
+    """Return True if an image is a cluster-autoscaler, from any registry."""
     return image.partition("@")[0].rpartition("/")[2].partition(":")[0].startswith(NAME)
 
 

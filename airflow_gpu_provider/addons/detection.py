@@ -190,14 +190,14 @@ def _is_discovery(daemon_set: Mapping[str, Any]) -> bool:
 
 
 def _is_ours(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
-    """Say whether it is this package's plugin for the pool; its driver installer has these labels too."""
+    """Return True if it is this package's plugin for the pool; its driver installer has these labels too."""
     labels = daemon_set["metadata"].get("labels") or {}
     by_us = labels.get("app.kubernetes.io/managed-by") == "airflow-gpu-provider" and labels.get(POOL_LABEL) == pool.name
     return by_us and _kind_of(daemon_set) == "device plugin"
 
 
 def _is_gkes(daemon_set: Mapping[str, Any]) -> bool:
-    """Say whether it is GKE's own plugin, which is on its GPU nodes without being asked for."""
+    """Return True if it is GKE's own plugin, which is on its GPU nodes by default."""
     labels = daemon_set["metadata"].get("labels") or {}
     return bool(labels.get("addonmanager.kubernetes.io/mode")) and "nvidia-gpu-device-plugin" in _words(daemon_set)
 

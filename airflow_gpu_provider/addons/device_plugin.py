@@ -212,7 +212,7 @@ class GpusWait(Record):
     deadline: datetime
 
     def step(self, snapshot: PluginSnapshot, now: datetime) -> Progress:
-        """Say whether the GPUs are there; `lines` is what is so now, for the log."""
+        """Return whether the GPUs are allocatable; `lines` describes the present state, for the log."""
         nodes = [node for node in snapshot.nodes if not node.cordoned and not node.autoscaler_deleting]
         missing = [node for node in nodes if node.gpus == 0]
         lines = tuple(self._line(node, snapshot) for node in nodes)
@@ -247,7 +247,7 @@ def driver_fix(node: Node) -> str:
 
 
 def has_failed(pod: PodState) -> bool:
-    """Say whether the plugin ended with an error, or its image cannot be had: waiting alone will not help."""
+    """Return True if the plugin ended with an error, or its image cannot be pulled: waiting alone will not help."""
     base = pod.base
     return base is not None and (base.reason in _STUCK or bool(base.exit_code))
 

@@ -32,7 +32,7 @@ class NodePicture:
 
 
 def runs_on(spec: Json, node: NodePicture) -> Answer:
-    """Say whether a pod with this spec would run on the node, as far as taints, labels and affinity go."""
+    """Return True if taints, labels and affinity let a pod with this spec run on the node."""
     if not _tolerates(spec.get("tolerations") or (), node.taints):
         return False
     wanted = [{"key": k, "operator": "In", "values": [v]} for k, v in (spec.get("nodeSelector") or {}).items()]

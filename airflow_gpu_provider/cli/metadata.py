@@ -79,7 +79,7 @@ def pools_of_file(path: str) -> list[NamedPool]:
 
 
 def run_is_over(key: DemandKey) -> bool:
-    """Say whether a DAG run of this installation is over: it has ended, or is not there any more."""
+    """Return True if a DAG run of this installation is over: it has ended, or no longer exists."""
     from airflow.models.dagrun import DagRun
     from airflow.utils.session import create_session
     from airflow.utils.state import State

@@ -2,7 +2,7 @@
 
 aiohttp and not the generated client, because a watch's lines are wanted as they come, and model classes would hold
 up the loop. Every failure leaves here as one of `airflow_gpu_provider.errors`, but for two that are part of the
-protocol: `Expired` (410) for whoever watches, and None or False for what is not there.
+protocol: `Expired` (410) for a watch, and None or False for what does not exist.
 """
 
 from __future__ import annotations

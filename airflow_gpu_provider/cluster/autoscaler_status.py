@@ -47,7 +47,7 @@ class AutoscalerStatus:
     backoff: Mapping[str, str] = field(default_factory=dict)
 
     def is_fresh(self, now: datetime) -> bool:
-        """Whether whoever wrote it is alive."""
+        """Whether the autoscaler that wrote it is alive."""
         return self.updated_at is not None and now - self.updated_at < FRESH
 
     @classmethod

@@ -43,7 +43,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class DemandKey:
-    """Who wants nodes of which pool: one DAG run of one Airflow installation, or one block of that run.
+    """The owner of demand for a pool: one DAG run of one Airflow installation, or one block of that run.
 
     Attributes:
         block: The `gpu_nodes` block, told from the run's others on the same pool, which come and go by themselves;
@@ -95,7 +95,7 @@ class DemandKey:
 
 @dataclass(frozen=True, kw_only=True)
 class Unreadable:
-    """One annotation of a demand Lease that somebody edited beyond recognition."""
+    """One annotation of a demand Lease that a manual edit made unreadable."""
 
     lease: str
     what: str
@@ -111,7 +111,7 @@ class Unreadable:
 class DemandLease:
     """`nodes` nodes are wanted for `key` until `until`; `created_at` is its place in the queue.
 
-    `groups` names the groups that others own and that the run's pool scales, for two pools must not scale one group.
+    `groups` names the external groups that the run's pool scales, because two pools must not scale one group.
 
     Attributes:
         attempts: How often the run's nodes have not come together.
@@ -268,7 +268,7 @@ def write_demand(api: ApiClient, lease: DemandLease, *, check: Callable[[], None
     else:
         manifest["metadata"]["resourceVersion"] = version
         call(api, "update", path, resource="leases", body=manifest)
-    check()  # whoever was stopped in between has written late, by what was so before: it has to decide anew
+    check()  # a process that stalled in between wrote late, from outdated facts: it has to decide again
 
 
 def give_up(api: ApiClient, key: DemandKey) -> bool:

@@ -6,8 +6,8 @@
 
 All feeds of one event loop share a connection pool for each cluster and a watch for each resource. The watch runs in a
 task with an empty context, outlives the feed that started it, and ends with the last one. A feed only gets changes of
-the key that it asked for, and decides itself what to log: a line logged by the shared task would land in the log of
-whoever started it.
+the key that it asked for, and decides itself what to log: a line logged by the shared task would land in the log of the
+task that started it.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def pool_nodes(selector: Mapping[str, str]) -> dict[Resource, str]:
 
 
 def unlabelled_nodes() -> Resource:
-    """The nodes that are in no pool: one of a group that others own is among them until it gets its pool's labels."""
+    """The nodes that are in no pool, among them new nodes of external groups until they get their pool's labels."""
     return Resource(path=NODES, key=_any, label_selector=f"!{POOL_LABEL}")
 
 
@@ -212,7 +212,7 @@ class _Cluster:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the cluster could not be found; whoever comes next tries anew."""
+        """Whether the cluster could not be found; the next subscriber tries again."""
         opening = self.opening
         return opening is not None and opening.done() and (opening.cancelled() or opening.exception() is not None)
 
@@ -307,7 +307,7 @@ class _Informer:
             except GpuError as error:
                 failures += 1
                 self._tell_trouble(error)
-            except Exception as error:  # noqa: BLE001 - whoever waits has to hear of a bug in here; else they wait for ever
+            except Exception as error:  # noqa: BLE001 - waiting feeds have to learn of a bug here; else they wait for ever
                 failures += 1
                 self._tell_trouble(GpuError(f"The watch of {self._resource.path} failed: {error!r}."))
             if time.monotonic() - self._open_since > _QUIET_START:

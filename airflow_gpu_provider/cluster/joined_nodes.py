@@ -1,4 +1,4 @@
-"""Nodes that join without the pool's labels, as those of groups that others own do, and get them from this package."""
+"""Nodes that join without the pool's labels, as those of external groups do, and get them from this package."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class NodePool:
         return self.node_class_group == AUTO_MODE_GROUP
 
     def refuses(self, selector: Mapping[str, str], tolerated: tuple[Taint, ...]) -> str:
-        """Say why it would bring no node for a GPU pod with this selector and these tolerations; else empty.
+        """Return why it would add no node for a GPU pod with this selector and these tolerations; else empty.
 
         A taint of nvidia.com/gpu is tolerated anyway.
         """
@@ -183,7 +183,7 @@ def list_node_pools(api: ApiClient) -> tuple[NodePool, ...] | None:
 
 
 def brings_bottlerocket(api: ApiClient, node_pool: NodePool) -> bool:
-    """Say whether a NodePool's machines run Bottlerocket, whose NVIDIA images have a device plugin of their own."""
+    """Return True if a NodePool's machines run Bottlerocket, whose NVIDIA images have a device plugin of their own."""
     if node_pool.node_class_group != _EC2_GROUP:
         return False
     path = f"/apis/{_EC2_GROUP}/v1/ec2nodeclasses/{node_pool.node_class}"

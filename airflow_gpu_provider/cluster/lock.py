@@ -44,7 +44,7 @@ class PoolLock:
         timeout: How long to wait for it; longer than `duration`, so that a dead holder does not fail the next.
         clock: The time; tests bring their own.
         say: Takes one line, when the lock is held by another.
-        spec: The pool's serialized spec, kept with the lock: whoever looks for forgotten pools finds it there.
+        spec: The pool's serialized spec, kept with the lock: the janitor finds forgotten pools by it.
         seen: What earlier tries saw of it, for one who tries again and again for a moment each: a dead holder's time
             then runs out all the same.
 
@@ -167,7 +167,7 @@ class PoolLock:
             log.warning("The lock %s/%s could not be given back.", DEMAND_NAMESPACE, self.name)
 
     def _free(self, record: dict[str, Any]) -> bool:
-        """Return whether it is free now, by what is known: whoever has it meanwhile is not disturbed."""
+        """Return True if the lock is free now, as far as is known; another holder is not disturbed."""
         spec = {key: value for key, value in record["spec"].items() if key != "holderIdentity"}
         try:
             self._write(record, spec)

@@ -52,7 +52,7 @@ class Node:
         gpu_capacity: Those that are unhealthy included.
         labels: All that it carries.
         allocatable: What pods can have of it, as the kubelet says it: resource names with quantities.
-        cordoned: spec.unschedulable, whoever set it.
+        cordoned: spec.unschedulable, set by this package or externally.
         cordon_mark: It carries our annotation, cordoned or not.
         autoscaler_deleting: cluster-autoscaler is about to remove it.
         leaving: Why it is about to be taken away, in words; empty where nothing says so.

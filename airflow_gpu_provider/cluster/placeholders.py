@@ -1,7 +1,7 @@
-"""Placeholder pods: they make an autoscaler bring a node up before the pod that is to run there exists.
+"""Placeholder pods: they make an autoscaler add a node before the pod that is to run there exists.
 
-Each asks for a whole node's GPUs, at a priority at which every other pod takes its place. It lives next to the demand
-Lease that it is made for and belongs to it, so that the cluster deletes it with the Lease, whoever is gone by then.
+Each requests a whole node's GPUs, at a priority at which every other pod preempts it. The demand Lease that it is made
+for owns it, so that the cluster deletes it with the Lease, even if the process that created it has died.
 """
 
 from __future__ import annotations

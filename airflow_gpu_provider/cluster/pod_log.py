@@ -1,4 +1,4 @@
-"""A container's log, read in pieces by whoever is there to read it: each line once. No I/O, no clock.
+"""A container's log, read in pieces by changing readers: each line once. No I/O, no clock.
 
 The kubelet can be asked for the lines of a time or later, in whole seconds (sinceTime). A log only grows at its end, so
 these lines are the same sequence each time, and "the lines of second S or later, and how many of them are done with"

@@ -226,7 +226,7 @@ def list_pool_pods(
         selector: The labels of the pool's nodes.
         nodes: The pool's nodes.
         at_once: How many requests are made at a time.
-        alive: Called between requests, for whoever has a lock to renew.
+        alive: Called between requests, to renew the caller's lock.
     """
     names = {node.name for node in nodes}
     if _is_one_list_cheaper(api, names):

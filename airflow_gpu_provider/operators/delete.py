@@ -88,8 +88,8 @@ class DeleteGpuPoolOperator(PoolOperator):
 
 
 def _is_there(group: Group) -> bool:
-    """Say whether a group is still to go: others' own stay, and machines that others bring are one in name only.
+    """Return True if a group is still to be deleted: external groups stay.
 
-    Those that a provisioner brings are in it as long as it pleases.
+    External machines form a group only by their labels; a provisioner removes its own in its own time.
     """
     return group.owned and (group.when_idle == "remove" or (bool(group.machines) and not group.provisioner))

@@ -216,7 +216,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         return {"pool": self.gpu_pool.name, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
 
     def _bear(self, call: Callable[[], T]) -> T:
-        """Make a call that may be repeated, until it works, or its error is not borne any longer."""
+        """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
         from airflow_gpu_provider.scaling.perseverance import until_it_works
 
         return until_it_works(call, within=self.wait_timeout, say=self._say)

@@ -461,7 +461,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def get_or_create_pod(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
         """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first.
 
-        A refusal that may pass is borne for some minutes (see `patience`): a quota that is used up, say.
+        A refusal that may be transient is tolerated for some minutes (see `patience`): a used-up quota, say.
         """
 
         def once() -> V1Pod:

@@ -64,7 +64,7 @@ def ordinal(number: int) -> str:
 def _own(group: Group, now: datetime) -> PassedOver | None:
     failure = group.launch_failure
     if failure is None or group.provisioner:
-        return None  # whoever brings machines by itself has a back-off of its own
+        return None  # a provisioner has a back-off of its own
     times, until = in_a_row((*failure.earlier, failure.at))
     return PassedOver(failure=failure, until=until, times=times) if now < until else None
 

@@ -156,7 +156,7 @@ class Group:
             cloud does not tell it, or where nothing depends on it: no launch of the pool is over a quota.
         launching: A launch is under way that has no machine to show yet.
         issues: The cloud's health issues, in its words.
-        keeps: Machines that the cloud keeps, whoever wants them: the group's minimum size.
+        keeps: Machines that the cloud keeps even without demand: the group's minimum size.
         autoscaler_name: What an autoscaler calls the group in its reports and events.
         untold: What is not as it should be of the tags by which autoscalers and the bill know the group, for people.
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.

@@ -13,7 +13,7 @@ from airflow_gpu_provider.workload_placement import tolerations_of
 
 @dataclass(frozen=True, kw_only=True)
 class NamedGroup:
-    """One group of others, as its cloud describes it.
+    """One external group, as its cloud describes it.
 
     Attributes:
         candidate: Where its machines come from: its zones in one text, and the first of its types.
@@ -21,7 +21,7 @@ class NamedGroup:
         types_without_gpus: Those of them that have no GPUs for sure.
         taints: What its nodes join with, as far as the cloud tells.
         min_size, max_size: Its own limits.
-        made_for: The pool for which this package created it; empty for a group of others.
+        made_for: The pool for which this package created it; empty for an external group.
         warnings: What people should know of it.
     """
 

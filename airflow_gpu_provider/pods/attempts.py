@@ -62,7 +62,7 @@ class Preemptions:
         return cls(resume=resume, at_most=max_preemptions)
 
     def why_not(self, attempt: Attempt, *, deadline: datetime, now: datetime) -> str:
-        """Say why this attempt is not followed by another one; empty where it is."""
+        """Return why no other attempt follows this one; empty if one does."""
         if not self.resume:
             return "on_preemption is 'fail'"
         if attempt.number > self.at_most:

@@ -97,7 +97,7 @@ def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api, groups: G
 
 
 def _markets(pool: GpuPool, groups: Groups) -> set[str]:
-    """Return the capacity types of the pool's machines; of groups that others own only the cloud knows."""
+    """Return the capacity types of the pool's machines; only the cloud knows those of external groups."""
     if pool.manage == "scale":
         return {group.candidate.market for group in groups()}
     return set(getattr(pool, "capacity_types", ()))

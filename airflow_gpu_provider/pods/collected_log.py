@@ -64,7 +64,7 @@ class LogRest:
 
     @property
     def positions(self) -> dict[str, Any]:
-        """How far the log is written, for whoever goes on with it."""
+        """How far the log is written, for the next reader."""
         return positions_to_record({name: reader.position for name, reader in self._readers.items()})
 
     def write(self, api: ApiClient, pod: V1Pod, containers: Iterable[str], tell: Tell) -> None:

@@ -35,7 +35,7 @@ _LIMITED = re.compile(r"too ?many ?requests|rate limit|quota exceeded", re.IGNOR
 _QUOTED = re.compile(r'"[^"]*"')
 
 KILLED = (128 + 9, 128 + 15)
-"""Exit codes of a container that was told to stop, or was stopped."""
+"""Exit codes of a container that received SIGTERM or SIGKILL."""
 
 _KUBELET_SAYS_IN = timedelta(seconds=5)
 
@@ -47,7 +47,7 @@ _RETRY = "Retry the task: the next try waits for new capacity."
 
 @dataclass(frozen=True, kw_only=True)
 class PodEnd:
-    """The pod is over for whoever waits for it: `error` is None where its base container succeeded."""
+    """The end of the wait for a pod: `error` is None where its base container succeeded."""
 
     error: GpuError | None = None
 
@@ -146,10 +146,10 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
 
 
 def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
-    """Say whether the container ended because the pod was taken away, and not by itself before that.
+    """Return True if the container ended because the pod was taken away, and not by itself before that.
 
-    Times have whole seconds: where both fall into one, a failure is taken for the disruption's, and so is exit 0,
-    because a training that is wrongly tried again costs less than one that is wrongly taken for finished.
+    Times have whole seconds: if both fall into one, a failure is attributed to the disruption, and so is exit 0,
+    because a training that is wrongly tried again costs less than one that wrongly counts as finished.
     """
     if pod.reason in _TAKEN_AWAY and not _is_own_fault(pod):
         return True
@@ -161,7 +161,7 @@ def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
 
 
 def _ran_over(pod: PodState, base: ContainerState) -> bool:
-    """Say whether the container ended because of activeDeadlineSeconds: the node says so a moment later."""
+    """Return True if the container ended because of activeDeadlineSeconds: the node reports that a moment later."""
     if pod.deadline_at is None or base.finished_at is None:
         return False
     return base.finished_at >= pod.deadline_at

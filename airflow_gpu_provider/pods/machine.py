@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 def may_be_spot(pool: GpuPool) -> bool:
-    """Say whether a machine of the pool may be spot; of groups that others own the spec does not say."""
+    """Return True if a machine of the pool may be spot; the spec does not say it of external groups."""
     return pool.manage == "scale" or bool(set(getattr(pool, "capacity_types", ())) - {"ON_DEMAND"})
 
 

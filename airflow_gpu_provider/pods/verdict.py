@@ -19,12 +19,12 @@ from airflow_gpu_provider.scaling.waits import Progress
 
 @dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What the wait for a pod came to.
+    """The outcome of the wait for a pod.
 
     Attributes:
         uid: The pod's; another pod may have its name by now. Empty in the event of an earlier release's trigger.
-        saw_end: The wait itself ended, by its own rules. False: whoever watched could not go on.
-        error: How the wait ended; None where the pod succeeded. Or why nobody could watch.
+        saw_end: The wait itself ended, by its own rules. False: the watching process could not continue.
+        error: How the wait ended; None where the pod succeeded. Or why the pod could not be watched.
         container_ended: The base container had ended by then.
         machine: The cloud's name for the pod's machine; empty where its node was never seen.
         timeline: The phases of the pod's life.
@@ -67,7 +67,7 @@ class Watched:
 
     @classmethod
     def of_progress(cls, wait: PodWait, progress: Progress, logs: Mapping[str, Any]) -> Self:
-        """Read what a worker's own wait came to."""
+        """Read the outcome of a worker's own wait."""
         result = progress.result or {}
         return cls(
             namespace=wait.namespace,

@@ -99,7 +99,7 @@ class PodWait(Record):
     is_covered: bool = True
 
     def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
-        """Say whether the wait is over, and how; `lines` is what is so now, for the log."""
+        """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
         pod, lines = snapshot.pod, tuple(self._lines(snapshot))
         if snapshot.gone:
             return self._over(_with_node(end_of_gone(pod, name=self.name), snapshot), snapshot, lines)
@@ -311,7 +311,7 @@ def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:
 
 
 def _may_leave(node: Node) -> bool:
-    """Say whether somebody is about to take the node away; a managed node group cordons it before it is drained."""
+    """Return True if the node is about to be removed; a managed node group cordons it before it is drained."""
     return bool(node.leaving) or (node.cordoned and not node.cordoned_by_us)
 
 

@@ -99,7 +99,7 @@ async def watch_pod(
 
 
 def _note_lost(pod: Json, now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator) -> None:
-    """Write down when a pod ran that is lost, for its run's bill: nobody may find it to do so later."""
+    """Record when a lost pod ran, for its run's bill: it may not be found later."""
     try:
         record_pods(open_access().api_client(), [Pod.parse(dict(pod))], now)
     except GpuError as error:
@@ -329,7 +329,7 @@ class PodView:
             self._events[event.uid] = event
 
     def _too_large(self) -> PodUnschedulable | None:
-        """Say whether the pod is larger than any node that the pool has or can have."""
+        """Return the error of a pod that is larger than any node that the pool has or can have; None if it fits."""
         if self._requests is None:
             return None
         try:

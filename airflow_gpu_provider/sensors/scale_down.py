@@ -45,7 +45,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         deferrable: Wait in the triggerer. Default True; else `mode` says how: "poke" or "reschedule".
         poke_interval: Seconds between two looks when not deferrable. Default 5.
         timeout: How long machines may take to go, draining included, and how long a cloud or a cluster that does not
-            answer is asked again; a permission that is missing is borne for five minutes of it. Default 30 minutes.
+            answer is asked again; a missing permission is tolerated for five minutes of it. Default 30 minutes.
             After that the task fails with PoolNotReleased, and is tried again.
         retries: Default 3.
         retry_delay: Default half a minute.

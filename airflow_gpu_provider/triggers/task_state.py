@@ -11,19 +11,19 @@ from asgiref.sync import sync_to_async
 
 
 async def is_still_deferred(trigger: BaseTrigger) -> bool:
-    """Say whether the trigger's task waits on, so that what the trigger watches must be left alone."""
+    """Return True if the trigger's task still waits, so that what the trigger watches must be left alone."""
     from airflow.utils.state import TaskInstanceState
 
     return await _state(trigger) == TaskInstanceState.DEFERRED
 
 
 async def goes_on(trigger: BaseTrigger) -> bool:
-    """Say whether a worker has the trigger's task, or will: resumed by another triggerer's event, or cleared."""
+    """Return True if a worker has the trigger's task, or will: resumed by another triggerer's event, or cleared."""
     return await _state(trigger) in _on_their_way()
 
 
 async def may_need_it(trigger: BaseTrigger) -> bool:
-    """Say whether what the trigger's task has asked for may be needed: it waits, it goes on, or it has succeeded."""
+    """Return True if what the trigger's task requested may be needed: it waits, continues, or has succeeded."""
     from airflow.utils.state import TaskInstanceState
 
     state = await _state(trigger)
@@ -52,7 +52,7 @@ async def _state(trigger: BaseTrigger) -> str | None:
 
 
 async def is_run_over(trigger: BaseTrigger) -> bool:
-    """Say whether the trigger's DAG run has ended or is gone: whatever of it has not run by now never will.
+    """Return True if the trigger's DAG run has ended or was deleted: what has not run by now never will.
 
     A run that a person marks failed goes on until its teardowns are done; one that dagrun_timeout ends does not.
     """

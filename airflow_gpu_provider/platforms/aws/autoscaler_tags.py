@@ -38,9 +38,9 @@ class TagChange:
 
 
 def news(words: Iterable[str]) -> list[str]:
-    """Return those of a TagChange's words that a plan tells of.
+    """Return those of a TagChange's words that a plan reports.
 
-    What the bill needs, and that EKS offers each new group to autoscalers, is put right in passing.
+    Not those of the bill's tags, nor of EKS's own offer of each new group to autoscalers: they are corrected silently.
     """
     return [each for each in words if each[1:].startswith(DISCOVERY) and each != f"-{ENABLED}"]
 
@@ -92,7 +92,7 @@ def _lacking(found: Mapping[str, str], wanted: Mapping[str, str]) -> dict[str, s
 
 
 def missing_tags(pool: EksGpuPool, instance_type: str, asg: Mapping[str, Any]) -> dict[str, str]:
-    """Return the tags that a group of others lacks. By discovery tags it is found whatever their values are."""
+    """Return the tags that an external group lacks. Discovery tags work with any value."""
     found = {tag["Key"] for tag in asg.get("Tags", ())}
     put = tag_change(pool, instance_type, asg).put
     return {key: value for key, value in put.items() if key.startswith(f"{TEMPLATE}/") or key not in found}

@@ -167,7 +167,7 @@ class AutoScaling:
         if _is_suspended(asg) and not self._marks.read([asg]):
             yield  # somebody else's suspension serves as well, and is not ours to end
             return
-        # The mark comes first: whoever dies after it leaves something that is found.
+        # The mark comes first: if this process dies after it, another one finds the mark.
         self._marks.set(name, self._service.now())
         try:
             self._service.call("suspend_processes", AutoScalingGroupName=name, ScalingProcesses=["Launch"])

@@ -1,4 +1,4 @@
-"""EksBase: what pools on Amazon EKS do alike, whoever owns the groups: the cluster, quotas, sizes, the switch."""
+"""EksBase: what pools on Amazon EKS share, with own or external groups: the cluster, quotas, sizes, the switch."""
 
 from __future__ import annotations
 

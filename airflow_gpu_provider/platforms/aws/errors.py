@@ -62,7 +62,7 @@ _THROTTLED = {
     "ThrottledException",
     "TooManyRequestsException",
 }
-# The request itself is wrong. What is not listed is borne: a code that nobody knows may be of a failure that passes.
+# The request itself is wrong. Other codes are tolerated: an unknown code may mean a transient failure.
 _REJECTED = {
     "InvalidAction",
     "InvalidParameter",
@@ -122,7 +122,7 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
 
 
 def has_code(error: GpuError, *codes: str) -> bool:
-    """Say whether an error raised by `mapped_errors` is AWS's answer with one of these codes."""
+    """Return True if an error raised by `mapped_errors` is AWS's answer with one of these codes."""
     return error.details.get("code") in codes
 
 

@@ -47,7 +47,7 @@ class EksExternalPlatform(EksBase):
 
     Args:
         pool: The rendered spec.
-        owner: Not used: groups of others carry nothing of ours.
+        owner: Not used: this package does not tag external groups.
     """
 
     def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
@@ -142,7 +142,7 @@ class EksExternalPlatform(EksBase):
             commands = [tag_command(asg, tags, self._pool.region) for asg, (_, tags) in lacking.items()]
             raise AutoscalerTagsMissing(
                 f"Pool {self._pool.name}: cluster-autoscaler cannot scale {', '.join(names)} from zero: tags are"
-                " missing, and this package does not tag groups of others.",
+                " missing, and this package does not tag external groups.",
                 f"Define them where the group is defined, or run: {' && '.join(commands)}",
                 groups=names,
                 tags={asg: tags for asg, (_, tags) in lacking.items()},

@@ -101,7 +101,7 @@ def ending_cause(instance_id: str, activities: Iterable[Mapping[str, Any]]) -> s
 
 
 def is_launching(activities: Iterable[Mapping[str, Any]], known: Iterable[Machine]) -> bool:
-    """Say whether a launch is under way whose instance is not among the known ones, nor ended since.
+    """Return True if a launch is in progress whose instance is not among the known ones, nor ended since.
 
     The activities must have been read before the instances: a launch then shows in the one or in the other.
     """

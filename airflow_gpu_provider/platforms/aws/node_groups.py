@@ -158,7 +158,7 @@ class NodeGroups:
 
 
 def is_owned(group: Mapping[str, Any], pool: EksGpuPool) -> bool:
-    """Say whether this package created the group for this pool."""
+    """Return True if this package created the group for this pool."""
     return bool(group.get("tags", {}).get(POOL_TAG) == pool.name)
 
 

@@ -51,7 +51,7 @@ def questions(
     Args:
         pool: The rendered spec.
         cluster_arn: The cluster's.
-        node_role: Of the nodes to come; not needed for groups of others.
+        node_role: Of the new nodes; not needed for external groups.
         groups: The Auto Scaling groups that exist behind the pool's groups, as DescribeAutoScalingGroups shows them.
     """
     if pool.manage == "scale":
@@ -83,7 +83,7 @@ def _size_question(group: Mapping[str, Any]) -> Question:
 
 
 def ask(iam: AwsService, caller: str, asked: Sequence[Question]) -> Refusals:
-    """Put the questions; `caller` is STS's word for who asks. Of whoever may not ask, nothing is known."""
+    """Simulate the calls of `caller`, the identity by STS. Without permission to simulate, nothing is known."""
     fix = "docs/iam.md has the whole policy."
     try:
         refused = [action for question in asked for action in _refused(iam, principal_of(caller), question)]

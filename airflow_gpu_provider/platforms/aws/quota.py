@@ -91,7 +91,7 @@ def judge(
         QuotaExceeded: All quotas together have too little room.
     """
     if not candidates:
-        return Verdict()  # groups of others that do not exist: a plan names them
+        return Verdict()  # external groups that do not exist: a plan names them
     room = {c.group: _nodes(c, quotas, vcpus) for c in candidates}
     if _together(candidates, room) < missing:
         raise _exceeded(pool, missing, candidates, quotas, vcpus)
@@ -170,7 +170,7 @@ def _running(ec2: AwsService) -> list[tuple[str, str]]:
 
 
 def _vcpus(ec2: AwsService, types: Iterable[str]) -> dict[str, int]:
-    known = {name: instance_type(name) for name in types if name}  # a group of others may not say its types
+    known = {name: instance_type(name) for name in types if name}  # an external group may not say its types
     vcpus = {name: machine.vcpus for name, machine in known.items() if machine}
     newer = sorted(name for name, machine in known.items() if machine is None)
     if newer:

@@ -59,7 +59,7 @@ class TagMarks:
 
 
 class LeaseMarks:
-    """A Lease in the cluster: groups of others are not tagged. The caller holds the pool's lock."""
+    """A Lease in the cluster: external groups are not tagged. The caller holds the pool's lock."""
 
     def __init__(self, api: ApiClient) -> None:
         self._api = api

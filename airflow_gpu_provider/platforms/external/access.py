@@ -51,7 +51,7 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
 
 
 def _extras(conn_id: str) -> dict[str, Any]:
-    # Not by KubernetesHook: for want of a kubernetes_default it takes whatever way to a cluster the worker has.
+    # Not by KubernetesHook: without a kubernetes_default it uses whatever access to a cluster the worker has.
     from airflow.sdk import BaseHook
 
     prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3

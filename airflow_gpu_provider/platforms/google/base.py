@@ -1,4 +1,4 @@
-"""GkeBase: what pools on GKE do alike, whoever owns the node pools: the cluster, quotas, sizes, single machines."""
+"""GkeBase: what pools on GKE share, with own or external node pools: the cluster, quotas, sizes, single machines."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def error_of_operation(code: str, message: str, *, doing: str) -> GpuError:
 
 
 def is_out_of_stock(text: str) -> bool:
-    """Say whether Google Cloud's words mean that it has no such machine there now."""
+    """Return True if Google Cloud's words mean that it has no such machine there now."""
     return any(words in text for words in _OUT_OF_STOCK)
 
 
@@ -164,7 +164,7 @@ def is_throttled(text: str) -> bool:
 
 
 def is_over_quota(text: str) -> bool:
-    """Say whether Google Cloud's words mean that a quota of the project is used up."""
+    """Return True if Google Cloud's words mean that a quota of the project is used up."""
     return not is_throttled(text) and (any(w in text for w in _QUOTA) or _QUOTA_TEXT.search(text) is not None)
 
 
@@ -175,7 +175,7 @@ def quota_name(text: str) -> str | None:
 
 
 def has_status(error: GpuError, *statuses: str) -> bool:
-    """Say whether an error raised by `mapped_errors` is an answer of Google's with one of these statuses."""
+    """Return True if an error raised by `mapped_errors` is an answer of Google's with one of these statuses."""
     return error.details.get("status") in statuses
 
 

@@ -69,7 +69,7 @@ class GkeExternalPlatform(GkeBase):
 
     Args:
         pool: The rendered spec.
-        owner: Not used: node pools of others carry nothing of ours.
+        owner: Not used: this package does not label external node pools.
     """
 
     def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:

@@ -60,7 +60,7 @@ def name_of(managed: Mapping[str, Any]) -> str:
 
 
 def has_machine(managed: Mapping[str, Any]) -> bool:
-    """Say whether there is a machine, running or about to, that is not just being replaced by another."""
+    """Return True if there is a machine, running or about to run, that is not just being replaced by another."""
     status = managed.get("instanceStatus")
     if not status:
         return False

@@ -1,7 +1,7 @@
 """When instances of managed instance groups ran, read from the operations of their zone. Pure.
 
 Compute Engine keeps operations for 14 days, `gcloud compute operations list` says. What takes an instance away is one
-too, whoever asks for it: "compute.instances.preempted" is Compute Engine's own.
+too, whatever requested it: "compute.instances.preempted" is Compute Engine's own.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class NodePools:
 
 
 def is_owned(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> bool:
-    """Say whether this package created the node pool for this pool."""
+    """Return True if this package created the node pool for this pool."""
     return labels_of(node_pool).get(POOL_LABEL) == pool.name
 
 

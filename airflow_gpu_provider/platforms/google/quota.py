@@ -76,7 +76,7 @@ def judge(pool: GkeGpuPool, missing: int, candidates: Sequence[Candidate], quota
         QuotaExceeded: All quotas together have too little room.
     """
     if not candidates or pool.is_reserved:
-        # Groups of others that do not exist: a plan names them. A reservation is itself what counts against the quotas.
+        # External groups that do not exist: a plan names them. A reservation is itself what counts against the quotas.
         return Verdict()
     room = {c.group: _nodes(pool, c, quotas) for c in candidates}
     has_room_for_all = max(room.values()) >= missing
