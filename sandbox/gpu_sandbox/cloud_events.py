@@ -1,4 +1,4 @@
-"""What a cloud tells the sandbox of its instances, and the outbox that tells it once the cloud's lock is free."""
+"""What a cloud reports to the sandbox about its instances, and the outbox that reports it once the cloud's lock is free."""
 
 from __future__ import annotations
 

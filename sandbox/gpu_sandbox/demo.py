@@ -1,4 +1,4 @@
-"""`gpu-sandbox demo`: one night's training from zero GPUs and back to zero, on this machine, watched.
+"""`gpu-sandbox demo`: one night's training from zero GPUs and back to zero, on this machine, shown live.
 
 The sandbox and a whole Airflow are started, the example DAG is triggered, what happens is shown while it
 happens, and a report is printed and written. Everything that was started is stopped, Ctrl-C included.

@@ -1,4 +1,4 @@
-"""What can go wrong with the sandbox itself. The failures that it plays to its clients are not here."""
+"""What can go wrong with the sandbox itself. The failures that it simulates for its clients are not here."""
 
 from __future__ import annotations
 

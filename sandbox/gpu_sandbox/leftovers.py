@@ -1,4 +1,4 @@
-"""What is there in a sandbox that costs money: machines, desired sizes, GPU Nodes and pods with GPUs."""
+"""What exists in a sandbox that would cost money: machines, desired sizes, GPU Nodes and pods with GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How quick a sandbox is: far quicker than the clouds, or in their own times on a clock that is so many times faster.
+"""How fast a sandbox is: far faster than the clouds, or in their own times on a clock that many times faster.
 
 What is scaled is what clouds, kubelets and cluster-autoscaler take; Kubernetes' own times (grace periods, leases) and
 those of whoever uses the sandbox are not. Scheduled actions and ends of machines have a speed of their own, the fault

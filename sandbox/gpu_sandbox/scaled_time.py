@@ -1,4 +1,4 @@
-"""Time that passes quicker than the world's, for what lies hours ahead: scheduled actions, ends of machines."""
+"""Time that passes faster than real time, for events hours ahead: scheduled actions, ends of machines."""
 
 from __future__ import annotations
 

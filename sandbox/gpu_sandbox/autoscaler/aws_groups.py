@@ -1,4 +1,4 @@
-"""Auto Scaling groups as cluster-autoscaler takes them: by their discovery tags, and as their tags say their nodes are.
+"""Auto Scaling groups as cluster-autoscaler sees them: found by discovery tags, with nodes as their tags describe them.
 
 What a group is from zero comes from its tags, and for a managed node group from EKS's DescribeNodegroup: nothing else
 is known of it before it has had a node.

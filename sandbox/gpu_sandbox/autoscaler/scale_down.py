@@ -1,4 +1,4 @@
-"""Which nodes nobody needs, by cluster-autoscaler's rules: pure decisions."""
+"""Which nodes are not needed, by cluster-autoscaler's rules: pure decisions."""
 
 from __future__ import annotations
 

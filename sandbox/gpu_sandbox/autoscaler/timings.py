@@ -1,4 +1,4 @@
-"""How long cluster-autoscaler takes for what, by its own defaults, all of them quicker by one factor if so wished."""
+"""How long cluster-autoscaler takes for what, by its own defaults, optionally all faster by one factor."""
 
 from __future__ import annotations
 

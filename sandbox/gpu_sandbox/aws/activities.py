@@ -1,4 +1,4 @@
-"""Scaling activities: what an Auto Scaling group did and why, as DescribeScalingActivities tells it."""
+"""Scaling activities: what an Auto Scaling group did and why, as DescribeScalingActivities reports it."""
 
 from __future__ import annotations
 

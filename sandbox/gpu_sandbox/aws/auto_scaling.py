@@ -1,4 +1,4 @@
-"""Auto Scaling: moto's, with groups that take time, a schedule that fires, and what AWS refuses refused."""
+"""Auto Scaling: moto's, with groups that take time, a schedule that fires, and AWS's refusals."""
 
 from __future__ import annotations
 

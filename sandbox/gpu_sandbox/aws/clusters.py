@@ -1,4 +1,4 @@
-"""EKS clusters that come and go by the API, with their states; one at a time, for there is one control plane."""
+"""EKS clusters, created and deleted by the API, with their states; one at a time, since there is one control plane."""
 
 from __future__ import annotations
 

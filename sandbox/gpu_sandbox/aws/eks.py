@@ -1,4 +1,4 @@
-"""The EKS API: moto's, with clusters and managed node groups that live as EKS's do."""
+"""The EKS API: moto's, with clusters and managed node groups with EKS's life cycles."""
 
 from __future__ import annotations
 

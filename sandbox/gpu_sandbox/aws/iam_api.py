@@ -1,4 +1,4 @@
-"""IAM: moto's own, and the policy simulator, which moto has not."""
+"""IAM: moto's own, and the policy simulator, which moto lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the rest of the sandbox sees of AWS: instances, timings, and the events that AWS tells it of."""
+"""What the rest of the sandbox sees of AWS: instances, timings, and the events that AWS sends it."""
 
 from __future__ import annotations
 

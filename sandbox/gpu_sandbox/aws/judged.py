@@ -1,4 +1,4 @@
-"""AWS's endpoint with a judge behind it, who holds every answer to botocore's model before it is sent."""
+"""AWS's endpoint with a validator that checks every answer against botocore's model before it is sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The sandbox's own look at its AWS: clients with its credentials, whose reads are never old."""
+"""The sandbox's own look at its AWS: clients with its credentials, whose reads are never stale."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Instances of an Auto Scaling group that go once another has taken their place: zone and spot rebalancing."""
+"""Instances of an Auto Scaling group that end once another has replaced them: zone and spot rebalancing."""
 
 from __future__ import annotations
 

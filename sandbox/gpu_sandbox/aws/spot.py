@@ -1,4 +1,4 @@
-"""Spot instances that are taken: a recommendation to rebalance, perhaps, a notice, and two minutes later the end."""
+"""Spot instances that are reclaimed: a recommendation to rebalance, perhaps, a notice, and two minutes later the end."""
 
 from __future__ import annotations
 

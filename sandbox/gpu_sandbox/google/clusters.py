@@ -1,4 +1,4 @@
-"""The project's GKE cluster: made and deleted with its node pools. There is one control plane, so one at a time."""
+"""The project's GKE cluster: created and deleted with its node pools. There is one control plane, so one at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which IAM permission each call takes, as the reference of each method says; empty: none."""
+"""Which IAM permission each call needs, by each method's reference; empty: none."""
 
 from __future__ import annotations
 
