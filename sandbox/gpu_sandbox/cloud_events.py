@@ -1,4 +1,4 @@
-"""What a cloud reports to the sandbox about its instances, and the outbox that reports it once the cloud's lock is free."""
+"""What a cloud reports to the sandbox about its instances, and the outbox that waits for the cloud's lock."""
 
 from __future__ import annotations
 

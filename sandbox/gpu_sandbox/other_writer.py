@@ -1,4 +1,4 @@
-"""Another writer of the cluster's Leases, as a fault: a client that writes the version that it read meets a conflict."""
+"""Another writer of the cluster's Leases, as a fault: a client with the version that it read meets a conflict."""
 
 from __future__ import annotations
 

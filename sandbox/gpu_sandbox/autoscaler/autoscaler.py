@@ -1,4 +1,4 @@
-"""The autoscaler's loop: look at groups, nodes and waiting pods; grow the groups that help them; remove unneeded nodes."""
+"""The autoscaler's loop: look at groups, nodes and waiting pods; grow groups for them; remove unneeded nodes."""
 
 from __future__ import annotations
 

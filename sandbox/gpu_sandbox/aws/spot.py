@@ -1,4 +1,4 @@
-"""Spot instances that are reclaimed: a recommendation to rebalance, perhaps, a notice, and two minutes later the end."""
+"""Spot instances that are reclaimed: perhaps a rebalance recommendation, a notice, and the end two minutes later."""
 
 from __future__ import annotations
 
