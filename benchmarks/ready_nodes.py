@@ -18,7 +18,7 @@ from kubernetes import client
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.waits import NodesWait
 from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
 from benchmarks.figure import Figure

@@ -36,8 +36,8 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.reports.doctor import examine
 from airflow_gpu_provider.run_identity import run_key
+from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
 INSTALLATION = "airflow-gpu-accept"

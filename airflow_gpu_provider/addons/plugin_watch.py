@@ -17,7 +17,7 @@ from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pods.watch import cluster_access
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 
 _LONGEST = 60.0

@@ -25,8 +25,8 @@ from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import PoolStatus, pool_status
 from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
 from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
+from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.waits import format_seconds
 
 _AT_ONCE = 8  # pools that are asked at the same time

@@ -59,7 +59,7 @@ class DeleteGpuPoolOperator(PoolOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import installation_id, lock_holder
         from airflow_gpu_provider.scaling.deletion import delete_pool, forget_pool
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.scaling.open_pool import open_pool
 
         owner = f"{installation_id()}/{context['ti'].dag_id}"
         reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)

@@ -98,9 +98,9 @@ class InstallDevicePluginOperator(PoolOperator):
         self.plan_only = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.perseverance import until_it_works
+        from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
 
-        result, now = until_it_works(self._install, within=self.wait_timeout, say=self._say)
+        result, now = call_with_retries(self._install, within=self.wait_timeout, say=self._say)
         return self._finish({**result, "nodes": {}}) if self.plan_only else self._wait(result, now)
 
     def _install(self) -> tuple[dict[str, Any], datetime]:
@@ -169,8 +169,8 @@ class InstallDevicePluginOperator(PoolOperator):
 
     def _block(self, wait: GpusWait, until: datetime | None) -> Progress:
         from airflow_gpu_provider.addons.plugin_watch import watch_plugin
-        from airflow_gpu_provider.scaling.drive import Narrator
         from airflow_gpu_provider.scaling.setbacks import persistently
+        from airflow_gpu_provider.scaling.wait_loop import Narrator
 
         watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
         narrator = Narrator(self._say, started=wait.started)

@@ -217,9 +217,9 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _bear(self, call: Callable[[], T]) -> T:
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
-        from airflow_gpu_provider.scaling.perseverance import until_it_works
+        from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
 
-        return until_it_works(call, within=self.wait_timeout, say=self._say)
+        return call_with_retries(call, within=self.wait_timeout, say=self._say)
 
     def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int) -> None:
         """Bring the groups to the plan; where that fails on its way, to one that goes on from there."""
@@ -232,7 +232,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import lock_holder
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.scaling.open_pool import open_pool
 
         return open_pool(self.gpu_pool, owner=_owner(context), holder=lock_holder(context), say=self.log.info)
 
@@ -300,12 +300,12 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
 
     def _block(self, wait: NodesWait, reconciler: Reconciler) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.changes import pool_changes
-        from airflow_gpu_provider.scaling.drive import drive
+        from airflow_gpu_provider.scaling.pool_changes import pool_changes
+        from airflow_gpu_provider.scaling.wait_loop import run_wait
 
         async def until_done() -> dict[str, Any]:
             async with pool_changes(self.gpu_pool, reconciler.platform.cluster_access) as change:
-                progress = await drive(
+                progress = await run_wait(
                     wait, reconciler.reconcile, say=self.log.info, every=15.0, amend=reconciler.amend, change=change
                 )
             return dict(progress.result or {})
@@ -405,11 +405,11 @@ class _gives_up_on_failure:
 
 def _release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
     """Give the demand up; an error here is logged, for it must not replace the task's first one."""
-    from airflow_gpu_provider.scaling.unattended import WHEN_KILLED, release_unattended
+    from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
 
     operator.log.info("The run's demand is given up.")
     within = WHEN_KILLED if operator._stop.error is not None else None
     try:
-        release_unattended(opened(), key, say=operator.log.info, within=within)
+        release_without_sensor(opened(), key, say=operator.log.info, within=within)
     except GpuError as error:
         operator.log.error("What is left of the run's share goes at the next look, or after max_runtime. %s", error)

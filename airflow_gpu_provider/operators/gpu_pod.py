@@ -77,11 +77,15 @@ from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
 from airflow_gpu_provider.pods.watch import watch_pod
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import is_template
-from airflow_gpu_provider.scaling.drive import Narrator
-from airflow_gpu_provider.scaling.perseverance import until_it_works
-from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
+from airflow_gpu_provider.scaling.open_pool import open_pool
+from airflow_gpu_provider.scaling.release_without_sensor import (
+    WHEN_KILLED,
+    check_nodes_can_come,
+    release_without_sensor,
+)
 from airflow_gpu_provider.scaling.setbacks import Setbacks, persistently
-from airflow_gpu_provider.scaling.unattended import WHEN_KILLED, check_can_come, release_unattended
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.triggers.pod import LAST_WORDS_WITHIN, RECORD_VERSION, GpuPodTrigger
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
@@ -378,7 +382,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             holder = lock_holder(context)
             reconciler = open_pool(pool, owner=owner.writer, holder=holder, say=self.log.info)
             within = WHEN_KILLED if self._stop.error is not None else None
-            release_unattended(reconciler, owner.key, own=own, say=self.log.info, within=within)
+            release_without_sensor(reconciler, owner.key, own=own, say=self.log.info, within=within)
         except GpuError as error:
             self.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)
 
@@ -418,7 +422,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         """Return the pod to create: KubernetesPodOperator's, placed on the pool."""
         if context is None:
             return self._build(None, **kwargs)
-        return until_it_works(lambda: self._build(context, **kwargs), within=_CREATE_WITHIN, say=self.log.warning)
+        return call_with_retries(lambda: self._build(context, **kwargs), within=_CREATE_WITHIN, say=self.log.warning)
 
     def _build(self, context: Context | None, **kwargs: Any) -> V1Pod:
         pool, gpus = self._rendered_pool(), int(self.gpus)
@@ -435,7 +439,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             check_outlives_pod(self.checkpoint, pod, self.base_container_name, pool, groups)
         check_claims_reach(pod, pool, self.client, groups)
         if not self._deadlines(context).is_wanted:
-            check_can_come(pool, groups)
+            check_nodes_can_come(pool, groups)
         owner, now = self._owner(context), self._clock.now()
         seconds = max(1, int((self._deadlines(context).of_pod(now) - now).total_seconds()))
         return place(
@@ -468,7 +472,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             with mapped("create", "pods"):
                 return self._get_or_create(pod_request_obj, context)
 
-        return until_it_works(once, within=_CREATE_WITHIN, say=self.log.warning)
+        return call_with_retries(once, within=_CREATE_WITHIN, say=self.log.warning)
 
     def _get_or_create(self, pod_request_obj: V1Pod, context: Context) -> V1Pod:
         owner, namespace = self._owner(context), pod_request_obj.metadata.namespace

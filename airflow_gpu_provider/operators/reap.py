@@ -66,7 +66,7 @@ class ReapGpuPoolsOperator(PoolOperator):
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_is_over
         from airflow_gpu_provider.scaling.janitor import reap_pools
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.scaling.open_pool import open_pool
 
         installation, holder = installation_id(), lock_holder(context)
         owner = f"{installation}/{context['ti'].dag_id}"

@@ -28,7 +28,7 @@ class _ReportOperator(PoolOperator):
 
     def _open(self, context: Context, pool: GpuPool) -> Reconciler:
         from airflow_gpu_provider.run_identity import installation_id, lock_holder
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.scaling.open_pool import open_pool
 
         owner = f"{installation_id()}/{context['ti'].dag_id}"
         return open_pool(pool, owner=owner, holder=lock_holder(context), say=self.log.info)

@@ -35,8 +35,8 @@ from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling import keeper
-from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.keeper import PoolNews
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 
 _LONGEST = 60.0

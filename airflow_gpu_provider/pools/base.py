@@ -171,7 +171,7 @@ class GpuPool(ABC):
         return {**self.node_labels, **self.node_selector}
 
     @property
-    def joins_bare(self) -> bool:
+    def nodes_join_unlabelled(self) -> bool:
         """Whether nodes may join without the pool's labels, which this package then gives them."""
         return self.manage == "scale"
 

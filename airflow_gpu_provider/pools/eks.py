@@ -118,9 +118,9 @@ class EksGpuPool(GpuPool):
     aws_conn_id: str | None = "aws_default"
 
     @property
-    def joins_bare(self) -> bool:
+    def nodes_join_unlabelled(self) -> bool:
         # With a custom AMI, EKS gives nodes the group's labels and taints only some time after they have joined.
-        return super().joins_bare or self.ami_type == "CUSTOM"
+        return super().nodes_join_unlabelled or self.ami_type == "CUSTOM"
 
     @property
     def needs_cluster_autoscaler(self) -> bool:

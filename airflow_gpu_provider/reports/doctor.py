@@ -30,7 +30,7 @@ from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.permissions import Rule, missing, rules, to_install_a_plugin
 from airflow_gpu_provider.scaling.autoscaling import WITHOUT_AUTOSCALER
-from airflow_gpu_provider.scaling.claims import check_claims
+from airflow_gpu_provider.scaling.group_claims import check_group_claims
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN
@@ -165,7 +165,7 @@ class _Doctor:
             # What a provisioner brings is told as a note, too.
             result: Result = "ok" if getattr(self._pool, "provisioner", None) else "warning"
             yield result, note, "Change the spec, or the group where it is defined."
-        check_claims(self._seen)
+        check_group_claims(self._seen)
         for group in self._seen.groups:
             for issue in group.issues:
                 yield "warning", f"{group.name}: {issue}", "See the group in the cloud's console."

@@ -14,12 +14,12 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, Pod
 from airflow_gpu_provider.platforms.base import Group, Machine
-from airflow_gpu_provider.scaling.notes import notes
+from airflow_gpu_provider.scaling.decision_notes import notes
+from airflow_gpu_provider.scaling.placeholder_changes import placeholder_changes
 from airflow_gpu_provider.scaling.placement import place, scalable
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply, supply
 from airflow_gpu_provider.scaling.wanted import pending_nodes, usable_needed, wanted_nodes, wanted_until
-from airflow_gpu_provider.scaling.warming import placeholders
 
 __all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "usable_needed", "wanted_nodes"]
 
@@ -82,7 +82,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     machines = supply(snapshot)
     wanted = wanted_nodes(snapshot)
     placed, grow, shrink = _sizes(snapshot, machines, wanted)
-    warm, cool = placeholders(snapshot, machines)
+    warm, cool = placeholder_changes(snapshot, machines)
     to_go = _release(snapshot, machines, wanted, grow)
     updated = {group.name for group in snapshot.groups if group.status == "updating"}
     release = tuple(each for each in to_go if each.machine.group not in updated)

@@ -19,8 +19,8 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool, deserialize_pool
 from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
+from airflow_gpu_provider.scaling.decision_notes import why_released
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.notes import why_released
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply

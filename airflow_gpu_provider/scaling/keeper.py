@@ -18,8 +18,8 @@ from weakref import WeakKeyDictionary
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
-from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 

@@ -13,7 +13,7 @@ from airflow_gpu_provider.cluster.usage import MachineUse
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Say
 from airflow_gpu_provider.scaling.bill import Bill, bill, shares
-from airflow_gpu_provider.scaling.claims import claimed
+from airflow_gpu_provider.scaling.group_claims import claimed
 from airflow_gpu_provider.scaling.lives import machines_to_bill
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 

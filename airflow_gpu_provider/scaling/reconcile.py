@@ -12,17 +12,17 @@ from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
-from airflow_gpu_provider.cluster.joined_nodes import label, list_joined
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_nodes, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder, list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import AT_ONCE, all_in_parallel, batches, in_parallel
+from airflow_gpu_provider.cluster.unlabelled_nodes import label_node, list_unlabelled_nodes
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.claims import check_claims, claimed
 from airflow_gpu_provider.scaling.decisions import Decision, decide
+from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.ledger import Ledger
 from airflow_gpu_provider.scaling.recent_writes import RecentWrites
@@ -126,7 +126,7 @@ class Reconciler:
         groups = RecentWrites.parse(memo).on(shown, now)
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
         seen = self._without_claimed_groups(seen) if self.pool.manage == "scale" else seen
-        seen = self._with_joined(seen) if self.pool.joins_bare else seen
+        seen = self._with_joined(seen) if self.pool.nodes_join_unlabelled else seen
         return self._with_autoscaler(seen) if self.pool.is_autoscaled else seen
 
     def _without_claimed_groups(self, seen: PoolSnapshot) -> PoolSnapshot:
@@ -138,7 +138,7 @@ class Reconciler:
         """Add the nodes that joined without the pool's labels."""
         machines = {machine.id for group in seen.groups for machine in group.live}
         new = machines - {node.machine for node in seen.nodes}
-        joined = list_joined(self.api, self.pool.name, new) if new else ()
+        joined = list_unlabelled_nodes(self.api, self.pool.name, new) if new else ()
         pods = {pod.uid: pod for pod in (*seen.pods, *self._pods_now(joined))}
         return replace(seen, nodes=(*seen.nodes, *joined), pods=tuple(pods.values()))
 
@@ -164,7 +164,7 @@ class Reconciler:
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
-            check_claims(before)
+            check_group_claims(before)
             lease = replace(_lease(before, key, nodes, until), warm=warm)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease))
@@ -293,8 +293,8 @@ class Reconciler:
     def joined(self, machines: Collection[str]) -> set[str]:
         """Return those of the machines that have a node by now, in the pool or not."""
         nodes = list_nodes(self.api, self.pool.node_selector)
-        if self.pool.joins_bare:
-            nodes += list_joined(self.api, self.pool.name, machines)
+        if self.pool.nodes_join_unlabelled:
+            nodes += list_unlabelled_nodes(self.api, self.pool.name, machines)
         return {node.machine for node in nodes} & set(machines)
 
     def _add_placeholder(self, lease: DemandLease, now: datetime) -> None:
@@ -409,7 +409,7 @@ class _Writes:
         with suppress(ObjectNotFound):  # it was just deleted; the next look sees what is left
             # External groups have taints of their own.
             taints = self._on.pool.parsed_taints if self._on.pool.manage == "full" else ()
-            label(self._on.api, node, self._on.pool.labels, taints)
+            label_node(self._on.api, node, self._on.pool.labels, taints)
 
     def _cordon(self, node: Node) -> bool:
         try:

@@ -16,7 +16,7 @@ from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.patience import Patience, is_borne
 from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 
 T = TypeVar("T")
 

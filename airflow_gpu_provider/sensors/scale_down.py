@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand import DemandKey
     from airflow_gpu_provider.patience import Patience
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.scaling.drive import Narrator
     from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.wait_loop import Narrator
     from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
 
 _HIDING = ("soft_fail", "never_fail", "silent_fail")
@@ -152,7 +152,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         """Release what can be released now, and return how the wait stands; None where a call failed that may pass."""
         from airflow_gpu_provider.cluster.clock import SystemClock
         from airflow_gpu_provider.patience import Patience
-        from airflow_gpu_provider.scaling.drive import Narrator
+        from airflow_gpu_provider.scaling.wait_loop import Narrator
 
         wait = self._local_wait(context)
         narrator = self._narrator = self._narrator or Narrator(self._say, started=wait.started)
@@ -201,7 +201,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import lock_holder
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.scaling.open_pool import open_pool
 
         return open_pool(self.gpu_pool, owner=self._owner(context), holder=lock_holder(context), say=self._say)
 
@@ -249,7 +249,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _release_former_blocks(self, context: Context) -> None:
         """Release, too, what the run wanted for blocks that its DAG does not have any more."""
         from airflow_gpu_provider.run_identity import lock_holder
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.scaling.open_pool import open_pool
         from airflow_gpu_provider.sensors import former_blocks
 
         blocks = former_blocks.blocks_of(self.get_dag())

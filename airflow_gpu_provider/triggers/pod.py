@@ -26,14 +26,14 @@ from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.records import handed_back, is_of_later_release
-from airflow_gpu_provider.scaling.drive import Narrator
-from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.open_pool import open_pool
+from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
 from airflow_gpu_provider.scaling.setbacks import persistently
-from airflow_gpu_provider.scaling.unattended import release_unattended
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
-from airflow_gpu_provider.triggers.settling import has_returned, settle
+from airflow_gpu_provider.triggers.deferral_delay import has_returned, settle
+from airflow_gpu_provider.triggers.shielded import run_shielded
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
-from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 RECORD_VERSION = 2
 """1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor, whatever happens."""
@@ -142,7 +142,7 @@ class GpuPodTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """Delete the pod of a task that a user ended, or dagrun_timeout; release nodes that nobody else will."""
-        await to_the_end(self._delete_pod())
+        await run_shielded(self._delete_pod())
 
     async def _delete_pod(self) -> None:
         """Delete the pod, unless the task still waits for it.
@@ -194,7 +194,7 @@ class GpuPodTrigger(BaseTrigger):
         holder = f"{self.record['holder']}+trigger"
         reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
         own = {PodWait.from_record(self.record["wait"]).uid}
-        release_unattended(reconciler, key, own=own, say=self.log.info)
+        release_without_sensor(reconciler, key, own=own, say=self.log.info)
 
     def _note_use(self, pod: dict[str, Any]) -> None:
         """Write down when the pod ran, for its run's bill."""

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
+from airflow_gpu_provider.triggers.deferral_delay import has_returned
 from airflow_gpu_provider.triggers.record import RecordTrigger
-from airflow_gpu_provider.triggers.settling import has_returned
+from airflow_gpu_provider.triggers.shielded import run_shielded
 from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, may_need_it
-from airflow_gpu_provider.triggers.unhurried import to_the_end
 
 if TYPE_CHECKING:
     from datetime import datetime
 
     from airflow_gpu_provider.cluster.clock import Clock
-    from airflow_gpu_provider.scaling.drive import Wait
     from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
     from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+    from airflow_gpu_provider.scaling.wait_loop import Wait
     from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
 
 RECORD_VERSION = 4
@@ -40,9 +40,9 @@ class _PoolTrigger(RecordTrigger):
     every: ClassVar[float]
 
     async def _result(self) -> Mapping[str, Any] | None:
-        from airflow_gpu_provider.scaling.changes import pool_changes
-        from airflow_gpu_provider.scaling.drive import drive
+        from airflow_gpu_provider.scaling.pool_changes import pool_changes
         from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
+        from airflow_gpu_provider.scaling.wait_loop import run_wait
 
         @functools.cache  # an error is not kept: where the pool cannot be opened, the next look tries it again
         def opened() -> Reconciler:
@@ -53,7 +53,7 @@ class _PoolTrigger(RecordTrigger):
         async with pool_changes(
             deserialize_pool(self.record["pool"]), lambda: opened().platform.cluster_access()
         ) as change:
-            progress = await drive(
+            progress = await run_wait(
                 self._wait_record(),
                 lambda: self._look(opened()),
                 say=self.log.info,
@@ -69,7 +69,7 @@ class _PoolTrigger(RecordTrigger):
         return reconciler.reconcile()
 
     def _reconciler(self) -> Reconciler:
-        from airflow_gpu_provider.scaling.session import open_pool
+        from airflow_gpu_provider.scaling.open_pool import open_pool
 
         holder = f"{self.record['holder']}+trigger"
         say: Callable[[str], None] = self.log.info
@@ -97,18 +97,18 @@ class NodesTrigger(_PoolTrigger):
 
         A cleared task's next try wants nodes anew, and may have said so before this is called.
         """
-        await to_the_end(self._give_up())
+        await run_shielded(self._give_up())
 
     async def _give_up(self) -> None:
         if await may_need_it(self):
             return
         from airflow_gpu_provider.cluster.demand import DemandKey
-        from airflow_gpu_provider.scaling.unattended import release_unattended
+        from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
 
         key = DemandKey(**self.record["wait"]["key"])
         try:
             reconciler = await in_thread(self._reconciler)
-            await in_thread(release_unattended, reconciler, key, say=self.log.info)
+            await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
         except GpuError as error:
             self.log.error("What is left of the run's share goes at the next look, or after max_runtime. %s", error)
 
@@ -132,18 +132,18 @@ class ReleaseTrigger(_PoolTrigger):
 
     async def on_kill(self) -> None:
         """Release what is still to be released, unless the task waits elsewhere or its run goes on."""
-        await to_the_end(self._go_on_releasing())
+        await run_shielded(self._go_on_releasing())
 
     async def _go_on_releasing(self) -> None:
         if await is_still_deferred(self) or not await is_run_over(self):
             return
         from airflow_gpu_provider.cluster.demand import DemandKey
-        from airflow_gpu_provider.scaling.unattended import release_unattended
+        from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
 
         key = DemandKey(**self.record["wait"]["key"])
         try:
             reconciler = await in_thread(self._reconciler)
-            await in_thread(release_unattended, reconciler, key, say=self.log.info)
+            await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
         except GpuError as error:
             self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
 

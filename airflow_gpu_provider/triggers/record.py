@@ -14,7 +14,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.records import handed_back, is_of_later_release
-from airflow_gpu_provider.triggers.settling import settle
+from airflow_gpu_provider.triggers.deferral_delay import settle
 
 
 class RecordTrigger(BaseTrigger):

@@ -21,7 +21,7 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.scaling.session import open_pool
+from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED, AutoscalerTimings
 from gpu_sandbox.faults import Stockout
@@ -92,7 +92,7 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], None]:
     """Points this test's clients at a sandbox."""
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     # Triggers send their events at once: there is no scheduler here to be patient for.
-    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
 
     def enter(sandbox: Any) -> None:
         for name, value in sandbox.env().items():

@@ -22,7 +22,7 @@ def api(
 ) -> Iterator[client.ApiClient]:
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     monkeypatch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
-    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
     with config.new_client_from_config(str(gpu_sandbox.kubeconfig)) as api:
         yield api
 

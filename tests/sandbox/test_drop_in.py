@@ -118,7 +118,7 @@ def core(gpu_sandbox: Sandbox) -> Iterator[client.CoreV1Api]:
         for name, value in gpu_sandbox.env().items():
             patch.setenv(name, value)
         patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-        patch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
         core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
         core.create_namespaced_secret("default", {"metadata": {"name": "token"}, "stringData": {"key": "sesame"}})
         core.create_namespaced_config_map("default", {"metadata": {"name": "settings"}, "data": {"GREETING": "map"}})

@@ -78,7 +78,7 @@ def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triggers send their events at once: there is no scheduler here to be patient for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
 
 
 pytestmark = pytest.mark.usefixtures("api", "now")

@@ -67,7 +67,7 @@ def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
 @pytest.fixture(autouse=True)
 def now(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for that only a real night has to wait for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
     monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
 
 

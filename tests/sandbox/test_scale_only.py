@@ -37,8 +37,8 @@ from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.session import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
@@ -58,7 +58,7 @@ USER_DATA = "/etc/eks/bootstrap.sh k8s --kubelet-extra-args '--node-labels=owner
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     # Triggers send their events at once: there is no scheduler here to be patient for.
-    monkeypatch.setattr("airflow_gpu_provider.triggers.settling.SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
 
 
 def give_roles(administrator: client.ApiClient, *files: str) -> None:

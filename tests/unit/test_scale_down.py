@@ -22,7 +22,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolNotReleased,
 )
-from airflow_gpu_provider.scaling import changes, drive
+from airflow_gpu_provider.scaling import pool_changes, wait_loop
 from airflow_gpu_provider.scaling.bill import PHASES, Bill
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.not_released import not_released
@@ -82,10 +82,10 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
         await asyncio.sleep(0)
 
     def use(played: Played) -> None:
-        monkeypatch.setattr("airflow_gpu_provider.scaling.session.open_pool", played.open)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", played.open)
 
-    monkeypatch.setattr(drive, "SOONEST", 0.0)
-    monkeypatch.setattr(changes, "watching", _refuses)
+    monkeypatch.setattr(wait_loop, "SOONEST", 0.0)
+    monkeypatch.setattr(pool_changes, "watching", _refuses)
     return use
 
 

@@ -25,7 +25,7 @@ from airflow_gpu_provider.platforms.aws.plan import issues
 from airflow_gpu_provider.platforms.aws.quota import quota_code
 from airflow_gpu_provider.platforms.aws.suspensions import LeaseMarks
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
@@ -83,7 +83,7 @@ class EksExternalPlatform(EksBase):
         notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
         self._check_tags(named)
         groups = self._observe(named)
-        grow = growth(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
+        grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say) -> None:

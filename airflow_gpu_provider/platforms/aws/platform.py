@@ -23,7 +23,7 @@ from airflow_gpu_provider.platforms.aws.quota import quota_code
 from airflow_gpu_provider.platforms.aws.security_groups import security_notes
 from airflow_gpu_provider.platforms.aws.spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 _LATE_TAINTS = (
@@ -88,7 +88,7 @@ class EksPlatform(EksBase):
         untold = {group.name: news(group.untold) for group in observed}
         changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
-        grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
+        grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
         notes = (*self._notes(candidates, groups), *to_know, *eks_plan.limit_notes(names, changes))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 

@@ -25,7 +25,7 @@ from airflow_gpu_provider.platforms.google.spec import (
     market_of,
     run_seconds,
 )
-from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool, Taint
 from airflow_gpu_provider.pools.base import Market
@@ -102,7 +102,7 @@ class GkeExternalPlatform(GkeBase):
         notes = check(self._pool, nodes, read, known_types=self._pool.machine_types)
         self._check_autoscaled([found[name] for name in self._pool.node_pools])
         groups = self._observe(named)
-        grow = growth(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
+        grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
     def apply(self, plan: Plan, say: Say) -> None:

@@ -21,7 +21,7 @@ from airflow_gpu_provider.platforms.google.node_pools import group_paths, is_own
 from airflow_gpu_provider.platforms.google.operations import Step
 from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
 from airflow_gpu_provider.platforms.google.zones import offered_types
-from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.base import Market
 
@@ -77,7 +77,7 @@ class GkePlatform(GkeBase):
         observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
         sizes = {group.name: len(group.machines) for group in observed}
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
-        grow = growth(self._pool, nodes, candidates, observed, datetime.now(UTC))
+        grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
         notes = (
             *self._notes(candidates),
             *self._capacity_notes(),

@@ -119,7 +119,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     passed = iter(range(0, 10**6, 5))
     monkeypatch.setattr(SystemClock, "now", lambda self: START + timedelta(seconds=next(passed)))
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.unattended.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.release_without_sensor.time.sleep", lambda seconds: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.autoscaling.check_autoscaler", lambda *_: None)
     monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
@@ -129,7 +129,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
             pool._call("open")
             return pool
 
-        monkeypatch.setattr("airflow_gpu_provider.scaling.session.open_pool", open_pool)
+        monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", open_pool)
         operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
         return operator.execute(context_of(operator))
 
@@ -178,7 +178,7 @@ def test_nodes_that_are_ready_are_no_failure_for_want_of_a_note_for_the_bill(
     def open_pool(*_: Any, **__: Any) -> None:
         raise CredentialsError("The token is not accepted.")
 
-    monkeypatch.setattr("airflow_gpu_provider.scaling.session.open_pool", open_pool)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", open_pool)
     operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=POOL)
     event = {"status": "done", "result": RESULT}
     assert operator.resume(context_of(operator), event)["nodes"] == RESULT["nodes"]

@@ -11,7 +11,7 @@ from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.platforms.aws.named_group import TEMPLATE_TAINT, read_group, template_of
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.platforms.base import Group, Machine
-from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
@@ -120,8 +120,8 @@ def test_the_first_group_with_room_grows_as_far_as_it_may() -> None:
     groups = [group("full", live=1, most=1), group("small", live=0, most=1), group("large", live=0, most=3)]
     wanted = candidates_with_room(groups)
     assert [candidate.group for candidate in wanted] == ["small", "large"]
-    assert growth(SPEC, 3, wanted, groups, NOW) == ("small 0->1 (g6.xlarge on-demand in us-west-2a first)",)
-    assert growth(SPEC, 1, wanted, groups, NOW) == ()
+    assert growth_notes(SPEC, 3, wanted, groups, NOW) == ("small 0->1 (g6.xlarge on-demand in us-west-2a first)",)
+    assert growth_notes(SPEC, 1, wanted, groups, NOW) == ()
     assert candidates_with_room(groups[:1]) == (groups[0].candidate,)
 
 

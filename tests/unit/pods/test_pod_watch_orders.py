@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import PodPreempted
 from airflow_gpu_provider.pods import watch as pod_watch
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.drive import Narrator
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from tests.unit.cluster.versioned_server import VersionedServer
 from tests.unit.pods.test_pod_placement import a_pool

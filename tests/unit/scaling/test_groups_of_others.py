@@ -14,8 +14,8 @@ from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
 from airflow_gpu_provider.errors import PoolDrift
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
-from airflow_gpu_provider.scaling.claims import check_claims, claimed
 from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
 from airflow_gpu_provider.scaling.waits import ReleaseWait
@@ -135,8 +135,8 @@ def test_of_two_that_came_together_exactly_one_has_the_group(mine: int, theirs: 
 def test_new_demand_is_refused_where_another_pool_has_the_group() -> None:
     seen = replace(snapshot(group("y")), claimed={"x": other(1, "x")})
     with pytest.raises(PoolDrift, match="Group x is scaled by pool theirs, for other/r until"):
-        check_claims(seen)
-    check_claims(snapshot(group("x")))
+        check_group_claims(seen)
+    check_group_claims(snapshot(group("x")))
 
 
 def test_a_lease_keeps_the_names_of_groups() -> None:

@@ -104,7 +104,7 @@ class Night:
                 zone.worked_at = self.now
 
     def step(self, wait: NodesWait) -> Progress:
-        """Step as `drive` does, with the wait as a triggerer that was just started reads it from its row."""
+        """Step as `run_wait` does, with the wait as a triggerer that was just started reads it from its row."""
         again = NodesWait.from_record(wait.to_record())
         progress = again.step(self.snapshot())
         if progress.ask:

@@ -216,7 +216,7 @@ class Protocol(RuleBasedStateMachine):
     told_by: ClassVar[Collection[str]] = TOLD_BY
     clocks_are_right: ClassVar[bool] = False
     kind: ClassVar[Kind] = "own groups"
-    to_the_end: ClassVar[bool] = True  # whether it is also seen that all get done, and that nothing is left
+    run_shielded: ClassVar[bool] = True  # whether it is also seen that all get done, and that nothing is left
 
     @initialize(
         max_nodes=st.integers(1, 3),
@@ -329,7 +329,7 @@ class Protocol(RuleBasedStateMachine):
         try:
             if self.world.wrong:
                 return  # that is what is to be read, not what follows from it
-            if self.to_the_end:
+            if self.run_shielded:
                 self.end(self.world)
             else:
                 self.world.actors.advance_to(self.world.actors.time + self.world.pool.max_runtime.total_seconds())
@@ -458,7 +458,7 @@ LIGHTER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("lighter", LIGHTER.values(), ids=LIGHTER)
 def test_a_lighter_protocol_fails(lighter: dict[str, Any]) -> None:
-    machine = type("Lighter", (Protocol,), {"to_the_end": False, "clocks_are_right": True, **lighter})
+    machine = type("Lighter", (Protocol,), {"run_shielded": False, "clocks_are_right": True, **lighter})
     with pytest.raises(AssertionError, match=r"goes|taken|more than max_nodes|fires|switch"):
         run(machine, examples=2000)
 

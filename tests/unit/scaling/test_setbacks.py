@@ -17,8 +17,8 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PoolSpecError,
 )
-from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.setbacks import Setbacks, persistently
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

@@ -12,8 +12,8 @@ import pytest
 
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.errors import DemandLockBusy
-from airflow_gpu_provider.scaling.drive import drive
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
+from airflow_gpu_provider.scaling.wait_loop import run_wait
 from airflow_gpu_provider.scaling.waits import Progress
 from tests.unit.scaling.model.actors import ModelClock
 from tests.unit.scaling.model.world import World
@@ -39,7 +39,7 @@ async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
         return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
 
     loop = asyncio.get_running_loop()
-    waits = [asyncio.create_task(drive(EndsAtOnce(), held_up, say=print, every=1)) for _ in range(WAITERS)]
+    waits = [asyncio.create_task(run_wait(EndsAtOnce(), held_up, say=print, every=1)) for _ in range(WAITERS)]
     try:
         await asyncio.sleep(0)
         async with asyncio.timeout(60):

@@ -18,7 +18,7 @@ from airflow_gpu_provider.platforms.aws.autoscaler_tags import (
     wanted_tags,
 )
 from airflow_gpu_provider.platforms.aws.plan import changes
-from airflow_gpu_provider.platforms.growth import growth
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.unit.platforms.aws.test_eks_spec import as_described, spec
 
@@ -113,7 +113,7 @@ def test_the_plan_says_the_tags_and_no_growth() -> None:
     assert changes([wanted], {name: as_described(wanted)}, {name: ()}) == ()
     (change,) = changes([wanted], {name: as_described(wanted)}, {name: ("+a=b", "-c")})
     assert change.detail == "tags for cluster-autoscaler +a=b, -c"
-    assert growth(wanted.pool, 2, [wanted.candidate], [], datetime.now(UTC)) == ()
+    assert growth_notes(wanted.pool, 2, [wanted.candidate], [], datetime.now(UTC)) == ()
 
 
 def test_changing_who_scales_shows_in_the_plan() -> None:

@@ -26,7 +26,7 @@ async def pool_changes(
         open_access: Finds the cluster; called in a thread.
     """
     wants = pool_nodes(pool.node_selector)
-    if pool.joins_bare:
+    if pool.nodes_join_unlabelled:
         wants = {**wants, unlabelled_nodes(): ""}
     async with AsyncExitStack() as stack:
         feed: Feed | None = None

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _NODES = "/api/v1/nodes"
 
 
-def list_joined(api: ApiClient, pool_name: str, machines: Collection[str]) -> tuple[Node, ...]:
+def list_unlabelled_nodes(api: ApiClient, pool_name: str, machines: Collection[str]) -> tuple[Node, ...]:
     """Return the nodes of these machines that are not in the pool (yet), by name."""
     found = []
     for raw in list_items(api, _NODES, resource="nodes"):
@@ -27,7 +27,7 @@ def list_joined(api: ApiClient, pool_name: str, machines: Collection[str]) -> tu
     return tuple(sorted(found, key=lambda node: node.name))
 
 
-def label(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Collection[Taint] = ()) -> None:
+def label_node(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Collection[Taint] = ()) -> None:
     """Give the node these labels, and these taints as far as it lacks them.
 
     Raises:

@@ -20,9 +20,9 @@ from airflow_gpu_provider.errors import GpuError, PoolNotEnsured
 from airflow_gpu_provider.platforms.base import Group, Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decisions import Decision, decide
-from airflow_gpu_provider.scaling.drive import Narrator
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 
 WHEN_KILLED = timedelta(seconds=1)
 """How long a task continues after SIGTERM: SIGKILL follows 5 s later, and the task has to report to Airflow before."""
@@ -33,7 +33,7 @@ _AFTER_GRACE = timedelta(minutes=1)
 _log = logging.getLogger(__name__)
 
 
-def check_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> None:
+def check_nodes_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> None:
     """Check that a pool without demand has nodes for a pod, or groups that can provide them.
 
     If the cloud does not answer `observe` (Platform.observe), the check passes: the wait tells more.
@@ -57,7 +57,7 @@ def check_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> N
     )
 
 
-def release_unattended(
+def release_without_sensor(
     reconciler: Reconciler,
     key: DemandKey,
     *,

@@ -1,4 +1,4 @@
-"""to_the_end: work of a trigger's on_kill that is not cut short.
+"""run_shielded: work of a trigger's on_kill that is not cut short.
 
 Airflow 3.3 cancels a trigger that a user ended anew with every sync, about once a second, until it has finished
 (triggerer_job_runner.py: `to_cancel=self.cancelling_triggers`). An on_kill that takes longer is cancelled itself, in
@@ -14,7 +14,7 @@ from typing import Any
 _running: set[asyncio.Task[None]] = set()
 
 
-async def to_the_end(work: Coroutine[Any, Any, None]) -> None:
+async def run_shielded(work: Coroutine[Any, Any, None]) -> None:
     """Wait for `work`, and have it go on in the event loop where this wait is cancelled. It logs its own errors."""
     task = asyncio.create_task(work)
     _running.add(task)  # the loop itself keeps no strong reference

@@ -1,4 +1,4 @@
-"""until_it_works: a call that is tried again, in a worker, while its errors are tolerated."""
+"""call_with_retries: a call that is tried again, in a worker, while its errors are tolerated."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _EVERY = 5.0  # seconds
 T = TypeVar("T")
 
 
-def until_it_works(
+def call_with_retries(
     call: Callable[[], T], *, within: timedelta, say: Say, worked: bool = False, clock: Clock | None = None
 ) -> T:
     """Make a call that may be repeated, until it succeeds.

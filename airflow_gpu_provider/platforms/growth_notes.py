@@ -12,7 +12,7 @@ from airflow_gpu_provider.pools import Candidate, GpuPool
 _AT_ONCE = datetime.min.replace(tzinfo=UTC)
 
 
-def growth(
+def growth_notes(
     pool: GpuPool, nodes: int, candidates: Sequence[Candidate], groups: Iterable[Group], now: datetime
 ) -> tuple[str, ...]:
     """Return the lines; none where no node is missing, or where others add them."""

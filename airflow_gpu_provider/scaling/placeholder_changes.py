@@ -9,7 +9,9 @@ from airflow_gpu_provider.scaling.supply import Supply
 from airflow_gpu_provider.scaling.wanted import leased_pending, live_leases, usable_needed
 
 
-def placeholders(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> tuple[dict[DemandKey, int], tuple[Pod, ...]]:
+def placeholder_changes(
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...]
+) -> tuple[dict[DemandKey, int], tuple[Pod, ...]]:
     """Return how many to create, by the demand that they are for, and those to delete.
 
     One is pending for each node that a warm demand lacks. As soon as its machine exists it is no longer needed: if

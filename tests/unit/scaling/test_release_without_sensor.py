@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider.errors import CloudError, PoolNotEnsured
-from airflow_gpu_provider.scaling import unattended
+from airflow_gpu_provider.scaling import release_without_sensor as module
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come, release_without_sensor
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.unattended import check_can_come, release_unattended
 from tests.unit.scaling.pools import EARLIER, NOW, A, key, machine, pod, pool, snapshot
 
 ENDING = {"delete_at": NOW + timedelta(seconds=30), "run": "run"}
@@ -47,8 +47,10 @@ class Looks:
 def look(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Looks]:
     def release(*snapshots: PoolSnapshot, within: timedelta | None = None) -> Looks:
         looks = Looks(snapshots)
-        monkeypatch.setattr(unattended.time, "sleep", looks.sleep)
-        release_unattended(cast("Reconciler", looks), key("run"), own={"mine"}, say=looks.said.append, within=within)
+        monkeypatch.setattr(module.time, "sleep", looks.sleep)
+        release_without_sensor(
+            cast("Reconciler", looks), key("run"), own={"mine"}, say=looks.said.append, within=within
+        )
         return looks
 
     return release
@@ -120,22 +122,22 @@ def test_where_there_is_no_switch_the_next_look_is_named(look: Callable[..., Loo
 def test_a_pool_that_nobody_has_prepared_is_refused_at_once() -> None:
     spec = pool()
     with pytest.raises(PoolNotEnsured, match=r"Pool train: it has no node group.*EnsureGpuPoolOperator.*gpu_nodes"):
-        check_can_come(spec, tuple)
+        check_nodes_can_come(spec, tuple)
     group = snapshot().groups[0]
     with pytest.raises(PoolNotEnsured, match="no node has its label"):
-        check_can_come(spec, lambda: (replace(group, when_idle="keep"),))
+        check_nodes_can_come(spec, lambda: (replace(group, when_idle="keep"),))
 
 
 def test_a_pool_that_has_or_can_get_a_node_is_not_refused() -> None:
     group = snapshot().groups[0]
     there = snapshot(machine(1)).groups[0]
     for groups in ((group,), (replace(group, when_idle="keep", provisioner="Karpenter"),)):
-        check_can_come(pool(), lambda groups=groups: groups)
-    check_can_come(pool(), lambda: (replace(there, when_idle="keep"),))
+        check_nodes_can_come(pool(), lambda groups=groups: groups)
+    check_nodes_can_come(pool(), lambda: (replace(there, when_idle="keep"),))
 
 
 def test_a_cloud_that_does_not_answer_refuses_nothing() -> None:
     def away() -> Any:
         raise CloudError("Throttled.")
 
-    check_can_come(pool(), away)
+    check_nodes_can_come(pool(), away)

@@ -20,8 +20,8 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolDrift,
 )
-from airflow_gpu_provider.scaling import drive as module
-from airflow_gpu_provider.scaling.drive import Narrator, drive
+from airflow_gpu_provider.scaling import wait_loop as module
+from airflow_gpu_provider.scaling.wait_loop import Narrator, run_wait
 from airflow_gpu_provider.scaling.waits import Progress
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,7 +57,7 @@ class Script:
         self.pauses.append(seconds)
 
     def run(self, every: float = 15.0) -> Progress:
-        return asyncio.run(drive(self, self.reconcile, say=self.said.append, every=every, change=self.pause))
+        return asyncio.run(run_wait(self, self.reconcile, say=self.said.append, every=every, change=self.pause))
 
 
 def test_each_line_is_said_once_while_it_stays_true() -> None:

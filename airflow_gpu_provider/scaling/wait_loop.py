@@ -80,7 +80,7 @@ def _patience(wait: Wait) -> Patience:
     return Patience(wait.deadline, worked=True)
 
 
-async def drive(
+async def run_wait(
     wait: Wait,
     reconcile: Callable[[], Outcome],
     *,

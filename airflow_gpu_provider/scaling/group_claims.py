@@ -32,7 +32,7 @@ def claimed(
     return {name: first[name] for name in names if name in first and first[name].key.pool != pool.name}
 
 
-def check_claims(snapshot: PoolSnapshot) -> None:
+def check_group_claims(snapshot: PoolSnapshot) -> None:
     """Reject new demand while another pool has a group that this pool names.
 
     Raises:
