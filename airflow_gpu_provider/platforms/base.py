@@ -158,7 +158,7 @@ class Group:
         issues: The cloud's health issues, in its words.
         keeps: Machines that the cloud keeps even without demand: the group's minimum size.
         autoscaler_name: What an autoscaler calls the group in its reports and events.
-        untold: What is not as it should be of the tags by which autoscalers and the bill know the group, for people.
+        stale_tags: What is not as it should be of the tags by which autoscalers and the bill know the group, for people.
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
         provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
         owned: This package created it. Another is left as it was found, but for its size.
@@ -181,7 +181,7 @@ class Group:
     issues: tuple[str, ...] = ()
     keeps: int = 0
     autoscaler_name: str = ""
-    untold: tuple[str, ...] = ()
+    stale_tags: tuple[str, ...] = ()
     when_idle: Literal["remove", "keep", "cordon"] = "remove"
     provisioner: str = ""
     owned: bool = True
@@ -320,8 +320,8 @@ class Platform(ABC):
     def clear_switch(self, groups: Collection[str]) -> None:
         """Take the switch off; fine where there is none."""
 
-    def tell_autoscaler(self, groups: Collection[str]) -> None:  # noqa: B027
-        """Put the tags of these groups right (`Group.untold`). Default: there is nothing."""
+    def update_autoscaler_tags(self, groups: Collection[str]) -> None:  # noqa: B027
+        """Put the tags of these groups right (`Group.stale_tags`). Default: there is nothing."""
 
     def resume_launches(self, groups: Collection[str]) -> None:  # noqa: B027
         """End the suspensions that a dead process has left (`Group.left_suspended`). Default: there are none."""

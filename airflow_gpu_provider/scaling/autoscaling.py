@@ -33,7 +33,7 @@ def told(snapshot: PoolSnapshot) -> bool:
     """Return True if the pool's groups exist, with all the tags that the autoscaler needs, and the switch is set."""
     decision = decide(snapshot)
     is_creating = any(group.status == "creating" for group in snapshot.groups)
-    return bool(snapshot.groups) and not (is_creating or decision.tell or decision.switch)
+    return bool(snapshot.groups) and not (is_creating or decision.update_tags or decision.switch)
 
 
 def autoscaler_lines(snapshot: PoolSnapshot, since: datetime) -> Iterator[str]:

@@ -43,7 +43,7 @@ class Decision:
             empty, and external, or an autoscaler may add nodes to them without notice.
         label: Nodes of external groups that get the pool's labels.
         uncordon: Nodes with a cordon of this package that are to stay.
-        tell: Groups whose tags for an autoscaler are to be corrected.
+        update_tags: Groups whose tags for an autoscaler are to be corrected.
         warm: How many placeholder pods to create, by the demand that they are for.
         cool: Placeholder pods that are no longer needed.
         shrink: Groups that are to stop requesting machines that do not exist.
@@ -60,7 +60,7 @@ class Decision:
     clear_switch: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     uncordon: tuple[str, ...] = ()
-    tell: tuple[str, ...] = ()
+    update_tags: tuple[str, ...] = ()
     warm: Mapping[DemandKey, int] = field(default_factory=dict)
     cool: tuple[Pod, ...] = ()
     shrink: tuple[str, ...] = ()
@@ -95,7 +95,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
         uncordon=_uncordon(machines, (*to_go, *idle)),
         switch=switch,
         clear_switch=clear_switch,
-        tell=_to_tell(snapshot),
+        update_tags=_with_stale_tags(snapshot),
         warm=warm,
         cool=cool,
         shrink=shrink,
@@ -148,10 +148,10 @@ def _sizes(
     return placed, _grow(snapshot, machines, placed, wanted), _shrink(snapshot, placed)
 
 
-def _to_tell(snapshot: PoolSnapshot) -> tuple[str, ...]:
+def _with_stale_tags(snapshot: PoolSnapshot) -> tuple[str, ...]:
     if snapshot.pool.manage != "full":
         return ()
-    return tuple(group.name for group in filter(scalable, snapshot.groups) if group.untold)
+    return tuple(group.name for group in filter(scalable, snapshot.groups) if group.stale_tags)
 
 
 def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> int:

@@ -344,10 +344,10 @@ class _Writes:
         if decision.clear_switch:
             self._lock.check()
             platform.clear_switch(decision.clear_switch)
-        if decision.tell:
+        if decision.update_tags:
             self._lock.check()
-            platform.tell_autoscaler(decision.tell)
-            self._said.append(f"corrected the autoscaler's tags on {', '.join(decision.tell)}")
+            platform.update_autoscaler_tags(decision.update_tags)
+            self._said.append(f"corrected the autoscaler's tags on {', '.join(decision.update_tags)}")
 
     def carry_out(self) -> Outcome:
         """Write the rest of the decision: nodes, placeholders, sizes, and the deletion of expired demand."""

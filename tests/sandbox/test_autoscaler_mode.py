@@ -128,7 +128,7 @@ def test_a_night_whose_node_comes_with_its_pod(
     night = nights()
     assert (night.ensure()["nodes"], night.plugin()["nodes"]) == ([], {})
     (group,) = night.platform.observe()
-    assert (group.desired, group.untold) == (0, ())
+    assert (group.desired, group.stale_tags) == (0, ())
     assert group.switch_at is not None, "the switch waits before the autoscaler grows anything"
     assert night.platform.plan(1).is_empty
 

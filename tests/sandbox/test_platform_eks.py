@@ -248,13 +248,13 @@ class TestForAutoscaler:
 
     def test_a_new_group_is_told_of_once_it_is_there(self, account: Account, pools: Pools) -> None:
         platform = pools.ready(scaling="autoscaler", node_labels={"role": "gpu"})
-        assert platform.observe()[0].untold
-        platform.tell_autoscaler([GROUP_A])
+        assert platform.observe()[0].stale_tags
+        platform.update_autoscaler_tags([GROUP_A])
         found = tags_of(account, GROUP_A)
         assert found.items() >= wanted_tags(platform._pool, "g6.xlarge").items()
         assert found["eks:nodegroup-name"] == GROUP_A
         (group,) = platform.observe()
-        assert (group.untold, group.autoscaler_name) == ((), account.asg_of(GROUP_A))
+        assert (group.stale_tags, group.autoscaler_name) == ((), account.asg_of(GROUP_A))
         assert account.describe(GROUP_A)["labels"]["k8s.amazonaws.com/accelerator"] == "nvidia-l4"
         assert platform.plan(1).is_empty
 
@@ -276,17 +276,17 @@ class TestForAutoscaler:
 
     def test_the_bill_of_an_instance_names_its_pool(self, account: Account, pools: Pools) -> None:
         platform = pools.ready(tags={"team": "ml"})
-        platform.tell_autoscaler([GROUP_A])
+        platform.update_autoscaler_tags([GROUP_A])
         platform.grow({GROUP_A: 1})
         (instance_id,) = [machine.id for machine in running(platform, 1).machines]
         (reservation,) = account.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
         tags = {tag["Key"]: tag["Value"] for tag in reservation["Instances"][0]["Tags"]}
         assert (tags["airflow-gpu-provider/pool"], tags["team"]) == (platform._pool.name, "ml")
-        assert not platform.observe()[0].untold
+        assert not platform.observe()[0].stale_tags
 
     def test_a_tag_that_somebody_changed_is_put_right(self, account: Account, pools: Pools) -> None:
         platform = pools.ready(scaling="autoscaler")
-        platform.tell_autoscaler([GROUP_A])
+        platform.update_autoscaler_tags([GROUP_A])
         key = "k8s.io/cluster-autoscaler/node-template/taint/nvidia.com/gpu"
         tag = {"ResourceId": account.asg_of(GROUP_A), "ResourceType": "auto-scaling-group", "Key": key}
         account.asg.create_or_update_tags(Tags=[{**tag, "Value": "false:NoSchedule", "PropagateAtLaunch": False}])

@@ -22,17 +22,17 @@ GONE_SOON = ("DELETING", "DELETE_FAILED")
 def changes(
     specs: Iterable[GroupSpec],
     groups: Mapping[str, Mapping[str, Any]],
-    untold: Mapping[str, Sequence[str]] | None = None,
+    stale_tags: Mapping[str, Sequence[str]] | None = None,
 ) -> tuple[Change, ...]:
     """Compare the specs with DescribeNodegroup's answers, by group name.
 
-    `untold` is what cluster-autoscaler has to be told of each group by other tags, or not any more.
+    `stale_tags` is what cluster-autoscaler has to be told of each group by other tags, or not any more.
 
     Raises:
         PoolDrift: A group is not ours, is another writer's with another spec, or differs where EKS cannot change it.
     """
     names = [(spec, spec.candidate.group) for spec in specs]
-    found = (_change(spec, groups.get(name), (untold or {}).get(name, ())) for spec, name in names)
+    found = (_change(spec, groups.get(name), (stale_tags or {}).get(name, ())) for spec, name in names)
     return tuple(change for change in found if change)
 
 
@@ -74,7 +74,7 @@ def issues(group: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"{issue.get('code')}: {issue.get('message', '')}".strip() for issue in found)
 
 
-def _change(spec: GroupSpec, group: Mapping[str, Any] | None, untold: Sequence[str]) -> Change | None:
+def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequence[str]) -> Change | None:
     name = spec.candidate.group
     if group is None:
         size = f"created at size {spec.min_size}" if spec.min_size else "created empty"
@@ -90,10 +90,10 @@ def _change(spec: GroupSpec, group: Mapping[str, Any] | None, untold: Sequence[s
             group=name,
             detail=f"EKS could not create it ({why}): deleted, created anew by the next run",
         )
-    return _repair(spec, group, untold)
+    return _repair(spec, group, stale_tags)
 
 
-def _repair(spec: GroupSpec, group: Mapping[str, Any], untold: Sequence[str]) -> Change | None:
+def _repair(spec: GroupSpec, group: Mapping[str, Any], stale_tags: Sequence[str]) -> Change | None:
     differences = spec.differences(group)
     fixed = [difference for difference in differences if not difference.mutable]
     if fixed:
@@ -109,8 +109,8 @@ def _repair(spec: GroupSpec, group: Mapping[str, Any], untold: Sequence[str]) ->
     tags = spec.missing_tags(group)
     if tags:
         details.append(f"tags {', '.join(sorted(tags))}")
-    if untold:
-        details.append(f"tags for cluster-autoscaler {', '.join(untold)}")
+    if stale_tags:
+        details.append(f"tags for cluster-autoscaler {', '.join(stale_tags)}")
     return Change(action="update", group=spec.candidate.group, detail="; ".join(details)) if details else None
 
 

@@ -85,8 +85,8 @@ class EksPlatform(EksBase):
         groups = self._groups.read(names)
         candidates = self.candidates()
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
-        untold = {group.name: news(group.untold) for group in observed}
-        changes = eks_plan.changes(self._specs(candidates, groups), groups, untold)
+        stale_tags = {group.name: news(group.stale_tags) for group in observed}
+        changes = eks_plan.changes(self._specs(candidates, groups), groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
         notes = (*self._notes(candidates, groups), *to_know, *eks_plan.limit_notes(names, changes))
@@ -275,7 +275,7 @@ class EksPlatform(EksBase):
             has_switch=not keeps,  # AWS sets no group below its minimum
             keeps=keeps,
             autoscaler_name=asg.get("AutoScalingGroupName", ""),
-            untold=tag_change(self._pool, candidate.instance_type, asg).words if asg and is_wanted else (),
+            stale_tags=tag_change(self._pool, candidate.instance_type, asg).words if asg and is_wanted else (),
             launch_failure=launch_failure(activities, quota),
             failures=failures(activities, quota),
             last_end=last_end(activities),
@@ -302,7 +302,7 @@ class EksPlatform(EksBase):
 
     # -- what cluster-autoscaler knows -----------------------------------------------------------------------
 
-    def tell_autoscaler(self, groups: Collection[str]) -> None:
+    def update_autoscaler_tags(self, groups: Collection[str]) -> None:
         for name, raw in self._groups.owned().items():
             if name in groups and (asg := asg_name(raw)):
                 self._tag(asg, raw["instanceTypes"][0])

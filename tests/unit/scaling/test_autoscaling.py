@@ -76,15 +76,15 @@ class TestSwitch:
 
 
 def test_a_group_that_lacks_tags_is_told_of_unless_others_own_it() -> None:
-    untold = {"untold": ("+k8s.io/cluster-autoscaler/enabled=true",)}
-    assert decide(snapshot(train_a_g6_xlarge=untold)).tell == (A,)
-    assert decide(snapshot(train_a_g6_xlarge={**untold, "status": "creating"})).tell == ()
-    assert decide(snapshot(spec=pool(manage="scale", node_groups=(A,)), train_a_g6_xlarge=untold)).tell == ()
+    stale_tags = {"stale_tags": ("+k8s.io/cluster-autoscaler/enabled=true",)}
+    assert decide(snapshot(train_a_g6_xlarge=stale_tags)).update_tags == (A,)
+    assert decide(snapshot(train_a_g6_xlarge={**stale_tags, "status": "creating"})).update_tags == ()
+    assert decide(snapshot(spec=pool(manage="scale", node_groups=(A,)), train_a_g6_xlarge=stale_tags)).update_tags == ()
 
 
 def test_a_group_that_this_package_sizes_loses_the_tag_by_which_an_autoscaler_finds_it() -> None:
-    invited = {"untold": ("-k8s.io/cluster-autoscaler/enabled",)}
-    assert decide(take(train_a_g6_xlarge=invited)).tell == (A,)
+    invited = {"stale_tags": ("-k8s.io/cluster-autoscaler/enabled",)}
+    assert decide(take(train_a_g6_xlarge=invited)).update_tags == (A,)
 
 
 class TestPlaceholders:
@@ -162,7 +162,7 @@ class TestWaits:
         assert done.result is not None
         assert (done.result["nodes"], done.result["timeline"]) == ([], [])
         assert wait.step(self.told(status="creating")).lines[0] == f"node group {A} is being created"
-        assert not wait.step(self.told(untold=("+a=b",))).done
+        assert not wait.step(self.told(stale_tags=("+a=b",))).done
         assert not wait.step(snapshot(leases=(lease(),))).done, "the switch is not set yet"
 
     def test_for_groups_ends_with_an_error_at_its_deadline(self) -> None:
