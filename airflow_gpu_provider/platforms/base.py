@@ -158,7 +158,7 @@ class Group:
         issues: The cloud's health issues, in its words.
         keeps: Machines that the cloud keeps even without demand: the group's minimum size.
         autoscaler_name: What an autoscaler calls the group in its reports and events.
-        stale_tags: What is not as it should be of the tags by which autoscalers and the bill know the group, for people.
+        stale_tags: The tags that are not as autoscalers and the bill need them to know the group, for people.
         when_idle: What becomes of machines that nobody wants. Those that others bring are kept, or kept and cordoned.
         provisioner: Who brings machines when pods ask for them, and removes idle ones; empty where nobody does.
         owned: This package created it. Another is left as it was found, but for its size.
