@@ -18,7 +18,6 @@ from airflow.providers.cncf.kubernetes.callbacks import ExecutionMode
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction, OnKillAction, PodManager
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
-from airflow.providers.common.compat.sdk import redact
 from airflow.sdk.exceptions import (
     AirflowException,
     AirflowSkipException,
@@ -36,7 +35,6 @@ from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
-from airflow_gpu_provider.cluster.pod_log import log_line
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import (
@@ -59,7 +57,7 @@ from airflow_gpu_provider.pods.checkpoint import (
     check_outlives_pod,
     environment,
 )
-from airflow_gpu_provider.pods.collected_log import LogRest, last_lines, logged_containers
+from airflow_gpu_provider.pods.collected_log import last_lines
 from airflow_gpu_provider.pods.deadline import PodDeadlines
 from airflow_gpu_provider.pods.diagnosis import diagnosed
 from airflow_gpu_provider.pods.end import PodEnd, end_of
@@ -70,8 +68,8 @@ from airflow_gpu_provider.pods.machine import PodMachine
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place, resources_of
 from airflow_gpu_provider.pods.result import RESULT_FILE, ResultUnread, invalid, parsed, unread
-from airflow_gpu_provider.pods.secrets import masked_words
 from airflow_gpu_provider.pods.store import CarefulPodManager, TaskPods, attempt_of
+from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
 from airflow_gpu_provider.pods.watch import watch_pod
@@ -99,8 +97,6 @@ STARTUP_TIMEOUT = timedelta(minutes=20)
 _DEFER_MARGIN = timedelta(minutes=5)
 _CREATE_WITHIN = timedelta(minutes=5)
 """For how long a worker tries to create a pod: a quota that is used up for longer is the task's retries' affair."""
-_LOG_WITHIN = timedelta(minutes=2)
-"""For how long the rest of a log is tried to be read; then its node does not answer, and the pod's end counts."""
 
 
 class GpuPodOperator(MovedArguments, KubernetesPodOperator):
@@ -189,7 +185,6 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self._context: Context | None = None
         self._narrator: Narrator | None = None
         self._phases: Sequence[Mapping[str, Any]] = ()
-        self._followed: Mapping[str, Any] = {}
         self._is_released = False
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
@@ -276,7 +271,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _go_on(self, watched: Watched, context: Context) -> Any:
         self._context = context
-        self._followed = watched.logs
+        self._task_log.followed = watched.logs
         self._owner(context)
         with self._leaving_no_nodes(context), self._typed_errors():
             try:
@@ -328,7 +323,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self.pod = self.pod_request_obj = self.remote_pod = None
         self._is_released = False
         self._phases = ()
-        self._followed = {}
+        self._task_log.followed = {}
 
     @contextmanager
     def _typed_errors(self) -> Iterator[None]:
@@ -548,7 +543,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             "pause": self._setbacks.pause,
             "delete_on_kill": self.on_kill_action == OnKillAction.DELETE_POD,
             "grace_seconds": self.termination_grace_period,
-            "logs": self._logs_to_stream(),
+            "logs": self._task_log.to_stream(self.pod, self.client.api_client),
             "result": {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
             if self.do_xcom_push
             else None,
@@ -580,7 +575,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             return access
 
         async with connected(pool.cluster_identity, open_access) as api:
-            logs = PodLogs(api, wait, self._logs_to_stream(), self.log.log, tell=self._tell_line, alone=True)
+            wanted = self._task_log.to_stream(self.pod, self.client.api_client)
+            logs = PodLogs(api, wait, wanted, self.log.log, tell=self._task_log.tell, alone=True)
             try:
                 async with logs:
                     progress = await watch_pod(
@@ -589,8 +585,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
                     if isinstance(progress.error, PodPreempted):
                         await logs.drain(LAST_WORDS_WITHIN)
             finally:
-                self._followed = logs.rest()
-        return Watched.of_progress(wait, progress, self._followed)
+                self._task_log.followed = logs.rest()
+        return Watched.of_progress(wait, progress, self._task_log.followed)
 
     def _tell_timeline(self, phases: Sequence[Mapping[str, Any]], context: Context) -> None:
         if not phases:
@@ -628,46 +624,21 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     # -- its log ---------------------------------------------------------------------------------------------
 
-    def _logged_containers(self, pod: V1Pod) -> list[str]:
-        return logged_containers(pod.spec, self.container_logs, self.init_container_logs)
+    @cached_property
+    def _task_log(self) -> TaskLog:
+        return TaskLog(
+            log=self.log,
+            containers=self.container_logs,
+            init_containers=self.init_container_logs,
+            get_logs=self.get_logs,
+            with_name=self.container_name_log_prefix_enabled,
+            formatter=self.log_formatter,
+            in_triggerer=self.deferrable,
+            on_line=None if self.deferrable else self._progress,
+        )
 
-    def _logs_to_stream(self) -> dict[str, Any] | None:
-        """Return what PodLogs streams; in a triggerer no log_formatter, which is a function, and stays here."""
-        if not self.get_logs:
-            return None
-        followed = {"positions": self._followed.get("positions") or {}, "may_repeat": self._followed.get("may_repeat")}
-        if self.pod is None or (self.deferrable and self.log_formatter is not None):
-            return {"containers": [], **followed}
-        raw = self.client.api_client.sanitize_for_serialization(self.pod)
-        return {
-            "containers": self._logged_containers(self.pod),
-            "with_name": self.container_name_log_prefix_enabled,
-            "masked": masked_words(raw, lambda text: str(redact(text))) if self.deferrable else {},
-            **followed,
-        }
-
-    def _write_rest_of_log(self, pod: V1Pod, state: PodState, error: GpuError | None) -> None:
-        """Write what was not followed of the log; where it cannot be read for minutes, say that it is not whole."""
-        if not self.get_logs or (isinstance(error, PodPreempted) and end_of(state) is None):
-            return
-        started = {one.name for one in (*state.others, state.base) if one is not None and one.started_at is not None}
-        containers = [name for name in self._logged_containers(pod) if name in started]
-        rest = LogRest(self._followed)
-        try:
-            rest.write(self.client.api_client, pod, containers, self._tell_line)
-        except GpuError as unread:
-            setbacks = self._setbacks.one_more(self._now())
-            if not isinstance(error, PodPreempted) and setbacks.may_pass(unread) and setbacks.lasted < _LOG_WITHIN:
-                raise
-            self.log.warning("The rest of the pod's log could not be read, and is left out: %s", unread)
-        finally:
-            self._followed = {"positions": rest.positions, "may_repeat": False}
-
-    def _tell_line(self, container: str, text: str, at: datetime | None) -> None:
-        with_name = self.container_name_log_prefix_enabled
-        log_line(self.log.log, container, text, with_name=with_name, formatter=self.log_formatter)
-        if self.deferrable or not text:
-            return
+    def _progress(self, container: str, text: str, at: datetime | None) -> None:
+        timestamp = pendulum.instance(at) if at else None
         for callback in self.callbacks:
             try:
                 callback.progress_callback(
@@ -675,7 +646,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
                     client=self.client,
                     mode=ExecutionMode.SYNC,
                     container_name=container,
-                    timestamp=pendulum.instance(at) if at else None,
+                    timestamp=timestamp,
                     pod=self.pod,
                 )
             except Exception:
@@ -700,7 +671,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         error = self._explained(end.error, watched, pod)
         if pod is None or state is None:
             return self._collect_gone(error, watched, context)
-        self._write_rest_of_log(pod, state, error)
+        setbacks = self._setbacks.one_more(self._now())
+        self._task_log.write_rest(pod, state, error, api=self.client.api_client, setbacks=setbacks)
         result, error = self._result(pod, state, error, watched)
         self._tell_timeline(watched.timeline, context)
         if end_of(state) is not None:
