@@ -27,6 +27,7 @@ from airflow_gpu_provider.scaling.bill import PHASES, Bill
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.not_released import not_released
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.triggers import deferral_delay
 from tests.sandbox.running import context_of, copy_of, first_event
 from tests.unit.scaling.pools import A, B, groups, key, machine, pool, snapshot
 
@@ -78,13 +79,11 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
     monkeypatch.setattr(module, "_FIRST_LEG", timedelta(0))
     monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
 
-    async def soon(seconds: float) -> None:
-        await asyncio.sleep(0)
-
     def use(played: Played) -> None:
         monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", played.open)
 
     monkeypatch.setattr(wait_loop, "SOONEST", 0.0)
+    monkeypatch.setattr(deferral_delay, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(pool_changes, "watching", _refuses)
     return use
 
