@@ -13,7 +13,8 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.base import GpuPool, is_template
+from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.values import is_template
 
 # What a placement goes by. Where the cluster is, and as whom it is spoken to, makes no difference to a manifest.
 _FIELDS = (

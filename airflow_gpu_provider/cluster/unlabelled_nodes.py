@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.nodes import Node, write_node
 from airflow_gpu_provider.cluster.rest import call, list_items
-from airflow_gpu_provider.pools.base import POOL_LABEL, Taint
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.taints import Taint
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient

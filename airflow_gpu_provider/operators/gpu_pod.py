@@ -74,7 +74,7 @@ from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
 from airflow_gpu_provider.pods.watch import watch_pod
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.pools.base import is_template
+from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.release_without_sensor import (

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pool_operator import PoolOperator
-from airflow_gpu_provider.pools.base import GpuPool, is_template
+from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.values import is_template
 
 if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial

@@ -18,7 +18,8 @@ from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pods.fit import check_fits, requests_of
-from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool, is_template
+from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.workload_placement import tolerations_of
 
 SHM_PATH = "/dev/shm"

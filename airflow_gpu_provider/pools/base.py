@@ -9,27 +9,31 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
 from importlib import import_module
-from typing import Any, ClassVar, Literal, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pools.taints import Taint
+from airflow_gpu_provider.pools.values import (
+    are_group_names,
+    are_labels,
+    are_strings,
+    as_constant,
+    as_tuple,
+    is_pool_name,
+    is_template,
+    to_json,
+)
 
 POOL_LABEL = "airflow-gpu-provider/pool"
 """The node label that says which pool a node belongs to; every pod placed by this package selects it."""
 
-Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE"]
-
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-_LABEL_PREFIX = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
-_EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 _KINDS = {
     "eks": "airflow_gpu_provider.pools.eks:EksGpuPool",
     "gke": "airflow_gpu_provider.pools.gke:GkeGpuPool",
@@ -39,53 +43,6 @@ _VERSION = 1
 _MANAGE = ("full", "scale")
 # The fields that name external groups; empty where this package creates the pool's groups.
 _GROUPS_OF_OTHERS = ("node_groups", "asg_names", "node_pools")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Taint:
-    """A node taint; `str()` is kubectl's notation `key=value:Effect`."""
-
-    key: str
-    value: str
-    effect: str
-
-    @classmethod
-    def parse(cls, text: str) -> Self:
-        """Read `key=value:Effect` or `key:Effect`; raises PoolSpecError."""
-        head, colon, effect = text.rpartition(":")
-        key, _, value = head.partition("=")
-        if not colon or effect not in _EFFECTS or not key:
-            raise PoolSpecError(
-                f"{text!r} is not a taint.", f"Write it as key=value:Effect, the effect one of {_EFFECTS}."
-            )
-        return cls(key=key, value=value, effect=effect)
-
-    def __str__(self) -> str:
-        return f"{self.key}={self.value}:{self.effect}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Candidate:
-    """One place where a pool can get machines: a node group in one zone, of one type, on one market."""
-
-    group: str
-    zone: str
-    instance_type: str
-    market: Market
-
-    def __str__(self) -> str:
-        return f"{self.instance_type or 'machine'} {self.market.lower().replace('_', '-')} in {self.zone}"
-
-
-def is_template(value: Any) -> bool:
-    """Return True if `value` holds a Jinja expression that is still to be rendered."""
-    if isinstance(value, str):
-        return "{{" in value or "{%" in value
-    if isinstance(value, Mapping):
-        return any(is_template(v) for pair in value.items() for v in pair)
-    if isinstance(value, list | tuple):
-        return any(is_template(v) for v in value)
-    return False
 
 
 @dataclass(frozen=True, kw_only=True, eq=True)
@@ -133,7 +90,7 @@ class GpuPool(ABC):
 
     def serialize(self) -> dict[str, Any]:
         """Return the spec as JSON values; `deserialize_pool` reads it back."""
-        values = {f.name: _to_json(getattr(self, f.name)) for f in fields(self)}
+        values = {f.name: to_json(getattr(self, f.name)) for f in fields(self)}
         return {"kind": self.kind, "version": _VERSION, **values}
 
     @classmethod
@@ -274,24 +231,28 @@ class GpuPool(ABC):
     # -- validation ------------------------------------------------------------------------------------------
 
     def _coerce(self) -> None:
-        self._set("taints", _as_tuple(self.taints))
+        self._set("taints", as_tuple(self.taints))
         for name in ("max_nodes", "min_nodes"):
             self._set(name, self._as_int(name, getattr(self, name)))
         self._set("max_runtime", self._as_timedelta("max_runtime", self.max_runtime))
-        if isinstance(self.price_per_hour, str):
-            self._set("price_per_hour", self._as_float("price_per_hour", self.price_per_hour))
+        prices = self.price_per_hour
+        if isinstance(prices, str):
+            self._set("price_per_hour", self._as_float("price_per_hour", prices))
+        if isinstance(prices, dict):
+            by_market = {as_constant(key): self._as_float("price_per_hour", price) for key, price in prices.items()}
+            self._set("price_per_hour", by_market)
 
     def _validate(self) -> None:
-        self._check("name", _is_name, "a DNS label: lower-case letters, digits and '-', at most 40 characters")
+        self._check("name", is_pool_name, "a DNS label: lower-case letters, digits and '-', at most 40 characters")
         self._check("max_nodes", lambda n: n >= 1, "at least 1")
         self._check("min_nodes", lambda n: n >= 0, "at least 0")
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")
         if self.is_rendered and self.min_nodes > self.max_nodes:
             raise self._error(f"min_nodes={self.min_nodes} is more than max_nodes={self.max_nodes}")
-        self._check("node_labels", _are_labels, "valid Kubernetes labels")
+        self._check("node_labels", are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_labels:
             raise self._error(f"node_labels may not set {POOL_LABEL}: the package sets it")
-        self._check("taints", _are_strings, "a list of taints in kubectl's notation")
+        self._check("taints", are_strings, "a list of taints in kubectl's notation")
         if not is_template(self.taints):
             _ = self.parsed_taints
 
@@ -314,7 +275,7 @@ class GpuPool(ABC):
         if not any(named.values()):
             raise self._error('manage="scale" needs groups to scale', f"Name them in {' or '.join(named)}.")
         for name in named:
-            self._check(name, _are_group_names, "names of groups, each once")
+            self._check(name, are_group_names, "names of groups, each once")
         self._check_named_once(named)
         defaults = {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(self)}
         said = [name for name in shape if getattr(self, name) != defaults[name]]
@@ -331,6 +292,10 @@ class GpuPool(ABC):
         value = getattr(self, name)
         if not is_template(value) and not is_valid(value):
             raise self._error(f"{name}={value!r} must be {wanted}")
+
+    def _refuse(self, problems: Iterable[tuple[str, str]]) -> None:
+        for what, fix in problems:
+            raise self._error(what, fix)
 
     def _error(self, text: str, fix: str = "Correct the pool's spec.") -> PoolSpecError:
         return PoolSpecError(f"Pool {self.name!r}: {text}.", fix, pool=str(self.name))
@@ -419,44 +384,3 @@ def _class_of(data: Mapping[str, Any]) -> type[GpuPool]:
         raise PoolSpecError(f"Unknown kind of pool: {data.get('kind')!r}.", f"Give one of {known} as its kind.")
     module, name = path.split(":")
     return cast("type[GpuPool]", getattr(import_module(module), name))
-
-
-def _to_json(value: Any) -> Any:
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, tuple):
-        return [_to_json(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _to_json(item) for key, item in value.items()}
-    return value
-
-
-def _as_tuple(value: Any) -> Any:
-    if isinstance(value, str):
-        return value if is_template(value) else (value,)
-    return tuple(value) if isinstance(value, Sequence) else value
-
-
-def _is_name(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= 40 and _DNS_LABEL.fullmatch(value) is not None
-
-
-def _are_strings(values: Any) -> bool:
-    return isinstance(values, tuple) and all(isinstance(value, str) for value in values)
-
-
-def _are_group_names(names: Any) -> bool:
-    return len(set(names)) == len(names) and all(isinstance(name, str) and name.strip() == name != "" for name in names)
-
-
-def _are_labels(labels: Any) -> bool:
-    return isinstance(labels, dict) and all(_is_label(key, value) for key, value in labels.items())
-
-
-def _is_label(key: Any, value: Any) -> bool:
-    if not isinstance(key, str) or not isinstance(value, str):
-        return False
-    prefix, slash, name = key.rpartition("/")
-    if slash and (len(prefix) > 253 or not _LABEL_PREFIX.fullmatch(prefix)):
-        return False
-    return _LABEL_NAME.fullmatch(name) is not None and (value == "" or _LABEL_NAME.fullmatch(value) is not None)

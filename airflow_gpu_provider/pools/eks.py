@@ -6,15 +6,19 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, cast
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, _as_tuple, is_template
+from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
+from airflow_gpu_provider.pools.values import are_some_of, as_constants, as_tuple, is_template
 
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
 _TYPE = re.compile(r"[a-z0-9-]+\.[a-z0-9-]+")
+_MARKETS = ("ON_DEMAND", "SPOT")
 _MAX_GROUP_NAME = 63  # EKS CreateNodegroup: nodegroupName
 # The fields that shape a node group; the device plugin's operator also learns from ami_type what nodes have.
 SHAPE = (
@@ -154,20 +158,14 @@ class EksGpuPool(GpuPool):
         known = accelerators.instance_type(instance_type)
         return self.node_labels.get(ACCELERATOR_LABEL) or (known.gpu.accelerator if known else None)
 
+    @property
+    def preferences(self) -> Preferences:
+        """What machines may be: capacity types, instance types and zones."""
+        return Preferences(markets=self.capacity_types, types=self.instance_types, zones=self.zones)
+
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most preferred first."""
-        zones = tuple(zones)
-        return tuple(
-            Candidate(
-                group=self._group_name(zone, instance_type, market),
-                zone=zone,
-                instance_type=instance_type,
-                market=market,
-            )
-            for market in self.capacity_types
-            for instance_type in self.instance_types
-            for zone in zones
-        )
+        return self.preferences.candidates(zones, self._group_name)
 
     def _group_name(self, zone: str, instance_type: str, market: Market) -> str:
         zone_suffix = zone.removeprefix(self.region).strip("-")
@@ -177,25 +175,16 @@ class EksGpuPool(GpuPool):
     def _coerce(self) -> None:
         super()._coerce()
         for name in ("instance_types", "zones", "subnets", "node_groups", "asg_names"):
-            self._set(name, _as_tuple(getattr(self, name)))
-        markets = _as_tuple(self.capacity_types)
-        if not is_template(markets):
-            markets = tuple(str(market).upper().replace("-", "_") for market in markets)
-        self._set("capacity_types", markets)
+            self._set(name, as_tuple(getattr(self, name)))
+        self._set("capacity_types", as_constants(self.capacity_types))
         if self.disk_size is not None:
             self._set("disk_size", self._as_int("disk_size", self.disk_size))
-        if isinstance(self.price_per_hour, dict):
-            prices = {
-                str(k).upper().replace("-", "_"): self._as_float("price_per_hour", v)
-                for k, v in self.price_per_hour.items()
-            }
-            self._set("price_per_hour", prices)
 
     def _validate(self) -> None:
         super()._validate()
         self._check("cluster_name", bool, "the name of an EKS cluster")
         self._check("region", _REGION.fullmatch, "an AWS region, like us-west-2")
-        self._check("capacity_types", _are_markets, "ON_DEMAND, SPOT, or both in order")
+        self._check("capacity_types", partial(are_some_of, _MARKETS), "ON_DEMAND, SPOT, or both in order")
         self._check("ami_type", _GPU_AMI_TYPES.__contains__, f"one of {', '.join(_GPU_AMI_TYPES)}")
         self._check_manage(shape=SHAPE, machine_types="instance_types")
         self._check("scaling", ("direct", "autoscaler").__contains__, '"direct" or "autoscaler"')
@@ -307,7 +296,3 @@ class EksGpuPool(GpuPool):
 
 def _within(domain: str, domains: Iterable[str]) -> bool:
     return any(domain == each or domain.endswith(f".{each}") for each in domains)
-
-
-def _are_markets(markets: tuple[str, ...]) -> bool:
-    return bool(markets) and len(set(markets)) == len(markets) and set(markets) <= {"ON_DEMAND", "SPOT"}

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, ClassVar
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
-from airflow_gpu_provider.pools import gke_capacity
-from airflow_gpu_provider.pools.base import Candidate, GpuPool, Market, Taint, _as_tuple, is_template
+from airflow_gpu_provider.pools import gke_capacity, gke_machines
+from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
+from airflow_gpu_provider.pools.taints import Taint
+from airflow_gpu_provider.pools.values import are_some_of, as_constant, as_constants, as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 """GKE adds it to the nodes of every node pool with GPUs."""
@@ -23,11 +26,9 @@ LOCATION_POLICIES = ("any", "balanced")
 
 _PROJECT = re.compile(r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]")
 _LOCATION = re.compile(r"([a-z]+-[a-z]+\d+)(-(?:ai\d+)?[a-z])?")  # AI zones too, like us-central1-ai1a
-_GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
 _LABEL_KEY = re.compile(r"[a-z][a-z0-9_-]{0,62}")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}")
-_MARKETS = {"ON_DEMAND", "SPOT", "PREEMPTIBLE"}
-_SHARING = ("TIME_SHARING", "MPS")
+_MARKETS = ("ON_DEMAND", "SPOT", "PREEMPTIBLE")
 # The fields that shape a node pool; the driver and GPU sharing also determine what its nodes offer.
 SHAPE = (
     "location_policy",
@@ -179,7 +180,7 @@ class GkeGpuPool(GpuPool):
 
     @property
     def cluster_identity(self) -> str:
-        chain = _as_tuple(self.impersonation_chain) or ()
+        chain = as_tuple(self.impersonation_chain) or ()
         return f"gke/{self.gcp_conn_id}/{','.join(chain)}/{self.project_id}/{self.location}/{self.cluster_name}"
 
     @property
@@ -202,20 +203,14 @@ class GkeGpuPool(GpuPool):
             return machine.gpu.accelerator, machine.gpus
         return self.accelerator_type or "", self.accelerator_count or 1
 
+    @property
+    def preferences(self) -> Preferences:
+        """What machines may be: capacity types, machine types and zones."""
+        return Preferences(markets=self.capacity_types, types=self.machine_types, zones=self.node_locations)
+
     def candidates(self, zones: Iterable[str]) -> tuple[Candidate, ...]:
         """Return the pool's candidates over `zones`, the most preferred first."""
-        zones = tuple(zones)
-        return tuple(
-            Candidate(
-                group=self._group_name(zone, machine_type, market),
-                zone=zone,
-                instance_type=machine_type,
-                market=market,
-            )
-            for market in self.capacity_types
-            for machine_type in self.machine_types
-            for zone in zones
-        )
+        return self.preferences.candidates(zones, self._group_name)
 
     def _group_name(self, zone: str, machine_type: str, market: Market) -> str:
         """Return the node pool's name; beyond GKE's 40 characters, a hash replaces the rest of the pool's name."""
@@ -249,32 +244,28 @@ class GkeGpuPool(GpuPool):
     def _coerce(self) -> None:
         super()._coerce()
         for name in ("machine_types", "node_locations", "tags", "node_pools"):
-            self._set(name, _as_tuple(getattr(self, name)))
+            self._set(name, as_tuple(getattr(self, name)))
         if self.impersonation_chain is not None and not isinstance(self.impersonation_chain, str):
-            self._set("impersonation_chain", _as_tuple(self.impersonation_chain))
-        markets = _as_tuple(self.capacity_types)
-        if not is_template(markets):
-            markets = tuple(_constant(market) for market in markets)
-        self._set("capacity_types", markets)
+            self._set("impersonation_chain", as_tuple(self.impersonation_chain))
+        self._set("capacity_types", as_constants(self.capacity_types))
         for name in ("disk_size", "accelerator_count"):
             if getattr(self, name) is not None:
                 self._set(name, self._as_int(name, getattr(self, name)))
         if self.max_run_duration is not None:
             self._set("max_run_duration", self._as_timedelta("max_run_duration", self.max_run_duration))
-        if isinstance(self.price_per_hour, dict):
-            prices = {_constant(k): self._as_float("price_per_hour", v) for k, v in self.price_per_hour.items()}
-            self._set("price_per_hour", prices)
         if self.reservation_affinity and not is_template(self.reservation_affinity):
             self._set("reservation_affinity", _affinity(self.reservation_affinity))
         if "strategy" in self.gpu_sharing and not is_template(self.gpu_sharing):
-            self._set("gpu_sharing", {**self.gpu_sharing, "strategy": _constant(self.gpu_sharing["strategy"])})
+            self._set("gpu_sharing", {**self.gpu_sharing, "strategy": as_constant(self.gpu_sharing["strategy"])})
 
     def _validate(self) -> None:
         super()._validate()
         self._check("project_id", _PROJECT.fullmatch, "the id of a Google Cloud project")
         self._check("location", _LOCATION.fullmatch, "a zone or a region, like us-central1-a or us-central1")
         self._check("cluster_name", bool, "the name of a GKE cluster")
-        self._check("capacity_types", _are_markets, "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order")
+        self._check(
+            "capacity_types", partial(are_some_of, _MARKETS), "some of ON_DEMAND, SPOT and PREEMPTIBLE, in order"
+        )
         self._check("exclude_upgrades", lambda value: isinstance(value, bool), "True or False")
         self._check("driver", DRIVERS.__contains__, f"one of {', '.join(DRIVERS)}")
         self._check_manage(shape=SHAPE, machine_types="machine_types")
@@ -289,75 +280,9 @@ class GkeGpuPool(GpuPool):
         self._check_taints()
 
     def _check_machine_types(self) -> None:
-        if is_template(self.machine_types) or is_template(self.accelerator_type) or is_template(self.accelerator_count):
-            return
-        if len(set(self.machine_types)) < len(self.machine_types):
-            raise self._error(f"machine_types names one twice: {', '.join(self.machine_types)}")
-        if self.accelerator_type is not None and None not in map(accelerators.gce_machine_type, self.machine_types):
-            self._check_accelerator_type(self.accelerator_type)
-        if self.accelerator_count is not None and self.accelerator_count < 1:
-            raise self._error(f"accelerator_count={self.accelerator_count} must be at least 1")
-        attaches = any(name.startswith("n1-") for name in self.machine_types)
-        for name in self.machine_types:
-            self._check_machine_type(name, attaches)
-
-    def _check_accelerator_type(self, name: str) -> None:
-        known = accelerators.gce_accelerators()
-        if name in known or accelerators.gpu_of_accelerator(name):
-            return
-        by_name = {gpu.name: gpu.accelerator for gpu in accelerators.GPUS.values() if gpu.accelerator in known}
-        close = by_name.get(name.upper()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
-        hint = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
-        raise self._error(f"accelerator_type={name!r} is not a GPU of Google Cloud", hint)
-
-    def _check_machine_type(self, name: str, attaches: bool) -> None:
-        machine = accelerators.gce_machine_type(name)
-        if machine is None:
-            self._check_unknown_machine_type(name)
-        elif machine.gpu:
-            self._check_built_in(machine, attaches)
-        elif machine.takes_attached_gpus:
-            self._check_attached(machine)
-        else:
-            raise self._error(f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT)
-
-    def _check_unknown_machine_type(self, name: str) -> None:
-        family = _GPU_FAMILY.fullmatch(name)
-        if family and self.accelerator_type and self.accelerator_count:
-            return  # newer than the catalogue: GKE will check it
-        known = accelerators.gce_machine_types()
-        if not family or any(one.startswith(family[1]) for one in known):
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
-            raise self._error(f"{name!r} is not a machine type of Compute Engine with GPUs", hint)
-        raise self._error(f"{name} is not in the catalogue", "Set accelerator_type and accelerator_count.")
-
-    def _check_built_in(self, machine: accelerators.GceMachineType, attaches: bool) -> None:
-        assert machine.gpu is not None
-        if attaches:
-            return  # accelerator_type and accelerator_count describe the N1 machines
-        if self.accelerator_type and self.accelerator_type != machine.gpu.accelerator:
-            raise self._error(
-                f"{machine.name} has {machine.gpu.accelerator}, not {self.accelerator_type}",
-                "Leave accelerator_type out.",
-            )
-        if self.accelerator_count and self.accelerator_count != machine.gpus:
-            raise self._error(
-                f"{machine.name} has {machine.gpus} GPUs, not {self.accelerator_count}", "Leave accelerator_count out."
-            )
-
-    def _check_attached(self, machine: accelerators.GceMachineType) -> None:
-        if not self.accelerator_type:
-            raise self._error(f"{machine.name} has no GPUs of its own", 'Set accelerator_type, like "nvidia-tesla-t4".')
-        counts = accelerators.attachable_gpus(machine.name, self.accelerator_type)
-        if not counts:
-            raise self._error(f"{self.accelerator_type} cannot be attached to {machine.name}", _MACHINE_HINT)
-        if (self.accelerator_count or 1) not in counts:
-            allowed = " or ".join(map(str, counts))
-            raise self._error(
-                f"{self.accelerator_count or 1} x {self.accelerator_type} cannot be attached to {machine.name}",
-                f"Set accelerator_count to {allowed}.",
-            )
+        said = (self.machine_types, self.accelerator_type, self.accelerator_count)
+        if not is_template(said):
+            self._refuse(gke_machines.machine_problems(*said))
 
     def _check_zones(self) -> None:
         if is_template(self.node_locations) or is_template(self.location):
@@ -368,18 +293,9 @@ class GkeGpuPool(GpuPool):
                 raise self._error(f"{zone!r} in node_locations is not a zone of {self.region}")
 
     def _check_sharing(self) -> None:
-        sharing = self.gpu_sharing
         self._check_partition()
-        if not sharing or is_template(sharing):
-            return
-        clients = sharing.get("max_shared_clients")
-        if set(sharing) != {"strategy", "max_shared_clients"} or sharing["strategy"] not in _SHARING:
-            raise self._error(
-                f"gpu_sharing={sharing!r}",
-                'Write {"strategy": "TIME_SHARING" or "MPS", "max_shared_clients": 2 to 48}.',
-            )
-        if isinstance(clients, bool) or not isinstance(clients, int) or not 2 <= clients <= 48:
-            raise self._error(f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48")
+        if self.gpu_sharing and not is_template(self.gpu_sharing):
+            self._refuse(gke_machines.sharing_problems(self.gpu_sharing))
 
     def _check_partition(self) -> None:
         size = self.gpu_partition_size
@@ -389,12 +305,8 @@ class GkeGpuPool(GpuPool):
             raise self._error('gpu_partition_size does not work with driver="daemonset"', "Let GKE install the driver.")
         if is_template(size) or is_template(self.machine_types) or is_template(self.accelerator_type):
             return
-        for name in self.machine_types:
-            gpu = accelerators.gpu_of_accelerator(self.accelerator_of(name)[0])
-            if gpu and size not in accelerators.partitions_of(gpu):
-                parts = ", ".join(accelerators.partitions_of(gpu))
-                hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
-                raise self._error(f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such partition", hint)
+        accelerator_by_type = {name: self.accelerator_of(name)[0] for name in self.machine_types}
+        self._refuse(gke_machines.partition_problems(size, accelerator_by_type))
 
     def _check_lifetime(self) -> None:
         limit = self.max_run_duration
@@ -426,10 +338,6 @@ class GkeGpuPool(GpuPool):
                 )
             )
 
-    def _refuse(self, problems: Iterable[tuple[str, str]]) -> None:
-        for what, fix in problems:
-            raise self._error(what, fix)
-
     def _check_taints(self) -> None:
         if is_template(self.taints):
             return
@@ -440,22 +348,11 @@ class GkeGpuPool(GpuPool):
                 )
 
 
-_MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
-
-
-def _constant(value: Any) -> str:
-    return str(value).upper().replace("-", "_")
-
-
 def _affinity(given: dict[str, Any]) -> dict[str, Any]:
     """Return a reservation affinity with its values as a tuple, and GKE's spelling of its type."""
-    coerced = {key: _as_tuple(value) if key == "values" else value for key, value in given.items()}
+    coerced = {key: as_tuple(value) if key == "values" else value for key, value in given.items()}
     kind = coerced.get("consume_reservation_type")
-    return {**coerced, "consume_reservation_type": _constant(kind)} if kind else coerced
-
-
-def _are_markets(markets: tuple[str, ...]) -> bool:
-    return bool(markets) and len(set(markets)) == len(markets) and set(markets) <= _MARKETS
+    return {**coerced, "consume_reservation_type": as_constant(kind)} if kind else coerced
 
 
 def _are_resource_labels(labels: Any) -> bool:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool, _are_labels, _as_tuple, is_template
+from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
+from airflow_gpu_provider.pools.values import are_labels, as_tuple, is_template
 
 _NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PROVISIONERS = ("karpenter", "auto-mode", "autopilot", "cluster-autoscaler")
@@ -96,7 +97,7 @@ class KubernetesGpuPool(GpuPool):
 
     def _coerce(self) -> None:
         super()._coerce()
-        self._set("nodes", _as_tuple(self.nodes))
+        self._set("nodes", as_tuple(self.nodes))
         if self.max_nodes == 0:
             self._set("max_nodes", _MOST_NODES if is_template(self.nodes) else len(self.nodes) or _MOST_NODES)
         if self.gpus_per_node is not None:
@@ -110,7 +111,7 @@ class KubernetesGpuPool(GpuPool):
         if bool(self.nodes) == bool(self.node_selector_labels):
             raise self._error("exactly one of nodes and node_selector_labels chooses the nodes", "Give one of the two.")
         self._check("nodes", _are_names, "the names of nodes, each once")
-        self._check("node_selector_labels", _are_labels, "valid Kubernetes labels")
+        self._check("node_selector_labels", are_labels, "valid Kubernetes labels")
         if POOL_LABEL in self.node_selector_labels:
             raise self._error(f"node_selector_labels may not have {POOL_LABEL}: the package sets it")
         self._check("gpus_per_node", lambda n: n is None or n >= 1, "at least 1")

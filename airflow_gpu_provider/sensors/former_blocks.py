@@ -28,7 +28,7 @@ def blocks_of(dag: DAG | None) -> Blocks | None:
     from airflow.sdk.definitions.mappedoperator import MappedOperator
 
     from airflow_gpu_provider.pools import GpuPool
-    from airflow_gpu_provider.pools.base import is_template
+    from airflow_gpu_provider.pools.values import is_template
 
     found = set()
     for task in dag.tasks if dag else ():

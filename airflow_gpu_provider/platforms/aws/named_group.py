@@ -11,13 +11,13 @@ from airflow_gpu_provider.platforms.aws.plan import issues
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 from airflow_gpu_provider.platforms.named_groups import NamedGroup
 from airflow_gpu_provider.pools import Candidate, Taint
-from airflow_gpu_provider.pools.base import Market
+from airflow_gpu_provider.pools.candidates import Market
+from airflow_gpu_provider.pools.taints import taints_from_cloud
 
 TEMPLATE_TAINT = "k8s.io/cluster-autoscaler/node-template/taint/"
 """The tag by which an Auto Scaling group tells cluster-autoscaler a taint of its nodes, as value:Effect."""
 
 _GPU_FAMILY = re.compile(r"(g|p)\d")
-_EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
 
 
 def read_group(
@@ -93,8 +93,7 @@ def _has_gpus(instance_type: str) -> bool:
 
 
 def _taints(asg: Mapping[str, Any], node_group: Mapping[str, Any] | None) -> Iterable[Taint]:
-    for taint in (node_group or {}).get("taints") or ():
-        yield Taint(key=taint["key"], value=taint.get("value") or "", effect=_EFFECTS[taint["effect"]])
+    yield from taints_from_cloud((node_group or {}).get("taints") or ())
     for tag in asg.get("Tags") or () if node_group is None else ():
         if tag["Key"].startswith(TEMPLATE_TAINT):
             value, _, effect = tag["Value"].rpartition(":")

@@ -242,7 +242,7 @@ class EksPlatform(EksBase):
             name = asg_name(raw) or ""
             group = self._group(raw, asgs.get(name, {}), activities.get(name, ()), switches.get(name))
             found.append(replace(group, left_suspended=name in suspended))
-        return tuple(sorted(found, key=lambda group: self._order(group.candidate)))
+        return tuple(sorted(found, key=lambda group: self._pool.preferences.rank(group.candidate)))
 
     def _group(
         self,
@@ -262,7 +262,7 @@ class EksPlatform(EksBase):
         members = machines(name, asg, activities)
         live = sum(machine.state != "terminating" for machine in members)
         limit = int(asg.get("MaxSize", raw["scalingConfig"]["maxSize"]))
-        is_wanted = self._is_wanted(candidate)
+        is_wanted = self._pool.preferences.include(candidate)
         keeps = int(asg.get("MinSize", 0)) if self._pool.is_autoscaled else 0
         return Group(
             name=name,
@@ -281,23 +281,6 @@ class EksPlatform(EksBase):
             last_end=last_end(activities),
             launching=is_launching(activities, members),
             issues=eks_plan.issues(raw),
-        )
-
-    def _is_wanted(self, candidate: Candidate) -> bool:
-        pool = self._pool
-        return (
-            candidate.instance_type in pool.instance_types
-            and candidate.market in pool.capacity_types
-            and (not pool.zones or candidate.zone in pool.zones)
-        )
-
-    def _order(self, candidate: Candidate) -> tuple[Any, ...]:
-        pool = self._pool
-        return (
-            _index(pool.capacity_types, candidate.market),
-            _index(pool.instance_types, candidate.instance_type),
-            _index(pool.zones, candidate.zone),
-            candidate.zone,
         )
 
     # -- what cluster-autoscaler knows -----------------------------------------------------------------------
@@ -327,7 +310,3 @@ class EksPlatform(EksBase):
 
 def _asg_names(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
     return [name for group in groups.values() if (name := asg_name(group))]
-
-
-def _index(order: Sequence[str], value: str) -> int:
-    return order.index(value) if value in order else len(order)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools.taints import CLOUD_EFFECTS
 
 POOL_TAG = "airflow-gpu-provider/pool"
 SPEC_TAG = "airflow-gpu-provider/spec"
@@ -18,7 +19,6 @@ OWNER_TAG = "airflow-gpu-provider/owner"
 ZONE_TAG = "airflow-gpu-provider/zone"
 
 _DEFAULT_DISK_GIB = 100
-_EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class GroupSpec:
     def taints(self) -> list[dict[str, str]]:
         """The taints in EKS's spelling, which leaves an empty value out."""
         return [
-            {"key": t.key, **({"value": t.value} if t.value else {}), "effect": _EFFECTS[t.effect]}
+            {"key": t.key, **({"value": t.value} if t.value else {}), "effect": CLOUD_EFFECTS[t.effect]}
             for t in self.pool.parsed_taints
         ]
 

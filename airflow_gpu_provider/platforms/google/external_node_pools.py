@@ -27,10 +27,9 @@ from airflow_gpu_provider.platforms.google.spec import (
 )
 from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
-from airflow_gpu_provider.pools import Candidate, GkeGpuPool, Taint
-from airflow_gpu_provider.pools.base import Market
-
-_EFFECTS = {"NO_SCHEDULE": "NoSchedule", "PREFER_NO_SCHEDULE": "PreferNoSchedule", "NO_EXECUTE": "NoExecute"}
+from airflow_gpu_provider.pools import Candidate, GkeGpuPool
+from airflow_gpu_provider.pools.candidates import Market
+from airflow_gpu_provider.pools.taints import taints_from_cloud
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,11 +135,7 @@ class GkeExternalPlatform(GkeBase):
             candidate=named.candidate,
             types=(machine_type,),
             types_without_gpus=() if _has_gpus(config, machine_type) else (machine_type,),
-            taints=tuple(
-                Taint(key=t["key"], value=t.get("value") or "", effect=_EFFECTS[t["effect"]])
-                for t in config.get("taints") or ()
-                if t["effect"] in _EFFECTS
-            ),
+            taints=tuple(taints_from_cloud(config.get("taints") or ())),
             max_size=named.max_size(self._pool),
             made_for=labels_of(raw).get(POOL_LABEL, ""),
             warnings=tuple(_warnings(raw, self._pool)),

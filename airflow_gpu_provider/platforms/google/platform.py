@@ -23,7 +23,7 @@ from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec,
 from airflow_gpu_provider.platforms.google.zones import offered_types
 from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
-from airflow_gpu_provider.pools.base import Market
+from airflow_gpu_provider.pools.candidates import Market
 
 
 class GkePlatform(GkeBase):
@@ -213,7 +213,7 @@ class GkePlatform(GkeBase):
         read = dict(zip(flat, self._groups.read(flat), strict=True))
         behind = {name: [read[path] for path in each] for name, each in paths.items()}
         found = self._with_ends([self._group(each, behind[name]) for name, each in node_pools.items()], behind)
-        return tuple(sorted(self._with_updates(found), key=lambda group: self._order(group.candidate)))
+        return tuple(sorted(self._with_updates(found), key=lambda group: self._pool.preferences.rank(group.candidate)))
 
     def _group(self, raw: Mapping[str, Any], groups: Sequence[InstanceGroup]) -> Group:
         name = raw["name"]
@@ -230,7 +230,9 @@ class GkePlatform(GkeBase):
             candidate=candidate,
             status=STATUS.get(raw.get("status", ""), "degraded"),
             desired=sum(group.target for group in groups),
-            max_size=self._pool.max_nodes if self._is_wanted(candidate) and name not in self.over_quota else live,
+            max_size=self._pool.max_nodes
+            if self._pool.preferences.include(candidate) and name not in self.over_quota
+            else live,
             machines=members,
             has_switch=False,
             keeps=int((raw.get("autoscaling") or {}).get("min_node_count") or 0),
@@ -238,23 +240,6 @@ class GkePlatform(GkeBase):
             failures=failures(groups, datetime.now(UTC)),
             launching=any(group.launching for group in groups),
             issues=gke_plan.issues(raw),
-        )
-
-    def _is_wanted(self, candidate: Candidate) -> bool:
-        pool = self._pool
-        return (
-            candidate.instance_type in pool.machine_types
-            and candidate.market in pool.capacity_types
-            and (not pool.node_locations or candidate.zone in pool.node_locations)
-        )
-
-    def _order(self, candidate: Candidate) -> tuple[Any, ...]:
-        pool = self._pool
-        return (
-            _index(pool.capacity_types, candidate.market),
-            _index(pool.machine_types, candidate.instance_type),
-            _index(pool.node_locations, candidate.zone),
-            candidate.zone,
         )
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -289,7 +274,3 @@ def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
         "Correct what GKE complains of, and run the task again.",
         groups=sorted(failed),
     )
-
-
-def _index(order: Sequence[str], value: str) -> int:
-    return order.index(value) if value in order else len(order)

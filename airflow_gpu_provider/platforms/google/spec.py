@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.gke import GPU_TAINT
+from airflow_gpu_provider.pools.taints import CLOUD_EFFECTS
 
 POOL_LABEL = "airflow-gpu-provider-pool"
 SPEC_LABEL = "airflow-gpu-provider-spec"
@@ -20,7 +21,6 @@ OWNER_LABEL = "airflow-gpu-provider-owner"
 ZONE_LABEL = "airflow-gpu-provider-zone"
 
 _DEFAULT_DISK_GB = 100
-_EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
 _DRIVERS = {
     "default": "DEFAULT",
     "latest": "LATEST",
@@ -83,7 +83,7 @@ class NodePoolSpec:
     def taints(self) -> list[dict[str, str]]:
         """The taints in GKE's spelling, without the one that it adds by itself."""
         return [
-            {"key": t.key, "value": t.value, "effect": _EFFECTS[t.effect]}
+            {"key": t.key, "value": t.value, "effect": CLOUD_EFFECTS[t.effect]}
             for t in self.pool.parsed_taints
             if t != GPU_TAINT
         ]

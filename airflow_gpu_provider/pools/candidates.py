@@ -1,0 +1,64 @@
+"""Where a pool can get machines, and which of these places it prefers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Market = Literal["ON_DEMAND", "SPOT", "PREEMPTIBLE"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One place where a pool can get machines: a node group in one zone, of one type, on one market."""
+
+    group: str
+    zone: str
+    instance_type: str
+    market: Market
+
+    def __str__(self) -> str:
+        return f"{self.instance_type or 'machine'} {self.market.lower().replace('_', '-')} in {self.zone}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preferences:
+    """What a pool's machines may be, each in order of preference; `zones` is empty where the spec names none."""
+
+    markets: Sequence[Market]
+    types: Sequence[str]
+    zones: Sequence[str]
+
+    def candidates(self, zones: Iterable[str], group_name: Callable[[str, str, Market], str]) -> tuple[Candidate, ...]:
+        """Return the candidates over `zones`, the most preferred first; zones vary first, then types, then markets.
+
+        Args:
+            zones: The zones, in order of preference.
+            group_name: Returns the group's name for a zone, a machine type and a market.
+        """
+        zones = tuple(zones)
+        return tuple(
+            Candidate(group=group_name(zone, name, market), zone=zone, instance_type=name, market=market)
+            for market in self.markets
+            for name in self.types
+            for zone in zones
+        )
+
+    def include(self, candidate: Candidate) -> bool:
+        """Return True if the spec still wants machines there; a group of an earlier spec may be elsewhere."""
+        is_zone_wanted = not self.zones or candidate.zone in self.zones
+        return candidate.instance_type in self.types and candidate.market in self.markets and is_zone_wanted
+
+    def rank(self, candidate: Candidate) -> tuple[Any, ...]:
+        """Return a key that sorts candidates in order of preference; what the spec does not name comes last."""
+        return (
+            _index(self.markets, candidate.market),
+            _index(self.types, candidate.instance_type),
+            _index(self.zones, candidate.zone),
+            candidate.zone,
+        )
+
+
+def _index(order: Sequence[str], value: str) -> int:
+    return order.index(value) if value in order else len(order)

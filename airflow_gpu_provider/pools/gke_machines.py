@@ -1,0 +1,105 @@
+"""Which machine types, GPUs and shares of GPUs a GKE pool can have. Rules of the catalogue, no I/O."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from airflow_gpu_provider import accelerators
+
+_GPU_FAMILY = re.compile(r"([ag]\d+x?-)[a-z0-9-]+")
+_MACHINE_HINT = "Choose one with GPUs, like g2-standard-4, or N1 with an accelerator_type, like n1-standard-4."
+_SHARING = ("TIME_SHARING", "MPS")
+
+
+def machine_problems(types: Sequence[str], attached: str | None, count: int | None) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a pool's machine types and accelerator, and what to do about it."""
+    if len(set(types)) < len(types):
+        yield f"machine_types names one twice: {', '.join(types)}", "Name each once."
+    if attached is not None and None not in map(accelerators.gce_machine_type, types):
+        yield from _accelerator_problems(attached)
+    if count is not None and count < 1:
+        yield f"accelerator_count={count} must be at least 1", "Correct the pool's spec."
+    attaches = any(name.startswith("n1-") for name in types)
+    for name in types:
+        machine = accelerators.gce_machine_type(name)
+        if machine is None:
+            yield from _unknown_problems(name, is_described=bool(attached and count))
+        elif machine.gpu:
+            # Next to N1 machines, accelerator_type and accelerator_count describe those.
+            yield from () if attaches else _built_in_problems(machine, machine.gpu, attached, count)
+        elif machine.takes_attached_gpus:
+            yield from _attached_problems(name, attached, count or 1)
+        else:
+            yield f"{name} has no GPUs, and none can be attached to it", _MACHINE_HINT
+
+
+def sharing_problems(sharing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield what is wrong with a pool's gpu_sharing, and what to do about it."""
+    clients = sharing.get("max_shared_clients")
+    if set(sharing) != {"strategy", "max_shared_clients"} or sharing["strategy"] not in _SHARING:
+        example = '{"strategy": "TIME_SHARING" or "MPS", "max_shared_clients": 2 to 48}'
+        yield f"gpu_sharing={sharing!r}", f"Write {example}."
+    elif isinstance(clients, bool) or not isinstance(clients, int) or not 2 <= clients <= 48:
+        yield f"gpu_sharing: max_shared_clients={clients!r} must be 2 to 48", "Correct the pool's spec."
+
+
+def partition_problems(size: str, accelerator_by_type: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield which machine types' GPUs have no partition of that size, and what to do about it.
+
+    Args:
+        size: The pool's gpu_partition_size.
+        accelerator_by_type: The accelerator of each machine type.
+    """
+    for name, accelerator in accelerator_by_type.items():
+        gpu = accelerators.gpu_of_accelerator(accelerator)
+        if gpu and size not in accelerators.partitions_of(gpu):
+            parts = ", ".join(accelerators.partitions_of(gpu))
+            hint = f"Choose one of {parts}." if parts else "Leave gpu_partition_size out, or use gpu_sharing."
+            yield f"gpu_partition_size={size!r}: the {gpu.name} of {name} has no such partition", hint
+
+
+def _accelerator_problems(name: str) -> Iterator[tuple[str, str]]:
+    known = accelerators.gce_accelerators()
+    if name in known or accelerators.gpu_of_accelerator(name):
+        return
+    by_name = {gpu.name: gpu.accelerator for gpu in accelerators.GPUS.values() if gpu.accelerator in known}
+    close = by_name.get(name.upper()) or next(iter(difflib.get_close_matches(name.lower(), known, n=1)), None)
+    hint = f"Did you mean {close}?" if close else f"Known are {', '.join(known)}."
+    yield f"accelerator_type={name!r} is not a GPU of Google Cloud", hint
+
+
+def _unknown_problems(name: str, *, is_described: bool) -> Iterator[tuple[str, str]]:
+    family = _GPU_FAMILY.fullmatch(name)
+    if family and is_described:
+        return  # newer than the catalogue: GKE will check it
+    known = accelerators.gce_machine_types()
+    if not family or any(one.startswith(family[1]) for one in known):
+        close = difflib.get_close_matches(name, known, n=1)
+        hint = f"Did you mean {close[0]}?" if close else _MACHINE_HINT
+        yield f"{name!r} is not a machine type of Compute Engine with GPUs", hint
+    else:
+        yield f"{name} is not in the catalogue", "Set accelerator_type and accelerator_count."
+
+
+def _built_in_problems(
+    machine: accelerators.GceMachineType, gpu: accelerators.Gpu, attached: str | None, count: int | None
+) -> Iterator[tuple[str, str]]:
+    if attached and attached != gpu.accelerator:
+        yield f"{machine.name} has {gpu.accelerator}, not {attached}", "Leave accelerator_type out."
+    if count and count != machine.gpus:
+        yield f"{machine.name} has {machine.gpus} GPUs, not {count}", "Leave accelerator_count out."
+
+
+def _attached_problems(name: str, attached: str | None, count: int) -> Iterator[tuple[str, str]]:
+    if not attached:
+        yield f"{name} has no GPUs of its own", 'Set accelerator_type, like "nvidia-tesla-t4".'
+        return
+    counts = accelerators.attachable_gpus(name, attached)
+    if not counts:
+        yield f"{attached} cannot be attached to {name}", _MACHINE_HINT
+    elif count not in counts:
+        allowed = " or ".join(map(str, counts))
+        yield f"{count} x {attached} cannot be attached to {name}", f"Set accelerator_count to {allowed}."
