@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand import DemandKey
     from airflow_gpu_provider.platforms.base import Plan
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.nodes_wait import NodesWait
     from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
-    from airflow_gpu_provider.scaling.waits import NodesWait
 
 T = TypeVar("T")
 
@@ -238,7 +238,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _wait(self, reconciler: Reconciler, key: DemandKey, nodes: int, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import lock_holder, run_ends_by
-        from airflow_gpu_provider.scaling.waits import NodesWait
+        from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 
         warm = self._bear(lambda: self._warm_image(reconciler))
         ends_by = run_ends_by(context)

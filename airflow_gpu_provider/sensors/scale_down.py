@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.patience import Patience
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.wait_loop import Narrator
-    from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
+    from airflow_gpu_provider.scaling.waits import Progress
 
 _HIDING = ("soft_fail", "never_fail", "silent_fail")
 _WAITING = ("depends_on_past", "wait_for_downstream")
@@ -175,7 +176,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _local_wait(self, context: Context) -> ReleaseWait:
         """Return the wait by this machine's clock: the cluster's is not known before it has answered."""
         from airflow_gpu_provider.cluster.clock import SystemClock
-        from airflow_gpu_provider.scaling.waits import ReleaseWait
+        from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 
         if self._local is None:
             started = SystemClock().now()

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 
     from airflow_gpu_provider.cluster.clock import Clock
     from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+    from airflow_gpu_provider.scaling.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
     from airflow_gpu_provider.scaling.wait_loop import Wait
-    from airflow_gpu_provider.scaling.waits import Progress, ReleaseWait
+    from airflow_gpu_provider.scaling.waits import Progress
 
 RECORD_VERSION = 4
 """1: without `over_quota`, and without what a run does when its nodes are hard to get. 2: without `untried`.
@@ -88,7 +89,7 @@ class NodesTrigger(_PoolTrigger):
     every = 15.0
 
     def _wait_record(self) -> Wait:
-        from airflow_gpu_provider.scaling.waits import NodesWait
+        from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 
         return NodesWait.from_record(self.record["wait"])
 
@@ -152,7 +153,7 @@ class ReleaseTrigger(_PoolTrigger):
 
     @functools.cached_property
     def _wait(self) -> _Release:
-        from airflow_gpu_provider.scaling.waits import ReleaseWait
+        from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 
         return _Release(ReleaseWait.from_record(self.record["wait"]), untried=self.record.get("untried", False))
 

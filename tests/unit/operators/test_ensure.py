@@ -27,8 +27,9 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.run_identity import run_ends_by
 from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.reconcile import Outcome
-from airflow_gpu_provider.scaling.waits import NodesWait, Progress
+from airflow_gpu_provider.scaling.waits import Progress
 from tests.sandbox.running import context_of
 from tests.unit.scaling.pools import machine, snapshot
 

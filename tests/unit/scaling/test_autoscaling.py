@@ -14,8 +14,9 @@ from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock
 from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.waits import NodesWait, ReleaseWait
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, SWITCH, A, B, dry, key, lease, machine, node, pod, pool
 from tests.unit.scaling.pools import snapshot as take
 

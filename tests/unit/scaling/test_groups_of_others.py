@@ -16,9 +16,9 @@ from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
+from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
-from airflow_gpu_provider.scaling.waits import ReleaseWait
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, SWITCH, key, lease, machine, node, pod
 
 SPEC = EksGpuPool(

@@ -17,8 +17,9 @@ from airflow_gpu_provider.errors import GpuError, GroupFailed, OutOfStock, Quota
 from airflow_gpu_provider.platforms.base import FailureKind, Group, LaunchFailure, Machine
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.waits import NodesWait, Progress
+from airflow_gpu_provider.scaling.waits import Progress
 from tests.unit.scaling.pools import NOW, ZONES, A, key, lease, machine, node, pool, snapshot
 
 Stock = Callable[[datetime, str], int]

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.scaling.decisions import decide, usable_needed
+from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.waits import NodesWait, ReleaseWait
 from tests.unit.scaling.pools import EARLIER, LATER, NOW, A, dry, key, lease, machine, node, pod, snapshot
 
 

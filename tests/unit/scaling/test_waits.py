@@ -23,8 +23,10 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.base import Group, GroupUpdate, LaunchFailure, Machine
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.scaling.nodes_wait import NodesWait
+from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
-from airflow_gpu_provider.scaling.waits import NodesWait, ReleaseWait, format_seconds
+from airflow_gpu_provider.scaling.waits import format_seconds
 
 START = datetime(2026, 1, 1, 2, 0, tzinfo=UTC)
 SPEC = EksGpuPool(
