@@ -183,7 +183,7 @@ class PlayedCloud(Platform):
     def plan(self, nodes: int) -> Plan:
         raise NotImplementedError
 
-    def apply(self, plan: Plan, say: Say) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         raise NotImplementedError
 
     def grow(self, sizes: Mapping[str, int]) -> None:

@@ -178,8 +178,8 @@ class EnsureGpuPoolOperator(PoolOperator):
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
         key = run_key(context, self.gpu_pool.name, self.block_id)
-        self._bear(
-            lambda: reconciler.platform.check_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
+        reconciler.over_quota = self._bear(
+            lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
         with _gives_up_on_failure(self, reconciler, key):
             self._apply(reconciler, plan, nodes)
@@ -224,8 +224,8 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int) -> None:
         """Bring the groups to the plan; where that fails on its way, to one that goes on from there."""
         plans = [plan]
-        platform = reconciler.platform
-        self._bear(lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self._say))
+        platform, over_quota = reconciler.platform, reconciler.over_quota
+        self._bear(lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self._say, over_quota))
 
     def _say(self, line: str) -> None:
         self.log.info("%s", line)
@@ -290,7 +290,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             "pool": self.gpu_pool.serialize(),
             "owner": owner,
             "holder": holder,
-            "over_quota": sorted(reconciler.platform.over_quota),
+            "over_quota": sorted(reconciler.over_quota),
             "deferred_at": time.time(),
             "wait": wait.to_record(),
         }

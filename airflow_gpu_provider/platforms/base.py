@@ -257,12 +257,9 @@ class Platform(ABC):
     the cluster's endpoint). All raise errors of `airflow_gpu_provider.errors`, never a cloud SDK's own.
 
     Attributes:
-        over_quota: Groups that `check_quota` found to have too small a quota; they do not grow. Whoever goes on in
-            another process hands them over.
         releases_at_once: How many machines `release` removes in about the time of one.
     """
 
-    over_quota: frozenset[str] = frozenset()
     releases_at_once: int = AT_ONCE
 
     @abstractmethod
@@ -292,21 +289,27 @@ class Platform(ABC):
             PoolDrift: Another writer's spec is on a group.
         """
 
-    def check_quota(self, nodes: int, say: Say) -> None:  # noqa: B027
-        """Compare what the pool lacks to `nodes` nodes with the account's quotas, before anything is asked for.
+    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+        """Return the groups whose quota has too little room for what the pool lacks to `nodes` nodes.
 
-        Nodes that take the place of the pool's own machines on their way out are not compared: those make room.
-
-        What has too small a quota is passed over by this object from now on, and `say` takes a line about it; one
-        too where the account may not read quotas. Default: nothing is compared.
+        Nodes that take the place of the pool's own machines on their way out are not compared: those make room. `say`
+        takes a line about each such quota, and one where the account may not read quotas. Default: none; there are no
+        quotas.
 
         Raises:
             QuotaExceeded: Nothing is left; the message has the quota's name, limit, use and need.
         """
+        return frozenset()
 
     @abstractmethod
-    def apply(self, plan: Plan, say: Say) -> None:
-        """Start what the plan says: groups are created at size 0. Returns before the cloud is done; see `observe`."""
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+        """Start what the plan says: groups are created at size 0. Returns before the cloud is done; see `observe`.
+
+        Args:
+            plan: What to change.
+            say: Takes a line about each change.
+            over_quota: Groups that are not created, as they could not grow: what `groups_over_quota` returned.
+        """
 
     @abstractmethod
     def observe(self) -> tuple[Group, ...]:

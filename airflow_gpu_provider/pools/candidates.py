@@ -19,7 +19,12 @@ class Candidate:
     market: Market
 
     def __str__(self) -> str:
-        return f"{self.instance_type or 'machine'} {self.market.lower().replace('_', '-')} in {self.zone}"
+        return f"{self.machine} in {self.zone}"
+
+    @property
+    def machine(self) -> str:
+        """For people: its machine type and market, like "g6.xlarge on-demand"."""
+        return f"{self.instance_type or 'machine'} {self.market.lower().replace('_', '-')}"
 
 
 @dataclass(frozen=True, kw_only=True)

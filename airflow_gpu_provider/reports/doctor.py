@@ -175,10 +175,10 @@ class _Doctor:
     def _quota(self) -> Said:
         most, notes = self._pool.max_nodes, list[str]()
         try:
-            self._on.platform.check_quota(most, notes.append)
+            self._on.platform.groups_over_quota(most, notes.append)
         except QuotaExceeded as error:
             there = sum(len(group.live) for group in self._seen.groups)
-            self._on.platform.check_quota(there + 1, notes.append)
+            self._on.platform.groups_over_quota(there + 1, notes.append)
             yield "warning", f"one more node fits, but max_nodes={most} nodes do not: {error.what}", error.fix
             return
         for note in notes:

@@ -20,6 +20,7 @@ from airflow_gpu_provider.cluster.threads import AT_ONCE, all_in_parallel, batch
 from airflow_gpu_provider.cluster.unlabelled_nodes import label_node, list_unlabelled_nodes
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Machine, Platform, Say
+from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decisions import Decision, decide
 from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
@@ -86,6 +87,8 @@ class Reconciler:
         at_once: How many requests it makes at a time.
 
     Attributes:
+        over_quota: Groups that do not grow, as a quota has no room for more of their machines: what
+            `Platform.groups_over_quota` returned, here or in the process that began the wait.
         patience: How long it waits for the pool's lock before DemandLockBusy.
     """
 
@@ -108,6 +111,7 @@ class Reconciler:
         self.clock: Clock = clock or ServerClock(api)
         self.at_once = at_once
         self.ledger = Ledger(api, pool, say)
+        self.over_quota: frozenset[str] = frozenset()
         self.patience = PATIENCE
         self._seen_of_lock = Sighting()
 
@@ -118,7 +122,7 @@ class Reconciler:
         nodes = list_nodes(self.api, self.pool.node_selector)
         alive()
         pods = list_pool_pods(self.api, self.pool.node_selector, nodes, at_once=self.at_once, alive=alive)
-        shown = self.platform.observe()
+        shown = without_room(self.platform.observe(), self.over_quota)
         alive()
         now = self.clock.now()
         # After the look: what was written meanwhile is among it.

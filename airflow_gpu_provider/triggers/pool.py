@@ -76,7 +76,7 @@ class _PoolTrigger(RecordTrigger):
         say: Callable[[str], None] = self.log.info
         pool = deserialize_pool(self.record["pool"])
         reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=say)
-        reconciler.platform.over_quota = frozenset(self.record.get("over_quota", ()))
+        reconciler.over_quota = frozenset(self.record.get("over_quota", ()))
         return reconciler
 
     @abstractmethod

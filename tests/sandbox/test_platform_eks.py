@@ -919,7 +919,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     # Of a type that the catalogue does not have, it counts against the same quota.
     account.ec2.run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, InstanceType="vt1.3xlarge")
     started = datetime.now(UTC)
-    pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).check_quota(1, print)
+    pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).groups_over_quota(1, print)
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
     platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))

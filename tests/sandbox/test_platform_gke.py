@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -108,9 +108,9 @@ def ready(owner: str = OWNER, **changes: Any) -> GkePlatform:
     return platform
 
 
-def applied(platform: GkePlatform) -> Plan:
+def applied(platform: GkePlatform, over_quota: Collection[str] = ()) -> Plan:
     plan = platform.plan(1)
-    platform.apply(plan, print)
+    platform.apply(plan, print, over_quota)
     return plan
 
 
@@ -503,18 +503,18 @@ class TestQuota:
     )
     def test_is_known_before_anything_is_asked_for(self, cloud: GoogleCloud, metric: str, market: str) -> None:
         platform = GkePlatform(spec(capacity_types=[market]), OWNER)
-        platform.check_quota(2, pytest.fail)
+        platform.groups_over_quota(2, pytest.fail)
         cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
         cloud.set_quota(metric, 1)
         with pytest.raises(QuotaExceeded, match=f"quota {metric} in .* is 1, 0 are used, 2 more are needed") as raised:
-            platform.check_quota(2, pytest.fail)
+            platform.groups_over_quota(2, pytest.fail)
         assert raised.value.details["quota"] == metric
-        platform.check_quota(1, pytest.fail)
+        platform.groups_over_quota(1, pytest.fail)
 
     def test_machines_of_a_week_at_most_come_on_either_quota(self, cloud: GoogleCloud) -> None:
         cloud.set_quota("NVIDIA_L4_GPUS", 0)
         platform = ready()
-        platform.check_quota(1, pytest.fail)
+        platform.groups_over_quota(1, pytest.fail)
         platform.grow({GROUP_A: 1})
         running(platform, 1)
 
@@ -522,9 +522,9 @@ class TestQuota:
         cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1)
         platform = GkePlatform(spec(capacity_types=["SPOT", "ON_DEMAND"]), OWNER)
         said: list[str] = []
-        platform.check_quota(2, said.append)
+        over_quota = platform.groups_over_quota(2, said.append)
         assert said[0].startswith("g2-standard-4 spot is passed over: quota PREEMPTIBLE_NVIDIA_L4_GPUS")
-        applied(platform)
+        applied(platform, over_quota)
         assert [group.name for group in platform.observe()] == [GROUP_A]
 
     def test_is_skipped_with_a_word_where_it_may_not_be_read(
@@ -532,7 +532,7 @@ class TestQuota:
     ) -> None:
         act_as(cloud, monkeypatch, permissions() - {"compute.regions.get"})
         said: list[str] = []
-        GkePlatform(spec(), OWNER).check_quota(2, said.append)
+        GkePlatform(spec(), OWNER).groups_over_quota(2, said.append)
         assert "quotas are not checked: Google Cloud refused compute.regions.get" in said[0]
 
 
@@ -610,7 +610,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     account = act_as(cloud, monkeypatch, permissions())
     platform = ready(node_locations=[A, B])
     applied(GkePlatform(spec(node_locations=[A, B], node_labels={"a": "b"}), OWNER))
-    platform.check_quota(1, pytest.fail)
+    platform.groups_over_quota(1, pytest.fail)
     attached = {"accelerator_type": "nvidia-tesla-t4", "accelerator_count": 1}
     assert not GkePlatform(spec(name="n1", machine_types=["n1-standard-4"], **attached), OWNER).plan(1).is_empty
     since = datetime.now(UTC)

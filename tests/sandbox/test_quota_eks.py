@@ -11,6 +11,7 @@ import pytest
 from airflow_gpu_provider.errors import PermissionDenied, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
+from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.aws_account import CLUSTER, Account, cloud_process, eventually
@@ -68,7 +69,7 @@ def created(account: Account) -> list[str]:
 def test_room_is_nothing_to_speak_of(account: Account, platform: Callable[..., EksPlatform]) -> None:
     account.set_quota(ON_DEMAND_G, 8)
     said: list[str] = []
-    platform().check_quota(2, said.append)
+    platform().groups_over_quota(2, said.append)
     assert said == []
 
 
@@ -79,10 +80,10 @@ def test_the_error_names_quota_limit_use_and_need(account: Account, platform: Ca
     account.until_active(GROUP)
     pool.grow({GROUP: 1})
     eventually(lambda: account.in_service(account.asg_of(GROUP)))
-    pool.check_quota(2, print)
+    pool.groups_over_quota(2, print)
 
     with pytest.raises(QuotaExceeded, match=r"'Running On-Demand G and VT instances' \(L-DB2E81BA\) is 8") as raised:
-        pool.check_quota(3, print)
+        pool.groups_over_quota(3, print)
 
     assert raised.value.details == {
         "quota": "Running On-Demand G and VT instances",
@@ -106,7 +107,7 @@ def test_a_machine_of_the_pool_that_drains_is_room_that_comes(
     account.hold_drains()
     pool.release(pool.observe()[0].live)
 
-    pool.check_quota(1, pytest.fail)
+    pool.groups_over_quota(1, pytest.fail)
 
 
 def test_a_market_without_quota_is_passed_over(account: Account, platform: Callable[..., EksPlatform]) -> None:
@@ -114,8 +115,7 @@ def test_a_market_without_quota_is_passed_over(account: Account, platform: Calla
     said: list[str] = []
     pool = platform(capacity_types=BOTH)
     plan = pool.plan(1)
-    pool.check_quota(1, said.append)
-    pool.apply(plan, print)
+    pool.apply(plan, print, pool.groups_over_quota(1, said.append))
     assert said == [
         "g6.xlarge spot is passed over: quota 'All G and VT Spot Instance Requests' (L-3819A6DF) is 0 vCPUs,"
         " 0 are used, 4 more are needed"
@@ -129,17 +129,17 @@ def test_a_group_without_quota_that_is_there_may_not_grow(
     pool = platform(capacity_types=BOTH)
     pool.apply(pool.plan(1), print)
     account.set_quota(SPOT_G, 0)
-    pool.check_quota(1, print)
-    assert {group.name: group.max_size for group in pool.observe()} == {SPOT_GROUP: 0, GROUP: 3}
+    groups = without_room(pool.observe(), pool.groups_over_quota(1, print))
+    assert {group.name: group.max_size for group in groups} == {SPOT_GROUP: 0, GROUP: 3}
 
 
 def test_two_small_quotas_are_used_together(account: Account, platform: Callable[..., EksPlatform]) -> None:
     account.set_quota(SPOT_G, 4)
     account.set_quota(ON_DEMAND_G, 4)
     pool = platform(capacity_types=BOTH)
-    pool.check_quota(2, print)
+    pool.groups_over_quota(2, print)
     with pytest.raises(QuotaExceeded, match=r"spot: .*; g6\.xlarge on-demand: "):
-        pool.check_quota(3, print)
+        pool.groups_over_quota(3, print)
 
 
 def test_who_may_not_read_quotas_goes_on_and_says_so(
@@ -154,7 +154,7 @@ def test_who_may_not_read_quotas_goes_on_and_says_so(
     pool = platform()
     monkeypatch.setitem(pool._clients.__dict__, "service_quotas", Refusing())
     said: list[str] = []
-    pool.check_quota(1, said.append)
+    pool.groups_over_quota(1, said.append)
     assert said == ["The account's quotas are not checked: AWS refused servicequotas:GetServiceQuota."]
 
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.threads import all_in_parallel
-from airflow_gpu_provider.errors import CloudError, GroupNotFound, PermissionDenied
+from airflow_gpu_provider.errors import CloudError, GroupNotFound
 from airflow_gpu_provider.platforms.aws import lives as eks_lives
 from airflow_gpu_provider.platforms.aws import permissions as eks_permissions
 from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling
@@ -27,6 +27,7 @@ from airflow_gpu_provider.platforms.base import (
     Refusals,
     Say,
 )
+from airflow_gpu_provider.platforms.quota import Verdict, find_over_quota
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 if TYPE_CHECKING:
@@ -107,22 +108,13 @@ class EksBase(Platform):
 
     # -- quotas ----------------------------------------------------------------------------------------------
 
-    def check_quota(self, nodes: int, say: Say) -> None:
-        # Machines on their way out still count against a quota, and what they leave is room for as many.
-        missing = min(nodes, self._pool.max_nodes) - sum(len(group.machines) for group in self.observe())
-        if missing <= 0:
-            return
-        candidates = self.candidates()
-        try:
+    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+        def judged(missing: int) -> Verdict:
+            candidates = self.candidates()
             quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
-        except (PermissionDenied, CloudError) as error:
-            # In a network without a way to Service Quotas, nodes can be had all the same.
-            say(f"The account's quotas are not checked: {error}")
-            return
-        verdict = judge(self._pool, missing, candidates, quotas, vcpus)
-        self.over_quota = verdict.passed_over
-        for note in verdict.notes:
-            say(note)
+            return judge(self._pool, missing, candidates, quotas, vcpus)
+
+        return find_over_quota(self._pool, nodes, self.observe(), say, judged, whose="account")
 
     # -- sizes and the switch --------------------------------------------------------------------------------
 

@@ -86,7 +86,7 @@ class EksExternalPlatform(EksBase):
         grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
-    def apply(self, plan: Plan, say: Say) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         """Do nothing: others own the groups."""
 
     def delete(self, say: Say) -> None:
@@ -202,7 +202,6 @@ class EksExternalPlatform(EksBase):
         switch_at: datetime | None,
     ) -> Group:
         members = machines(named.name, asg, activities)
-        live = sum(machine.state != "terminating" for machine in members)
         raw = named.node_group
         place = candidate(named.name, asg, raw, self._template(asg))
         quota = quota_code(place.instance_type, place.market)
@@ -213,7 +212,7 @@ class EksExternalPlatform(EksBase):
             desired=int(asg["DesiredCapacity"]),
             keeps=int(asg["MinSize"]),
             autoscaler_name=asg["AutoScalingGroupName"],
-            max_size=live if named.name in self.over_quota else int(asg["MaxSize"]),
+            max_size=int(asg["MaxSize"]),
             machines=members,
             switch_at=switch_at,
             launch_failure=launch_failure(activities, quota),

@@ -97,9 +97,8 @@ class EksPlatform(EksBase):
         eks_plan.check_image(self._pool, self._cluster["version"])
         return eks_launch_templates.check(self._clients.ec2, self._pool)
 
-    def apply(self, plan: Plan, say: Say) -> None:
-        passed_over = self.over_quota
-        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in passed_over}
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in over_quota}
         if not wanted:
             return
         groups = self._groups.read()
@@ -269,7 +268,7 @@ class EksPlatform(EksBase):
             candidate=candidate,
             status=STATUS[raw["status"]],
             desired=int(asg.get("DesiredCapacity", 0)),
-            max_size=limit if is_wanted and name not in self.over_quota else live,
+            max_size=limit if is_wanted else live,
             machines=members,
             switch_at=switch_at,
             has_switch=not keeps,  # AWS sets no group below its minimum

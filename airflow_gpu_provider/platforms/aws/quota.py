@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from airflow_gpu_provider.accelerators import instance_type
 from airflow_gpu_provider.errors import QuotaExceeded
 from airflow_gpu_provider.platforms.aws.clients import AwsService
+from airflow_gpu_provider.platforms.quota import Verdict, pass_over
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 # Code of the quota: (families, market), from the "Amazon EC2 endpoints and quotas" page of AWS's General Reference.
@@ -38,14 +39,6 @@ class Quota:
     def room(self) -> float:
         """How many more vCPUs it allows."""
         return max(0.0, self.limit - self.used)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The groups whose quota is too small for them to be tried, and a line about each such quota."""
-
-    passed_over: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
 
 
 def quota_code(instance_type: str, market: str) -> str | None:
@@ -95,12 +88,7 @@ def judge(
     room = {c.group: _nodes(c, quotas, vcpus) for c in candidates}
     if _together(candidates, room) < missing:
         raise _exceeded(pool, missing, candidates, quotas, vcpus)
-    enough = missing if max(room.values()) >= missing else 1
-    short = [c for c in candidates if room[c.group] < enough]
-    lines = dict.fromkeys(
-        f"{c.instance_type} {_market(c)} is passed over: {_words(c, missing, quotas, vcpus)}" for c in short
-    )
-    return Verdict(passed_over=frozenset(c.group for c in short), notes=tuple(lines))
+    return pass_over(candidates, missing, room, lambda candidate: _words(candidate, missing, quotas, vcpus))
 
 
 def _nodes(candidate: Candidate, quotas: Mapping[str, Quota], vcpus: Mapping[str, int]) -> float:
@@ -127,7 +115,7 @@ def _exceeded(
 ) -> QuotaExceeded:
     first = candidates[0]
     quota = quotas[str(quota_code(first.instance_type, first.market))]
-    lines = dict.fromkeys(f"{c.instance_type} {_market(c)}: {_words(c, missing, quotas, vcpus)}" for c in candidates)
+    lines = dict.fromkeys(f"{c.machine}: {_words(c, missing, quotas, vcpus)}" for c in candidates)
     return QuotaExceeded(
         f"Pool {pool.name} needs {missing} more node{'s' * (missing > 1)}, and the account's quotas in {pool.region}"
         f" have no room: {'; '.join(lines)}.",
@@ -147,10 +135,6 @@ def _words(candidate: Candidate, missing: int, quotas: Mapping[str, Quota], vcpu
         f"quota {quota.name!r} ({quota.code}) is {quota.limit:g} vCPUs, {quota.used} are used,"
         f" {missing * vcpus[candidate.instance_type]} more are needed"
     )
-
-
-def _market(candidate: Candidate) -> str:
-    return candidate.market.lower().replace("_", "-")
 
 
 _RESERVED = ("capacity-block", "interruptible-capacity-reservation")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
@@ -42,7 +42,7 @@ class KubernetesPlatform(ExternalMachinesPlatform):
         )
         return Plan(pool=self._pool.name, changes=tuple(changes), notes=notes)
 
-    def apply(self, plan: Plan, say: Say) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         if not plan.changes:
             return
         chosen = self._chosen()

@@ -6,6 +6,8 @@ pool's nodes are those with the labels that its pods select.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.clock import ServerClock
@@ -58,7 +60,7 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
         labels = ", ".join(f"{key}={value}" for key, value in self._pool.node_selector.items())
         return Plan(pool=self._pool.name, notes=(f"{by} brings nodes with {labels} when pods ask for them",))
 
-    def apply(self, plan: Plan, say: Say) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         """Do nothing: a plan has no changes."""
 
     def delete(self, say: Say) -> None:

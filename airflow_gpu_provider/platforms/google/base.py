@@ -21,6 +21,7 @@ from airflow_gpu_provider.platforms.google.instances import InstanceGroup, name_
 from airflow_gpu_provider.platforms.google.node_pools import NodePools
 from airflow_gpu_provider.platforms.google.operations import Operations
 from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
+from airflow_gpu_provider.platforms.quota import Verdict, find_over_quota
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 if TYPE_CHECKING:
@@ -113,20 +114,11 @@ class GkeBase(Platform):
 
     # -- quotas ----------------------------------------------------------------------------------------------
 
-    def check_quota(self, nodes: int, say: Say) -> None:
-        # Machines on their way out still count against a quota, and what they leave is room for as many.
-        missing = min(nodes, self._pool.max_nodes) - sum(len(group.machines) for group in self.observe())
-        if missing <= 0:
-            return
-        try:
-            quotas = read_quotas(self._clients.compute, self._pool)
-        except (PermissionDenied, CloudError) as error:
-            say(f"The project's quotas are not checked: {error}")
-            return
-        verdict = judge(self._pool, missing, self.candidates(), quotas)
-        self.over_quota = verdict.passed_over
-        for note in verdict.notes:
-            say(note)
+    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+        def judged(missing: int) -> Verdict:
+            return judge(self._pool, missing, self.candidates(), read_quotas(self._clients.compute, self._pool))
+
+        return find_over_quota(self._pool, nodes, self.observe(), say, judged, whose="project")
 
     # -- what is told of groups only where it matters --------------------------------------------------------
 

@@ -5,7 +5,7 @@ Each instance group is a group of its own, so that a node pool over several zone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -104,7 +104,7 @@ class GkeExternalPlatform(GkeBase):
         grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
-    def apply(self, plan: Plan, say: Say) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         """Do nothing: others own the node pools."""
 
     def delete(self, say: Say) -> None:
@@ -162,13 +162,12 @@ class GkeExternalPlatform(GkeBase):
 
     def _group(self, named: _Named, groups: Sequence[InstanceGroup]) -> Group:
         members = machines(named.name, groups)
-        live = sum(machine.state != "terminating" for machine in members)
         return Group(
             name=named.name,
             candidate=named.candidate,
             status=STATUS.get(named.node_pool.get("status", ""), "degraded"),
             desired=sum(group.target for group in groups),
-            max_size=live if named.name in self.over_quota else named.max_size(self._pool),
+            max_size=named.max_size(self._pool),
             machines=members,
             has_switch=False,
             launch_failure=launch_failure(groups, datetime.now(UTC)),

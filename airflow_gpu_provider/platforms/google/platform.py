@@ -6,7 +6,7 @@ behind them, as cluster-autoscaler does: GKE's own resize picks the machines tha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, cast
@@ -134,14 +134,13 @@ class GkePlatform(GkeBase):
             for candidate, size in zip(candidates, sizes, strict=True)
         )
 
-    def apply(self, plan: Plan, say: Say) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         """Carry the plan out, and return when GKE is done with it: only then is its verdict known.
 
         Raises:
             OutOfStock, QuotaExceeded, GroupFailed: No node pool of the pool can be used.
         """
-        passed_over = self.over_quota
-        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in passed_over}
+        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in over_quota}
         if not wanted:
             return
         found = self._node_pools.read()
@@ -149,7 +148,7 @@ class GkePlatform(GkeBase):
         failed = self._operations.run([step for spec in specs for step in self._steps(spec, found)], say)
         for name, error in failed.items():
             say(f"{name}: {error}")
-        if failed and len(failed) == len([c for c in self.candidates() if c.group not in passed_over]):
+        if failed and len(failed) == len([c for c in self.candidates() if c.group not in over_quota]):
             raise _all_failed(self._pool, failed)
 
     def _steps(self, spec: NodePoolSpec, found: Mapping[str, Mapping[str, Any]]) -> list[Step]:
@@ -230,9 +229,7 @@ class GkePlatform(GkeBase):
             candidate=candidate,
             status=STATUS.get(raw.get("status", ""), "degraded"),
             desired=sum(group.target for group in groups),
-            max_size=self._pool.max_nodes
-            if self._pool.preferences.include(candidate) and name not in self.over_quota
-            else live,
+            max_size=self._pool.max_nodes if self._pool.preferences.include(candidate) else live,
             machines=members,
             has_switch=False,
             keeps=int((raw.get("autoscaling") or {}).get("min_node_count") or 0),

@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import QuotaExceeded
 from airflow_gpu_provider.platforms.google.clients import Compute
+from airflow_gpu_provider.platforms.quota import Verdict, pass_over
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 ALL_REGIONS = "GPUS_ALL_REGIONS"
@@ -44,14 +45,6 @@ class Quota:
         return max(0.0, self.limit - self.used)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """The groups whose quota is too small for them to be tried, and a line about each such quota."""
-
-    passed_over: frozenset[str] = frozenset()
-    notes: tuple[str, ...] = ()
-
-
 def read_quotas(compute: Compute, pool: GkeGpuPool) -> dict[str, Quota]:
     """Return the quotas of the pool's region and of the project, by their names.
 
@@ -79,13 +72,9 @@ def judge(pool: GkeGpuPool, missing: int, candidates: Sequence[Candidate], quota
         # External groups that do not exist: a plan names them. A reservation is itself what counts against the quotas.
         return Verdict()
     room = {c.group: _nodes(pool, c, quotas) for c in candidates}
-    has_room_for_all = max(room.values()) >= missing
-    if not has_room_for_all and _together(pool, candidates, quotas) < missing:
+    if max(room.values()) < missing and _together(pool, candidates, quotas) < missing:
         raise _exceeded(pool, missing, candidates, quotas)
-    enough = missing if has_room_for_all else 1
-    short = [c for c in candidates if room[c.group] < enough]
-    lines = dict.fromkeys(f"{_kind(c)} is passed over: {_words(pool, c, missing, quotas)}" for c in short)
-    return Verdict(passed_over=frozenset(c.group for c in short), notes=tuple(lines))
+    return pass_over(candidates, missing, room, lambda candidate: _words(pool, candidate, missing, quotas))
 
 
 def _regional(pool: GkeGpuPool, candidate: Candidate, quotas: Mapping[str, Quota]) -> tuple[Quota, ...]:
@@ -138,7 +127,7 @@ def _exceeded(
 ) -> QuotaExceeded:
     first = candidates[0]
     quota = _met_first(pool, first, quotas)[0]  # a candidate without one has room
-    lines = dict.fromkeys(f"{_kind(c)}: {_words(pool, c, missing, quotas)}" for c in candidates)
+    lines = dict.fromkeys(f"{c.machine}: {_words(pool, c, missing, quotas)}" for c in candidates)
     return QuotaExceeded(
         f"Pool {pool.name} needs {missing} more node{'s' * (missing > 1)}, and the quotas of project {pool.project_id}"
         f" have no room: {'; '.join(lines)}.",
@@ -157,10 +146,6 @@ def _words(pool: GkeGpuPool, candidate: Candidate, missing: int, quotas: Mapping
         return "no quota is known"
     said = (f"quota {each.metric} in {each.where} is {each.limit:g}, {each.used:g} are used" for each in limits)
     return f"{' and '.join(said)}, {needed} more are needed"
-
-
-def _kind(candidate: Candidate) -> str:
-    return f"{candidate.instance_type} {candidate.market.lower().replace('_', '-')}"
 
 
 def regional_metrics(accelerator: str, market: str, known: Mapping[str, Quota], *, is_short: bool) -> tuple[str, ...]:

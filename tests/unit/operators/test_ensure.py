@@ -91,10 +91,11 @@ class Pool:
         self._call("plan")
         return SimpleNamespace(lines=list, is_empty=True)
 
-    def check_quota(self, nodes: int, say: Any) -> None:
-        self._call("check_quota")
+    def groups_over_quota(self, nodes: int, say: Any) -> frozenset[str]:
+        self._call("groups_over_quota")
+        return frozenset()
 
-    def apply(self, plan: Any, say: Any) -> None:
+    def apply(self, plan: Any, say: Any, over_quota: Any) -> None:
         self._call("apply")
 
     def want(self, *_: Any, **__: Any) -> Any:
@@ -137,7 +138,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     return run
 
 
-@pytest.mark.parametrize("step", ["open", "plan", "check_quota", "apply", "want"])
+@pytest.mark.parametrize("step", ["open", "plan", "groups_over_quota", "apply", "want"])
 @pytest.mark.parametrize("cls", [PermissionDenied, CloudError, ClusterUnreachable, CredentialsError, DemandLockBusy])
 def test_first_leg_bears_what_may_pass(ensure: Any, step: str, cls: type[GpuError]) -> None:
     pool = Pool(**{step: [cls("No."), cls("No.")]})
@@ -146,7 +147,7 @@ def test_first_leg_bears_what_may_pass(ensure: Any, step: str, cls: type[GpuErro
     assert "give_up" not in pool.calls
 
 
-@pytest.mark.parametrize("step", ["open", "plan", "check_quota", "apply", "want"])
+@pytest.mark.parametrize("step", ["open", "plan", "groups_over_quota", "apply", "want"])
 @pytest.mark.parametrize("error", [PoolDrift("Changed."), PermissionDenied("No.")])
 def test_first_leg_ends_with_what_lasts_or_cannot_pass(ensure: Any, step: str, error: GpuError) -> None:
     pool = Pool(**{step: [error] * 100})

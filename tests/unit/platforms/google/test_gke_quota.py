@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import QuotaExceeded
-from airflow_gpu_provider.platforms.google.quota import Quota, Verdict, judge, regional_metrics
+from airflow_gpu_provider.platforms.google.quota import Quota, judge, regional_metrics
+from airflow_gpu_provider.platforms.quota import Verdict
 from airflow_gpu_provider.pools import GkeGpuPool
 from tests.unit.pools.test_gke import FLEX_START, RESERVED, ZONES, n1, pool
 
@@ -66,7 +67,7 @@ def test_what_is_enough_or_not_listed_is_no_obstacle() -> None:
 def test_what_has_no_room_is_passed_over() -> None:
     spec = pool(capacity_types=["SPOT", "ON_DEMAND"])
     verdict = judged(spec, 2, quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1), quota("NVIDIA_L4_GPUS", 4))
-    assert verdict.passed_over == {f"train-gpu-{zone}-g2-standard-4-spot" for zone in "ab"}
+    assert verdict.over_quota == {f"train-gpu-{zone}-g2-standard-4-spot" for zone in "ab"}
     (note,) = verdict.notes
     assert note.startswith("g2-standard-4 spot is passed over: quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is 1")
 

@@ -234,7 +234,7 @@ class ModelPlatform(Platform):
     def plan(self, nodes: int) -> Plan:
         raise NotImplementedError
 
-    def apply(self, plan: Plan, say: Say) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
         raise NotImplementedError
 
     def delete(self, say: Say) -> None:
