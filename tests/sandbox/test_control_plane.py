@@ -139,9 +139,9 @@ def test_service_account_admission_is_on(core: client.CoreV1Api) -> None:
 
 
 def test_scheduler_and_controllers_work(control_plane: ControlPlane, core: client.CoreV1Api) -> None:
-    """A Job becomes a pod, and the scheduler binds it to a Node (which nobody keeps here)."""
+    """A Job becomes a pod, and the scheduler binds it to a Node (no agent keeps it: it is soon tainted)."""
     node = client.V1Node(
-        metadata=client.V1ObjectMeta(name="lonely"),
+        metadata=client.V1ObjectMeta(name="lonely", labels={"role": "lonely"}),
         status=client.V1NodeStatus(
             allocatable={"cpu": "4", "memory": "8Gi", "pods": "10"},
             capacity={"cpu": "4", "memory": "8Gi", "pods": "10"},
@@ -152,7 +152,13 @@ def test_scheduler_and_controllers_work(control_plane: ControlPlane, core: clien
     batch = client.BatchV1Api(core.api_client)
     container = client.V1Container(name="main", image="busybox")
     template = client.V1PodTemplateSpec(
-        spec=client.V1PodSpec(containers=[container], restart_policy="Never", termination_grace_period_seconds=0)
+        spec=client.V1PodSpec(
+            containers=[container],
+            node_selector={"role": "lonely"},
+            tolerations=[client.V1Toleration(operator="Exists")],
+            restart_policy="Never",
+            termination_grace_period_seconds=0,
+        )
     )
     batch.create_namespaced_job(
         "default", client.V1Job(metadata=client.V1ObjectMeta(name="job"), spec=client.V1JobSpec(template=template))

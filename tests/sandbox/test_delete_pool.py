@@ -88,5 +88,7 @@ def test_an_idle_pool_goes(gpu_sandbox: Sandbox, api: client.ApiClient, pool: Ek
     run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
     with pytest.raises(PoolNotReleased, match="doomed-a-g6-xlarge of doomed-a-g6-xlarge are still there"):
         delete(pool, timeout=timedelta(0))
-    assert delete(pool)["deleted"] == ["doomed-a-g6-xlarge"]
+    # The deletion goes on meanwhile: there may be nothing left to delete.
+    assert delete(pool)["deleted"] in ([], ["doomed-a-g6-xlarge"])
+    assert "doomed-a-g6-xlarge" not in groups(gpu_sandbox)
     assert leases(api) == []

@@ -164,7 +164,7 @@ def test_pod_that_is_kept_while_a_sidecar_runs_on(pool: EksGpuPool, api: client.
     with capture_logs() as told:
         run(task)
     (kept,) = api.list_namespaced_pod("default").items
-    (line,) = (entry["event"] for entry in told if "runs on" in str(entry["event"]))
+    (line,) = (entry["event"] for entry in told if "keeps running" in str(entry["event"]))
     assert f"pod default/{kept.metadata.name} keeps running, and node {kept.spec.node_name} stays for it" in line
     assert f"`kubectl -n default delete pod {kept.metadata.name}` ends it; the switch of" in line
     assert switch_of(pool) < datetime.now(UTC) + timedelta(hours=1, minutes=20)

@@ -251,7 +251,7 @@ def test_scale_down_names_what_the_provisioner_keeps(gpu_sandbox: Sandbox) -> No
     with Provisioner(gpu_sandbox, AUTOPILOT, keep_seconds=3600):
         run(GpuPodOperator(task_id="train", gpu_pool=pool, gpus=1, image="busybox:1.36", cmds=["true"]))
         zero = ScaleDownSensor(task_id="zero", gpu_pool=pool, timeout=3, deferrable=False, poke_interval=0.5)
-        with pytest.raises(PoolNotReleased, match="waits for GKE Autopilot to remove it"):
+        with pytest.raises(PoolNotReleased, match="waiting for GKE Autopilot to remove it"):
             run(zero)
         deleted = run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))
         not_told = KubernetesGpuPool(name="train-untold", node_selector_labels={"x": "y"}, gpus_per_node=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,20 +23,25 @@ from google.cloud.container_v1 import (
 
 from gpu_sandbox.faults import Faults, Stockout
 from gpu_sandbox.google import GoogleCloud, GoogleTimings
-from tests.sandbox.google.conftest import CLUSTER, Project, Recorder, eventually, node_pool
+from tests.sandbox.google.conftest import CLUSTER, Project, Recorder, a_project, eventually, node_pool
 
 RESERVED = {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 
 
+def test_a_pool_is_provisioned_before_it_runs(timings: GoogleTimings) -> None:
+    with a_project(replace(timings, operation_pending=2.0, node_pool_create=2.0)) as project:
+        created = project.create("gpu", wait=False)
+        assert created.operation_type == Operation.Type.CREATE_NODE_POOL
+        assert created.status == Operation.Status.PENDING
+        assert project.pool().status == NodePool.Status.PROVISIONING
+        assert not project.done(created).error.code
+        assert project.pool().status == NodePool.Status.RUNNING
+        assert project.events.seen == []
+
+
 def test_a_pool_from_nothing_to_one_node_and_gone(project: Project) -> None:
-    created = project.create("gpu", wait=False)
-    assert created.operation_type == Operation.Type.CREATE_NODE_POOL
-    assert created.status == Operation.Status.PENDING
-    assert project.pool().status == NodePool.Status.PROVISIONING
-    assert not project.done(created).error.code
-    assert project.pool().status == NodePool.Status.RUNNING
-    assert project.events.seen == []
+    project.create("gpu")
 
     assert not project.resize(1).error.code
     assert len(project.events.names("launched")) == 1
