@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kubernetes import client, config
 
-from benchmarks import imports, large_pool, ready_nodes, waiting_pods
+from benchmarks import imports, large_pool, ready_nodes, waiting_pods, waiting_runs
 from benchmarks.figure import Figure, table
 from gpu_sandbox import Sandbox
 
@@ -23,6 +23,8 @@ def main() -> None:
     figures: list[Figure] = imports.measure()
     print("== what a decision on a large pool takes", flush=True)
     figures += large_pool.measure()
+    print("== what runs that wait for one pool ask", flush=True)
+    figures += waiting_runs.measure()
     with Sandbox(progress=print, autoscaler="none") as sandbox:
         os.environ.update(sandbox.env())
         api = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))

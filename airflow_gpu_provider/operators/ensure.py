@@ -271,7 +271,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             return self._finish(lambda: reconciler, dict(progress.result), context)
         if self.deferrable:
             self._defer(wait, reconciler, _owner(context), lock_holder(context))
-        return self._finish(lambda: reconciler, self._block(wait, reconciler), context)
+        return self._finish(lambda: reconciler, self._block(wait, reconciler, _owner(context)), context)
 
     def _warm_image(self, reconciler: Reconciler) -> str:
         """Return the placeholders' image, with all in place that they need; empty where none are wanted."""
@@ -299,18 +299,19 @@ class EnsureGpuPoolOperator(PoolOperator):
         left = wait.deadline - reconciler.clock.now()
         self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
 
-    def _block(self, wait: NodesWait, reconciler: Reconciler) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.pool_changes import pool_changes
+    def _block(self, wait: NodesWait, reconciler: Reconciler, owner: str) -> dict[str, Any]:
         from airflow_gpu_provider.scaling.wait_loop import run_wait
 
-        async def until_done() -> dict[str, Any]:
-            async with pool_changes(self.gpu_pool, reconciler.platform.cluster_access) as change:
-                progress = await run_wait(
-                    wait, reconciler.reconcile, say=self.log.info, every=15.0, amend=reconciler.amend, change=change
-                )
-            return dict(progress.result or {})
-
-        return self._stop.run(until_done())
+        waiting = run_wait(
+            wait,
+            self.gpu_pool,
+            owner,
+            say=self.log.info,
+            every=15.0,
+            over_quota=reconciler.over_quota,
+            reconciler=reconciler,
+        )
+        return dict(self._stop.run(waiting).result or {})
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Go on when the trigger has an event: return what it found, or give up and raise its error."""

@@ -34,8 +34,8 @@ from airflow_gpu_provider.pods.fit import check_fits, not_on_any, requests_of, s
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling import keeper
-from airflow_gpu_provider.scaling.keeper import PoolNews
+from airflow_gpu_provider.scaling import pool_news
+from airflow_gpu_provider.scaling.pool_news import PoolNews
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 
@@ -58,7 +58,7 @@ async def watch_pod(
 ) -> Progress:
     """Wait for a pod, without polling; returns how the wait ended, errors included.
 
-    While the pod has no node, the pool is kept at its size (see keeper).
+    While the pod has no node, the pool is kept at its size (see pool_news).
 
     Args:
         pool: The rendered spec.
@@ -95,7 +95,7 @@ async def watch_pod(
                 changes = await feed.changes(timeout=min(max(seconds, view.pause), view.patience))
                 view.take(changes, await feed.api.now())
         finally:
-            await keeper.leave(pool, owner, view.take_news)
+            await pool_news.leave(pool, owner, view.take_news)
 
 
 def _note_lost(pod: Json, now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator) -> None:
@@ -110,11 +110,11 @@ async def _keep_pool(view: PodView, pool: GpuPool, owner: str) -> None:
     """Have the pool looked after exactly while the pod waits for a node, and where it is demand by itself, once."""
     if view.needs_keeper and not view.kept:
         view.kept = True
-        keeper.keep(pool, owner, view.take_news)
+        pool_news.keep(pool, owner, view.take_news)
     elif view.kept and not view.needs_keeper:
         view.kept = False
         view.pool_news = PoolNews()
-        await keeper.leave(pool, owner, view.take_news)
+        await pool_news.leave(pool, owner, view.take_news)
 
 
 class PodView:

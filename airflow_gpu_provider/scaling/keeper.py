@@ -1,7 +1,7 @@
-"""Keeping a pool at its size while pods wait for it: one reconcile every 15 s, however many pods wait in this process.
+"""One reconcile loop for each pool, owner and event loop, to which all who wait for the pool subscribe.
 
-A machine that Ensure got may be lost before its pod is placed, and a stock-out may happen after Ensure is done. The
-reconcile is level-triggered, so it is enough to call it again.
+Requests to the cloud and the API server are those of one wait, and the pool's lock is taken by one, however many runs
+wait in a triggerer. The reconcile is level-triggered, so each outcome tells all of them what they wait for.
 """
 
 from __future__ import annotations
@@ -10,120 +10,213 @@ import asyncio
 import contextvars
 import os
 import socket
-from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager, suppress
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import DemandLockBusy, GpuError
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
-from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
-from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.pool_changes import report_changes
+from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Outcome, Reconciler
 
-EVERY = 15.0
-FIRST = 5.0
-"""Seconds to the first look: a pod that only waits for the scheduler has its node by then."""
+SOONEST = 2.0
+"""Seconds between two looks at least, unless the nodes change or somebody asks for something."""
 
-EMPTY_FOR = timedelta(minutes=1)
-"""By then the scheduler has tried a node that has become empty; it waits 10 s at most (podMaxBackoffSeconds)."""
+Write = Callable[[Reconciler], Outcome]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PoolNews:
-    """What a reconcile reports to the tasks that wait for a node.
+class Subscription:
+    """What one of those who wait wants of the pool's keeper.
 
-    Attributes:
-        said: Lines for their logs.
-        no_capacity: Why no machine is available now, where that is stock or a quota.
-        empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
+    Args:
+        pause: Returns the seconds after which it wants the next look.
+        first: Seconds to its first look; sooner if others want one.
+        is_eager: It wants a look whenever a node changes, kubelets' reports every five minutes included.
+        over_quota: Groups that are not to grow for it (`Reconciler.over_quota`).
+        say: Takes lines for its log that do not wait for the outcome; called where it calls `next`.
     """
 
-    said: tuple[str, ...] = ()
-    no_capacity: NoCapacity | None = None
-    empty_nodes: frozenset[str] = frozenset()
+    def __init__(
+        self,
+        pause: Callable[[], float],
+        *,
+        first: float = 0.0,
+        is_eager: bool = True,
+        over_quota: Collection[str] = (),
+        say: Say = lambda line: None,
+    ) -> None:
+        self.pause = pause
+        self.is_eager = is_eager
+        self.over_quota = frozenset(over_quota)
+        self.asked: Write | None = None
+        self.hurry: Callable[[], None] = lambda: None
+        self._say = say
+        self._begins = asyncio.get_running_loop().time() + first
+        self._is_new = True
+        self._said: list[str] = []
+        self._told: Outcome | Exception | None = None
+        self._news = asyncio.Event()
 
+    def ask(self, write: Write) -> None:
+        """Have `write` called at once, and after an error again, as long as it fails; it replaces an earlier one.
 
-Listener = Callable[[PoolNews], None]
+        `next` then returns its outcome, which the others hear too, or raises its error.
+        """
+        self.asked = write
+        self.hurry()
+
+    async def next(self) -> Outcome:
+        """Return what the newest look saw and did, once there is a new one.
+
+        Raises:
+            GpuError: It failed; the keeper tries again.
+        """
+        await self._news.wait()
+        self._news.clear()
+        said, self._said = self._said, []
+        for line in said:
+            self._say(line)
+        assert self._told is not None
+        if isinstance(self._told, Exception):
+            raise self._told
+        return self._told
+
+    def tell(self, told: Outcome | Exception, said: Collection[str] = ()) -> None:
+        self._is_new = False
+        self._told = told
+        self._said += said
+        self._news.set()
+
+    def due(self, last: float) -> float:
+        """Return when the next look is due, where the last one was at `last`, in seconds of the event loop."""
+        return max(self._begins, last + SOONEST) if self._is_new else last + self.pause()
+
 
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _Keeper]] = WeakKeyDictionary()
 
 
-def keep(pool: GpuPool, owner: str, listener: Listener) -> None:
-    """Have the pool reconciled until `leave`; `listener` gets the news of each reconcile, in the event loop.
+@asynccontextmanager
+async def subscribed(
+    subscription: Subscription, pool: GpuPool, owner: str, reconciler: Reconciler | None = None
+) -> AsyncIterator[Subscription]:
+    """Have the pool reconciled, and the subscription told of each look that begins from now on.
 
-    `owner` is who writes the groups' spec, "<installation>/<dag>". Call it in an event loop.
+    Whoever is cancelled leaves the others' keeper alone; the last to leave ends it. A reconcile in progress finishes.
+
+    Args:
+        subscription: What is wanted.
+        pool: The rendered spec.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
+        reconciler: The pool's, where the first to subscribe has it open already.
     """
     keepers = _keepers.setdefault(asyncio.get_running_loop(), {})
-    if (pool, owner) not in keepers:
-        keepers[pool, owner] = _Keeper(pool, owner)
-    keepers[pool, owner].listeners.append(listener)
-
-
-async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
-    """Undo `keep`; no error if it was not called. A reconcile in progress finishes, and its news is dropped."""
-    keepers = _keepers.get(asyncio.get_running_loop(), {})
     keeper = keepers.get((pool, owner))
-    if keeper is None or listener not in keeper.listeners:
-        return
-    keeper.listeners.remove(listener)
-    if not keeper.listeners:
-        del keepers[pool, owner]
-        await keeper.stop()
+    if keeper is None:
+        keeper = keepers[pool, owner] = _Keeper(pool, owner, reconciler)
+    keeper.add(subscription)
+    try:
+        yield subscription
+    finally:
+        keeper.subscriptions.remove(subscription)
+        if not keeper.subscriptions:
+            del keepers[pool, owner]
+            await keeper.stop()
 
 
 class _Keeper:
     """The task that reconciles one pool."""
 
-    def __init__(self, pool: GpuPool, owner: str) -> None:
+    def __init__(self, pool: GpuPool, owner: str, reconciler: Reconciler | None) -> None:
         self._pool = pool
         self._owner = owner
-        self._reconciler: Reconciler | None = None
-        self._started: datetime | None = None
-        self._empty_since: dict[str, datetime] = {}
-        self.listeners: list[Listener] = []
+        self._reconciler = reconciler
+        self.subscriptions: list[Subscription] = []
+        self._said: list[str] = []
+        self._last = float("-inf")
+        self._is_due = False
+        self._wake = asyncio.Event()
         # An empty context: it outlives the trigger that starts it, and must not log into that one's task.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
+
+    def add(self, subscription: Subscription) -> None:
+        subscription.hurry = self._hurry
+        self.subscriptions.append(subscription)
+        if subscription.asked:
+            self._hurry()
+        self._wake.set()
 
     async def stop(self) -> None:
         self._task.cancel()
         await asyncio.wait([self._task])
 
+    def _hurry(self) -> None:
+        self._is_due = True
+        self._wake.set()
+
+    def _take_change(self) -> None:
+        if any(each.is_eager for each in self.subscriptions):
+            self._hurry()
+
     async def _run(self) -> None:
-        pause = min(FIRST, EVERY)
-        while True:
-            await asyncio.sleep(pause)
-            pause = EVERY
-            try:
-                # Shielded: a reconcile that is cut off between two writes would leave its lock behind.
-                news = await asyncio.shield(in_thread(self._reconcile))
-            except DemandLockBusy:
-                continue  # another process is reconciling the pool
-            except GpuError as error:
-                news = PoolNews(said=(f"{type(error).__name__}: {error}",))
-            except Exception as error:  # noqa: BLE001 - the wait continues without the keeper, and logs why
-                news = PoolNews(said=(f"the pool could not be reconciled: {error!r}",))
-            for listener in tuple(self.listeners):
-                listener(news)
+        changes: asyncio.Task[None] | None = None
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                await self._until_due()
+                await self._look()
+                if changes is None and self._reconciler is not None:
+                    access = self._reconciler.platform.cluster_access
+                    changes = tasks.create_task(report_changes(self._pool, access, self._take_change))
+                await asyncio.sleep(0)  # those who were told step now: how long to pause is theirs to say
 
-    def _reconcile(self) -> PoolNews:
+    async def _until_due(self) -> None:
+        loop = asyncio.get_running_loop()
+        while not self._is_due:
+            due = min((each.due(self._last) for each in self.subscriptions), default=float("inf"))
+            if due <= loop.time():
+                return
+            self._wake.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), due - loop.time())
+
+    async def _look(self) -> None:
+        """Do what is asked for, or else reconcile; whatever is done tells of the pool to all who hear it begin."""
+        self._is_due = False
+        asking = [each for each in self.subscriptions if each.asked]
+        is_seen = False
+        for subscription in asking:
+            write = subscription.asked
+            if write is not None and subscription in self.subscriptions:
+                is_seen |= await self._carry_out(write, subscription)
+        if not is_seen and not all(each.asked for each in self.subscriptions):
+            await self._carry_out(lambda reconciler: reconciler.reconcile())
+        self._last = asyncio.get_running_loop().time()
+
+    async def _carry_out(self, write: Write, asking: Subscription | None = None) -> bool:
+        """Call `write`, and tell of it; who asks for something hears of that alone, until it is done."""
+        hearers = [each for each in self.subscriptions if each is asking or not each.asked]
+        told: Outcome | Exception
+        try:
+            told = await in_thread(self._call, write)
+        except Exception as error:  # noqa: BLE001 - each who waits judges it
+            told = error
+            hearers = [asking] if asking else hearers
+        if asking and asking.asked is write and not isinstance(told, GpuError):
+            asking.asked = None
+        said, self._said = self._said, []
+        for each in hearers:
+            if each is asking or not each.asked:
+                each.tell(told, said)
+        return not isinstance(told, Exception)
+
+    def _call(self, write: Write) -> Outcome:
         if self._reconciler is None:
-            holder = f"waiting-pods@{socket.gethostname()}:{os.getpid()}"
-            self._reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=lambda line: None)
-            self._reconciler.patience = PATIENCE_IN_A_LOOP
-        outcome = self._reconciler.reconcile()
-        if self._started is None:
-            self._started = outcome.snapshot.now - timedelta(seconds=min(FIRST, EVERY))
-        return PoolNews(
-            said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
-            no_capacity=missing_for_pods(outcome.snapshot, self._started),
-            empty_nodes=self._empty_nodes(outcome.snapshot),
-        )
-
-    def _empty_nodes(self, snapshot: PoolSnapshot) -> frozenset[str]:
-        in_use = {pod.node for pod in snapshot.pods if not pod.daemon and not pod.finished}
-        empty = {node.name for node in snapshot.nodes if node.usable and node.name not in in_use}
-        self._empty_since = {name: self._empty_since.get(name, snapshot.now) for name in empty}
-        return frozenset(name for name, since in self._empty_since.items() if snapshot.now - since >= EMPTY_FOR)
+            holder = f"{self._owner}, waiting at {socket.gethostname()}:{os.getpid()}"
+            reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=self._said.append)
+            reconciler.patience = PATIENCE_IN_A_LOOP
+            self._reconciler = reconciler
+        wanted = tuple(self.subscriptions)
+        self._reconciler.over_quota = frozenset[str]().union(*(each.over_quota for each in wanted))
+        return write(self._reconciler)

@@ -1,4 +1,4 @@
-"""The loop around a wait's step: reconcile, step, log what is new, wait for a change.
+"""The loop around a wait's step: hear of the pool's newest look, step, log what is new.
 
 One loop for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the ways
 of running cannot drift apart.
@@ -6,23 +6,21 @@ of running cannot drift apart.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Collection
 from datetime import datetime, timedelta
-from functools import partial
 from typing import Protocol
 
 from airflow_gpu_provider.cluster.clock import SystemClock
-from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.hard_to_get import Ask
-from airflow_gpu_provider.scaling.reconcile import Outcome
+from airflow_gpu_provider.scaling.keeper import SOONEST, Subscription, Write, subscribed
+from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 
-SOONEST = 2.0
 _PATIENCE = 8.0
 
 
@@ -82,43 +80,50 @@ def _patience(wait: Wait) -> Patience:
 
 async def run_wait(
     wait: Wait,
-    reconcile: Callable[[], Outcome],
+    pool: GpuPool,
+    owner: str,
     *,
     say: Say,
     every: float,
-    amend: Callable[[Ask], Outcome] | None = None,
     goes_on: bool = False,
-    change: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    over_quota: Collection[str] = (),
+    first: Write | None = None,
+    reconciler: Reconciler | None = None,
 ) -> Progress:
-    """Reconcile and step until the wait is done.
+    """Have the pool reconciled, and step with each look, until the wait is done.
 
     Args:
         wait: The wait.
-        reconcile: Brings the pool closer to what is wanted; runs in a thread.
-        amend: Writes what the run wants from now on, and reconciles; for a wait that may ask for that.
+        pool: The rendered spec.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
         say: Takes lines for the task's log.
         every: Seconds after which to look again when no change was reported; at first it is sooner, because a cloud
             does not report that it is starting or terminating a machine.
         goes_on: Another process has logged about the wait before; see Narrator.
-        change: Returns when something may have changed, at the latest after the seconds it is given.
+        over_quota: Groups that are not to grow (`Reconciler.over_quota`).
+        first: What to write before the wait steps; it is repeated until it succeeds.
+        reconciler: The pool's, where it is open already.
 
     Raises:
-        GpuError: The wait's own error, or one of `reconcile` that is no longer tolerated.
+        GpuError: The wait's own error, or one of a look that is no longer tolerated.
     """
     narrator = Narrator(say, started=wait.started, goes_on=goes_on)
     clock = _ClusterTime()
     patience = _patience(wait)
-    look = reconcile
-    while True:
-        try:
-            outcome = await in_thread(look)
-        except GpuError as error:
-            if not patience.bears(error, clock.now()):
-                raise
-            if not isinstance(error, DemandLockBusy):  # waiting for the lock logs its holder
-                narrator.tell(clock.now(), patience.in_words(error))
-            look = reconcile
-        else:
+    pause = lambda: pause_after(clock.now() - wait.started, every)  # noqa: E731
+    wanted = Subscription(pause, over_quota=over_quota, say=say)
+    if first:
+        wanted.ask(first)
+    async with subscribed(wanted, pool, owner, reconciler) as looks:
+        while True:
+            try:
+                outcome = await looks.next()
+            except GpuError as error:
+                if not patience.bears(error, clock.now()):
+                    raise
+                if not isinstance(error, DemandLockBusy):  # waiting for the lock logs its holder
+                    narrator.tell(clock.now(), patience.in_words(error))
+                continue
             clock.is_now(outcome.snapshot.now)
             progress = wait.step(outcome.snapshot)
             patience = _patience(wait)
@@ -127,9 +132,14 @@ async def run_wait(
                 return progress
             if progress.error:
                 raise progress.error
-            if progress.ask and amend:
-                look = partial(amend, progress.ask)
-                continue
-            look = reconcile
-        waited = (clock.now() - wait.started).total_seconds()
-        await change(min(every, max(SOONEST, waited / _PATIENCE)))
+            if progress.ask:
+                looks.ask(_amending(progress.ask))
+
+
+def pause_after(waited: timedelta, every: float) -> float:
+    """Return how many seconds a wait that has lasted so long leaves between two looks."""
+    return min(every, max(SOONEST, waited.total_seconds() / _PATIENCE))
+
+
+def _amending(ask: Ask) -> Write:
+    return lambda reconciler: reconciler.amend(ask)

@@ -21,7 +21,6 @@ from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_defer
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from airflow_gpu_provider.cluster.clock import Clock
     from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
     from airflow_gpu_provider.scaling.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -41,43 +40,39 @@ class _PoolTrigger(RecordTrigger):
     every: ClassVar[float]
 
     async def _result(self) -> Mapping[str, Any] | None:
-        from airflow_gpu_provider.scaling.pool_changes import pool_changes
-        from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
         from airflow_gpu_provider.scaling.wait_loop import run_wait
 
-        @functools.cache  # an error is not kept: where the pool cannot be opened, the next look tries it again
-        def opened() -> Reconciler:
-            reconciler = self._reconciler()
-            reconciler.patience = PATIENCE_IN_A_LOOP
-            return reconciler
-
-        async with pool_changes(
-            deserialize_pool(self.record["pool"]), lambda: opened().platform.cluster_access()
-        ) as change:
-            progress = await run_wait(
-                self._wait_record(),
-                lambda: self._look(opened()),
-                say=self.log.info,
-                goes_on=has_returned(self.record),
-                every=self.every,
-                amend=lambda ask: opened().amend(ask),
-                change=change,
-            )
+        progress = await run_wait(
+            self._wait_record(),
+            deserialize_pool(self.record["pool"]),
+            self.record["owner"],
+            say=self.log.info,
+            goes_on=has_returned(self.record),
+            every=self.every,
+            over_quota=self.record.get("over_quota", ()),
+            first=self._first,
+        )
         return progress.result
 
-    def _look(self, reconciler: Reconciler) -> Outcome:
-        """Look at the pool once, and bring it closer to what is wanted."""
-        return reconciler.reconcile()
+    @property
+    def _first(self) -> Callable[[Reconciler], Outcome] | None:
+        """What to write before the wait steps. Default: nothing."""
+        return None
 
-    def _reconciler(self) -> Reconciler:
+    async def _release(self) -> None:
+        """Give up the demand, and release what nobody wants then; an error is only logged."""
+        from airflow_gpu_provider.cluster.demand import DemandKey
         from airflow_gpu_provider.scaling.open_pool import open_pool
+        from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
 
+        key = DemandKey(**self.record["wait"]["key"])
         holder = f"{self.record['holder']}+trigger"
-        say: Callable[[str], None] = self.log.info
         pool = deserialize_pool(self.record["pool"])
-        reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=say)
-        reconciler.over_quota = frozenset(self.record.get("over_quota", ()))
-        return reconciler
+        try:
+            reconciler = await in_thread(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
+            await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
+        except GpuError as error:
+            self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
 
     @abstractmethod
     def _wait_record(self) -> Wait: ...
@@ -101,17 +96,8 @@ class NodesTrigger(_PoolTrigger):
         await run_shielded(self._give_up())
 
     async def _give_up(self) -> None:
-        if await may_need_it(self):
-            return
-        from airflow_gpu_provider.cluster.demand import DemandKey
-        from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
-
-        key = DemandKey(**self.record["wait"]["key"])
-        try:
-            reconciler = await in_thread(self._reconciler)
-            await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
-        except GpuError as error:
-            self.log.error("What is left of the run's share goes at the next look, or after max_runtime. %s", error)
+        if not await may_need_it(self):
+            await self._release()
 
 
 class ReleaseTrigger(_PoolTrigger):
@@ -123,30 +109,17 @@ class ReleaseTrigger(_PoolTrigger):
 
     every = 5.0
 
-    def _look(self, reconciler: Reconciler) -> Outcome:
-        if not self._wait.untried:
-            return reconciler.reconcile()
-        self._wait.go_by(reconciler.clock)
-        outcome = reconciler.release(self._wait.key)
-        self._wait.untried = False
-        return outcome
+    @property
+    def _first(self) -> Callable[[Reconciler], Outcome] | None:
+        return self._wait.release if self.record.get("untried") else None
 
     async def on_kill(self) -> None:
         """Release what is still to be released, unless the task waits elsewhere or its run goes on."""
         await run_shielded(self._go_on_releasing())
 
     async def _go_on_releasing(self) -> None:
-        if await is_still_deferred(self) or not await is_run_over(self):
-            return
-        from airflow_gpu_provider.cluster.demand import DemandKey
-        from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
-
-        key = DemandKey(**self.record["wait"]["key"])
-        try:
-            reconciler = await in_thread(self._reconciler)
-            await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
-        except GpuError as error:
-            self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
+        if not await is_still_deferred(self) and await is_run_over(self):
+            await self._release()
 
     def _wait_record(self) -> Wait:
         return self._wait
@@ -155,20 +128,17 @@ class ReleaseTrigger(_PoolTrigger):
     def _wait(self) -> _Release:
         from airflow_gpu_provider.scaling.release_wait import ReleaseWait
 
-        return _Release(ReleaseWait.from_record(self.record["wait"]), untried=self.record.get("untried", False))
+        return _Release(ReleaseWait.from_record(self.record["wait"]))
 
 
 class _Release:
-    """A ReleaseWait, and whether the run's share has not been given up: no call of the task had worked.
+    """A ReleaseWait, of a run whose share may not have been given up yet: no call of the task had worked.
 
-    The task could not ask the cluster for the time then, and its wait goes by its machine's clock.
+    The task could not ask the cluster for the time then, and its wait goes by its machine's clock until `release`.
     """
 
-    def __init__(self, wait: ReleaseWait, *, untried: bool) -> None:
+    def __init__(self, wait: ReleaseWait) -> None:
         self._wait = wait
-        self._is_local = untried
-        self.untried = untried
-        self.key = wait.key
 
     @property
     def started(self) -> datetime:
@@ -181,8 +151,7 @@ class _Release:
     def step(self, snapshot: PoolSnapshot) -> Progress:
         return self._wait.step(snapshot)
 
-    def go_by(self, clock: Clock) -> None:
-        """Go by the cluster's clock from now on."""
-        if self._is_local:
-            self._wait = self._wait.by(clock)
-            self._is_local = False
+    def release(self, reconciler: Reconciler) -> Outcome:
+        outcome = reconciler.release(self._wait.key)
+        self._wait = self._wait.by(reconciler.clock)
+        return outcome

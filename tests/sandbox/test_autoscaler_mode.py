@@ -189,7 +189,7 @@ def test_a_stock_out_that_the_autoscaler_meets_for_a_pod_is_said_in_the_pods_log
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
     night = nights()
     night.ensure()
     gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0]))

@@ -331,7 +331,7 @@ def test_pod_for_which_there_is_no_machine_is_out_of_stock(
     pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deferrable: bool
 ) -> None:
     """No Ensure has met the stock-out: it came after it, or there is none."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
     name = f"dry-{'deferred' if deferrable else 'blocking'}"
     dry = EksGpuPool(**{**_fields(pool), "name": name, "instance_types": ["g6.xlarge"]})
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=dry, deferrable=False))
@@ -457,7 +457,7 @@ def test_trigger_takes_the_nodes_along_where_the_run_is_over(
 def test_pod_that_no_demand_covers_brings_its_node_and_takes_it_along(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
     alone = EksGpuPool(**{**_fields(pool), "name": "alone", "instance_types": ["g6.xlarge"]})
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=alone, deferrable=False))
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=alone))
@@ -483,7 +483,7 @@ def test_lost_machine_is_a_preemption_and_the_next_pod_gets_another(
     pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The pool is looked after while a pod waits: the machine that Ensure got is gone, and nobody runs Ensure again."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
     lost = EksGpuPool(**{**_fields(pool), "name": "lost", "instance_types": ["g6.xlarge"]})
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=lost, deferrable=False))
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=lost))
@@ -506,7 +506,7 @@ def test_lost_machine_is_a_preemption_and_the_next_pod_gets_another(
 def test_broken_gpu_is_avoided_and_its_machine_replaced(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
     frail = EksGpuPool(**{**_fields(pool), "name": "frail", "instance_types": ["g6.xlarge"]})
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=frail, deferrable=False))
     run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=frail))

@@ -39,7 +39,7 @@ FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
 def env(env: None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
-        patch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
+        patch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
         yield
 
 

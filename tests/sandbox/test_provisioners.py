@@ -207,7 +207,7 @@ def test_bottlerocket_of_karpenters_brings_its_own_plugin(gpu_sandbox: Sandbox, 
 
 @pytest.mark.usefixtures("karpenter")
 def test_a_stock_out_of_karpenters_is_told(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 0.5)
     with capture_logs() as logs, Provisioner(gpu_sandbox, KARPENTER, failures=10) as there:
         one_night(pool_of("karpenter", KARPENTER, name="train-dry"))
     assert len(there.brought) == 1

@@ -347,7 +347,7 @@ def test_spot_machines_that_nobody_drains_are_preemptions_and_ec2_says_why(
     deferrable: bool,
 ) -> None:
     """Of a machine that is shut down under its pod, the kubelet may have told the container's answer to SIGTERM."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.keeper.EVERY", 1.0)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
     name = f"spot-{'deferred' if deferrable else 'blocking'}"
     owner.auto_scaling_group(name, spot=True)
     pool = eks_pool(gpu_sandbox, name=name, asg_names=[name], max_nodes=1)

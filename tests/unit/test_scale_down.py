@@ -22,7 +22,7 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolNotReleased,
 )
-from airflow_gpu_provider.scaling import pool_changes, wait_loop
+from airflow_gpu_provider.scaling import keeper, pool_changes, wait_loop
 from airflow_gpu_provider.scaling.bill import PHASES, Bill
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.not_released import not_released
@@ -81,7 +81,9 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
 
     def use(played: Played) -> None:
         monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", played.open)
+        monkeypatch.setattr(keeper, "open_pool", played.open)
 
+    monkeypatch.setattr(keeper, "SOONEST", 0.0)
     monkeypatch.setattr(wait_loop, "SOONEST", 0.0)
     monkeypatch.setattr(deferral_delay, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(pool_changes, "watching", _refuses)

@@ -23,7 +23,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.pods.watch import PodView
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.keeper import PoolNews
+from airflow_gpu_provider.scaling.pool_news import PoolNews
 from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pods.test_pod_wait import WAIT
 

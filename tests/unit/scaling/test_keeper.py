@@ -1,157 +1,269 @@
-"""One reconcile for a pool, however many of its pods wait in this process."""
+"""One reconcile loop for all who wait for a pool: what each of them hears, and when it ends."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+import contextvars
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import CloudError, OutOfStock
-from airflow_gpu_provider.scaling import keeper as pool_keeper
-from tests.unit.pods.test_pod_placement import a_pool
-from tests.unit.scaling.pools import NOW, dry, lease, machine, node, pod, snapshot
+from airflow_gpu_provider.errors import CloudError, DemandLockBusy
+from airflow_gpu_provider.scaling import keeper
+from airflow_gpu_provider.scaling.hard_to_get import Ask
+from airflow_gpu_provider.scaling.keeper import Subscription, subscribed
+from airflow_gpu_provider.scaling.wait_loop import run_wait
+from airflow_gpu_provider.scaling.waits import Progress
+from benchmarks.waiting_runs import WaitingRuns
+from tests.unit.scaling.pools import lease, pool
+
+POOL, OWNER = pool(), "airflow/nightly"
+WITHIN = 30.0  # seconds, however loaded the machine is
+NAME = contextvars.ContextVar("NAME", default="nobody's")
 
 
-class Reconciles:
-    """Stands for the pool's Reconciler, which has tests of its own."""
+class Played:
+    """Stands for the pool's Reconciler: what `plays` says happens at each call, and is written down."""
 
     def __init__(self) -> None:
-        self.opened: list[str] = []
-        self.count = 0
+        self.calls: list[str] = []
         self.error: Exception | None = None
-        self.snapshot = snapshot()
-
-    def open(self, pool: Any, *, owner: str, holder: str, say: Any) -> Reconciles:
-        self.opened.append(f"{pool.name} for {owner}")
-        return self
+        self.platform: Any = SimpleNamespace(cluster_access=None)
+        self.may_answer = threading.Event()
+        self.may_answer.set()
+        self.finished = 0
+        self.contexts: set[str] = set()
+        self.over_quota: frozenset[str] = frozenset()
 
     def reconcile(self) -> Any:
-        self.count += 1
+        return self._answer("reconcile")
+
+    def amend(self, ask: Ask) -> Any:
+        return self._answer(f"amend: {ask.why}")
+
+    def _answer(self, call: str) -> Any:
+        self.calls.append(call)
+        self.contexts.add(NAME.get())
+        self.may_answer.wait(WITHIN)
+        self.finished += 1
         if self.error:
             raise self.error
-        return SimpleNamespace(said=(f"reconcile {self.count}",), snapshot=self.snapshot)
+        return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=(call,))
+
+
+class Feed:
+    """Stands for the feed of node changes: `report` is called when a node changes."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.report: Callable[[], None] = lambda: None
+
+    async def __call__(self, pool: Any, access: Any, report: Callable[[], None]) -> None:
+        self.open += 1
+        self.report = report
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.open -= 1
 
 
 @pytest.fixture
-def reconciles(monkeypatch: pytest.MonkeyPatch) -> Reconciles:
-    stand_in = Reconciles()
-    monkeypatch.setattr(pool_keeper, "open_pool", stand_in.open)
-    monkeypatch.setattr(pool_keeper, "EVERY", 0.01)
+def played(monkeypatch: pytest.MonkeyPatch) -> Played:
+    stand_in = Played()
+    monkeypatch.setattr(keeper, "open_pool", lambda *_, **__: stand_in)
+    monkeypatch.setattr(keeper, "SOONEST", 0.01)
     return stand_in
 
 
-async def heard(lines: list[Any], number: int) -> None:
-    async with asyncio.timeout(5):
-        while len(lines) < number:  # noqa: ASYNC110
+@pytest.fixture(autouse=True)
+def feed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feed]:
+    stand_in = Feed()
+    monkeypatch.setattr(keeper, "report_changes", stand_in)
+    yield stand_in
+    assert not stand_in.open
+
+
+class Waits:
+    """A wait that ends when it is told to, and asks for something once."""
+
+    def __init__(self, *, deadline_in: float = 600.0, ask: Ask | None = None) -> None:
+        self.started = datetime.now(UTC)
+        self.deadline = self.started + timedelta(seconds=deadline_in)
+        self.is_over = False
+        self.said: list[str] = []
+        self.steps = 0
+        self._ask = ask
+
+    def step(self, snapshot: Any) -> Progress:
+        self.steps += 1
+        ask, self._ask = self._ask, None
+        return Progress(done=self.is_over, ask=ask)
+
+    async def run(self) -> Progress:
+        return await run_wait(self, POOL, OWNER, say=self.said.append, every=0.01)
+
+
+async def eventually(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WITHIN):
+        while not is_so():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 
-async def test_all_who_wait_hear_of_the_same_reconcile(reconciles: Reconciles) -> None:
-    first: list[Any] = []
-    second: list[Any] = []
-    pool = a_pool()
-    pool_keeper.keep(pool, "me/dag", first.append)
-    pool_keeper.keep(a_pool(), "me/dag", second.append)
-    await heard(second, 2)
-    assert reconciles.opened == ["train-gpu for me/dag"]
-    assert first[:2] == second[:2]
-    assert [news.said for news in first[:2]] == [("reconcile 1",), ("reconcile 2",)]
-    await pool_keeper.leave(pool, "me/dag", first.append)
-    await pool_keeper.leave(pool, "me/dag", second.append)
+async def test_who_is_cancelled_leaves_the_others_their_keeper(played: Played) -> None:
+    waits = [Waits() for _ in range(3)]
+    running = [asyncio.create_task(wait.run()) for wait in waits]
+    await eventually(lambda: all(wait.steps for wait in waits))
+    played.may_answer.clear()
+    begun = len(played.calls)
+    await eventually(lambda: len(played.calls) > played.finished >= begun)
+    running[0].cancel()
+    await asyncio.wait([running[0]])
+    played.may_answer.set()
+    steps = waits[0].steps
+    heard = [wait.steps for wait in waits[1:]]
+    await eventually(lambda: all(wait.steps > so_far + 1 for wait, so_far in zip(waits[1:], heard, strict=True)))
+    assert waits[0].steps == steps
+    assert running[0].cancelled()
+    for wait in waits[1:]:
+        wait.is_over = True
+    async with asyncio.timeout(WITHIN):
+        assert all(progress.done for progress in await asyncio.gather(*running[1:]))
 
 
-async def test_it_ends_with_the_last_one(reconciles: Reconciles) -> None:
-    lines: list[Any] = []
-    pool = a_pool()
-    pool_keeper.keep(pool, "me/dag", lines.append)
-    await heard(lines, 1)
-    await pool_keeper.leave(pool, "me/dag", lines.append)
+async def test_what_one_asks_for_is_done_once_and_told_to_all(played: Played) -> None:
+    ask = Ask(before=lease(), after=lease(), why="the run's time starts anew")
+    waits = [Waits(), Waits(ask=ask), Waits()]
+    running = [asyncio.create_task(wait.run()) for wait in waits]
+    what = "amend: the run's time starts anew"
+    await eventually(lambda: all(any(what in line for line in wait.said) for wait in waits))
+    assert played.calls.count(what) == 1
+    for wait in waits:
+        wait.is_over = True
+    await asyncio.gather(*running)
+
+
+async def test_an_ask_that_fails_is_repeated_and_its_errors_are_its_own(played: Played) -> None:
+    failures = iter([CloudError("Throttled."), DemandLockBusy("Another has it.")])
+    asking, other = Subscription(lambda: 0.01), Subscription(lambda: 0.01)
+    heard: list[Any] = []
+
+    def write(reconciler: Any) -> Any:
+        if error := next(failures, None):
+            raise error
+        return reconciler._answer("release")
+
+    async def listen() -> None:
+        while True:
+            heard.append((await other.next()).said)
+
+    asking.ask(write)
+    async with subscribed(other, POOL, OWNER), subscribed(asking, POOL, OWNER), asyncio.timeout(WITHIN):
+        listening = asyncio.create_task(listen())
+        with pytest.raises(CloudError):
+            await asking.next()
+        with pytest.raises(DemandLockBusy):
+            await asking.next()
+        assert (await asking.next()).said == ("release",)
+        assert (await asking.next()).said == ("reconcile",)
+        await eventually(lambda: {("reconcile",), ("release",)} <= set(heard))
+        assert not listening.done()
+        listening.cancel()
+
+
+async def test_each_judges_an_error_by_its_own_deadline(played: Played) -> None:
+    played.error = CloudError("Throttled.")
+    early, late = Waits(deadline_in=0.2), Waits()
+    running = [asyncio.create_task(wait.run()) for wait in (early, late)]
+    async with asyncio.timeout(WITHIN):
+        with pytest.raises(CloudError):
+            await running[0]
+    assert any("Throttled" in line for line in late.said)
+    assert not running[1].done()
+    late.is_over, played.error = True, None
+    assert (await running[1]).done
+
+
+async def test_an_error_that_is_a_bug_is_everybody_s(played: Played) -> None:
+    played.error = RuntimeError("A bug.")
+    results = await asyncio.gather(*(Waits().run() for _ in range(2)), return_exceptions=True)
+    assert [type(result) for result in results] == [RuntimeError, RuntimeError]
+
+
+async def test_the_last_to_leave_ends_the_task_and_its_feed_but_no_reconcile(played: Played, feed: Feed) -> None:
+    waits = [Waits(), Waits()]
+    running = [asyncio.create_task(wait.run()) for wait in waits]
+    await eventually(lambda: feed.open == 1 and all(wait.steps for wait in waits))
+    played.may_answer.clear()
+    finished = len(played.calls)
+    await eventually(lambda: len(played.calls) > played.finished >= finished)
+    for each in running:
+        each.cancel()
+    await asyncio.wait(running)
+    assert feed.open == 0
     assert asyncio.all_tasks() == {asyncio.current_task()}
-    count = reconciles.count
-    await asyncio.sleep(0.05)
-    assert reconciles.count <= count + 1
-    await pool_keeper.leave(pool, "me/dag", lines.append)  # a second time is fine
+    begun = len(played.calls)
+    played.may_answer.set()
+    await eventually(lambda: played.finished == begun)
+    assert len(played.calls) == begun
 
 
-async def test_errors_are_told_and_tried_again(reconciles: Reconciles) -> None:
-    lines: list[Any] = []
-    pool = a_pool()
-    reconciles.error = CloudError("Throttled.")
-    pool_keeper.keep(pool, "me/dag", lines.append)
-    await heard(lines, 1)
-    assert lines[0].said == ("CloudError: Throttled.",)
-    reconciles.error = None
-    await heard(lines, len(lines) + 2)
-    assert lines[-1].said[0].startswith("reconcile")
-    await pool_keeper.leave(pool, "me/dag", lines.append)
+async def test_a_look_that_began_before_somebody_came_tells_it_nothing(played: Played) -> None:
+    played.may_answer.clear()
+    first, second = Subscription(lambda: 0.01), Subscription(lambda: 0.01)
+    async with subscribed(first, POOL, OWNER), asyncio.timeout(WITHIN):
+        await eventually(lambda: len(played.calls) == 1)
+        async with subscribed(second, POOL, OWNER):
+            played.may_answer.set()
+            await first.next()
+            await second.next()
+            assert len(played.calls) > 1
 
 
-async def test_a_stock_out_is_told_with_its_type(reconciles: Reconciles) -> None:
-    news: list[pool_keeper.PoolNews] = []
-    failed = dry()
-    reconciles.snapshot = snapshot(leases=(lease(),), train_a_g6_xlarge={"failures": (failed,)})
-    pool_keeper.keep(a_pool(), "me/dag", news.append)
-    await heard(news, 1)
-    await pool_keeper.leave(a_pool(), "me/dag", news.append)
-    assert not news[0].no_capacity, "that was before anybody waited"
-    newer = replace(failed, at=datetime.now(UTC) + timedelta(seconds=1))
-    reconciles.snapshot = snapshot(leases=(lease(),), train_a_g6_xlarge={"failures": (newer,)})
-    news.clear()
-    pool_keeper.keep(a_pool(), "me/dag", news.append)
-    await heard(news, 1)
-    await pool_keeper.leave(a_pool(), "me/dag", news.append)
-    assert isinstance(news[0].no_capacity, OutOfStock)
+async def test_the_most_impatient_sets_the_pace_and_a_change_of_nodes_is_seen_at_once(
+    played: Played, feed: Feed
+) -> None:
+    patient, changing = Subscription(lambda: 3600.0, is_eager=False), Subscription(lambda: 3600.0)
+    async with subscribed(patient, POOL, OWNER), asyncio.timeout(WITHIN):
+        await patient.next()
+        await eventually(lambda: feed.open == 1)
+        async with subscribed(Subscription(lambda: 0.01), POOL, OWNER):
+            for _ in range(3):
+                await patient.next()
+        feed.report()
+        (of_the_pool,) = keeper._keepers[asyncio.get_running_loop()].values()
+        assert not of_the_pool._is_due
+        async with subscribed(changing, POOL, OWNER):
+            await changing.next()
+            count = len(played.calls)
+            feed.report()
+            await changing.next()
+            assert len(played.calls) == count + 1
 
 
-async def test_other_owners_reconcile_for_themselves(reconciles: Reconciles) -> None:
-    lines: list[Any] = []
-    for owner in ("me/a", "me/b"):
-        pool_keeper.keep(a_pool(), owner, lines.append)
-    await heard(lines, 4)
-    assert sorted(reconciles.opened) == ["train-gpu for me/a", "train-gpu for me/b"]
-    for owner in ("me/a", "me/b"):
-        await pool_keeper.leave(a_pool(), owner, lines.append)
+async def test_groups_that_anybody_passes_over_do_not_grow(played: Played) -> None:
+    one, other = Subscription(lambda: 0.01, over_quota=["a"]), Subscription(lambda: 0.01, over_quota=["b"])
+    async with subscribed(one, POOL, OWNER), asyncio.timeout(WITHIN):
+        async with subscribed(other, POOL, OWNER):
+            await other.next()
+            assert played.over_quota == {"a", "b"}
+        await eventually(lambda: played.over_quota == {"a"})
 
 
-async def test_the_first_look_comes_sooner(reconciles: Reconciles, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What keeps nodes from coming, like an autoscaler that is dead, is told in seconds."""
-    monkeypatch.setattr(pool_keeper, "EVERY", 3600.0)
-    monkeypatch.setattr(pool_keeper, "FIRST", 0.01)
-    lines: list[Any] = []
-    pool_keeper.keep(a_pool(), "me/dag", lines.append)
-    await heard(lines, 1)
-    await pool_keeper.leave(a_pool(), "me/dag", lines.append)
-    assert pool_keeper.FIRST <= 5.0
+async def test_it_logs_into_nobody_s_task(played: Played) -> None:
+    NAME.set("a trigger's")
+    wait = Waits()
+    wait.is_over = True
+    await wait.run()
+    assert played.contexts == {"nobody's"}
 
 
-async def test_empty_nodes_are_those_on_which_only_what_belongs_to_a_node_runs(reconciles: Reconciles) -> None:
-    news: list[pool_keeper.PoolNews] = []
-    machines = [machine(number) for number in range(1, 6)]
-    nodes = (*(node(number) for number in range(1, 5)), node(5, cordoned=True))
-    pods = (
-        pod("train", on=1),
-        pod("plugin", on=2, daemon=True),
-        pod("done", on=2, phase="Succeeded"),
-        pod("no-gpu", on=3, gpus=0),
-        pod("plugin", on=4, daemon=True),
-        pod("waits"),
-    )
-    pool_keeper.keep(a_pool(), "me/dag", news.append)
-    for seconds, others, empty in (
-        (0, (), set()),  # the scheduler may not have looked yet
-        (59, (), set()),
-        (60, (), {"node-2", "node-4"}),
-        (70, (pod("more", on=2),), {"node-4"}),
-        (80, (), {"node-4"}),
-        (140, (), {"node-2", "node-4"}),
-    ):
-        at = NOW + timedelta(seconds=seconds)
-        reconciles.snapshot = snapshot(*machines, nodes=nodes, pods=(*pods, *others), at=at)
-        news.clear()
-        await heard(news, 2)  # the first may be of the snapshot before
-        assert news[1].empty_nodes == empty, seconds
-    await pool_keeper.leave(a_pool(), "me/dag", news.append)
+async def test_fifty_runs_ask_no_more_of_cluster_and_cloud_than_one() -> None:
+    one = await WaitingRuns(1).requests_in_looks(10)
+    fifty = await WaitingRuns(50).requests_in_looks(10)
+    assert one["cloud observe"] >= 10, one
+    assert fifty.total() <= 1.2 * one.total(), Counter(fifty) - Counter(one)

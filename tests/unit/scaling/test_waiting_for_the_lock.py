@@ -17,6 +17,7 @@ from airflow_gpu_provider.scaling.wait_loop import run_wait
 from airflow_gpu_provider.scaling.waits import Progress
 from tests.unit.scaling.model.actors import ModelClock
 from tests.unit.scaling.model.world import World
+from tests.unit.scaling.pools import pool
 
 WAITERS = 100  # more than any executor has threads
 
@@ -34,12 +35,19 @@ class EndsAtOnce:
 async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
     may_go_on = threading.Event()
 
-    def held_up() -> Any:
-        may_go_on.wait()
-        return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
+    class HeldUp:
+        platform = SimpleNamespace(cluster_access=None)
+
+        def reconcile(self) -> Any:
+            may_go_on.wait()
+            return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
+
+    async def wait_of(owner: str) -> None:
+        held_up: Any = HeldUp()
+        await run_wait(EndsAtOnce(), pool(), owner, say=print, every=1, reconciler=held_up)
 
     loop = asyncio.get_running_loop()
-    waits = [asyncio.create_task(run_wait(EndsAtOnce(), held_up, say=print, every=1)) for _ in range(WAITERS)]
+    waits = [asyncio.create_task(wait_of(f"airflow/dag-{number}")) for number in range(WAITERS)]
     try:
         await asyncio.sleep(0)
         async with asyncio.timeout(60):
