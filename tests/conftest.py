@@ -6,6 +6,7 @@ everywhere.
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -23,6 +24,11 @@ NOT_IN_CI = ("apache/airflow#72716", "names no cluster-autoscaler")
 # No setting of its own ends that (GOOGLE_AUTH_TRUST_BOUNDARY_ENABLED is read no more), and another universe domain
 # would change how tokens are got. requests takes a proxy for one host from the environment; nothing listens there.
 os.environ["https://iamcredentials.googleapis.com_proxy"] = "http://127.0.0.1:9"  # noqa: SIM112
+
+
+# A test process keeps half a gigabyte of modules and of botocore's service models; to look through all of it again
+# and again, as by default, was a quarter of its CPU time. What is young is collected as it would be.
+gc.set_threshold(50_000, 20, 1_000)
 
 
 def pytest_configure(config: pytest.Config) -> None:

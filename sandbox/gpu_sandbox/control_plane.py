@@ -7,7 +7,6 @@ is the owner's alone; the scheduler and the controller manager serve nothing.
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 import socket
 import ssl
@@ -16,6 +15,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import urllib3
 
 from gpu_sandbox.audit_log import AuditLog
 from gpu_sandbox.connections import cut_connections
@@ -87,6 +88,8 @@ class ControlPlane:
         self._admin = self._pki.client("admin", user="kubernetes-admin", group="system:masters")
         self._tls = ssl.create_default_context(cadata=self._pki.certificate.decode())
         self._tls.load_cert_chain(self._admin.certificate_file, self._admin.key_file)
+        # Connections stay open: a handshake costs either side more than most calls do.
+        self._http = urllib3.HTTPSConnectionPool(LOOPBACK, self._port, maxsize=8, ssl_context=self._tls)
         self.kubeconfig = self._write_kubeconfig("kubeconfig", self._admin)
         self.version = ""
         self._components: dict[str, ComponentProcess] = {}
@@ -114,6 +117,7 @@ class ControlPlane:
     def stop(self) -> None:
         """End all components; safe to call twice. The files are left to the owner of `data_dir`."""
         self._stopping.set()
+        self._http.close()
         with self._restart_lock:
             # An API server that lost its etcd hangs for minutes, so etcd goes last.
             etcd = self._components.pop("etcd", None)
@@ -165,18 +169,14 @@ class ControlPlane:
         self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
     ) -> tuple[int, Any]:
         """One call as the administrator: HTTP status and decoded body. OSError while the API server is away."""
-        connection = http.client.HTTPSConnection(LOOPBACK, self._port, timeout=10, context=self._tls)
+        content = None if body is None else json.dumps(body)
+        headers = {"Content-Type": content_type}
         try:
-            content = None if body is None else json.dumps(body)
-            connection.request(method, path, content, {"Content-Type": content_type})
-            response = connection.getresponse()
-            payload = response.read()
-        except http.client.HTTPException as error:
-            raise ConnectionError(f"the API server hung up on {method} {path}: {error!r}") from error
-        finally:
-            connection.close()
-        is_json = response.headers.get_content_type() == "application/json"
-        return response.status, json.loads(payload) if is_json else payload.decode(errors="replace")
+            response = self._http.request(method, path, content, headers=headers, retries=False, timeout=10)
+        except urllib3.exceptions.HTTPError as error:
+            raise ConnectionError(f"the API server did not answer {method} {path}: {error!r}") from error
+        is_json = response.headers.get("Content-Type", "").partition(";")[0] == "application/json"
+        return response.status, json.loads(response.data) if is_json else response.data.decode(errors="replace")
 
     # Waiting
 

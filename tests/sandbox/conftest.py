@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from google.auth.crypt import RSASigner
 
 from airflow_gpu_provider.errors import error_types
 from gpu_sandbox.aws import AwsTimings
@@ -18,6 +20,9 @@ from gpu_sandbox.demo import training_image
 from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox
+
+# To read a service account's key is to check it for 50 ms; in an Airflow each task does so once, here each operator.
+RSASigner.from_string = cache(RSASigner.from_string)  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="session")

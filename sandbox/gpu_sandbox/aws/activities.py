@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, Literal
@@ -90,35 +90,44 @@ class Activity:
 class ActivityLog:
     """Every activity of one account and region, those of deleted groups included."""
 
-    def __init__(self) -> None:
+    def __init__(self, activities: Iterable[Activity] = ()) -> None:
         self._activities: list[Activity] = []
+        self._of_group: dict[str, list[Activity]] = {}
+        for activity in activities:
+            self.add(activity)
 
     def add(self, activity: Activity) -> Activity:
         self._activities.append(activity)
+        self._of_group.setdefault(activity.group_name, []).append(activity)
         return activity
 
     def as_of(self, then: datetime) -> ActivityLog:
         """The activities as they stood at that time."""
-        seen = ActivityLog()
-        seen._activities = [each.as_of(then) for each in self._activities if each.start_time <= then]
-        return seen
+        return ActivityLog(each.as_of(then) for each in self._activities if each.start_time <= then)
 
     def of_group(self, group_name: str) -> list[Activity]:
         """Newest first."""
-        return [a for a in reversed(self._activities) if a.group_name == group_name]
+        return list(self._newest_first(group_name))
 
     def last_launch(self, group_name: str) -> Activity | None:
-        launches = (a for a in self.of_group(group_name) if a.description.startswith("Launching"))
+        launches = (a for a in self._newest_first(group_name) if a.description.startswith("Launching"))
         return next(launches, None)
 
     def last_failed_launch(self, group_name: str) -> Activity | None:
-        failed = (a for a in self.of_group(group_name) if a.failed)
-        return next(failed, None)
+        return next((a for a in self._newest_first(group_name) if a.failed), None)
 
     def select(self, *, group_name: str | None, groups: Iterable[str], activity_ids: Iterable[str]) -> list[Activity]:
         """Those of one group, or of all `groups` that are; newest first."""
-        wanted, ids = {group_name} if group_name else set(groups), set(activity_ids)
-        return [a for a in reversed(self._activities) if a.group_name in wanted and (not ids or a.activity_id in ids)]
+        ids, wanted = set(activity_ids), set(groups)
+        found = (
+            self._newest_first(group_name)
+            if group_name
+            else (a for a in reversed(self._activities) if a.group_name in wanted)
+        )
+        return [a for a in found if not ids or a.activity_id in ids]
+
+    def _newest_first(self, group_name: str) -> Iterator[Activity]:
+        return reversed(self._of_group.get(group_name, []))
 
 
 def page(activities: list[Activity], *, max_records: int, next_token: str | None) -> tuple[list[Activity], str | None]:

@@ -67,7 +67,9 @@ class AutoScaling(AutoScalingBackend):
         return [group for group in self.autoscaling_groups.values() if isinstance(group, AutoScalingGroup)]
 
     def find_group(self, name: str) -> AutoScalingGroup | None:
-        return next((group for group in self.groups() if group.name == name), None)
+        # moto's own groups, which are in the account too, are not ours to move on.
+        group = self.autoscaling_groups.get(name)
+        return group if isinstance(group, AutoScalingGroup) else None
 
     def group(self, name: str) -> AutoScalingGroup:
         """ValidationError if there is no such group."""
