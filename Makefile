@@ -36,7 +36,7 @@ $(GO): requirements-demo.txt
 $(DEMO): $(GO) requirements-demo.txt pyproject.toml sandbox/pyproject.toml
 	@echo "== .venv: installing what the demonstration needs, some 200 packages (a minute when nothing is cached)"
 	@$(INSTALL) --requirements requirements-demo.txt || $(BIN)/python -m pip install --requirement requirements-demo.txt
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . --editable sandbox
+	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable . --editable sandbox
 	@touch $@
 
 $(INSTALLED): $(DEMO) requirements-dev.txt
