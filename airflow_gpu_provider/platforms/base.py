@@ -29,7 +29,7 @@ _CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b|\b[A-Z][a-z]
 # By the kind of pool, and who owns its groups.
 _PLATFORMS = {
     ("eks", "full"): "airflow_gpu_provider.platforms.aws.platform:EksPlatform",
-    ("eks", "scale"): "airflow_gpu_provider.platforms.aws.external_groups:EksExternalPlatform",
+    ("eks", "scale"): "airflow_gpu_provider.platforms.aws.platform:EksPlatform",
     ("gke", "full"): "airflow_gpu_provider.platforms.google.platform:GkePlatform",
     ("gke", "scale"): "airflow_gpu_provider.platforms.google.external_node_pools:GkeExternalPlatform",
     ("kubernetes", "full"): "airflow_gpu_provider.platforms.external.platform:KubernetesPlatform",

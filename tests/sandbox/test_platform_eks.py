@@ -181,10 +181,10 @@ class TestPlanAndApply:
         platform = pools.ready(
             zones=[B, A], instance_types=["g6.xlarge", "g5.xlarge"], capacity_types=["SPOT", "ON_DEMAND"]
         )
-        wanted = [candidate.group for candidate in platform.candidates()]
+        wanted = [candidate.group for candidate in platform._source.candidates()]
         assert wanted[:3] == ["train-b-g6-xlarge-spot", "train-a-g6-xlarge-spot", "train-b-g5-xlarge-spot"]
         assert [group.name for group in platform.observe()] == wanted
-        assert [group.candidate for group in platform.observe()] == list(platform.candidates())
+        assert [group.candidate for group in platform.observe()] == list(platform._source.candidates())
 
     def test_planning_writes_nothing(self, account: Account, pools: Pools) -> None:
         pools.platform().plan(1)
@@ -201,7 +201,7 @@ class TestPlanAndApply:
         platform, other, said = pools.platform(), pools.platform(), []
         plan = platform.plan(1)
         other.apply(plan, print)
-        platform._groups.create(other._specs(other.candidates(), {})[0], said.append)
+        platform._eks.groups.create(other._source._specs(other._source.candidates(), {})[0], said.append)
         assert said == [f"{GROUP_A} exists already, or is being created by another run"]
 
     def test_a_spot_pool_with_a_launch_template(self, account: Account, pools: Pools) -> None:
@@ -465,7 +465,7 @@ class TestWhere:
         account.create_node_group("web", subnets=others)
         platform = pools.platform(zones=[], subnets=[])
         plan = platform.plan(1)
-        assert [c.zone for c in platform.candidates()] == [A, B]
+        assert [c.zone for c in platform._source.candidates()] == [A, B]
         assert {zone: subnet.id for zone, subnet in platform._subnets.items()} == {A: others[1], B: others[0]}
         assert not [line for line in plan.lines() if "!" in line]
 
@@ -850,7 +850,7 @@ class TestAccessAndErrors:
         with pytest.raises(CredentialsError, match="connection 'aws_default'"):
             platform.observe()
         with pytest.raises(CredentialsError):
-            platform._scaling.groups(["any"])
+            platform._eks.scaling.groups(["any"])
 
     def test_no_credentials_at_all(self, pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

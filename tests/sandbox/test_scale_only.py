@@ -444,7 +444,7 @@ def test_launches_that_a_dead_process_suspended_are_resumed(
 ) -> None:
     asg = owner.node_group("left")
     pool = eks_pool(gpu_sandbox, node_groups=["left"])
-    scaling = platform_for(pool)._scaling  # type: ignore[attr-defined]
+    scaling = platform_for(pool)._eks.scaling  # type: ignore[attr-defined]
 
     def suspended() -> list[str]:
         return [each["ProcessName"] for each in owner.everything(asg, None)["group"]["SuspendedProcesses"]]
@@ -476,7 +476,7 @@ def test_a_plan_says_what_would_grow_and_what_to_know(gpu_sandbox: Sandbox, owne
     assert "max_nodes is 5, and the groups' own limits allow 3" in plan[2]
     assert "wide: it is in 2 zones" in plan[3]
     assert "containers-roadmap#1453" in plan[3]
-    wide = next(c for c in platform_for(pool).candidates() if c.group == "wide")  # type: ignore[attr-defined]
+    wide = next(c for c in platform_for(pool)._source.candidates() if c.group == "wide")  # type: ignore[attr-defined]
     assert (wide.zone, wide.instance_type, wide.market) == (zones, "g6.xlarge", "ON_DEMAND")
     assert not [c for c in gpu_sandbox.aws.calls - made if not c.partition(":")[2].startswith(("Describe", "List"))]
 

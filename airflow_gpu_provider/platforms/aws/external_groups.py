@@ -1,4 +1,4 @@
-"""EksExternalPlatform: a pool on Amazon EKS in groups that Terraform or eksctl owns; it sets sizes, nothing else."""
+"""ExternalGroups: groups on EKS that Terraform or eksctl owns, and a pool names; only their sizes are set."""
 
 from __future__ import annotations
 
@@ -8,29 +8,21 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import (
-    AutoscalerTagsMissing,
-    GroupNotFound,
-    PoolSpecError,
-)
+from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import missing_tags, tag_command
-from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling
-from airflow_gpu_provider.platforms.aws.base import STATUS, EksBase
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
-from airflow_gpu_provider.platforms.aws.group_state import failures, is_launching, last_end, launch_failure, machines
+from airflow_gpu_provider.platforms.aws.cluster import EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.launch_templates import template_data
 from airflow_gpu_provider.platforms.aws.named_group import candidate, read_group, template_of
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
-from airflow_gpu_provider.platforms.aws.plan import issues
-from airflow_gpu_provider.platforms.aws.quota import quota_code
-from airflow_gpu_provider.platforms.aws.suspensions import LeaseMarks
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
-from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools import Candidate
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
+    pass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,28 +34,23 @@ class _Named:
     node_group: Mapping[str, Any] | None
 
 
-class EksExternalPlatform(EksBase):
-    """A pool of managed node groups and Auto Scaling groups that exist already: `manage="scale"`.
+class ExternalGroups(GroupSource):
+    """The managed node groups and Auto Scaling groups that a pool names: `manage="scale"`.
 
     Args:
-        pool: The rendered spec.
-        owner: Not used: this package does not tag external groups.
+        eks: The pool's cluster.
     """
 
-    def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
-        super().__init__(pool)
+    def __init__(self, eks: EksCluster) -> None:
+        self._eks = eks
+        self._pool = eks.pool
         self._templates: dict[frozenset[tuple[str, str]], Mapping[str, Any]] = {}
 
-    @cached_property
-    def _api(self) -> ApiClient:
-        return self.cluster_access().api_client()
-
-    @cached_property
-    def _scaling(self) -> AutoScaling:
-        return AutoScaling(self._clients.autoscaling, LeaseMarks(self._api))
-
     def candidates(self) -> tuple[Candidate, ...]:
-        return tuple(candidate(n.name, n.asg, n.node_group, self._template(n.asg)) for n in self._read())
+        return tuple(self._candidate(each, each.asg) for each in self._read())
+
+    def _candidate(self, named: _Named, asg: Mapping[str, Any]) -> Candidate:
+        return candidate(named.name, asg, named.node_group, self._template(asg))
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
@@ -86,7 +73,7 @@ class EksExternalPlatform(EksBase):
         grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
         """Do nothing: others own the groups."""
 
     def delete(self, say: Say) -> None:
@@ -98,7 +85,7 @@ class EksExternalPlatform(EksBase):
         pool = self._pool
         groups = [name for name in pool.node_groups if name not in found]
         if groups:
-            there = ", ".join(sorted(self._groups.names())) or "none"
+            there = ", ".join(sorted(self._eks.groups.names())) or "none"
             raise GroupNotFound(
                 f"Pool {pool.name}: cluster {pool.cluster_name} has no node group {', '.join(groups)}; it has {there}.",
                 "Correct node_groups, or create the group where it is defined: this package creates none of them.",
@@ -133,9 +120,8 @@ class EksExternalPlatform(EksBase):
             return
         lacking = {}
         for each in named:
-            place = candidate(each.name, each.asg, each.node_group, self._template(each.asg))
-            tags = missing_tags(self._pool, place.instance_type, each.asg)
-            if tags:
+            instance_type = self._candidate(each, each.asg).instance_type
+            if tags := missing_tags(self._pool, instance_type, each.asg):
                 lacking[each.asg["AutoScalingGroupName"]] = (each.name, tags)
         if lacking:
             names = [name for name, _ in lacking.values()]
@@ -162,17 +148,17 @@ class EksExternalPlatform(EksBase):
         """
         if not self._pool.node_groups:
             return []
-        there = set(self._groups.names())
+        there = set(self._eks.groups.names())
         return [name for name in self._pool.node_groups if name in there]
 
     def _read(self) -> list[_Named]:
         """Return the groups that exist and have an Auto Scaling group, in the spec's order."""
-        described = in_parallel(self._groups.describe, self._existing)
+        described = in_parallel(self._eks.groups.describe, self._existing)
         managed = {raw["nodegroupName"]: raw for raw in described if raw}
         behind = {name: found for name, raw in managed.items() if (found := asg_name(raw))}
-        self._behind = dict(behind)
+        self._eks.behind = dict(behind)
         behind |= {name: name for name in self._pool.asg_names}
-        asgs = self._scaling.groups(behind.values())
+        asgs = self._eks.scaling.groups(behind.values())
         return [
             _Named(name=name, asg=asgs[asg], node_group=managed.get(name))
             for name, asg in behind.items()
@@ -181,46 +167,11 @@ class EksExternalPlatform(EksBase):
 
     def _observe(self, named: Sequence[_Named]) -> tuple[Group, ...]:
         asg_names = [each.asg["AutoScalingGroupName"] for each in named]
-        # Activities before instances: a launch is then seen in the one or in the other.
-        activities = self._scaling.activities(asg_names)
-        asgs = self._scaling.groups(asg_names)
-        switches = self._scaling.switches() if named else {}
-        suspended = self._scaling.left_suspended(asgs.values())
+        states = self._eks.read_asgs(asg_names)
+        there = [(each, state) for each, name in zip(named, asg_names, strict=True) if (state := states[name]).asg]
         return tuple(
-            replace(
-                self._group(each, asgs[name], activities[name], switches.get(name)), left_suspended=name in suspended
-            )
-            for each, name in zip(named, asg_names, strict=True)
-            if name in asgs
-        )
-
-    def _group(
-        self,
-        named: _Named,
-        asg: Mapping[str, Any],
-        activities: Sequence[Mapping[str, Any]],
-        switch_at: datetime | None,
-    ) -> Group:
-        members = machines(named.name, asg, activities)
-        raw = named.node_group
-        place = candidate(named.name, asg, raw, self._template(asg))
-        quota = quota_code(place.instance_type, place.market)
-        return Group(
-            name=named.name,
-            candidate=place,
-            status=STATUS[raw["status"]] if raw else ("deleting" if asg.get("Status") else "active"),
-            desired=int(asg["DesiredCapacity"]),
-            keeps=int(asg["MinSize"]),
-            autoscaler_name=asg["AutoScalingGroupName"],
-            max_size=int(asg["MaxSize"]),
-            machines=members,
-            switch_at=switch_at,
-            launch_failure=launch_failure(activities, quota),
-            failures=failures(activities, quota),
-            last_end=last_end(activities),
-            launching=is_launching(activities, members),
-            issues=issues(raw) if raw else (),
-            owned=False,
+            replace(group_of(self._candidate(each, state.asg), each.node_group, state), owned=False)
+            for each, state in there
         )
 
     def _template(self, asg: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -231,16 +182,5 @@ class EksExternalPlatform(EksBase):
         key = frozenset(reference.items())
         if key not in self._templates:
             # Without it the types, which are for people, and for the quota, are not known.
-            self._templates[key] = template_data(self._clients.ec2, reference)
+            self._templates[key] = template_data(self._eks.clients.ec2, reference)
         return self._templates[key]
-
-    # -- sizes and the switch --------------------------------------------------------------------------------
-
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
-        """Set the groups to their own smallest sizes at `at`: below that AWS does not go."""
-        behind = self._asgs_of(groups).values()
-        asgs = self._scaling.groups(behind)
-        in_parallel(lambda name: self._scaling.set_switch(name, at, size=int(asgs[name]["MinSize"])), behind)
-
-    def _asg_of(self, group: str) -> str:
-        return group if group in self._pool.asg_names else super()._asg_of(group)

@@ -1,311 +1,161 @@
-"""EksPlatform: a pool's GPU nodes as managed node groups of an Amazon EKS cluster, one group for each candidate."""
+"""EksPlatform: a pool's GPU nodes in groups of an Amazon EKS cluster, owned or external, by AWS's APIs."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import GpuError, GroupFailed, PoolSpecError, QuotaExceeded
-from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
-from airflow_gpu_provider.platforms.aws import plan as eks_plan
-from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
-from airflow_gpu_provider.platforms.aws.base import STATUS, EksBase
+from airflow_gpu_provider.cluster.threads import all_in_parallel
+from airflow_gpu_provider.errors import CloudError
+from airflow_gpu_provider.platforms.aws import lives as eks_lives
+from airflow_gpu_provider.platforms.aws import permissions as eks_permissions
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
-from airflow_gpu_provider.platforms.aws.group_state import failures, is_launching, last_end, launch_failure, machines
-from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, subnet_notes, zone_subnets
-from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_group_limit, is_owned, why_failed
-from airflow_gpu_provider.platforms.aws.plan import GROUP_QUOTA, GROUP_QUOTA_CODE
-from airflow_gpu_provider.platforms.aws.quota import quota_code
-from airflow_gpu_provider.platforms.aws.security_groups import security_notes
-from airflow_gpu_provider.platforms.aws.spec import ZONE_TAG, GroupSpec
-from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
-from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.platforms.aws.cluster import EksCluster
+from airflow_gpu_provider.platforms.aws.errors import has_code
+from airflow_gpu_provider.platforms.aws.external_groups import ExternalGroups
+from airflow_gpu_provider.platforms.aws.group_state import instance_end
+from airflow_gpu_provider.platforms.aws.node_groups import asg_name
+from airflow_gpu_provider.platforms.aws.owned_groups import OwnedGroups
+from airflow_gpu_provider.platforms.aws.quota import judge, read_quotas
+from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife, Plan, Platform, Refusals, Say
+from airflow_gpu_provider.platforms.group_source import GroupSource
+from airflow_gpu_provider.platforms.quota import Verdict, find_over_quota
+from airflow_gpu_provider.pools import EksGpuPool
 
-_LATE_TAINTS = (
-    "with ami_type=CUSTOM EKS adds labels and taints only after a node has joined, and another pod may be there before"
-    " them: have the template's user data register the kubelet with them (docs/node-images.md)"
-)
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
+_FILTER_VALUES = 200
+"""How many values a filter of EC2 may have."""
 
 
-class EksPlatform(EksBase):
-    """A pool on Amazon EKS whose node groups this package creates and owns.
+class EksPlatform(Platform):
+    """A pool on Amazon EKS.
 
     Args:
-        pool: The rendered spec.
-        owner: Who writes the node groups, for the tag that a PoolDrift names: "installation/dag id".
+        pool: The rendered spec; with `manage="scale"` its groups are external.
+        owner: Who writes owned node groups, for the tag that a PoolDrift names: "installation/dag id".
     """
 
     def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
-        super().__init__(pool)
-        self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
-
-    # -- where its groups can be -----------------------------------------------------------------------------
-
-    @cached_property
-    def _subnets(self) -> dict[str, Subnet]:
-        """The subnet of each zone, by zone."""
-        if self._pool.subnets:
-            return zone_subnets(self._clients.ec2, self._pool, of_nodes=(), of_cluster=())
-        return zone_subnets(
-            self._clients.ec2,
-            self._pool,
-            of_nodes={subnet for group in self._groups.neighbours for subnet in group.get("subnets", ())},
-            of_cluster=self._cluster["resourcesVpcConfig"]["subnetIds"],
+        self._pool = pool
+        self._eks = EksCluster(pool)
+        self._clients = self._eks.clients
+        self._source: GroupSource = (
+            ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner)
         )
 
-    @cached_property
-    def _offered(self) -> set[tuple[str, str]]:
-        return offered_types(self._clients.ec2, self._pool, self._subnets)
+    # -- the cluster -----------------------------------------------------------------------------------------
 
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Return where the pool can have machines, the most wanted first.
+    def account(self) -> str:
+        caller = self._clients.sts.call("get_caller_identity")
+        cluster = f"EKS cluster {self._pool.cluster_name} in {self._pool.region}"
+        return f"AWS account {caller['Account']}, {cluster}, as {caller['Arn']}"
 
-        Raises:
-            PoolSpecError: EC2 offers none of the pool's instance types in its zones.
-        """
-        everywhere = self._pool.candidates(self._subnets)
-        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
-        if not offered:
-            raise PoolSpecError(
-                f"Pool {self._pool.name}: EC2 offers {' or '.join(self._pool.instance_types)} in none of"
-                f" {', '.join(self._subnets)}.",
-                "Choose other zones or instance types.",
-            )
-        return offered
+    def refusals(self) -> Refusals:
+        behind = [name for group in self.observe() if (name := group.autoscaler_name)]
+        asked = eks_permissions.questions(
+            self._pool,
+            cluster_arn=self._eks.description["arn"],
+            node_role="" if self._pool.manage == "scale" else self._eks.groups.node_role(),
+            groups=list(self._eks.scaling.groups(behind).values()),
+        )
+        caller = self._clients.sts.call("get_caller_identity")
+        return eks_permissions.ask(self._clients.iam, caller["Arn"], asked)
 
-    # -- plan and apply --------------------------------------------------------------------------------------
+    def cluster_access(self) -> ClusterAccess:
+        return self._eks.access
+
+    # -- its groups ------------------------------------------------------------------------------------------
 
     def plan(self, nodes: int) -> Plan:
-        names = self._groups.names()
-        groups = self._groups.read(names)
-        candidates = self.candidates()
-        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
-        stale_tags = {group.name: news(group.stale_tags) for group in observed}
-        changes = eks_plan.changes(self._specs(candidates, groups), groups, stale_tags)
-        to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
-        grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (*self._notes(candidates, groups), *to_know, *eks_plan.limit_notes(names, changes))
-        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
-
-    def _check_creation(self) -> tuple[str, ...]:
-        """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
-        eks_plan.check_image(self._pool, self._cluster["version"])
-        return eks_launch_templates.check(self._clients.ec2, self._pool)
+        return self._source.plan(nodes)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
-        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in over_quota}
-        if not wanted:
-            return
-        groups = self._groups.read()
-        failed: dict[str, str] = {}
-        without: list[Candidate] = []
-        specs = self._specs(self.candidates(), groups)
-        for spec in specs:
-            if spec.candidate.group not in wanted:
-                continue
-            try:
-                failed |= self._apply_one(spec, groups.get(spec.candidate.group), say)
-            except QuotaExceeded as error:
-                if not is_group_limit(error):
-                    raise
-                without.append(spec.candidate)
-        if without:
-            say(
-                f"cluster {self._pool.cluster_name} has as many managed node groups as EKS allows: the pool does"
-                f" without {', '.join(map(str, without))}"
-            )
-        usable = {spec.candidate.group for spec in specs if spec.candidate.group in {*groups, *wanted}}
-        if not usable - failed.keys() - {candidate.group for candidate in without}:
-            raise self._no_usable(failed)
-
-    def _no_usable(self, failed: Mapping[str, str]) -> GpuError:
-        pool = self._pool
-        if failed:
-            return GroupFailed(
-                f"Pool {pool.name} has no usable node group: "
-                + "; ".join(f"{name}: {why}" for name, why in failed.items())
-                + ".",
-                "Correct what EKS complains of; the groups are being deleted, and the next try creates them anew.",
-                groups=sorted(failed),
-            )
-        return QuotaExceeded(
-            f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
-            f" {GROUP_QUOTA}).",
-            "Ask for a higher one in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
-            f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete groups that nobody uses.",
-            pool=pool.name,
-            quota=GROUP_QUOTA,
-        )
-
-    def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, say: Say) -> dict[str, str]:
-        """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
-        name = spec.candidate.group
-        if group is None:
-            self._groups.create(spec, say)
-            return {}
-        if group["status"] in ("CREATE_FAILED", "DEGRADED"):
-            return self._replace(spec, group, say)
-        if group["status"] in eks_plan.GONE_SOON:
-            say(f"{name} is still being deleted")
-            return {name: "is still being deleted"}
-        self._update(spec, group, say)
-        return {}
-
-    def _replace(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> dict[str, str]:
-        """Delete a group that EKS does not update, where its fields need one and it has no machine.
-
-        EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
-        size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
-        """
-        name, why = spec.candidate.group, why_failed(group)
-        if group["status"] == "CREATE_FAILED":
-            say(f"EKS could not create {name}: {why}")
-        elif not spec.update_request(group):
-            self._update(spec, group, say)
-            return {}
-        elif self._has_machines(group):
-            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew once it has no machines")
-            return {}
-        else:
-            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew")
-        self._groups.delete(name, say)
-        return {name: why}
-
-    def _has_machines(self, group: Mapping[str, Any]) -> bool:
-        asg = self._scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {}
-        return bool(asg.get("DesiredCapacity") or asg.get("Instances"))
-
-    def _update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
-        self._groups.update(spec, group, say)
-        if asg := asg_name(group):
-            self._tag(asg, spec.candidate.instance_type)
-
-    def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
-        to_create = any(candidate.group not in groups for candidate in candidates)
-        role = self._groups.node_role() if to_create else None
-        return tuple(
-            GroupSpec(
-                pool=self._pool,
-                owner=self._owner,
-                candidate=candidate,
-                subnet=self._subnets[candidate.zone].id,
-                node_role=role,
-                min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
-            )
-            for candidate in candidates
-        )
-
-    def _notes(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[str, ...]:
-        left_out = [c for c in self._pool.candidates(self._subnets) if c not in candidates]
-        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
-        to_come = {candidate.zone for candidate in candidates if candidate.group not in groups}
-        subnets = [subnet for zone, subnet in self._subnets.items() if zone in to_come]
-        return (
-            *subnet_notes(subnets, self._pool),
-            *self._security_notes(),
-            *(f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places),
-            *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
-        )
-
-    def _security_notes(self) -> tuple[str, ...]:
-        cluster_group = self._cluster["resourcesVpcConfig"].get("clusterSecurityGroupId")
-        if self._pool.launch_template or not cluster_group:
-            return ()
-        return security_notes(self._clients.ec2, self._groups.neighbours, cluster_group)
-
-    # -- what there is ---------------------------------------------------------------------------------------
+        self._source.apply(plan, say, over_quota)
 
     def observe(self) -> tuple[Group, ...]:
-        return self._observe(self._groups.owned())
-
-    def _observe(self, groups: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
-        """Read the Auto Scaling side of node groups.
-
-        Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
-        they come last, and their limit is the machines that they have.
-        """
-        self._behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
-        names = _asg_names(groups)
-        # Activities before instances: a launch is then seen in the one or in the other.
-        activities = self._scaling.activities(names)
-        asgs = self._scaling.groups(names)
-        switches = self._scaling.switches() if names else {}
-        suspended = self._scaling.left_suspended(asgs.values())
-        found = []
-        for raw in groups.values():
-            name = asg_name(raw) or ""
-            group = self._group(raw, asgs.get(name, {}), activities.get(name, ()), switches.get(name))
-            found.append(replace(group, left_suspended=name in suspended))
-        return tuple(sorted(found, key=lambda group: self._pool.preferences.rank(group.candidate)))
-
-    def _group(
-        self,
-        raw: Mapping[str, Any],
-        asg: Mapping[str, Any],
-        activities: Sequence[Mapping[str, Any]],
-        switch_at: datetime | None,
-    ) -> Group:
-        name = raw["nodegroupName"]
-        candidate = Candidate(
-            group=name,
-            zone=raw["tags"].get(ZONE_TAG) or next(iter(asg.get("AvailabilityZones", [])), ""),
-            instance_type=next(iter(raw.get("instanceTypes", [])), ""),
-            market=raw.get("capacityType", "ON_DEMAND"),
-        )
-        quota = quota_code(candidate.instance_type, candidate.market)
-        members = machines(name, asg, activities)
-        live = sum(machine.state != "terminating" for machine in members)
-        limit = int(asg.get("MaxSize", raw["scalingConfig"]["maxSize"]))
-        is_wanted = self._pool.preferences.include(candidate)
-        keeps = int(asg.get("MinSize", 0)) if self._pool.is_autoscaled else 0
-        return Group(
-            name=name,
-            candidate=candidate,
-            status=STATUS[raw["status"]],
-            desired=int(asg.get("DesiredCapacity", 0)),
-            max_size=limit if is_wanted else live,
-            machines=members,
-            switch_at=switch_at,
-            has_switch=not keeps,  # AWS sets no group below its minimum
-            keeps=keeps,
-            autoscaler_name=asg.get("AutoScalingGroupName", ""),
-            stale_tags=tag_change(self._pool, candidate.instance_type, asg).words if asg and is_wanted else (),
-            launch_failure=launch_failure(activities, quota),
-            failures=failures(activities, quota),
-            last_end=last_end(activities),
-            launching=is_launching(activities, members),
-            issues=eks_plan.issues(raw),
-        )
-
-    # -- what cluster-autoscaler knows -----------------------------------------------------------------------
-
-    def update_autoscaler_tags(self, groups: Collection[str]) -> None:
-        for name, raw in self._groups.owned().items():
-            if name in groups and (asg := asg_name(raw)):
-                self._tag(asg, raw["instanceTypes"][0])
-
-    def _tag(self, asg: str, instance_type: str) -> None:
-        found = self._scaling.groups([asg]).get(asg)
-        if found:
-            change = tag_change(self._pool, instance_type, found)
-            self._scaling.put_tags(asg, change.put, for_instances=change.put_for_bill)
-            self._scaling.remove_tags(asg, change.remove)
-
-    # -- the switch, and the end -----------------------------------------------------------------------------
-
-    def clear_switch(self, groups: Collection[str]) -> None:
-        existing = self._groups.owned()
-        in_parallel(self._scaling.clear_switch, _asg_names({g: existing[g] for g in groups if g in existing}))
+        return self._source.observe()
 
     def delete(self, say: Say) -> None:
-        for name in self._groups.owned():
-            self._groups.delete(name, say)
+        self._source.delete(say)
 
+    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+        def judged(missing: int) -> Verdict:
+            candidates = self._source.candidates()
+            quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
+            return judge(self._pool, missing, candidates, quotas, vcpus)
 
-def _asg_names(groups: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    return [name for group in groups.values() if (name := asg_name(group))]
+        return find_over_quota(self._pool, nodes, self.observe(), say, judged, whose="account")
+
+    def update_autoscaler_tags(self, groups: Collection[str]) -> None:
+        for name, raw in self._eks.groups.owned().items():
+            if name in groups and (asg := asg_name(raw)):
+                self._eks.write_autoscaler_tags(asg, raw["instanceTypes"][0])
+
+    # -- sizes and the switch --------------------------------------------------------------------------------
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        """Set the groups to zero at `at`, external ones to their own smallest sizes: below that AWS does not go."""
+        behind = self._eks.asgs_of(groups).values()
+        external = self._eks.scaling.groups(behind) if self._pool.manage == "scale" else {}
+        smallest = {name: int(asg["MinSize"]) for name, asg in external.items()}
+        in_parallel(lambda name: self._eks.scaling.set_switch(name, at, size=smallest.get(name, 0)), behind)
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        in_parallel(self._eks.scaling.clear_switch, self._eks.asgs_of(groups).values())
+
+    def resume_launches(self, groups: Collection[str]) -> None:
+        in_parallel(self._eks.scaling.resume, self._eks.asgs_of(groups).values())
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        for group, name in self._eks.asgs_of(sizes).items():
+            self._eks.scaling.grow(name, sizes[group])
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        behind = self._eks.asgs_of(groups)
+        sizes = {group: self._eks.scaling.shrink_to_existing(name) for group, name in behind.items()}
+        return {group: size for group, size in sizes.items() if size is not None}
+
+    # -- single machines -------------------------------------------------------------------------------------
+
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        are_going = all_in_parallel(lambda machine: self._eks.scaling.terminate(machine.id), machines)
+        return tuple(machine for machine, is_going in zip(machines, are_going, strict=True) if not is_going)
+
+    def machine_end(self, machine: str) -> MachineEnd | None:
+        try:
+            found = [*self._clients.ec2.items("describe_instances", "Reservations", InstanceIds=[machine])]
+        except CloudError as error:
+            if has_code(error, "InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed"):
+                return None  # EC2 forgets an ended instance within the hour, and not each node is one
+            raise
+        for instance in (instance for reservation in found for instance in reservation["Instances"]):
+            if end := instance_end(instance):
+                return end
+        cause = self._eks.scaling.why_ending(machine)
+        return MachineEnd(why=cause) if cause else None
+
+    def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
+        behind = {group.autoscaler_name: group.name for group in groups if group.autoscaler_name}
+        read = in_parallel(lambda asg: self._eks.scaling.activities_since(asg, since), behind)
+        instances = self._instances({*known, *(each for some in read for each in eks_lives.instance_ids(some))})
+        return tuple(
+            life
+            for asg, activities in zip(behind, read, strict=True)
+            for life in eks_lives.lives(behind[asg], activities, eks_lives.launched_by(asg, instances), since)
+        )
+
+    def _instances(self, ids: Collection[str]) -> list[Mapping[str, Any]]:
+        """Return what EC2 says of these instances; by a filter, which leaves out those that it has forgotten."""
+        wanted = sorted(ids)
+        parts = [wanted[start : start + _FILTER_VALUES] for start in range(0, len(wanted), _FILTER_VALUES)]
+        return [
+            instance
+            for some in parts
+            for reservation in self._clients.ec2.items(
+                "describe_instances", "Reservations", Filters=[{"Name": "instance-id", "Values": some}]
+            )
+            for instance in reservation["Instances"]
+        ]

@@ -79,7 +79,7 @@ class InstanceGroups:
 
 def test_of_eks() -> None:
     platform, scaling = EksPlatform(pool()), AutoScaling()
-    platform.__dict__.update(_groups=NodeGroups(NODE_GROUP), _scaling=scaling)
+    platform._eks.__dict__.update(groups=NodeGroups(NODE_GROUP), scaling=scaling)
     platform.observe()
 
     platform.grow({GROUP: 1})

@@ -36,7 +36,7 @@ class Service:
 def test_a_machine_that_aws_does_not_end_yet_keeps_none_of_the_others(busy: str) -> None:
     service: Any = Service(i1=busy, i2="InService", i3="Terminating:Wait", i4="InService")
     platform = EksPlatform(pool(), owner="tests")
-    platform.__dict__["_scaling"] = AutoScaling(service)
+    platform._eks.__dict__["scaling"] = AutoScaling(service)
     machines = [Machine(id=f"i{number}", group="g", state="running") for number in (1, 2, 3, 4)]
     assert platform.release(machines) == (machines[0],)
     assert service.ended == {"i2", "i4"}

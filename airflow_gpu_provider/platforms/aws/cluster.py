@@ -1,0 +1,155 @@
+"""EksCluster: a pool's EKS cluster, its clients, and what the Auto Scaling groups behind its groups have and do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from typing import Any
+
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.errors import GroupNotFound
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import tag_change
+from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling
+from airflow_gpu_provider.platforms.aws.clients import AwsClients, in_parallel
+from airflow_gpu_provider.platforms.aws.group_state import failures, is_launching, last_end, launch_failure, machines
+from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups, asg_name
+from airflow_gpu_provider.platforms.aws.plan import issues
+from airflow_gpu_provider.platforms.aws.quota import quota_code
+from airflow_gpu_provider.platforms.aws.suspensions import LeaseMarks
+from airflow_gpu_provider.platforms.base import Group, GroupStatus
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
+
+_STATUS: dict[str, GroupStatus] = {
+    "CREATING": "creating",
+    "ACTIVE": "active",
+    "UPDATING": "updating",
+    "DEGRADED": "degraded",
+    "CREATE_FAILED": "failed",
+    "DELETE_FAILED": "failed",
+    "DELETING": "deleting",
+}
+"""What EKS's word for a node group's state means for the pool."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AsgState:
+    """One Auto Scaling group: DescribeAutoScalingGroups' answer, which is empty where AWS does not show it (yet)."""
+
+    asg: Mapping[str, Any] = field(default_factory=dict)
+    activities: Sequence[Mapping[str, Any]] = ()
+    switch_at: datetime | None = None
+    left_suspended: bool = False
+
+
+class EksCluster:
+    """The cluster of one pool. Nothing is cached but clients and what cannot change.
+
+    Args:
+        pool: The rendered spec.
+
+    Attributes:
+        behind: The Auto Scaling groups behind node groups, as last observed: EKS may not know a new one at the next
+            call.
+    """
+
+    def __init__(self, pool: EksGpuPool) -> None:
+        self.pool = pool
+        self.clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
+        self.behind: Mapping[str, str] = {}
+
+    @property
+    def access(self) -> ClusterAccess:
+        """How to reach the API server, with tokens that are renewed in-process."""
+        return ClusterAccess(
+            server=self.description["endpoint"],
+            ca_data=self.description["certificateAuthority"]["data"],
+            token=lambda: self.clients.cluster_token(self.pool.cluster_name),
+        )
+
+    @cached_property
+    def description(self) -> Mapping[str, Any]:
+        """DescribeCluster's answer."""
+        return self.groups.cluster()
+
+    @cached_property
+    def groups(self) -> NodeGroups:
+        """Calls about its managed node groups."""
+        return NodeGroups(self.clients.eks, self.pool)
+
+    @cached_property
+    def scaling(self) -> AutoScaling:
+        """Calls about Auto Scaling groups; external ones are not tagged, so marks on them are Leases."""
+        marks = LeaseMarks(self.access.api_client()) if self.pool.manage == "scale" else None
+        return AutoScaling(self.clients.autoscaling, marks)
+
+    def asgs_of(self, groups: Collection[str]) -> dict[str, str]:
+        """Return the Auto Scaling groups behind groups, by group, in the order given.
+
+        Raises:
+            GroupNotFound: A group does not exist, or has no Auto Scaling group.
+        """
+        names = list(groups)
+        return dict(zip(names, in_parallel(self._asg_of, names), strict=True))
+
+    def _asg_of(self, group: str) -> str:
+        if group in self.pool.asg_names:
+            return group
+        if known := self.behind.get(group):
+            return known
+        raw = self.groups.describe(group)
+        name = asg_name(raw) if raw else None
+        if name is None:
+            state = f"is {raw['status']} and has no Auto Scaling group" if raw else "does not exist"
+            raise GroupNotFound(f"Node group {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
+        return name
+
+    def read_asgs(self, names: Collection[str]) -> dict[str, AsgState]:
+        """Return what there is of Auto Scaling groups, by name."""
+        # Activities before instances: a launch is then seen in the one or in the other.
+        activities = self.scaling.activities(names)
+        asgs = self.scaling.groups(names)
+        switches = self.scaling.switches() if names else {}
+        suspended = self.scaling.left_suspended(asgs.values())
+        return {
+            name: AsgState(
+                asg=asgs.get(name, {}),
+                activities=activities.get(name, ()),
+                switch_at=switches.get(name),
+                left_suspended=name in suspended,
+            )
+            for name in names
+        }
+
+    def write_autoscaler_tags(self, asg: str, instance_type: str) -> None:
+        """Put the tags right by which cluster-autoscaler and the bill know a group; nothing where it is not there."""
+        found = self.scaling.groups([asg]).get(asg)
+        if found:
+            change = tag_change(self.pool, instance_type, found)
+            self.scaling.put_tags(asg, change.put, for_instances=change.put_for_bill)
+            self.scaling.remove_tags(asg, change.remove)
+
+
+def group_of(candidate: Candidate, node_group: Mapping[str, Any] | None, state: AsgState) -> Group:
+    """Return what AWS says of a group; `node_group` is None for a self-managed Auto Scaling group."""
+    asg, activities = state.asg, state.activities
+    members = machines(candidate.group, asg, activities)
+    quota = quota_code(candidate.instance_type, candidate.market)
+    return Group(
+        name=candidate.group,
+        candidate=candidate,
+        status=_STATUS[node_group["status"]] if node_group else ("deleting" if asg.get("Status") else "active"),
+        desired=int(asg.get("DesiredCapacity", 0)),
+        max_size=int(asg["MaxSize"] if asg or node_group is None else node_group["scalingConfig"]["maxSize"]),
+        machines=members,
+        switch_at=state.switch_at,
+        keeps=int(asg.get("MinSize", 0)),
+        autoscaler_name=asg.get("AutoScalingGroupName", ""),
+        launch_failure=launch_failure(activities, quota),
+        failures=failures(activities, quota),
+        last_end=last_end(activities),
+        launching=is_launching(activities, members),
+        issues=issues(node_group) if node_group else (),
+        left_suspended=state.left_suspended,
+    )

@@ -1,0 +1,252 @@
+"""OwnedGroups: the managed node groups that this package creates for a pool on EKS, one for each candidate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+from airflow_gpu_provider.errors import GpuError, GroupFailed, PoolSpecError, QuotaExceeded
+from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
+from airflow_gpu_provider.platforms.aws import plan as eks_plan
+from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
+from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
+from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, subnet_notes, zone_subnets
+from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_group_limit, is_owned, why_failed
+from airflow_gpu_provider.platforms.aws.plan import GROUP_QUOTA, GROUP_QUOTA_CODE
+from airflow_gpu_provider.platforms.aws.security_groups import security_notes
+from airflow_gpu_provider.platforms.aws.spec import ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.group_source import GroupSource
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
+from airflow_gpu_provider.pools import Candidate
+
+_LATE_TAINTS = (
+    "with ami_type=CUSTOM EKS adds labels and taints only after a node has joined, and another pod may be there before"
+    " them: have the template's user data register the kubelet with them (docs/node-images.md)"
+)
+
+
+class OwnedGroups(GroupSource):
+    """The managed node groups that this package creates, tags and deletes.
+
+    Args:
+        eks: The pool's cluster.
+        owner: Who writes them, for the tag that a PoolDrift names: "installation/dag id".
+    """
+
+    def __init__(self, eks: EksCluster, owner: str) -> None:
+        self._eks = eks
+        self._pool = eks.pool
+        self._owner = re.sub(r"[^\w .:/=+@-]", "_", owner)[:256]  # what a tag's value may hold
+
+    # -- where its groups can be -----------------------------------------------------------------------------
+
+    @cached_property
+    def _subnets(self) -> dict[str, Subnet]:
+        """The subnet of each zone, by zone."""
+        if self._pool.subnets:
+            return zone_subnets(self._eks.clients.ec2, self._pool, of_nodes=(), of_cluster=())
+        return zone_subnets(
+            self._eks.clients.ec2,
+            self._pool,
+            of_nodes={subnet for group in self._eks.groups.neighbours for subnet in group.get("subnets", ())},
+            of_cluster=self._eks.description["resourcesVpcConfig"]["subnetIds"],
+        )
+
+    @cached_property
+    def _offered(self) -> set[tuple[str, str]]:
+        return offered_types(self._eks.clients.ec2, self._pool, self._subnets)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        everywhere = self._pool.candidates(self._subnets)
+        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
+        if not offered:
+            raise PoolSpecError(
+                f"Pool {self._pool.name}: EC2 offers {' or '.join(self._pool.instance_types)} in none of"
+                f" {', '.join(self._subnets)}.",
+                "Choose other zones or instance types.",
+            )
+        return offered
+
+    # -- plan and apply --------------------------------------------------------------------------------------
+
+    def plan(self, nodes: int) -> Plan:
+        names = self._eks.groups.names()
+        groups = self._eks.groups.read(names)
+        candidates = self.candidates()
+        observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
+        stale_tags = {group.name: news(group.stale_tags) for group in observed}
+        changes = eks_plan.changes(self._specs(candidates, groups), groups, stale_tags)
+        to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
+        grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
+        notes = (*self._notes(candidates, groups), *to_know, *eks_plan.limit_notes(names, changes))
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
+
+    def _check_creation(self) -> tuple[str, ...]:
+        """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
+        eks_plan.check_image(self._pool, self._eks.description["version"])
+        return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
+
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
+        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in over_quota}
+        if not wanted:
+            return
+        groups = self._eks.groups.read()
+        failed: dict[str, str] = {}
+        without: list[Candidate] = []
+        specs = self._specs(self.candidates(), groups)
+        for spec in specs:
+            if spec.candidate.group not in wanted:
+                continue
+            try:
+                failed |= self._apply_one(spec, groups.get(spec.candidate.group), say)
+            except QuotaExceeded as error:
+                if not is_group_limit(error):
+                    raise
+                without.append(spec.candidate)
+        if without:
+            say(
+                f"cluster {self._pool.cluster_name} has as many managed node groups as EKS allows: the pool does"
+                f" without {', '.join(map(str, without))}"
+            )
+        usable = {spec.candidate.group for spec in specs if spec.candidate.group in {*groups, *wanted}}
+        if not usable - failed.keys() - {candidate.group for candidate in without}:
+            raise self._no_usable(failed)
+
+    def _no_usable(self, failed: Mapping[str, str]) -> GpuError:
+        pool = self._pool
+        if failed:
+            return GroupFailed(
+                f"Pool {pool.name} has no usable node group: "
+                + "; ".join(f"{name}: {why}" for name, why in failed.items())
+                + ".",
+                "Correct what EKS complains of; the groups are being deleted, and the next try creates them anew.",
+                groups=sorted(failed),
+            )
+        return QuotaExceeded(
+            f"Pool {pool.name} has no node group, and cluster {pool.cluster_name} has as many as EKS allows (quota"
+            f" {GROUP_QUOTA}).",
+            "Ask for a higher one in Service Quotas (aws service-quotas request-service-quota-increase --service-code"
+            f" eks --quota-code {GROUP_QUOTA_CODE} --desired-value ...), or delete groups that nobody uses.",
+            pool=pool.name,
+            quota=GROUP_QUOTA,
+        )
+
+    def _apply_one(self, spec: GroupSpec, group: Mapping[str, Any] | None, say: Say) -> dict[str, str]:
+        """Create or repair one group. Returns why the group is of no use now, if so, by its name."""
+        name = spec.candidate.group
+        if group is None:
+            self._eks.groups.create(spec, say)
+            return {}
+        if group["status"] in ("CREATE_FAILED", "DEGRADED"):
+            return self._replace(spec, group, say)
+        if group["status"] in eks_plan.GONE_SOON:
+            say(f"{name} is still being deleted")
+            return {name: "is still being deleted"}
+        self._update(spec, group, say)
+        return {}
+
+    def _replace(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> dict[str, str]:
+        """Delete a group that EKS does not update, where its fields need one and it has no machine.
+
+        EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
+        size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
+        """
+        name, why = spec.candidate.group, why_failed(group)
+        if group["status"] == "CREATE_FAILED":
+            say(f"EKS could not create {name}: {why}")
+        elif not spec.update_request(group):
+            self._update(spec, group, say)
+            return {}
+        elif self._has_machines(group):
+            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew once it has no machines")
+            return {}
+        else:
+            say(f"{name} is DEGRADED ({why}) and EKS updates no such group: it is made anew")
+        self._eks.groups.delete(name, say)
+        return {name: why}
+
+    def _has_machines(self, group: Mapping[str, Any]) -> bool:
+        asg = self._eks.scaling.groups([name]).get(name, {}) if (name := asg_name(group)) else {}
+        return bool(asg.get("DesiredCapacity") or asg.get("Instances"))
+
+    def _update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
+        self._eks.groups.update(spec, group, say)
+        if asg := asg_name(group):
+            self._eks.write_autoscaler_tags(asg, spec.candidate.instance_type)
+
+    def _specs(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[GroupSpec, ...]:
+        to_create = any(candidate.group not in groups for candidate in candidates)
+        role = self._eks.groups.node_role() if to_create else None
+        return tuple(
+            GroupSpec(
+                pool=self._pool,
+                owner=self._owner,
+                candidate=candidate,
+                subnet=self._subnets[candidate.zone].id,
+                node_role=role,
+                min_size=self._pool.min_nodes if self._pool.is_autoscaled and candidate == candidates[0] else 0,
+            )
+            for candidate in candidates
+        )
+
+    def _notes(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[str, ...]:
+        left_out = [c for c in self._pool.candidates(self._subnets) if c not in candidates]
+        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
+        to_come = {candidate.zone for candidate in candidates if candidate.group not in groups}
+        subnets = [subnet for zone, subnet in self._subnets.items() if zone in to_come]
+        return (
+            *subnet_notes(subnets, self._pool),
+            *self._security_notes(),
+            *(f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places),
+            *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
+        )
+
+    def _security_notes(self) -> tuple[str, ...]:
+        cluster_group = self._eks.description["resourcesVpcConfig"].get("clusterSecurityGroupId")
+        if self._pool.launch_template or not cluster_group:
+            return ()
+        return security_notes(self._eks.clients.ec2, self._eks.groups.neighbours, cluster_group)
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def observe(self) -> tuple[Group, ...]:
+        return self._observe(self._eks.groups.owned())
+
+    def _observe(self, groups: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
+        """Read the Auto Scaling side of node groups.
+
+        Groups of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
+        they come last, and their limit is the machines that they have.
+        """
+        self._eks.behind = {name: asg for name, raw in groups.items() if (asg := asg_name(raw))}
+        states = self._eks.read_asgs(list(self._eks.behind.values()))
+        found = [self._group(raw, states.get(asg_name(raw) or "", AsgState())) for raw in groups.values()]
+        return tuple(sorted(found, key=lambda group: self._pool.preferences.rank(group.candidate)))
+
+    def _group(self, raw: Mapping[str, Any], state: AsgState) -> Group:
+        asg, pool = state.asg, self._pool
+        candidate = Candidate(
+            group=raw["nodegroupName"],
+            zone=raw["tags"].get(ZONE_TAG) or next(iter(asg.get("AvailabilityZones", [])), ""),
+            instance_type=next(iter(raw.get("instanceTypes", [])), ""),
+            market=raw.get("capacityType", "ON_DEMAND"),
+        )
+        group = group_of(candidate, raw, state)
+        is_wanted = pool.preferences.include(candidate)
+        keeps = group.keeps if pool.is_autoscaled else 0
+        return replace(
+            group,
+            max_size=group.max_size if is_wanted else len(group.live),
+            keeps=keeps,
+            has_switch=not keeps,  # AWS sets no group below its minimum
+            stale_tags=tag_change(pool, candidate.instance_type, asg).words if asg and is_wanted else (),
+        )
+
+    def delete(self, say: Say) -> None:
+        for name in self._eks.groups.owned():
+            self._eks.groups.delete(name, say)
