@@ -26,14 +26,12 @@ GroupStatus = Literal["creating", "active", "updating", "degraded", "failed", "d
 # InsufficientInstanceCapacity, VcpuLimitExceeded; ZONE_RESOURCE_POOL_EXHAUSTED; "Unsupported - The requested ..."
 _CODE = re.compile(r"\b(?:[A-Z][a-z]+){2,}\b|\b[A-Z]+(?:_[A-Z]+)+\b|\b[A-Z][a-z]+(?= - )")
 
-# By the kind of pool, and who owns its groups.
+# By the kind of pool; "provisioner" is a kind where somebody else brings machines for pods.
 _PLATFORMS = {
-    ("eks", "full"): "airflow_gpu_provider.platforms.aws.platform:EksPlatform",
-    ("eks", "scale"): "airflow_gpu_provider.platforms.aws.platform:EksPlatform",
-    ("gke", "full"): "airflow_gpu_provider.platforms.google.platform:GkePlatform",
-    ("gke", "scale"): "airflow_gpu_provider.platforms.google.external_node_pools:GkeExternalPlatform",
-    ("kubernetes", "full"): "airflow_gpu_provider.platforms.external.platform:KubernetesPlatform",
-    ("kubernetes", "provisioner"): "airflow_gpu_provider.platforms.external.provisioned:ProvisionedPlatform",
+    "eks": "airflow_gpu_provider.platforms.aws.platform:EksPlatform",
+    "gke": "airflow_gpu_provider.platforms.google.platform:GkePlatform",
+    "kubernetes": "airflow_gpu_provider.platforms.external.platform:KubernetesPlatform",
+    "provisioner": "airflow_gpu_provider.platforms.external.provisioned:ProvisionedPlatform",
 }
 
 
@@ -373,6 +371,6 @@ class Platform(ABC):
 
 def platform_for(pool: GpuPool, *, owner: str = "") -> Platform:
     """Return the platform of a (rendered) pool; its cloud SDK is imported now."""
-    by = "provisioner" if getattr(pool, "provisioner", None) else pool.manage
-    module, name = _PLATFORMS[pool.kind, by].split(":")
+    kind = "provisioner" if getattr(pool, "provisioner", None) else pool.kind
+    module, name = _PLATFORMS[kind].split(":")
     return cast("Platform", getattr(import_module(module), name)(pool, owner=owner))

@@ -396,7 +396,7 @@ class TestFailedGroups:
     def test_is_observed_replaced_and_named(self, account: Account, pools: Pools) -> None:
         platform = pools.platform()
         account.stock_out()
-        request = platform._specs(platform.candidates(), {})[0].create_request()
+        request = platform._source._specs(platform._source.candidates(), {})[0].create_request()
         account.eks.create_nodegroup(**(request | {"scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 1}}))
         (group,) = eventually(platform.observe, lambda groups: groups[0].status == "failed")
         assert "InsufficientInstanceCapacity" in group.issues[0]

@@ -27,7 +27,6 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.platforms.base import Group, Machine, Plan
-from airflow_gpu_provider.platforms.google.external_node_pools import GkeExternalPlatform
 from airflow_gpu_provider.platforms.google.platform import GkePlatform
 from airflow_gpu_provider.platforms.google.spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
 from airflow_gpu_provider.pools import GkeGpuPool
@@ -357,7 +356,7 @@ class TestUpgrades:
         (before,) = first(own).machines
         pool = cloud.node_pools.pools[GROUP_A]
         pool.settings.upgrade_settings.strategy = NodePoolUpdateStrategy.BLUE_GREEN
-        of_others = GkeExternalPlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
+        of_others = GkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
         assert cloud.upgrade_nodes(GROUP_A)
         eventually(lambda: pool.blue_green and pool.blue_green.phase == Phase.DRAINING_BLUE_POOL)
         for platform, size in ((own, 2), (of_others, 3)):
@@ -438,7 +437,7 @@ class TestSizes:
         assert platform.shrink_unfilled([GROUP_A]) == {}
         faults.add(Stockout(zone=A))
         # Not by grow(), which waits for the operation: the machines could have failed by then.
-        platform._clients.compute.post(f"{platform._paths_of(GROUP_A)[0]}/resize", permission="", size=3)
+        platform._clients.compute.post(f"{platform._source.paths_of(GROUP_A)[0]}/resize", permission="", size=3)
         assert platform.shrink_unfilled([GROUP_A]) == {}, "nothing has failed yet"
         eventually(platform.observe, lambda groups: groups[0].launch_failure and not groups[0].launching)
         assert platform.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
@@ -643,7 +642,7 @@ def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
     assert cloud.upgrade_nodes(GROUP_A)
     account = act_as(cloud, monkeypatch, permissions())
     own = GkePlatform(spec(exclude_upgrades=False), OWNER)
-    of_others = GkeExternalPlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
+    of_others = GkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
     for platform in (own, of_others):
         group = first(platform)
         assert (group.status, len(group.live) > 0) == ("updating", True)

@@ -1,4 +1,4 @@
-"""GkeExternalPlatform: a pool on GKE in node pools that Terraform or people own; it sets sizes, and nothing else.
+"""ExternalNodePools: node pools on GKE that Terraform or people own, and a pool names; only their sizes are set.
 
 Each instance group is a group of its own, so that a node pool over several zones is filled, and left, zone by zone.
 """
@@ -6,16 +6,15 @@ Each instance group is a group of its own, so that a node pool over several zone
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalingDisabled, GroupNotFound
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.platforms.google.base import STATUS, GkeBase
+from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
 from airflow_gpu_provider.platforms.google.instance_groups import zone_of
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup, failures, launch_failure, machines
 from airflow_gpu_provider.platforms.google.node_pools import group_paths
 from airflow_gpu_provider.platforms.google.plan import issues
 from airflow_gpu_provider.platforms.google.spec import (
@@ -25,6 +24,7 @@ from airflow_gpu_provider.platforms.google.spec import (
     market_of,
     run_seconds,
 )
+from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
@@ -63,16 +63,16 @@ class _Named:
         return limit if _is_autoscaled(self.node_pool) and limit else pool.max_nodes
 
 
-class GkeExternalPlatform(GkeBase):
-    """A pool of node pools of GKE that exist already: `manage="scale"`.
+class ExternalNodePools(GroupSource):
+    """The node pools that a pool names: `manage="scale"`.
 
     Args:
-        pool: The rendered spec.
-        owner: Not used: this package does not label external node pools.
+        gke: The pool's cluster.
     """
 
-    def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
-        super().__init__(pool)
+    def __init__(self, gke: GkeCluster) -> None:
+        self._gke = gke
+        self._pool = gke.pool
 
     def candidates(self) -> tuple[Candidate, ...]:
         return tuple(each.candidate for each in self._read())
@@ -87,7 +87,7 @@ class GkeExternalPlatform(GkeBase):
             PoolDrift, PoolSpecError: A node pool cannot serve the pool as it is.
             AutoscalingDisabled: GKE's autoscaler is to add nodes, and it leaves a node pool alone.
         """
-        found = self._node_pools.read()
+        found = self._gke.node_pools.read()
         missing = [name for name in self._pool.node_pools if name not in found]
         if missing:
             raise GroupNotFound(
@@ -104,7 +104,7 @@ class GkeExternalPlatform(GkeBase):
         grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
         """Do nothing: others own the node pools."""
 
     def delete(self, say: Say) -> None:
@@ -147,7 +147,7 @@ class GkeExternalPlatform(GkeBase):
         return self._observe(self._read())
 
     def _read(self) -> list[_Named]:
-        return self._named(self._node_pools.read())
+        return self._named(self._gke.node_pools.read())
 
     def _named(self, found: Mapping[str, Mapping[str, Any]]) -> list[_Named]:
         """Return the instance groups of the node pools that exist, in the spec's order, zone by zone."""
@@ -155,29 +155,18 @@ class GkeExternalPlatform(GkeBase):
         return [_Named(node_pool=raw, zone=zone) for raw in raws for zone in _zones(raw)]
 
     def _observe(self, named: Sequence[_Named]) -> tuple[Group, ...]:
-        flat = [path for each in named for path in each.paths]
-        read = dict(zip(flat, self._groups.read(flat), strict=True))
-        behind = {each.name: [read[path] for path in each.paths] for each in named}
-        return self._with_updates(self._with_ends([self._group(each, behind[each.name]) for each in named], behind))
-
-    def _group(self, named: _Named, groups: Sequence[InstanceGroup]) -> Group:
-        members = machines(named.name, groups)
-        return Group(
-            name=named.name,
-            candidate=named.candidate,
-            status=STATUS.get(named.node_pool.get("status", ""), "degraded"),
-            desired=sum(group.target for group in groups),
-            max_size=named.max_size(self._pool),
-            machines=members,
-            has_switch=False,
-            launch_failure=launch_failure(groups, datetime.now(UTC)),
-            failures=failures(groups, datetime.now(UTC)),
-            launching=any(group.launching for group in groups),
-            issues=issues(named.node_pool),
-            owned=False,
+        found = [GkeGroup(candidate=each.candidate, node_pool=each.node_pool, paths=each.paths) for each in named]
+        return tuple(
+            replace(group, max_size=each.max_size(self._pool), owned=False)
+            for each, group in zip(named, self._gke.observe(found), strict=True)
         )
 
-    def _paths_of(self, group: str) -> list[str]:
+    def paths_of(self, group: str) -> list[str]:
+        """Return the paths of the instance groups behind a group.
+
+        Raises:
+            GroupNotFound: It does not exist, or has none.
+        """
         for each in self._read():
             if each.name == group:
                 return each.paths

@@ -1,4 +1,4 @@
-"""GkePlatform: a pool's GPU nodes as node pools of a GKE cluster, one node pool for each candidate.
+"""GkePlatform: a pool's GPU nodes in node pools of a GKE cluster, owned or external.
 
 GKE's API creates and changes node pools. Sizes are set, and single machines removed, on the managed instance groups
 behind them, as cluster-autoscaler does: GKE's own resize picks the machines that go by itself.
@@ -7,267 +7,133 @@ behind them, as cluster-autoscaler does: GKE's own resize picks the machines tha
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, datetime
-from functools import cached_property
-from typing import Any, cast
+from datetime import datetime
+from typing import TYPE_CHECKING
 
-from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
-from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.platforms.google import plan as gke_plan
-from airflow_gpu_provider.platforms.google.base import STATUS, GkeBase
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup, failures, launch_failure, machines
-from airflow_gpu_provider.platforms.google.node_pools import group_paths, is_owned, knows_exclusions
-from airflow_gpu_provider.platforms.google.operations import Step
-from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
-from airflow_gpu_provider.platforms.google.zones import offered_types
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
-from airflow_gpu_provider.pools import Candidate, GkeGpuPool
-from airflow_gpu_provider.pools.candidates import Market
+from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
+from airflow_gpu_provider.errors import CloudError, PermissionDenied
+from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife, Plan, Platform, Refusals, Say
+from airflow_gpu_provider.platforms.google import lives as gke_lives
+from airflow_gpu_provider.platforms.google.cluster import GkeCluster
+from airflow_gpu_provider.platforms.google.external_node_pools import ExternalNodePools
+from airflow_gpu_provider.platforms.google.instance_groups import zone_of
+from airflow_gpu_provider.platforms.google.instances import name_of
+from airflow_gpu_provider.platforms.google.owned_node_pools import OwnedNodePools
+from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
+from airflow_gpu_provider.platforms.quota import Verdict, find_over_quota
+from airflow_gpu_provider.pools import GkeGpuPool
+
+if TYPE_CHECKING:
+    from airflow_gpu_provider.cluster.access import ClusterAccess
+
+_CHANGES = ("compute.instanceGroupManagers.update", "compute.instances.delete")
+"""What a run needs to set sizes and to release machines."""
 
 
-class GkePlatform(GkeBase):
-    """A pool on Google Kubernetes Engine whose node pools this package creates and owns.
+class GkePlatform(Platform):
+    """A pool on Google Kubernetes Engine.
 
     Args:
-        pool: The rendered spec.
-        owner: Who writes the node pools, for the label that a PoolDrift names: "installation/dag id".
+        pool: The rendered spec; with `manage="scale"` its node pools are external.
+        owner: Who writes owned node pools, for the label that a PoolDrift names: "installation/dag id".
     """
 
+    releases_at_once = 500  # an instance group deletes a thousand in one call
+
     def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
-        super().__init__(pool)
-        self._owner = owner
-        self._behind: Mapping[str, list[str]] = {}
-        """The instance groups behind node pools, as last observed: the next call may not know a new node pool."""
+        self._pool = pool
+        self._gke = GkeCluster(pool)
+        self._clients = self._gke.clients
+        self._source = ExternalNodePools(self._gke) if pool.manage == "scale" else OwnedNodePools(self._gke, owner)
 
-    # -- where its node pools can be -------------------------------------------------------------------------
+    # -- the cluster -----------------------------------------------------------------------------------------
 
-    @cached_property
-    def _zones(self) -> tuple[str, ...]:
-        return tuple(self._pool.node_locations or sorted(self._cluster["locations"]))
+    def account(self) -> str:
+        pool = self._pool
+        where = f"Google Cloud project {pool.project_id}, GKE cluster {pool.cluster_name} in {pool.location}"
+        return f"{where}, as {self._clients.identity}"
 
-    @cached_property
-    def _offered(self) -> set[tuple[str, str]]:
-        return offered_types(self._clients.compute, self._pool, self._zones)
-
-    def candidates(self) -> tuple[Candidate, ...]:
-        """Return where the pool can have machines, the most wanted first.
-
-        Raises:
-            PoolSpecError: Compute Engine offers none of the pool's machine types in its zones.
-        """
-        everywhere = self._pool.candidates(self._zones)
-        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
-        if not offered:
-            hardware = " or ".join(self._hardware(machine_type) for machine_type in self._pool.machine_types)
-            raise PoolSpecError(
-                f"Pool {self._pool.name}: Compute Engine offers {hardware} in none of {', '.join(self._zones)}.",
-                "Choose other zones or machine types.",
+    def refusals(self) -> Refusals:
+        of_groups = _CHANGES if self._pool.manage == "scale" else (*_CHANGES, "container.clusters.update")
+        fix = "docs/iam-gke.md has the whole role."
+        try:
+            refused = self._clients.resource_manager.refused(self._pool.project_id, of_groups)
+        except (CloudError, PermissionDenied) as error:
+            return Refusals(
+                unasked=f"whether it may also change things Google Cloud does not say: {error.what}", fix=fix
             )
-        return offered
+        return Refusals(refused=tuple(refused), fix=fix)
 
-    def _hardware(self, machine_type: str) -> str:
-        return f"{machine_type} with {self._pool.accelerator_of(machine_type)[0]}"
+    def cluster_access(self) -> ClusterAccess:
+        return self._gke.access
 
-    # -- plan and apply --------------------------------------------------------------------------------------
+    # -- its groups ------------------------------------------------------------------------------------------
 
     def plan(self, nodes: int) -> Plan:
-        found = self._node_pools.read()
-        candidates = self.candidates()
-        observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
-        sizes = {group.name: len(group.machines) for group in observed}
-        changes = gke_plan.changes(self._specs(candidates), found, sizes)
-        grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (
-            *self._notes(candidates),
-            *self._capacity_notes(),
-            *self._upgrade_notes(),
-            *gke_plan.autoscaling_notes(self._pool, found.values()),
-        )
-        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
-
-    def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-        left_out = [c for c in self._pool.candidates(self._zones) if c not in candidates]
-        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
-        return tuple(
-            f"{self._hardware(machine_type)} is left out in {zone}: Compute Engine does not offer it there"
-            for machine_type, zone in places
-        )
-
-    def _capacity_notes(self) -> tuple[str, ...]:
-        pool = self._pool
-        if "ON_DEMAND" not in pool.capacity_types or pool.flex_start or pool.reservation_affinity:
-            return ()
-        obtained = {name: " or ".join(accelerators.gce_obtained_by(name)) for name in pool.machine_types}
-        return tuple(
-            f"{name} is hardly ever to be had on demand, but by {how}: see reservation_affinity, flex_start and"
-            " capacity_types"
-            for name, how in obtained.items()
-            if how
-        )
-
-    @cached_property
-    def _is_in_release_channel(self) -> bool:
-        channel = (self._cluster.get("release_channel") or {}).get("channel")
-        return channel not in (None, "", "UNSPECIFIED")
-
-    def _upgrade_notes(self) -> tuple[str, ...]:
-        if not (self._pool.exclude_upgrades and self._is_in_release_channel) or knows_exclusions():
-            return ()
-        return (
-            "GKE may upgrade the nodes in mid-run: the installed google-cloud-container cannot exclude them; 2.65 and"
-            " later can",
-        )
-
-    def _specs(self, candidates: Sequence[Candidate]) -> tuple[NodePoolSpec, ...]:
-        kept = self._pool.min_nodes if self._pool.is_autoscaled else 0
-        sizes = [kept if candidate == candidates[0] else 0 for candidate in candidates]
-        return tuple(
-            NodePoolSpec(
-                pool=self._pool,
-                owner=self._owner,
-                candidate=candidate,
-                min_size=size,
-                has_exclusions=self._is_in_release_channel and knows_exclusions(),
-                is_in_channel=self._is_in_release_channel,
-            )
-            for candidate, size in zip(candidates, sizes, strict=True)
-        )
+        return self._source.plan(nodes)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
-        """Carry the plan out, and return when GKE is done with it: only then is its verdict known.
-
-        Raises:
-            OutOfStock, QuotaExceeded, GroupFailed: No node pool of the pool can be used.
-        """
-        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in over_quota}
-        if not wanted:
-            return
-        found = self._node_pools.read()
-        specs = [spec for spec in self._specs(self.candidates()) if spec.candidate.group in wanted]
-        failed = self._operations.run([step for spec in specs for step in self._steps(spec, found)], say)
-        for name, error in failed.items():
-            say(f"{name}: {error}")
-        if failed and len(failed) == len([c for c in self.candidates() if c.group not in over_quota]):
-            raise _all_failed(self._pool, failed)
-
-    def _steps(self, spec: NodePoolSpec, found: Mapping[str, Mapping[str, Any]]) -> list[Step]:
-        """Return what creates, repairs or replaces one node pool."""
-        name = spec.candidate.group
-        create = Step(
-            group=name,
-            doing=f"create {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}",
-            start=lambda: self._node_pools.create(spec),
-        )
-        existing = found.get(name)
-        if existing is None:
-            return [create]
-        if existing.get("status") in gke_plan.GONE_SOON:
-            return [Step(group=name, doing=create.doing, start=lambda: self._create_once_gone(spec))]
-        size = self._size(existing)
-        if existing.get("status") in gke_plan.FAILED and not size:
-            delete = Step(
-                group=name, doing=f"delete {name}, which has failed", start=lambda: self._node_pools.delete(name)
-            )
-            return [delete, create]
-        return self._updates(spec, existing, size)
-
-    def _create_once_gone(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
-        if self._node_pools.describe(spec.candidate.group):
-            message = f"the operation that deletes {spec.candidate.group} is under way"
-            raise CloudError(f"{message}.", status="FAILED_PRECONDITION", message=message)
-        return self._node_pools.create(spec)
-
-    def _updates(self, spec: NodePoolSpec, existing: Mapping[str, Any], size: int) -> list[Step]:
-        name = spec.candidate.group
-        differences = spec.differences(existing)
-        now = gke_plan.possible_now(differences, size)
-        updates = [(difference.field, dict(difference.update or {})) for difference in now]
-        # The labels come last: until then the node pool still says that it has the old spec.
-        labels = spec.missing_labels(existing)
-        if labels and len(now) == len(differences):
-            updates.append(("labels of its machines", {"resource_labels": {"labels": labels}}))
-        return [self._update(name, field, change) for field, change in updates]
-
-    def _update(self, name: str, field: str, change: Mapping[str, Any]) -> Step:
-        return Step(group=name, doing=f"update {name}: {field}", start=lambda: self._node_pools.update(name, change))
-
-    def _size(self, node_pool: Mapping[str, Any]) -> int:
-        return sum(len(group.managed) for group in self._groups.read(group_paths(node_pool)))
-
-    # -- what there is ---------------------------------------------------------------------------------------
+        self._source.apply(plan, say, over_quota)
 
     def observe(self) -> tuple[Group, ...]:
-        return self._observe(self._node_pools.owned())
-
-    def _observe(self, node_pools: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
-        """Read the instance groups behind node pools.
-
-        Node pools of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
-        they come last, and their limit is the machines that they have.
-        """
-        paths = {name: group_paths(each) for name, each in node_pools.items()}
-        self._behind = paths
-        flat = [path for each in paths.values() for path in each]
-        read = dict(zip(flat, self._groups.read(flat), strict=True))
-        behind = {name: [read[path] for path in each] for name, each in paths.items()}
-        found = self._with_ends([self._group(each, behind[name]) for name, each in node_pools.items()], behind)
-        return tuple(sorted(self._with_updates(found), key=lambda group: self._pool.preferences.rank(group.candidate)))
-
-    def _group(self, raw: Mapping[str, Any], groups: Sequence[InstanceGroup]) -> Group:
-        name = raw["name"]
-        candidate = Candidate(
-            group=name,
-            zone=labels_of(raw).get(ZONE_LABEL) or next(iter(raw.get("locations") or ()), ""),
-            instance_type=(raw.get("config") or {}).get("machine_type", ""),
-            market=cast("Market", market_of(raw)),
-        )
-        members = machines(name, groups)
-        live = sum(machine.state != "terminating" for machine in members)
-        return Group(
-            name=name,
-            candidate=candidate,
-            status=STATUS.get(raw.get("status", ""), "degraded"),
-            desired=sum(group.target for group in groups),
-            max_size=self._pool.max_nodes if self._pool.preferences.include(candidate) else live,
-            machines=members,
-            has_switch=False,
-            keeps=int((raw.get("autoscaling") or {}).get("min_node_count") or 0),
-            launch_failure=launch_failure(groups, datetime.now(UTC)),
-            failures=failures(groups, datetime.now(UTC)),
-            launching=any(group.launching for group in groups),
-            issues=gke_plan.issues(raw),
-        )
-
-    # -- the end ---------------------------------------------------------------------------------------------
-
-    def _paths_of(self, group: str) -> list[str]:
-        if known := self._behind.get(group):
-            return known
-        raw = self._node_pools.describe(group)
-        paths = group_paths(raw) if raw else []
-        if not paths:
-            state = f"is {raw['status']} and has no instance group" if raw else "does not exist"
-            raise GroupNotFound(f"Node pool {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
-        return paths
+        return self._source.observe()
 
     def delete(self, say: Say) -> None:
-        steps = [self._deletion(name) for name in self._node_pools.owned()]
-        for error in self._operations.run(steps, say).values():
-            raise error
+        self._source.delete(say)
 
-    def _deletion(self, name: str) -> Step:
-        return Step(group=name, doing=f"delete {name}", start=lambda: self._node_pools.delete(name))
+    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+        def judged(missing: int) -> Verdict:
+            candidates = self._source.candidates()
+            return judge(self._pool, missing, candidates, read_quotas(self._clients.compute, self._pool))
 
+        return find_over_quota(self._pool, nodes, self.observe(), say, judged, whose="project")
 
-def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
-    """Return one error for all node pools, of their own type where they agree."""
-    text = "; ".join(f"{name}: {error.what}" for name, error in failed.items())
-    first = next(iter(failed.values()))
-    if len({type(error) for error in failed.values()}) == 1:
-        return type(first)(f"Pool {pool.name} has no usable node pool: {text}", first.fix, groups=sorted(failed))
-    return GroupFailed(
-        f"Pool {pool.name} has no usable node pool: {text}",
-        "Correct what GKE complains of, and run the task again.",
-        groups=sorted(failed),
-    )
+    # -- sizes and single machines ---------------------------------------------------------------------------
+
+    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+        """Nothing: each machine has its end from its creation, by `max_run_duration`."""
+
+    def clear_switch(self, groups: Collection[str]) -> None:
+        """Nothing, as in `set_switch`."""
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        in_parallel(lambda item: self._grow(*item), sizes.items())
+
+    def _grow(self, name: str, size: int) -> None:
+        paths = self._source.paths_of(name)
+        if len(paths) == 1:
+            self._gke.groups.grow(paths[0], size)
+            return
+        groups = self._gke.groups.read(paths)
+        missing = size - sum(group.target for group in groups)
+        if missing > 0:
+            self._gke.groups.grow(groups[0].path, groups[0].target + missing)
+
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        by_group: dict[str, set[str]] = {}
+        for machine in machines:
+            by_group.setdefault(machine.group, set()).add(machine.id)
+        all_in_parallel(lambda item: self._remove(*item), by_group.items())
+        return ()  # Compute Engine deletes an instance that is still being created, too
+
+    def _remove(self, name: str, machines: set[str]) -> None:
+        for group in self._gke.groups.read(self._source.paths_of(name)):
+            if going := sorted(machines & set(map(name_of, group.members))):
+                self._gke.groups.remove(group.path, going)
+
+    def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
+        paths = [(group.name, path) for group in groups for path in self._source.paths_of(group.name)]
+        zones = sorted({zone_of(path) for _, path in paths})
+        read = in_parallel(lambda zone: self._gke.groups.operations_since(zone, since), zones)
+        operations = dict(zip(zones, read, strict=True))
+        base_names = in_parallel(self._gke.groups.base_name, [path for _, path in paths])
+        return tuple(
+            life
+            for (name, path), base_name in zip(paths, base_names, strict=True)
+            if base_name
+            for life in gke_lives.lives(name, base_name, operations[zone_of(path)], since)
+        )
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        sizes = {name: self._gke.groups.shrink_to_existing(self._source.paths_of(name)) for name in groups}
+        return {name: size for name, size in sizes.items() if size is not None}

@@ -97,7 +97,7 @@ def test_of_gke() -> None:
         max_nodes=1,
     )
     platform, groups = GkePlatform(spec), InstanceGroups()
-    platform.__dict__.update(_node_pools=NodeGroups(NODE_POOL), _groups=groups)
+    platform._gke.__dict__.update(node_pools=NodeGroups(NODE_POOL), groups=groups)
     platform.observe()
 
     platform.grow({GROUP: 1})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from airflow_gpu_provider import GkeGpuPool
 from airflow_gpu_provider.errors import CloudError
@@ -44,19 +43,17 @@ def _managed(path: str) -> tuple[dict[str, str], ...]:
     return tuple({"name": f"{path}-{number}", "instanceStatus": "RUNNING"} for number in range(3))
 
 
-class Platform(GkePlatform):
-    def __init__(self, groups: Groups) -> None:
-        super().__init__(POOL)
-        self._groups: Any = groups
-
-    def _paths_of(self, group: str) -> list[str]:
-        return [f"{group}-a", f"{group}-b"]
+def platform(groups: Groups) -> GkePlatform:
+    made = GkePlatform(POOL)
+    made._gke.__dict__["groups"] = groups
+    made._source._behind = {name: [f"{name}-a", f"{name}-b"] for name in "xy"}  # type: ignore[union-attr]
+    return made
 
 
 def released(groups: Groups, *names: str) -> CloudError | None:
     machines = [Machine(id=name, group=name.split("-")[0], state="running") for name in names]
     try:
-        Platform(groups).release(machines)
+        platform(groups).release(machines)
     except CloudError as error:
         return error
     return None

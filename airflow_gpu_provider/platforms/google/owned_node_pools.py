@@ -1,0 +1,263 @@
+"""OwnedNodePools: the node pools that this package creates for a pool on GKE, one for each candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, cast
+
+from airflow_gpu_provider import accelerators
+from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.platforms.base import Group, Plan, Say
+from airflow_gpu_provider.platforms.google import plan as gke_plan
+from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
+from airflow_gpu_provider.platforms.google.node_pools import group_paths, is_owned, knows_exclusions
+from airflow_gpu_provider.platforms.google.operations import Step
+from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
+from airflow_gpu_provider.platforms.google.zones import offered_types
+from airflow_gpu_provider.platforms.group_source import GroupSource
+from airflow_gpu_provider.platforms.growth_notes import growth_notes
+from airflow_gpu_provider.pools import Candidate, GkeGpuPool
+from airflow_gpu_provider.pools.candidates import Market
+
+
+class OwnedNodePools(GroupSource):
+    """The node pools that this package creates, labels and deletes.
+
+    Args:
+        gke: The pool's cluster.
+        owner: Who writes them, for the label that a PoolDrift names: "installation/dag id".
+    """
+
+    def __init__(self, gke: GkeCluster, owner: str) -> None:
+        self._gke = gke
+        self._pool = gke.pool
+        self._owner = owner
+        self._behind: Mapping[str, list[str]] = {}
+        """The instance groups behind node pools, as last observed: the next call may not know a new node pool."""
+
+    # -- where its node pools can be -------------------------------------------------------------------------
+
+    @cached_property
+    def _zones(self) -> tuple[str, ...]:
+        return tuple(self._pool.node_locations or sorted(self._gke.description["locations"]))
+
+    @cached_property
+    def _offered(self) -> set[tuple[str, str]]:
+        return offered_types(self._gke.clients.compute, self._pool, self._zones)
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        everywhere = self._pool.candidates(self._zones)
+        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
+        if not offered:
+            hardware = " or ".join(self._hardware(machine_type) for machine_type in self._pool.machine_types)
+            raise PoolSpecError(
+                f"Pool {self._pool.name}: Compute Engine offers {hardware} in none of {', '.join(self._zones)}.",
+                "Choose other zones or machine types.",
+            )
+        return offered
+
+    def _hardware(self, machine_type: str) -> str:
+        return f"{machine_type} with {self._pool.accelerator_of(machine_type)[0]}"
+
+    # -- plan and apply --------------------------------------------------------------------------------------
+
+    def plan(self, nodes: int) -> Plan:
+        found = self._gke.node_pools.read()
+        candidates = self.candidates()
+        observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
+        sizes = {group.name: len(group.machines) for group in observed}
+        changes = gke_plan.changes(self._specs(candidates), found, sizes)
+        grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
+        notes = (
+            *self._notes(candidates),
+            *self._capacity_notes(),
+            *self._upgrade_notes(),
+            *gke_plan.autoscaling_notes(self._pool, found.values()),
+        )
+        return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
+
+    def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
+        left_out = [c for c in self._pool.candidates(self._zones) if c not in candidates]
+        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
+        return tuple(
+            f"{self._hardware(machine_type)} is left out in {zone}: Compute Engine does not offer it there"
+            for machine_type, zone in places
+        )
+
+    def _capacity_notes(self) -> tuple[str, ...]:
+        pool = self._pool
+        if "ON_DEMAND" not in pool.capacity_types or pool.flex_start or pool.reservation_affinity:
+            return ()
+        obtained = {name: " or ".join(accelerators.gce_obtained_by(name)) for name in pool.machine_types}
+        return tuple(
+            f"{name} is hardly ever to be had on demand, but by {how}: see reservation_affinity, flex_start and"
+            " capacity_types"
+            for name, how in obtained.items()
+            if how
+        )
+
+    @cached_property
+    def _is_in_release_channel(self) -> bool:
+        channel = (self._gke.description.get("release_channel") or {}).get("channel")
+        return channel not in (None, "", "UNSPECIFIED")
+
+    def _upgrade_notes(self) -> tuple[str, ...]:
+        if not (self._pool.exclude_upgrades and self._is_in_release_channel) or knows_exclusions():
+            return ()
+        return (
+            "GKE may upgrade the nodes in mid-run: the installed google-cloud-container cannot exclude them; 2.65 and"
+            " later can",
+        )
+
+    def _specs(self, candidates: Sequence[Candidate]) -> tuple[NodePoolSpec, ...]:
+        kept = self._pool.min_nodes if self._pool.is_autoscaled else 0
+        sizes = [kept if candidate == candidates[0] else 0 for candidate in candidates]
+        return tuple(
+            NodePoolSpec(
+                pool=self._pool,
+                owner=self._owner,
+                candidate=candidate,
+                min_size=size,
+                has_exclusions=self._is_in_release_channel and knows_exclusions(),
+                is_in_channel=self._is_in_release_channel,
+            )
+            for candidate, size in zip(candidates, sizes, strict=True)
+        )
+
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
+        """Carry the plan out, and return when GKE is done with it: only then is its verdict known.
+
+        Raises:
+            OutOfStock, QuotaExceeded, GroupFailed: No node pool of the pool can be used.
+        """
+        wanted = {c.group for c in plan.changes if c.action != "create" or c.group not in over_quota}
+        if not wanted:
+            return
+        found = self._gke.node_pools.read()
+        specs = [spec for spec in self._specs(self.candidates()) if spec.candidate.group in wanted]
+        failed = self._gke.operations.run([step for spec in specs for step in self._steps(spec, found)], say)
+        for name, error in failed.items():
+            say(f"{name}: {error}")
+        if failed and len(failed) == len([c for c in self.candidates() if c.group not in over_quota]):
+            raise _all_failed(self._pool, failed)
+
+    def _steps(self, spec: NodePoolSpec, found: Mapping[str, Mapping[str, Any]]) -> list[Step]:
+        """Return what creates, repairs or replaces one node pool."""
+        name = spec.candidate.group
+        create = Step(
+            group=name,
+            doing=f"create {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}",
+            start=lambda: self._gke.node_pools.create(spec),
+        )
+        existing = found.get(name)
+        if existing is None:
+            return [create]
+        if existing.get("status") in gke_plan.GONE_SOON:
+            return [Step(group=name, doing=create.doing, start=lambda: self._create_once_gone(spec))]
+        size = self._size(existing)
+        if existing.get("status") in gke_plan.FAILED and not size:
+            delete = Step(
+                group=name, doing=f"delete {name}, which has failed", start=lambda: self._gke.node_pools.delete(name)
+            )
+            return [delete, create]
+        return self._updates(spec, existing, size)
+
+    def _create_once_gone(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
+        if self._gke.node_pools.describe(spec.candidate.group):
+            message = f"the operation that deletes {spec.candidate.group} is under way"
+            raise CloudError(f"{message}.", status="FAILED_PRECONDITION", message=message)
+        return self._gke.node_pools.create(spec)
+
+    def _updates(self, spec: NodePoolSpec, existing: Mapping[str, Any], size: int) -> list[Step]:
+        name = spec.candidate.group
+        differences = spec.differences(existing)
+        now = gke_plan.possible_now(differences, size)
+        updates = [(difference.field, dict(difference.update or {})) for difference in now]
+        # The labels come last: until then the node pool still says that it has the old spec.
+        labels = spec.missing_labels(existing)
+        if labels and len(now) == len(differences):
+            updates.append(("labels of its machines", {"resource_labels": {"labels": labels}}))
+        return [self._update(name, field, change) for field, change in updates]
+
+    def _update(self, name: str, field: str, change: Mapping[str, Any]) -> Step:
+        return Step(
+            group=name, doing=f"update {name}: {field}", start=lambda: self._gke.node_pools.update(name, change)
+        )
+
+    def _size(self, node_pool: Mapping[str, Any]) -> int:
+        return sum(len(group.managed) for group in self._gke.groups.read(group_paths(node_pool)))
+
+    # -- what there is ---------------------------------------------------------------------------------------
+
+    def observe(self) -> tuple[Group, ...]:
+        return self._observe(self._gke.node_pools.owned())
+
+    def _observe(self, node_pools: Mapping[str, Mapping[str, Any]]) -> tuple[Group, ...]:
+        """Read the instance groups behind node pools.
+
+        Node pools of an earlier spec (a zone that the pool no longer names) are there too, so that they reach zero;
+        they come last, and their limit is the machines that they have.
+        """
+        self._behind = {name: group_paths(each) for name, each in node_pools.items()}
+        found = [
+            GkeGroup(candidate=_candidate(each), node_pool=each, paths=self._behind[name])
+            for name, each in node_pools.items()
+        ]
+        groups = (self._with_limits(group, node_pools[group.name]) for group in self._gke.observe(found))
+        return tuple(sorted(groups, key=lambda group: self._pool.preferences.rank(group.candidate)))
+
+    def _with_limits(self, group: Group, node_pool: Mapping[str, Any]) -> Group:
+        is_wanted = self._pool.preferences.include(group.candidate)
+        return replace(
+            group,
+            max_size=group.max_size if is_wanted else len(group.live),
+            keeps=int((node_pool.get("autoscaling") or {}).get("min_node_count") or 0),
+        )
+
+    def paths_of(self, group: str) -> list[str]:
+        """Return the paths of the instance groups behind a node pool.
+
+        Raises:
+            GroupNotFound: It does not exist, or has none.
+        """
+        if known := self._behind.get(group):
+            return known
+        raw = self._gke.node_pools.describe(group)
+        paths = group_paths(raw) if raw else []
+        if not paths:
+            state = f"is {raw['status']} and has no instance group" if raw else "does not exist"
+            raise GroupNotFound(f"Node pool {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
+        return paths
+
+    def delete(self, say: Say) -> None:
+        steps = [self._deletion(name) for name in self._gke.node_pools.owned()]
+        for error in self._gke.operations.run(steps, say).values():
+            raise error
+
+    def _deletion(self, name: str) -> Step:
+        return Step(group=name, doing=f"delete {name}", start=lambda: self._gke.node_pools.delete(name))
+
+
+def _candidate(node_pool: Mapping[str, Any]) -> Candidate:
+    return Candidate(
+        group=node_pool["name"],
+        zone=labels_of(node_pool).get(ZONE_LABEL) or next(iter(node_pool.get("locations") or ()), ""),
+        instance_type=(node_pool.get("config") or {}).get("machine_type", ""),
+        market=cast("Market", market_of(node_pool)),
+    )
+
+
+def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
+    """Return one error for all node pools, of their own type where they agree."""
+    text = "; ".join(f"{name}: {error.what}" for name, error in failed.items())
+    first = next(iter(failed.values()))
+    if len({type(error) for error in failed.values()}) == 1:
+        return type(first)(f"Pool {pool.name} has no usable node pool: {text}", first.fix, groups=sorted(failed))
+    return GroupFailed(
+        f"Pool {pool.name} has no usable node pool: {text}",
+        "Correct what GKE complains of, and run the task again.",
+        groups=sorted(failed),
+    )
