@@ -466,7 +466,7 @@ class TestWhere:
         platform = pools.platform(zones=[], subnets=[])
         plan = platform.plan(1)
         assert [c.zone for c in platform._source.candidates()] == [A, B]
-        assert {zone: subnet.id for zone, subnet in platform._subnets.items()} == {A: others[1], B: others[0]}
+        assert {zone: subnet.id for zone, subnet in platform._source._subnets.items()} == {A: others[1], B: others[0]}
         assert not [line for line in plan.lines() if "!" in line]
 
     def test_what_this_package_made_is_no_example(self, account: Account, pools: Pools) -> None:
@@ -494,11 +494,11 @@ class TestWhere:
     def test_whether_a_subnet_is_public_is_in_its_routes(self, account: Account, pools: Pools) -> None:
         public, private = account.opened.public_subnets[A], account.opened.subnets[A]
         platform = pools.platform(subnets=[])
-        cluster = {**platform._cluster, "resourcesVpcConfig": {"subnetIds": [public, private]}}
-        platform.__dict__["_cluster"] = cluster
-        assert platform._subnets[A].id == private
+        cluster = {**platform._eks.description, "resourcesVpcConfig": {"subnetIds": [public, private]}}
+        platform._eks.__dict__["description"] = cluster
+        assert platform._source._subnets[A].id == private
         # What the user names is taken as it stands.
-        assert pools.platform(subnets=[public, private])._subnets[A].id == public
+        assert pools.platform(subnets=[public, private])._source._subnets[A].id == public
 
     def test_a_zone_without_a_subnet(self, pools: Pools) -> None:
         with pytest.raises(PoolSpecError, match="none of the subnets of cluster k8s-ml is in us-west-2d"):

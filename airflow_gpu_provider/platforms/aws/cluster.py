@@ -91,19 +91,20 @@ class EksCluster:
             GroupNotFound: A group does not exist, or has no Auto Scaling group.
         """
         names = list(groups)
-        return dict(zip(names, in_parallel(self._asg_of, names), strict=True))
+        found = dict(zip(names, in_parallel(self.find_asg, names), strict=True))
+        if lacking := [group for group, asg in found.items() if asg is None]:
+            what = f"Node group {', '.join(lacking)} does not exist, or has no Auto Scaling group yet."
+            raise GroupNotFound(what, "Run EnsureGpuPoolOperator again.", groups=lacking)
+        return {group: asg for group, asg in found.items() if asg}
 
-    def _asg_of(self, group: str) -> str:
+    def find_asg(self, group: str) -> str | None:
+        """Return the Auto Scaling group behind a group; None where there is none."""
         if group in self.pool.asg_names:
             return group
         if known := self.behind.get(group):
             return known
         raw = self.groups.describe(group)
-        name = asg_name(raw) if raw else None
-        if name is None:
-            state = f"is {raw['status']} and has no Auto Scaling group" if raw else "does not exist"
-            raise GroupNotFound(f"Node group {group} {state}.", "Run EnsureGpuPoolOperator again.", group=group)
-        return name
+        return asg_name(raw) if raw else None
 
     def read_asgs(self, names: Collection[str]) -> dict[str, AsgState]:
         """Return what there is of Auto Scaling groups, by name."""

@@ -104,7 +104,7 @@ class EksPlatform(Platform):
         in_parallel(lambda name: self._eks.scaling.set_switch(name, at, size=smallest.get(name, 0)), behind)
 
     def clear_switch(self, groups: Collection[str]) -> None:
-        in_parallel(self._eks.scaling.clear_switch, self._eks.asgs_of(groups).values())
+        in_parallel(self._eks.scaling.clear_switch, filter(None, in_parallel(self._eks.find_asg, groups)))
 
     def resume_launches(self, groups: Collection[str]) -> None:
         in_parallel(self._eks.scaling.resume, self._eks.asgs_of(groups).values())
