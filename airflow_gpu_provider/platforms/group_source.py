@@ -1,12 +1,15 @@
-"""GroupSource: which groups a cloud pool has, and who answers for them: this package, or somebody else."""
+"""GroupSource: which groups a cloud pool has; CloudPlatform: what every cloud's platform does by its source."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import ClassVar
 
-from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.pools import Candidate
+from airflow_gpu_provider.errors import CloudError, PermissionDenied
+from airflow_gpu_provider.platforms.base import Group, Plan, Platform, Say
+from airflow_gpu_provider.platforms.quota import Verdict
+from airflow_gpu_provider.pools import Candidate, GpuPool
 
 
 class GroupSource(ABC):
@@ -35,3 +38,50 @@ class GroupSource(ABC):
     @abstractmethod
     def delete(self, say: Say) -> None:
         """Delete the groups that this package created."""
+
+
+class CloudPlatform(Platform):
+    """A pool on a cloud, whose groups are its source's to plan, create, read and delete.
+
+    Args:
+        pool: The rendered spec.
+        source: Its groups.
+    """
+
+    quotas_of: ClassVar[str]
+    """Whose the cloud's quotas are, for people."""
+
+    def __init__(self, pool: GpuPool, source: GroupSource) -> None:
+        self._nodes_at_most = pool.max_nodes
+        self._source = source
+
+    def plan(self, nodes: int) -> Plan:
+        return self._source.plan(nodes)
+
+    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
+        self._source.apply(plan, say, over_quota)
+
+    def observe(self) -> tuple[Group, ...]:
+        return self._source.observe()
+
+    def delete(self, say: Say) -> None:
+        self._source.delete(say)
+
+    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
+        # Machines on their way out still count against a quota, and what they leave is room for as many.
+        missing = min(nodes, self._nodes_at_most) - sum(len(group.machines) for group in self.observe())
+        if missing <= 0:
+            return frozenset()
+        try:
+            verdict = self._compare_quotas(missing, self._source.candidates())
+        except (PermissionDenied, CloudError) as error:
+            # In a network without a way to the quotas' API, nodes can be had all the same.
+            say(f"The {self.quotas_of}'s quotas are not checked: {error}")
+            return frozenset()
+        for note in verdict.notes:
+            say(note)
+        return verdict.over_quota
+
+    @abstractmethod
+    def _compare_quotas(self, missing: int, candidates: Sequence[Candidate]) -> Verdict:
+        """Compare the missing nodes with the account's quotas; raises QuotaExceeded."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from airflow_gpu_provider.errors import CloudError, PermissionDenied
-from airflow_gpu_provider.platforms.base import Group, Say
-from airflow_gpu_provider.pools import Candidate, GpuPool
+from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.pools import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,34 +32,6 @@ def pass_over(
     short = [candidate for candidate in candidates if room[candidate.group] < enough]
     lines = dict.fromkeys(f"{candidate.machine} is passed over: {words(candidate)}" for candidate in short)
     return Verdict(over_quota=frozenset(candidate.group for candidate in short), notes=tuple(lines))
-
-
-def find_over_quota(
-    pool: GpuPool, nodes: int, groups: Iterable[Group], say: Say, judge: Callable[[int], Verdict], *, whose: str
-) -> frozenset[str]:
-    """Return the groups that a quota keeps from growing; see `Platform.groups_over_quota`.
-
-    Args:
-        pool: The pool.
-        nodes: How many nodes it is to have.
-        groups: Those that exist.
-        say: Takes a line about each small quota, and one where quotas cannot be read.
-        judge: Compares so many missing nodes with the quotas.
-        whose: Whose quotas they are: "account", "project".
-    """
-    # Machines on their way out still count against a quota, and what they leave is room for as many.
-    missing = min(nodes, pool.max_nodes) - sum(len(group.machines) for group in groups)
-    if missing <= 0:
-        return frozenset()
-    try:
-        verdict = judge(missing)
-    except (PermissionDenied, CloudError) as error:
-        # In a network without a way to the quotas' API, nodes can be had all the same.
-        say(f"The {whose}'s quotas are not checked: {error}")
-        return frozenset()
-    for note in verdict.notes:
-        say(note)
-    return verdict.over_quota
 
 
 def without_room(groups: Iterable[Group], over_quota: Collection[str]) -> tuple[Group, ...]:

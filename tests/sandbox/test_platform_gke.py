@@ -346,7 +346,7 @@ class TestUpgrades:
     def test_a_library_that_knows_no_exclusion_is_named(
         self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("airflow_gpu_provider.platforms.google.platform.knows_exclusions", lambda: False)
+        monkeypatch.setattr("airflow_gpu_provider.platforms.google.owned_node_pools.knows_exclusions", lambda: False)
         platform = GkePlatform(spec(), OWNER)
         assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
         assert cloud.upgrade_nodes(GROUP_A)
@@ -437,7 +437,7 @@ class TestSizes:
         assert platform.shrink_unfilled([GROUP_A]) == {}
         faults.add(Stockout(zone=A))
         # Not by grow(), which waits for the operation: the machines could have failed by then.
-        platform._clients.compute.post(f"{platform._source.paths_of(GROUP_A)[0]}/resize", permission="", size=3)
+        platform._clients.compute.post(f"{platform._node_pools.paths_of(GROUP_A)[0]}/resize", permission="", size=3)
         assert platform.shrink_unfilled([GROUP_A]) == {}, "nothing has failed yet"
         eventually(platform.observe, lambda groups: groups[0].launch_failure and not groups[0].launching)
         assert platform.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}

@@ -18,10 +18,10 @@ from airflow_gpu_provider.platforms.aws.group_state import instance_end
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.owned_groups import OwnedGroups
 from airflow_gpu_provider.platforms.aws.quota import judge, read_quotas
-from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife, Plan, Platform, Refusals, Say
-from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.quota import Verdict, find_over_quota
-from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.platforms.base import Group, Machine, MachineEnd, MachineLife, Refusals
+from airflow_gpu_provider.platforms.group_source import CloudPlatform
+from airflow_gpu_provider.platforms.quota import Verdict
+from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -30,7 +30,7 @@ _FILTER_VALUES = 200
 """How many values a filter of EC2 may have."""
 
 
-class EksPlatform(Platform):
+class EksPlatform(CloudPlatform):
     """A pool on Amazon EKS.
 
     Args:
@@ -38,13 +38,13 @@ class EksPlatform(Platform):
         owner: Who writes owned node groups, for the tag that a PoolDrift names: "installation/dag id".
     """
 
+    quotas_of = "account"
+
     def __init__(self, pool: EksGpuPool, owner: str = "") -> None:
         self._pool = pool
         self._eks = EksCluster(pool)
         self._clients = self._eks.clients
-        self._source: GroupSource = (
-            ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner)
-        )
+        super().__init__(pool, ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner))
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -67,27 +67,9 @@ class EksPlatform(Platform):
     def cluster_access(self) -> ClusterAccess:
         return self._eks.access
 
-    # -- its groups ------------------------------------------------------------------------------------------
-
-    def plan(self, nodes: int) -> Plan:
-        return self._source.plan(nodes)
-
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
-        self._source.apply(plan, say, over_quota)
-
-    def observe(self) -> tuple[Group, ...]:
-        return self._source.observe()
-
-    def delete(self, say: Say) -> None:
-        self._source.delete(say)
-
-    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
-        def judged(missing: int) -> Verdict:
-            candidates = self._source.candidates()
-            quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
-            return judge(self._pool, missing, candidates, quotas, vcpus)
-
-        return find_over_quota(self._pool, nodes, self.observe(), say, judged, whose="account")
+    def _compare_quotas(self, missing: int, candidates: Sequence[Candidate]) -> Verdict:
+        quotas, vcpus = read_quotas(self._clients.service_quotas, self._clients.ec2, candidates)
+        return judge(self._pool, missing, candidates, quotas, vcpus)
 
     def update_autoscaler_tags(self, groups: Collection[str]) -> None:
         for name, raw in self._eks.groups.owned().items():

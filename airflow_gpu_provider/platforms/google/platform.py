@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
-from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife, Plan, Platform, Refusals, Say
+from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife, Refusals
 from airflow_gpu_provider.platforms.google import lives as gke_lives
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster
 from airflow_gpu_provider.platforms.google.external_node_pools import ExternalNodePools
@@ -20,8 +20,9 @@ from airflow_gpu_provider.platforms.google.instance_groups import zone_of
 from airflow_gpu_provider.platforms.google.instances import name_of
 from airflow_gpu_provider.platforms.google.owned_node_pools import OwnedNodePools
 from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
-from airflow_gpu_provider.platforms.quota import Verdict, find_over_quota
-from airflow_gpu_provider.pools import GkeGpuPool
+from airflow_gpu_provider.platforms.group_source import CloudPlatform
+from airflow_gpu_provider.platforms.quota import Verdict
+from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -30,7 +31,7 @@ _CHANGES = ("compute.instanceGroupManagers.update", "compute.instances.delete")
 """What a run needs to set sizes and to release machines."""
 
 
-class GkePlatform(Platform):
+class GkePlatform(CloudPlatform):
     """A pool on Google Kubernetes Engine.
 
     Args:
@@ -38,13 +39,15 @@ class GkePlatform(Platform):
         owner: Who writes owned node pools, for the label that a PoolDrift names: "installation/dag id".
     """
 
+    quotas_of = "project"
     releases_at_once = 500  # an instance group deletes a thousand in one call
 
     def __init__(self, pool: GkeGpuPool, owner: str = "") -> None:
         self._pool = pool
         self._gke = GkeCluster(pool)
         self._clients = self._gke.clients
-        self._source = ExternalNodePools(self._gke) if pool.manage == "scale" else OwnedNodePools(self._gke, owner)
+        self._node_pools = ExternalNodePools(self._gke) if pool.manage == "scale" else OwnedNodePools(self._gke, owner)
+        super().__init__(pool, self._node_pools)
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -67,26 +70,8 @@ class GkePlatform(Platform):
     def cluster_access(self) -> ClusterAccess:
         return self._gke.access
 
-    # -- its groups ------------------------------------------------------------------------------------------
-
-    def plan(self, nodes: int) -> Plan:
-        return self._source.plan(nodes)
-
-    def apply(self, plan: Plan, say: Say, over_quota: Collection[str] = ()) -> None:
-        self._source.apply(plan, say, over_quota)
-
-    def observe(self) -> tuple[Group, ...]:
-        return self._source.observe()
-
-    def delete(self, say: Say) -> None:
-        self._source.delete(say)
-
-    def groups_over_quota(self, nodes: int, say: Say) -> frozenset[str]:
-        def judged(missing: int) -> Verdict:
-            candidates = self._source.candidates()
-            return judge(self._pool, missing, candidates, read_quotas(self._clients.compute, self._pool))
-
-        return find_over_quota(self._pool, nodes, self.observe(), say, judged, whose="project")
+    def _compare_quotas(self, missing: int, candidates: Sequence[Candidate]) -> Verdict:
+        return judge(self._pool, missing, candidates, read_quotas(self._clients.compute, self._pool))
 
     # -- sizes and single machines ---------------------------------------------------------------------------
 
@@ -100,7 +85,7 @@ class GkePlatform(Platform):
         in_parallel(lambda item: self._grow(*item), sizes.items())
 
     def _grow(self, name: str, size: int) -> None:
-        paths = self._source.paths_of(name)
+        paths = self._node_pools.paths_of(name)
         if len(paths) == 1:
             self._gke.groups.grow(paths[0], size)
             return
@@ -117,12 +102,12 @@ class GkePlatform(Platform):
         return ()  # Compute Engine deletes an instance that is still being created, too
 
     def _remove(self, name: str, machines: set[str]) -> None:
-        for group in self._gke.groups.read(self._source.paths_of(name)):
+        for group in self._gke.groups.read(self._node_pools.paths_of(name)):
             if going := sorted(machines & set(map(name_of, group.members))):
                 self._gke.groups.remove(group.path, going)
 
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
-        paths = [(group.name, path) for group in groups for path in self._source.paths_of(group.name)]
+        paths = [(group.name, path) for group in groups for path in self._node_pools.paths_of(group.name)]
         zones = sorted({zone_of(path) for _, path in paths})
         read = in_parallel(lambda zone: self._gke.groups.operations_since(zone, since), zones)
         operations = dict(zip(zones, read, strict=True))
@@ -135,5 +120,5 @@ class GkePlatform(Platform):
         )
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
-        sizes = {name: self._gke.groups.shrink_to_existing(self._source.paths_of(name)) for name in groups}
+        sizes = {name: self._gke.groups.shrink_to_existing(self._node_pools.paths_of(name)) for name in groups}
         return {name: size for name, size in sizes.items() if size is not None}
