@@ -638,14 +638,14 @@ def test_two_nights_leave_a_node_pool_of_others_as_it_was(
         },
         "maintenance_policy": {"exclusion_until_end_of_support": {"enabled": True}},
     }
-    pools = owner._node_pools  # type: ignore[attr-defined]
+    pools = owner._gke.node_pools  # type: ignore[attr-defined]
     pools._gke.call("create_node_pool", permission="", parent=pools._cluster_path, node_pool=made)
     eventually(lambda: (pools.describe("terraform-gpu") or {}).get("status") == "RUNNING")
 
     def everything() -> list[Any]:
         node_pool = pools.describe("terraform-gpu")
         paths = [url[url.index("projects/") :] for url in node_pool["instance_group_urls"]]
-        return [node_pool, *(owner._groups._compute.get(path, permission="") for path in paths)]  # type: ignore[attr-defined]
+        return [node_pool, *(owner._gke.groups._compute.get(path, permission="") for path in paths)]  # type: ignore[attr-defined]
 
     role = documented_roles.google_role("gke-scale-only.json")
     account = google.add_identity("airflow-scaler", permissions=role)
