@@ -164,11 +164,11 @@ class PlayedCloud(Platform):
             list(threads.map(end, machines))
         return ()
 
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         self._call("switch")
         self.switch_at = at
 
-    def clear_switch(self, groups: Collection[str]) -> None:
+    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
         self._call("switch")
         self.switch_at = None
 

@@ -314,11 +314,11 @@ class Platform(ABC):
         """Return the pool's groups that exist, in candidate order."""
 
     @abstractmethod
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         """Make the cloud set these groups to zero at `at` by itself, in place of an earlier time for it."""
 
     @abstractmethod
-    def clear_switch(self, groups: Collection[str]) -> None:
+    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
         """Take the switch off; fine where there is none."""
 
     def update_autoscaler_tags(self, groups: Collection[str]) -> None:  # noqa: B027

@@ -344,10 +344,10 @@ class _Writes:
             self._said.append(f"resumed launches of {', '.join(decision.resume)}: the process that suspended them died")
         for group, at in decision.switch.items():
             self._lock.check()
-            platform.set_switch([group], at)
+            platform.schedule_scale_to_zero([group], at)
         if decision.clear_switch:
             self._lock.check()
-            platform.clear_switch(decision.clear_switch)
+            platform.cancel_scale_to_zero(decision.clear_switch)
         if decision.update_tags:
             self._lock.check()
             platform.update_autoscaler_tags(decision.update_tags)

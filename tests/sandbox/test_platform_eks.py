@@ -755,7 +755,7 @@ class TestSwitch:
     def test_sets_the_group_to_zero_by_itself(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(2)
         at = datetime.now(UTC) + timedelta(seconds=2)
-        platform.set_switch([GROUP_A], at)
+        platform.schedule_scale_to_zero([GROUP_A], at)
         switch_at = platform.observe()[0].switch_at
         assert switch_at
         assert at <= switch_at < at + timedelta(seconds=1)
@@ -767,11 +767,11 @@ class TestSwitch:
         platform = pools.ready(zones=[A, B])
         hour = timedelta(hours=1)
         at = datetime.now(UTC).replace(microsecond=0) + hour
-        platform.set_switch([GROUP_A, GROUP_B], at)
-        platform.set_switch([GROUP_A], at + hour)
+        platform.schedule_scale_to_zero([GROUP_A, GROUP_B], at)
+        platform.schedule_scale_to_zero([GROUP_A], at + hour)
         assert [group.switch_at for group in platform.observe()] == [at + hour, at]
-        platform.clear_switch([GROUP_A, GROUP_B, "train-nowhere"])
-        platform.clear_switch([GROUP_A])
+        platform.cancel_scale_to_zero([GROUP_A, GROUP_B, "train-nowhere"])
+        platform.cancel_scale_to_zero([GROUP_A])
         assert [group.switch_at for group in platform.observe()] == [None, None]
 
     def test_others_scheduled_actions_are_left_alone(self, account: Account, pools: Pools) -> None:
@@ -780,16 +780,16 @@ class TestSwitch:
         account.asg.put_scheduled_update_group_action(
             AutoScalingGroupName=asg, ScheduledActionName="theirs", StartTime=at, DesiredCapacity=1
         )
-        platform.set_switch([GROUP_A], at)
+        platform.schedule_scale_to_zero([GROUP_A], at)
         switch_at = platform.observe()[0].switch_at
         assert switch_at == at + timedelta(minutes=1)  # AWS takes no two actions at one moment
-        platform.clear_switch([GROUP_A])
+        platform.cancel_scale_to_zero([GROUP_A])
         actions = account.asg.describe_scheduled_actions(AutoScalingGroupName=asg)["ScheduledUpdateGroupActions"]
         assert [action["ScheduledActionName"] for action in actions] == ["theirs"]
 
     def test_only_the_size_is_in_it(self, account: Account, pools: Pools) -> None:
         platform = pools.ready()
-        platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
+        platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
         (action,) = account.asg.describe_scheduled_actions()["ScheduledUpdateGroupActions"]
         assert action["ScheduledActionName"] == SWITCH
         assert action["DesiredCapacity"] == 0
@@ -922,7 +922,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).groups_over_quota(1, print)
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
-    platform.set_switch([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
+    platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
     platform.grow({GROUP_A: 1})
     machine = running(platform, 1).machines[0]
     (life,) = platform.lives(platform.observe(), started)
@@ -934,7 +934,7 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     platform.grow({GROUP_B: 1})
     eventually(platform.observe, lambda groups: groups[1].launch_failure)
     platform.shrink_unfilled([GROUP_B])
-    platform.clear_switch([GROUP_A])
+    platform.cancel_scale_to_zero([GROUP_A])
     account.clear_faults()
     platform.delete(print)
 

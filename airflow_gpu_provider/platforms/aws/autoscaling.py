@@ -211,7 +211,7 @@ class AutoScaling:
 
     # -- the switch ------------------------------------------------------------------------------------------
 
-    def set_switch(self, name: str, at: datetime, *, size: int = 0) -> None:
+    def schedule_scale_to_zero(self, name: str, at: datetime, *, size: int = 0) -> None:
         """Set the group to zero, or another size, at `at`, in place of an earlier time for it."""
         for attempt in range(3):
             try:
@@ -228,7 +228,7 @@ class AutoScaling:
                 if not has_code(error, "AlreadyExists", "AlreadyExistsFault") or attempt == 2:
                     raise
 
-    def clear_switch(self, name: str) -> None:
+    def cancel_scale_to_zero(self, name: str) -> None:
         """Take the switch off; fine where there is none."""
         try:
             self._service.call("delete_scheduled_action", AutoScalingGroupName=name, ScheduledActionName=SWITCH)

@@ -78,15 +78,15 @@ class EksPlatform(CloudPlatform):
 
     # -- sizes and the switch --------------------------------------------------------------------------------
 
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         """Set the groups to zero at `at`, external ones to their own smallest sizes: below that AWS does not go."""
         behind = self._eks.asgs_of(groups).values()
         external = self._eks.scaling.groups(behind) if self._pool.manage == "scale" else {}
         smallest = {name: int(asg["MinSize"]) for name, asg in external.items()}
-        in_parallel(lambda name: self._eks.scaling.set_switch(name, at, size=smallest.get(name, 0)), behind)
+        in_parallel(lambda name: self._eks.scaling.schedule_scale_to_zero(name, at, size=smallest.get(name, 0)), behind)
 
-    def clear_switch(self, groups: Collection[str]) -> None:
-        in_parallel(self._eks.scaling.clear_switch, filter(None, in_parallel(self._eks.find_asg, groups)))
+    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
+        in_parallel(self._eks.scaling.cancel_scale_to_zero, filter(None, in_parallel(self._eks.find_asg, groups)))
 
     def resume_launches(self, groups: Collection[str]) -> None:
         in_parallel(self._eks.scaling.resume, self._eks.asgs_of(groups).values())

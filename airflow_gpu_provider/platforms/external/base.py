@@ -40,10 +40,10 @@ class ExternalMachinesPlatform(Platform):
     def _api(self) -> ApiClient:
         return self.cluster_access().api_client()
 
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         """Do nothing: the machines are others'."""
 
-    def clear_switch(self, groups: Collection[str]) -> None:
+    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
         """Do nothing: there is no switch."""
 
     def grow(self, sizes: Mapping[str, int]) -> None:

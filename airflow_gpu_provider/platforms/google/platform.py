@@ -75,11 +75,11 @@ class GkePlatform(CloudPlatform):
 
     # -- sizes and single machines ---------------------------------------------------------------------------
 
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         """Nothing: each machine has its end from its creation, by `max_run_duration`."""
 
-    def clear_switch(self, groups: Collection[str]) -> None:
-        """Nothing, as in `set_switch`."""
+    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
+        """Nothing, as in `schedule_scale_to_zero`."""
 
     def grow(self, sizes: Mapping[str, int]) -> None:
         in_parallel(lambda item: self._grow(*item), sizes.items())

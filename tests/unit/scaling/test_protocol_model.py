@@ -439,7 +439,7 @@ class _WithoutSwitch(Reconciler):
     """Lets groups grow that nothing ends when everybody is dead."""
 
     def _lock(self) -> Any:
-        self.platform.set_switch = lambda groups, at: None  # type: ignore[method-assign]
+        self.platform.schedule_scale_to_zero = lambda groups, at: None  # type: ignore[method-assign]
         return super()._lock()
 
 

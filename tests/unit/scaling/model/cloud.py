@@ -169,7 +169,7 @@ class ModelPlatform(Platform):
             return "terminating"
         return "pending" if self._actors.clock.now() < asg.machines[machine] + LAUNCH else "running"
 
-    def set_switch(self, groups: Collection[str], at: datetime) -> None:
+    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
         def write() -> None:
             for name in groups:
                 self.cloud.asgs[name].switch_at = at
@@ -177,7 +177,7 @@ class ModelPlatform(Platform):
 
         self._write(write)
 
-    def clear_switch(self, groups: Collection[str]) -> None:
+    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
         def write() -> None:
             for name in groups:
                 self.cloud.asgs[name].switch_at = None
