@@ -6,7 +6,7 @@ Each instance group is a group of its own, so that a node pool over several zone
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -30,37 +30,6 @@ from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_w
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.candidates import Market
 from airflow_gpu_provider.pools.taints import taints_from_cloud
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Named:
-    """One zone of a node pool that the pool names: its instance groups, two during a blue-green upgrade, by path."""
-
-    node_pool: Mapping[str, Any]
-    zone: str
-
-    @property
-    def paths(self) -> list[str]:
-        """The side that stays comes first."""
-        return [path for path in group_paths(self.node_pool) if _zone_name(path) == self.zone]
-
-    @property
-    def name(self) -> str:
-        """The node pool's name; with the zone where it has several."""
-        name = str(self.node_pool["name"])
-        return name if len(_zones(self.node_pool)) == 1 else f"{name}/{self.zone}"
-
-    @property
-    def candidate(self) -> Candidate:
-        machine_type = str((self.node_pool.get("config") or {}).get("machine_type", ""))
-        market = cast("Market", market_of(self.node_pool))
-        return Candidate(group=self.name, zone=self.zone, instance_type=machine_type, market=market)
-
-    def max_size(self, pool: GkeGpuPool) -> int:
-        """Return the node pool's own limit in a zone, where its autoscaler has one, else the pool's."""
-        autoscaling = self.node_pool.get("autoscaling") or {}
-        limit = int(autoscaling.get("max_node_count") or autoscaling.get("total_max_node_count") or 0)
-        return limit if _is_autoscaled(self.node_pool) and limit else pool.max_nodes
 
 
 class ExternalNodePools(GroupSource):
@@ -127,16 +96,17 @@ class ExternalNodePools(GroupSource):
             groups=fixed,
         )
 
-    def _describe(self, named: _Named) -> NamedGroup:
-        raw, machine_type = named.node_pool, named.candidate.instance_type
+    def _describe(self, found: GkeGroup) -> NamedGroup:
+        raw, candidate = found.node_pool, found.candidate
         config = raw.get("config") or {}
+        types = (candidate.instance_type,)
         return NamedGroup(
-            name=named.name,
-            candidate=named.candidate,
-            types=(machine_type,),
-            types_without_gpus=() if _has_gpus(config, machine_type) else (machine_type,),
+            name=candidate.group,
+            candidate=candidate,
+            types=types,
+            types_without_gpus=() if _has_gpus(config, candidate.instance_type) else types,
             taints=tuple(taints_from_cloud(config.get("taints") or ())),
-            max_size=named.max_size(self._pool),
+            max_size=_max_size(raw, self._pool),
             made_for=labels_of(raw).get(POOL_LABEL, ""),
             warnings=tuple(_warnings(raw, self._pool)),
         )
@@ -146,19 +116,17 @@ class ExternalNodePools(GroupSource):
     def observe(self) -> tuple[Group, ...]:
         return self._observe(self._read())
 
-    def _read(self) -> list[_Named]:
+    def _read(self) -> list[GkeGroup]:
         return self._named(self._gke.node_pools.read())
 
-    def _named(self, found: Mapping[str, Mapping[str, Any]]) -> list[_Named]:
-        """Return the instance groups of the node pools that exist, in the spec's order, zone by zone."""
-        raws = [found[name] for name in self._pool.node_pools if name in found]
-        return [_Named(node_pool=raw, zone=zone) for raw in raws for zone in _zones(raw)]
+    def _named(self, found: Mapping[str, Mapping[str, Any]]) -> list[GkeGroup]:
+        """Return the groups of the node pools that exist, in the spec's order, zone by zone."""
+        return [group for name in self._pool.node_pools if name in found for group in _by_zone(found[name])]
 
-    def _observe(self, named: Sequence[_Named]) -> tuple[Group, ...]:
-        found = [GkeGroup(candidate=each.candidate, node_pool=each.node_pool, paths=each.paths) for each in named]
+    def _observe(self, named: Sequence[GkeGroup]) -> tuple[Group, ...]:
         return tuple(
-            replace(group, max_size=each.max_size(self._pool), owned=False)
-            for each, group in zip(named, self._gke.observe(found), strict=True)
+            replace(group, max_size=_max_size(each.node_pool, self._pool), owned=False)
+            for each, group in zip(named, self._gke.observe(named), strict=True)
         )
 
     def paths_of(self, group: str) -> list[str]:
@@ -168,8 +136,8 @@ class ExternalNodePools(GroupSource):
             GroupNotFound: It does not exist, or has none.
         """
         for each in self._read():
-            if each.name == group:
-                return each.paths
+            if each.candidate.group == group:
+                return list(each.paths)
         raise GroupNotFound(
             f"Node pool {group} does not exist, or has no instance group yet.",
             "Create it where it is defined: this package creates none of them.",
@@ -177,9 +145,35 @@ class ExternalNodePools(GroupSource):
         )
 
 
-def _zones(node_pool: Mapping[str, Any]) -> list[str]:
-    """Return the names of the zones in which a node pool has instance groups."""
-    return sorted(set(map(_zone_name, group_paths(node_pool))))
+def _by_zone(node_pool: Mapping[str, Any]) -> list[GkeGroup]:
+    """Return a node pool's groups, one for each zone; two instance groups are behind it during a blue-green upgrade.
+
+    A group has the node pool's name, with the zone where it has several. The side that stays comes first.
+    """
+    paths, name = group_paths(node_pool), str(node_pool["name"])
+    zones = sorted(set(map(_zone_name, paths)))
+    machine_type = str((node_pool.get("config") or {}).get("machine_type", ""))
+    market = cast("Market", market_of(node_pool))
+    return [
+        GkeGroup(
+            candidate=Candidate(
+                group=name if len(zones) == 1 else f"{name}/{zone}",
+                zone=zone,
+                instance_type=machine_type,
+                market=market,
+            ),
+            node_pool=node_pool,
+            paths=[path for path in paths if _zone_name(path) == zone],
+        )
+        for zone in zones
+    ]
+
+
+def _max_size(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> int:
+    """Return the node pool's own limit in a zone, where its autoscaler has one, else the pool's."""
+    autoscaling = node_pool.get("autoscaling") or {}
+    limit = int(autoscaling.get("max_node_count") or autoscaling.get("total_max_node_count") or 0)
+    return limit if _is_autoscaled(node_pool) and limit else pool.max_nodes
 
 
 def _zone_name(path: str) -> str:
