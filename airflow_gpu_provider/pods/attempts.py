@@ -7,7 +7,7 @@ triggerer in between travels in the trigger's event, and the number also stands 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal, Self
 
@@ -34,6 +34,10 @@ class Attempt(Record):
     number: int = 1
     deadline: datetime | None = None
     timeline: tuple[Mapping[str, Any], ...] = ()
+
+    def until(self, deadline: datetime) -> Self:
+        """Return it with this deadline, where the try has none yet."""
+        return replace(self, deadline=self.deadline or deadline)
 
     def following(self, *, deadline: datetime, phases: Phases) -> Self:
         """Return the attempt after this one, whose pod lived through `phases`."""

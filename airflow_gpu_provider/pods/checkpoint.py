@@ -9,9 +9,9 @@ from typing import Any
 
 from kubernetes.client import ApiClient, CoreV1Api
 from kubernetes.client import models as k8s
-from kubernetes.client.exceptions import ApiException
 
-from airflow_gpu_provider.errors import CheckpointUnusable, PodUnschedulable, PoolSpecError
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
+from airflow_gpu_provider.errors import CheckpointUnusable, PermissionDenied, PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import GpuPool
 
@@ -133,12 +133,12 @@ def _is_within(path: str, folder: str) -> bool:
 def _bound_volume(core: CoreV1Api, namespace: str, claim: str) -> k8s.V1PersistentVolume | None:
     """Return the claim's volume; None where it has none yet, or where this may not be asked."""
     try:
-        name = core.read_namespaced_persistent_volume_claim(claim, namespace).spec.volume_name
-        return core.read_persistent_volume(name) if name else None
-    except ApiException as error:
-        if error.status not in (403, 404):
-            raise
-        _log.warning("In which zone the volume of claim %s/%s is, is not known: %s", namespace, claim, error.reason)
+        with mapped("get", "persistentvolumeclaims"):
+            name = core.read_namespaced_persistent_volume_claim(claim, namespace).spec.volume_name
+        with mapped("get", "persistentvolumes"):
+            return core.read_persistent_volume(name) if name else None
+    except (ObjectNotFound, PermissionDenied) as error:
+        _log.warning("In which zone the volume of claim %s/%s is, is not known: %s", namespace, claim, error)
         return None
 
 

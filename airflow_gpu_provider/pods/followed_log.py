@@ -48,6 +48,8 @@ ROTATED = '(lines may be missing here: the node has rotated the log; see "The lo
 Tell = Callable[[str, str, datetime | None], None]
 """Takes a container's name, a line's text, and when it was printed."""
 
+LAST_WORDS_WITHIN = 1.0
+"""Seconds in which the log of a pod that is taken away is read to its end: a worker may find it gone."""
 SAVE_EVERY = 3.0
 _OUTLIVED = 1.5
 _SILENCE = 240.0  # load balancers drop what is silent for longer (EKS: 350 s), and tell nobody

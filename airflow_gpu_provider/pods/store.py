@@ -13,7 +13,7 @@ from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound, mapped
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
@@ -39,7 +39,8 @@ class TaskPods:
 
     def of_task(self, namespace: str, owner: Ownership) -> list[V1Pod]:
         """Return the task's pods, those of earlier tries too."""
-        return list(self._hook.core_v1_client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
+        with mapped("list", "pods"):
+            return list(self._hook.core_v1_client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
 
     def newest_of_try(self, namespace: str, owner: Ownership) -> V1Pod | None:
         """Return the pod of this try's latest attempt, if there is one; what is being deleted already is left out."""
@@ -104,10 +105,10 @@ class TaskPods:
         give_up_at = time.monotonic() + _NAME_FREED_IN + grace_seconds
         while True:
             try:
-                return self._manager.create_pod(request)
-            except ApiException as error:
-                if error.status != 409:
-                    raise
+                with mapped("create", "pods"):
+                    return self._manager.create_pod(request)
+            except ObjectChanged:
+                pass
             # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod still ends.
             there = self.read(request.metadata.name, request.metadata.namespace, uid=None)
             if there is not None and _is_of_attempt(there, owner) and not there.metadata.deletion_timestamp:
@@ -121,32 +122,29 @@ class TaskPods:
 
     def delete(self, pod: V1Pod) -> None:
         """Delete the pod that was read; fine if it is gone, or if another one has its name."""
-        self._manager.delete_pod(pod)
+        with mapped("delete", "pods"):
+            self._manager.delete_pod(pod)
 
     def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
         """Delete with a client of its own, for the interrupted code may hold locks; failures are logged."""
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
         try:
             client = self._hook.new_client()
-            if not pod.metadata.uid:  # the answer to its creation has not come: another task's pod may have the name
-                there = client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
-                if _try_of(there) != _try_of(pod):
-                    return
-                pod = there
-            last = client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod, **options))
+            with mapped("delete", "pods"):
+                if (
+                    not pod.metadata.uid
+                ):  # the answer to its creation has not come: another task's pod may have the name
+                    there = client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
+                    if _try_of(there) != _try_of(pod):
+                        return
+                    pod = there
+                name, namespace = pod.metadata.name, pod.metadata.namespace
+                last = client.delete_namespaced_pod(name, namespace, body=_only(pod, **options))
             _note_use(client, last)  # after it: the process may be ended any moment, and a pod that runs costs more
-        except (ApiException, HTTPError, GpuError) as error:
-            if getattr(error, "status", None) != 404:
-                _log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
-
-    def mark_collected(self, pod: V1Pod) -> None:
-        """Let the node of a kept pod go: its log and result are read."""
-        patch = {"metadata": {"annotations": {UNCOLLECTED: None}}}
-        _note_use(self._hook.core_v1_client, pod)
-        try:
-            self._hook.core_v1_client.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
-        except (ApiException, HTTPError) as error:
-            _log.warning("Pod %s holds its node for ten minutes more: %s", pod.metadata.name, error)
+        except ObjectNotFound:
+            return
+        except GpuError as error:
+            _log.error("Pod %s could not be deleted: %s", pod.metadata.name, error)
 
 
 class CarefulPodManager(PodManager):
@@ -167,6 +165,15 @@ class CarefulPodManager(PodManager):
         except ApiException as error:
             if error.status not in (404, 409):
                 raise
+
+    def mark_collected(self, pod: V1Pod) -> None:
+        """Let the node of a kept pod go: its log and result are read."""
+        patch = {"metadata": {"annotations": {UNCOLLECTED: None}}}
+        _note_use(self._client, pod)
+        try:
+            self._client.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
+        except (ApiException, HTTPError) as error:
+            _log.warning("Pod %s holds its node for ten minutes more: %s", pod.metadata.name, error)
 
 
 def _note_use(client: CoreV1Api, pod: Any) -> None:

@@ -21,7 +21,7 @@ from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pods.end import end_of
-from airflow_gpu_provider.pods.followed_log import PodLogs
+from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN, PodLogs
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
 from airflow_gpu_provider.pools import deserialize_pool
@@ -40,8 +40,6 @@ RECORD_VERSION = 2
 LONGEST_RESULT = 2**14
 """How many bytes a result may have to travel in the trigger's event, which Airflow logs and keeps in its database."""
 _RESULT_WITHIN = 10.0
-LAST_WORDS_WITHIN = 1.0
-"""Seconds in which the log of a pod that is taken away is read to its end."""
 
 
 class GpuPodTrigger(BaseTrigger):

@@ -34,11 +34,13 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
 from airflow_gpu_provider.platforms.base import platform_for
+from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
@@ -302,15 +304,15 @@ class Spot:
 
     def takes_before_the_end_is_judged(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Take the machines of the first two attempts when their containers have ended, before a worker judges why."""
-        collect = GpuPodOperator._collect
+        collect = PodAttempt.collect
 
-        def taken(train: GpuPodOperator, watched: Watched, context: Any) -> Any:
+        def taken(attempt: PodAttempt, watched: Watched, setbacks: Setbacks) -> Any:
             pod = self._core.read_namespaced_pod(watched.name, watched.namespace)
             if _attempt(pod) in ("1", "2"):
                 self._take(pod)
-            return collect(train, watched, context)
+            return collect(attempt, watched, setbacks)
 
-        monkeypatch.setattr(GpuPodOperator, "_collect", taken)
+        monkeypatch.setattr(PodAttempt, "collect", taken)
 
     def takes_the_third_while_it_runs(self, pool: EksGpuPool) -> threading.Thread:
         of_the_pool = {"label_selector": f"{POOL_LABEL}={pool.name}", "field_selector": "status.phase=Running"}

@@ -1,0 +1,264 @@
+"""PodTry: one try of a task, whose pods follow one another where preemption is no failure.
+
+However it ends, no pod is left that nobody waits for, and no node that nobody releases.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
+from kubernetes.client import V1Pod
+
+from airflow_gpu_provider.cluster.demand import list_demand
+from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
+from airflow_gpu_provider.errors import GpuError, PodDeadline, PodPreempted, TaskKilled
+from airflow_gpu_provider.pods.attempt import PodAttempt
+from airflow_gpu_provider.pods.attempts import Attempt
+from airflow_gpu_provider.pods.ownership import Ownership
+from airflow_gpu_provider.pods.result import RESULT_FILE, ResultUnread
+from airflow_gpu_provider.pods.store import attempt_of
+from airflow_gpu_provider.pods.task import PodTask
+from airflow_gpu_provider.pods.task_cluster import TaskCluster
+from airflow_gpu_provider.pods.task_log import TaskLog
+from airflow_gpu_provider.pods.verdict import Watched
+from airflow_gpu_provider.pods.wait import PodWait
+from airflow_gpu_provider.scaling.open_pool import open_pool
+from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
+from airflow_gpu_provider.scaling.setbacks import Setbacks
+from airflow_gpu_provider.stopping import Stop
+
+_DEFER_MARGIN = timedelta(minutes=5)
+
+
+class PodTry:
+    """The pods of one try, as far as this process sees them.
+
+    Args:
+        task, cluster: For whom, and where.
+        log: The task's log of its pods.
+        stop: Tells that the task is to stop.
+        event: The trigger's, from which it goes on; empty for none.
+    """
+
+    def __init__(self, task: PodTask, cluster: TaskCluster, log: TaskLog, stop: Stop, event: Mapping[str, Any]) -> None:
+        self._task = task
+        self._cluster = cluster
+        self._log = log
+        self._stop = stop
+        self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
+        self._owner: Ownership | None = None
+        self.attempt = self._attempt(Attempt.from_record(event.get("attempt") or {}))
+        self.has_timed_out = False
+        """execution_timeout is over, and what was to be done about it is done."""
+
+    def run(self) -> Any:
+        """Create a pod and wait for it, here or in the triggerer; where it is taken away and may resume, the next one.
+
+        Raises:
+            TaskDeferred: The triggerer waits.
+            GpuError: How the pod ended, or why there is none.
+        """
+        with self._leaving_no_nodes():
+            return self._run_attempts()
+
+    def go_on(self, watched: Watched) -> Any:
+        """Collect a pod that was waited for; or have it waited for again, or run the next one.
+
+        Raises:
+            TaskDeferred: The triggerer waits.
+            GpuError: How the pod ended.
+        """
+        self._log.followed = watched.logs
+        self._known_owner()
+        with self._leaving_no_nodes():
+            try:
+                return self._collect_or_defer(watched)
+            except PodPreempted as error:
+                self._prepare_next_attempt(error)
+            return self._run_attempts()
+
+    def go_on_without_event(self, error: Exception, namespace: str) -> Any:
+        """Collect a pod that has ended; delete one that has not, for nobody can wait for it."""
+        late = PodDeadline(
+            f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
+            "See the triggerer's log; the next try starts anew.",
+        )
+        pods, owner = self._cluster.pods, self._known_owner()
+        pod = pods.newest_of_try(namespace, owner)
+        if pod is None:
+            there = pods.of_task(namespace, owner)
+            for left in there:
+                pods.delete(left)
+            self._release_nodes(*there)
+            raise late from error
+        self.attempt = self._attempt(Attempt(number=attempt_of(pod)))
+        meta = pod.metadata
+        return self.go_on(Watched(name=meta.name, namespace=meta.namespace, uid=meta.uid, saw_end=False, error=late))
+
+    def kill(self) -> None:
+        """Delete the pod, unless on_kill_action says that it stays; may be called in a signal handler."""
+        if self._task.is_kept_when_killed:
+            self._task.log.info("Pod is kept, as on_kill_action says.")
+        elif (pod := self.attempt.pod) is not None:
+            self._cluster.pods.delete_from_signal_handler(pod, grace_seconds=self._task.grace_seconds)
+
+    # -- its attempts ----------------------------------------------------------------------------------------
+
+    def _run_attempts(self) -> Any:
+        while True:
+            try:
+                return self._run_attempt()
+            except PodPreempted as error:
+                self._prepare_next_attempt(error)
+
+    def _run_attempt(self) -> Any:
+        try:
+            self.attempt.start()
+            if self._task.deferrable:
+                self._defer(self.attempt.wait())
+            watched = self.attempt.watch_here()
+            while True:
+                try:
+                    return self._collect(watched)
+                except GpuError as error:
+                    if not self._take_setback(error):
+                        raise
+                time.sleep(self._setbacks.pause)
+        except TaskDeferred:
+            raise
+        except BaseException:
+            self.attempt.let_go()
+            raise
+
+    def _collect_or_defer(self, watched: Watched) -> Any:
+        try:
+            return self._collect(watched)
+        except PodPreempted:
+            raise
+        except GpuError as error:
+            if not self._take_setback(error):
+                self.attempt.let_go()
+                raise
+        self._defer(watched.wait or self.attempt.wait())
+
+    def _collect(self, watched: Watched) -> Any:
+        return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))
+
+    def _take_setback(self, error: GpuError) -> bool:
+        """Count a failure that says nothing of the pod; return False for any other one, and for one that lasts."""
+        now = self._cluster.now()
+        setbacks = self._setbacks.one_more(now)
+        deadline = self.attempt.record.deadline
+        is_late = deadline is not None and now > deadline + COLLECT_WITHIN
+        is_unread = isinstance(error, ResultUnread) and setbacks.lasted > COLLECT_WITHIN
+        if is_late or is_unread or not setbacks.may_pass(error):
+            return False
+        self._setbacks = setbacks
+        said = "%s: %s The pod is looked at again in %.0f s."
+        self._task.log.warning(said, type(error).__name__, error, setbacks.pause)
+        return True
+
+    def _prepare_next_attempt(self, error: PodPreempted) -> None:
+        """Have the next pod follow the one that was taken away; raise `error` where it may not."""
+        self._stop.check()
+        now, record = self._cluster.now(), self.attempt.record
+        deadline = record.deadline or self.attempt.deadlines.of_pod(now)
+        if why_not := self._task.preemptions.why_not(record, deadline=deadline, now=now):
+            self._task.log.info("The pod is not started again: %s.", why_not)
+            raise error
+        following = record.following(deadline=deadline, phases=self.attempt.phases)
+        self._task.log.warning("%s Attempt %s starts on new capacity.", error.what, following.number)
+        self._log.followed = {}
+        self.attempt = self._attempt(following)
+
+    def _attempt(self, record: Attempt) -> PodAttempt:
+        self._task.on_pod(None)
+        return PodAttempt(self._task, self._cluster, self._log, self._stop, self._known_owner, record)
+
+    def _known_owner(self) -> Ownership:
+        if self._owner is None:
+            self._owner = self._task.owner()
+        return self._owner
+
+    # -- deferral --------------------------------------------------------------------------------------------
+
+    def _defer(self, wait: PodWait) -> None:
+        attempt, owner = self.attempt, self._known_owner()
+        sidecar = {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
+        carried = {"attempt": attempt.record.until(wait.deadline).to_record(), "setbacks": self._setbacks.to_record()}
+        record = {
+            "pool": self._cluster.pool.serialize(),
+            "wait": wait.to_record(),
+            "owner": owner.writer,
+            "key": asdict(owner.key),
+            "holder": self._task.holder,
+            "deferred_at": time.time(),
+            "pause": self._setbacks.pause,
+            "delete_on_kill": not self._task.is_kept_when_killed,
+            "grace_seconds": self._task.grace_seconds,
+            "logs": self._log.to_stream(attempt.pod, self._cluster.api),
+            "result": sidecar if self._task.has_result else None,
+            "extra": {**self._task.trigger_kwargs, **carried},
+        }
+        timeout = max(wait.deadline - self._cluster.now(), timedelta(0)) + _DEFER_MARGIN
+        self._task.log.info("Waiting in the triggerer for pod %s, until %s at the latest", wait.name, wait.deadline)
+        self._task.defer(record, timeout)
+
+    # -- its nodes -------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _leaving_no_nodes(self) -> Iterator[None]:
+        """Release the pod's node at the end where no demand covers it: no ScaleDownSensor will.
+
+        And let nothing out but TaskKilled once the task was told to stop: that error may be swallowed on its way.
+        """
+        try:
+            try:
+                yield
+            finally:
+                self._stop.check()
+        except TaskDeferred:
+            raise
+        except AirflowTaskTimeout:
+            self.kill()
+            self._release_nodes()
+            self.has_timed_out = True
+            raise
+        except BaseException:
+            self._release_nodes()
+            raise
+        self._release_nodes()
+
+    def _release_nodes(self, *pods: V1Pod) -> None:
+        """Do so; an error here is logged, for how the pod ended is what the task is about.
+
+        A task that is told to stop has seconds left, and where that comes in the middle it begins anew: the first thing
+        that is written moves the cloud's own switch.
+        """
+        own = {pod.metadata.uid for pod in (*pods, self.attempt.pod) if pod is not None and pod.metadata.uid}
+        try:
+            self._release(own)
+        except TaskKilled:
+            self._release(own)
+            raise
+
+    def _release(self, own: set[str]) -> None:
+        owner, pool, say = self._owner, self._cluster.pool, self._task.log.info
+        if owner is None:
+            return
+        try:
+            if any(lease.key == owner.key for lease in list_demand(self._cluster.api, pool.name)):
+                return
+            say("No demand covers the pod: the pool's nodes that nobody wants are released.")
+            reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
+            within = WHEN_KILLED if self._stop.error is not None else None
+            release_without_sensor(reconciler, owner.key, own=own, say=say, within=within)
+        except GpuError as error:
+            self._task.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)

@@ -1,0 +1,78 @@
+"""PodTask: a task that runs pods, as the life of these needs it: its arguments, and what Airflow does for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kubernetes.client import V1Pod
+
+from airflow_gpu_provider.pods.attempts import Preemptions
+from airflow_gpu_provider.pods.ownership import Ownership
+from airflow_gpu_provider.pods.placement import Placement
+
+if TYPE_CHECKING:
+    from airflow.sdk.types import Logger
+
+
+class CallBack(Protocol):
+    """Calls one of the task's KubernetesPodOperatorCallbacks, by its name."""
+
+    def __call__(self, name: str, **what: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodTask:
+    """One try of a task.
+
+    Attributes:
+        log: The task's.
+        placement: Where its pods run; what differs from pod to pod is not in it yet.
+        checkpoint: Where its training keeps one, or None.
+        preemptions: What to do where a pod is taken away.
+        schedule_seconds, start_seconds: See PodWait.
+        execution_timeout: None for none; counts from `started_at`, the start of the try by Airflow's clock.
+        grace_seconds: The pod's grace period where it is deleted; None for its own.
+        reattaches: A pod that the try has created before is gone on with.
+        has_result: The pod leaves a result.
+        deferrable: The triggerer waits.
+        is_kept_when_killed: The pod stays where the task is told to stop.
+        holder: Who has the pool's lock, in words.
+        owner: Returns whose pods they are; asks Airflow.
+        build: Returns the pod to create, placed.
+        create: Creates it.
+        defer: Takes the trigger's record and the timeout, and raises TaskDeferred.
+        extract_result: Reads a pod's result, and ends the container that keeps it.
+        release: Does with a pod what on_finish_action says; takes its result too.
+        call_back: Calls the user's callbacks.
+        push: Takes the key and the value of an XCom.
+        on_pod: Takes the pod as it is known now, or None.
+        trigger_kwargs: More entries for the trigger's event.
+    """
+
+    log: Logger
+    placement: Placement
+    checkpoint: str | None
+    preemptions: Preemptions
+    schedule_seconds: float
+    start_seconds: float
+    execution_timeout: timedelta | None
+    started_at: datetime | None
+    grace_seconds: int | None
+    reattaches: bool
+    has_result: bool
+    deferrable: bool
+    is_kept_when_killed: bool
+    holder: str
+    owner: Callable[[], Ownership]
+    build: Callable[[], V1Pod]
+    create: Callable[[V1Pod], V1Pod]
+    defer: Callable[[dict[str, Any], timedelta], None]
+    extract_result: Callable[[V1Pod], Any]
+    release: Callable[[V1Pod, Any], None]
+    call_back: CallBack
+    push: Callable[[str, Any], None]
+    on_pod: Callable[[V1Pod | None], None]
+    trigger_kwargs: Mapping[str, Any] = field(default_factory=dict)

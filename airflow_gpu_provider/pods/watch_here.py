@@ -1,0 +1,50 @@
+"""The wait for a pod in a worker, for a task that does not defer: the same watch as the trigger's, and its log."""
+
+from __future__ import annotations
+
+from kubernetes.client import V1Pod
+
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.informer import connected
+from airflow_gpu_provider.errors import PodPreempted
+from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN, PodLogs
+from airflow_gpu_provider.pods.task_cluster import TaskCluster
+from airflow_gpu_provider.pods.task_log import TaskLog
+from airflow_gpu_provider.pods.verdict import Watched
+from airflow_gpu_provider.pods.wait import PodWait
+from airflow_gpu_provider.pods.watch import watch_pod
+from airflow_gpu_provider.scaling.wait_loop import Narrator
+
+
+async def watch_here(
+    wait: PodWait, pod: V1Pod | None, cluster: TaskCluster, log: TaskLog, *, owner: str, narrator: Narrator
+) -> Watched:
+    """Wait for a pod, and write its log meanwhile.
+
+    Args:
+        wait: What is waited for.
+        pod: The pod, whose containers say what is logged.
+        cluster: Where it runs.
+        log: Writes the log, and is told how far it is.
+        owner, narrator: See watch_pod.
+
+    Raises:
+        GpuError: The cluster, or credentials for it, cannot be found.
+    """
+    pool = cluster.pool
+
+    def open_access() -> ClusterAccess:
+        return cluster.hook.access
+
+    async with connected(pool.cluster_identity, open_access) as api:
+        logs = PodLogs(api, wait, log.to_stream(pod, cluster.api), log.log.log, tell=log.tell, alone=True)
+        try:
+            async with logs:
+                progress = await watch_pod(
+                    pool, wait, owner=owner, narrator=narrator, open_access=open_access, on_pod=logs.follow
+                )
+                if isinstance(progress.error, PodPreempted):
+                    await logs.drain(LAST_WORDS_WITHIN)
+        finally:
+            log.followed = logs.rest()
+    return Watched.of_progress(wait, progress, log.followed)

@@ -1,0 +1,213 @@
+"""The life of a task's pods, without Airflow and without a cluster: in which order it is decided, read and released."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
+from kubernetes.client import ApiClient, ApiException, V1ObjectMeta, V1Pod, V1PodSpec
+
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import ClusterUnreachable, PodFailed, PodPreempted, TaskKilled
+from airflow_gpu_provider.pods import deadline, pod_try
+from airflow_gpu_provider.pods.attempt import PodAttempt
+from airflow_gpu_provider.pods.attempts import Preemptions
+from airflow_gpu_provider.pods.ownership import Ownership
+from airflow_gpu_provider.pods.placement import Placement
+from airflow_gpu_provider.pods.pod_try import PodTry
+from airflow_gpu_provider.pods.task import PodTask
+from airflow_gpu_provider.pods.task_log import TaskLog
+from airflow_gpu_provider.pods.verdict import Watched
+from airflow_gpu_provider.stopping import Stop
+from airflow_gpu_provider.triggers.pod import GpuPodTrigger
+from tests.unit.pods.test_pod_end import START, disrupted, ended, pod, running
+from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.pods.test_pod_verdict import watched
+
+LATER = START + timedelta(minutes=10)
+AWAY = ClusterUnreachable("The API server was away.")
+PHASES = [{"phase": "ran", "seconds": 1.0}]
+FAILED = pod(ended(3), phase="Failed")
+ENDED_WELL = pod(ended(0), phase="Succeeded")
+EVICTED = pod(ended(143, at=55), phase="Failed", conditions=(disrupted(at=50),))
+
+
+class Life:
+    """One try of a task, whose pod is always in the same state; `steps` are what was done, in this order."""
+
+    def __init__(self, state: PodState = FAILED, **changes: Any) -> None:
+        self.steps: list[str] = []
+        self.records: list[dict[str, Any]] = []
+        self.stop = Stop()
+        self.fails: dict[str, BaseException] = {}
+        self._state = state
+        log: Any = logging.getLogger(__name__)
+        meta = V1ObjectMeta(name="train-x", namespace="ml", uid="u1", creation_timestamp=START)
+        self._pod = V1Pod(metadata=meta, spec=V1PodSpec(containers=[], node_name="n1"))
+        owner = Ownership(
+            key=DemandKey(installation="i", dag_id="d", run_id="r", pool="train-gpu"),
+            task_id="train",
+            map_index=-1,
+            try_id="t1",
+        )
+        arguments: dict[str, Any] = {
+            "log": log,
+            "placement": Placement(pool=a_pool(), gpus=1, base_container="base"),
+            "checkpoint": None,
+            "preemptions": Preemptions(resume=False, at_most=3),
+            "schedule_seconds": 60.0,
+            "start_seconds": 60.0,
+            "execution_timeout": None,
+            "started_at": None,
+            "grace_seconds": 30,
+            "reattaches": True,
+            "has_result": True,
+            "deferrable": True,
+            "is_kept_when_killed": False,
+            "holder": "somebody",
+            "owner": lambda: owner,
+            "build": self._build,
+            "create": self._step("create", self._pod),
+            "defer": self._defer,
+            "extract_result": self._step("read the result", [1]),
+            "release": self._step("release the pod"),
+            "call_back": lambda name, **_: self._step(name)(),
+            "push": lambda key, _: self._step(f"push {key}")(),
+            "on_pod": lambda _: None,
+        }
+        self.task = PodTask(**(arguments | changes))
+        task_log = TaskLog(
+            log=log,
+            containers=True,
+            init_containers=None,
+            get_logs=False,
+            with_name=True,
+            formatter=None,
+            in_triggerer=True,
+        )
+        cluster: Any = SimpleNamespace(
+            pool=a_pool(),
+            base_container="base",
+            api=ApiClient(),
+            client=SimpleNamespace(read_namespaced_pod_log=_no_log),
+            clock=SimpleNamespace(now=lambda: LATER),
+            now=lambda: LATER,
+            pods=SimpleNamespace(
+                read=lambda *_, **__: self._pod, delete_from_signal_handler=self._step("delete the pod")
+            ),
+            manager=SimpleNamespace(extract_xcom_kill=self._step("end the sidecar")),
+            gpu_health=SimpleNamespace(of_node=lambda _: ""),
+            state=lambda _: self._state,
+        )
+        self.tries = PodTry(self.task, cluster, task_log, self.stop, {})
+
+    def _build(self) -> V1Pod:
+        assert self.tries.attempt.owner.attempt >= 1  # it is asked for: it stands on the pod
+        return self._pod
+
+    def _step(self, name: str, returns: Any = None) -> Callable[..., Any]:
+        def do(*_: Any, **__: Any) -> Any:
+            self.steps.append(name)
+            if name in self.fails:
+                raise self.fails[name]
+            return returns
+
+        return do
+
+    def _defer(self, record: dict[str, Any], timeout: timedelta) -> None:
+        self.records.append(record)
+        raise TaskDeferred(trigger=GpuPodTrigger(record), method_name="trigger_reentry", timeout=timeout)
+
+
+def _no_log(*_: Any, **__: Any) -> Any:
+    raise ApiException(status=404)
+
+
+@pytest.fixture(autouse=True)
+def nodes(monkeypatch: pytest.MonkeyPatch) -> list[set[str]]:
+    """The pods whose nodes were released; no demand covers any."""
+    released: list[set[str]] = []
+    monkeypatch.setattr(deadline, "list_demand", lambda *_: ())
+    monkeypatch.setattr(pod_try, "list_demand", lambda *_: ())
+    monkeypatch.setattr(pod_try, "open_pool", lambda *_, **__: None)
+    monkeypatch.setattr(pod_try, "release_without_sensor", lambda *_, own, **__: released.append(own))
+    return released
+
+
+def event(status: str, error: Any = None) -> Watched:
+    return watched(status, error, timeline=PHASES)
+
+
+@pytest.mark.parametrize(("state", "error"), [(ENDED_WELL, None), (FAILED, PodFailed("It failed.", exit_code=3))])
+def test_pod_is_read_before_it_is_released_and_released_before_the_task_ends(
+    state: PodState, error: PodFailed | None, nodes: list[set[str]]
+) -> None:
+    life = Life(state)
+    if error is None:
+        assert life.tries.go_on(watched("success", timeline=PHASES, result="[1]")) == [1]
+    else:
+        with pytest.raises(PodFailed, match="It failed"):
+            life.tries.go_on(event("failed", error))
+    read = "end the sidecar" if error is None else "read the result"
+    assert life.steps == [read, "push timeline", "on_pod_completion", "on_pod_teardown", "release the pod"]
+    assert nodes == [{"u1"}]
+
+
+def test_pod_that_may_still_run_is_untouched_and_watched_again_later(nodes: list[set[str]]) -> None:
+    life = Life(pod(running()))
+    with pytest.raises(TaskDeferred):
+        life.tries.go_on(event("error", AWAY))
+    assert life.steps == []
+    assert life.records[0]["pause"] > 0
+    assert life.records[0]["extra"]["setbacks"]["times"] == 1
+    assert not nodes
+
+
+def test_pod_is_released_where_the_task_fails_after_its_creation(nodes: list[set[str]]) -> None:
+    life = Life()
+    life.fails["on_pod_creation"] = ValueError("a user's own")
+    with pytest.raises(ValueError, match="own"):
+        life.tries.run()
+    assert life.steps[-2:] == ["on_pod_creation", "release the pod"]
+    assert nodes == [{"u1"}]
+
+
+def test_timeout_ends_the_pod_before_its_node(monkeypatch: pytest.MonkeyPatch, nodes: list[set[str]]) -> None:
+    life = Life(deferrable=False)
+
+    def times_out(_: PodAttempt) -> Watched:
+        raise AirflowTaskTimeout
+
+    monkeypatch.setattr(PodAttempt, "watch_here", times_out)
+    with pytest.raises(AirflowTaskTimeout):
+        life.tries.run()
+    assert life.steps[-2:] == ["release the pod", "delete the pod"]
+    assert nodes == [{"u1"}]
+    assert life.tries.has_timed_out
+
+
+def test_pod_of_a_task_that_was_told_to_stop_is_not_taken_for_preempted(nodes: list[set[str]]) -> None:
+    life = Life(EVICTED, preemptions=Preemptions(resume=True, at_most=3))
+    life.stop.error = TaskKilled("Told to stop.")
+    with pytest.raises(TaskKilled):
+        life.tries.go_on(event("timeout", PodPreempted("It was deleted.", machine="m")))
+    assert "create" not in life.steps
+    assert nodes
+
+
+def test_preempted_pod_is_followed_by_the_next_with_the_same_deadline(nodes: list[set[str]]) -> None:
+    life = Life(EVICTED, preemptions=Preemptions(resume=True, at_most=3))
+    with pytest.raises(TaskDeferred):
+        life.tries.go_on(event("timeout", PodPreempted("It was deleted.", machine="m")))
+    assert life.steps.index("release the pod") < life.steps.index("create")
+    attempt = life.records[0]["extra"]["attempt"]
+    assert attempt["number"] == 2
+    assert [*attempt["timeline"]] == [{**PHASES[0], "attempt": 1}]
+    assert attempt["deadline"] >= life.records[0]["wait"]["deadline"]
+    assert not nodes
