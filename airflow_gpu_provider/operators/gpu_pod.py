@@ -174,9 +174,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
 
     def _begin(self, context: Context, event: Mapping[str, Any]) -> PodTry:
         """Return the try of this run of the process, begun anew or gone on with."""
-        pool = self._rendered_pool()
-        cluster = TaskCluster(pool, self.hook, self.base_container_name, lambda: self.client, lambda: self.pod_manager)
-        self._try = PodTry(self._task(context), cluster, self._task_log(), self._stop, event)
+        self._try = PodTry(self._task(context), event)
         return self._try
 
     # -- what it gives to the life of its pods ---------------------------------------------------------------
@@ -185,8 +183,12 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         from airflow_gpu_provider.run_identity import lock_holder, run_key
 
         ti, pool = context["ti"], self._rendered_pool()
+        cluster = TaskCluster(pool, self.hook, self.base_container_name, lambda: self.client, lambda: self.pod_manager)
         return PodTask(
             log=self.log,
+            pod_log=self._pod_log(),
+            cluster=cluster,
+            stop=self._stop,
             placement=self._placement(),
             checkpoint=self.checkpoint,
             preemptions=self._preemptions(),
@@ -214,7 +216,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             trigger_kwargs=self.trigger_kwargs or {},
         )
 
-    def _task_log(self) -> TaskLog:
+    def _pod_log(self) -> TaskLog:
         return TaskLog(
             log=self.log,
             containers=self.container_logs,

@@ -20,41 +20,26 @@ from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import check_gpus
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.task_cluster import TaskCluster
-from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
 from airflow_gpu_provider.pods.watch_here import watch_here
 from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
 from airflow_gpu_provider.scaling.setbacks import Setbacks, persistently
 from airflow_gpu_provider.scaling.wait_loop import Narrator
-from airflow_gpu_provider.stopping import Stop
 
 
 class PodAttempt:
     """The life of one pod.
 
     Args:
-        task, cluster: For whom, and where.
-        log: The task's log of it.
-        stop: Ends a wait.
+        task: For whom.
         owner: Returns whose pod it is; asks Airflow.
         record: Which of the try's pods it is.
     """
 
-    def __init__(
-        self,
-        task: PodTask,
-        cluster: TaskCluster,
-        log: TaskLog,
-        stop: Stop,
-        owner: Callable[[], Ownership],
-        record: Attempt,
-    ) -> None:
+    def __init__(self, task: PodTask, owner: Callable[[], Ownership], record: Attempt) -> None:
         self._task = task
-        self._cluster = cluster
-        self._log = log
-        self._stop = stop
+        self._cluster = task.cluster
         self._owner_of_try = owner
         self.record = record
         self.pod: V1Pod | None = None
@@ -82,8 +67,8 @@ class PodAttempt:
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, self._task.placement.gpus)
             pod = build()
-            check_request(pod, self._task, self._cluster, self.deadlines)
-            return placed(pod, self._task, self.owner, self._cluster, self.deadlines)
+            check_request(pod, self._task, self.deadlines)
+            return placed(pod, self._task, self.owner, self.deadlines)
 
         return call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)
 
@@ -95,7 +80,7 @@ class PodAttempt:
 
         def once() -> V1Pod:
             # Once the request is known, on_kill has a name to delete, whether or not the answer to it arrives.
-            return find_or_create(request, self.owner, self._task, self._cluster, on_request=self._set_pod)
+            return find_or_create(request, self.owner, self._task, on_request=self._set_pod)
 
         pod = call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)
         self.record = replace(self.record, number=attempt_of(pod))
@@ -154,8 +139,8 @@ class PodAttempt:
 
     def _watch(self, wait: PodWait, narrator: Narrator) -> Watched:
         owner = self.owner.writer
-        watch = partial(watch_here, wait, self.pod, self._cluster, self._log, owner=owner, narrator=narrator)
-        return self._stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
+        watch = partial(watch_here, wait, self.pod, self._cluster, self._task.pod_log, owner=owner, narrator=narrator)
+        return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
 
     # -- its end ---------------------------------------------------------------------------------------------
 
@@ -175,7 +160,7 @@ class PodAttempt:
         error = explained(self._end(watched, state, setbacks).error, watched, pod, self._cluster)
         if pod is None or state is None:
             return self._collect_gone(error, watched)
-        self._log.write_rest(pod, state, error, api=self._cluster.api, setbacks=setbacks)
+        self._task.pod_log.write_rest(pod, state, error, api=self._cluster.api, setbacks=setbacks)
         result = None
         if self._task.has_result:
             result, error = read_result(

@@ -12,25 +12,21 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import BadGpu, GpuError, PodFailed, PodPreempted
-from airflow_gpu_provider.pods.collected_log import last_lines
 from airflow_gpu_provider.pods.diagnosis import diagnosed
 from airflow_gpu_provider.pods.end import end_of
 from airflow_gpu_provider.pods.machine import PodMachine
 from airflow_gpu_provider.pods.result import invalid, parsed, unread
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
+from airflow_gpu_provider.pods.task_log import last_lines
 from airflow_gpu_provider.pods.verdict import Watched
 
 _log = logging.getLogger(__name__)
 
 
 def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
-    """Return how the pod ended, by what its machine, its last lines and its node tell of it, too.
+    """Return how a pod ended: by its own account (`error`), and by its machine, its last lines and its node.
 
-    Args:
-        error: How it ended by its own account; None: well.
-        watched: The wait for it.
-        pod: As it is now; None where it is gone.
-        cluster: Where it ran. A node whose GPU turns out to be broken is marked there.
+    A node whose GPU turns out to be broken is marked.
     """
     if error is None and watched.result:
         return None  # it was written before the container ended, and its machine has answered after that
@@ -71,12 +67,7 @@ def read_result(
 ) -> tuple[Any, GpuError | None]:
     """Return the pod's result, and how it ended; that of a failed pod is a bonus, of a good one it is owed.
 
-    Args:
-        pod, state: The pod, as it is now.
-        error: How it ended; None: well.
-        watched: The wait for it, which may have read the result.
-        cluster: Where it ran.
-        extract: Reads the result, and ends the container that keeps it.
+    Where the wait has not read it, `extract` does, and ends the container that keeps it.
 
     Raises:
         GpuError: The result is there, and could not be read; it may be read later.

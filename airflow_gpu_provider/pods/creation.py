@@ -20,7 +20,6 @@ from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import place
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
@@ -28,13 +27,13 @@ CREATE_WITHIN = timedelta(minutes=5)
 """For how long a worker tries to create a pod: a quota that is used up for longer is the task's retries' affair."""
 
 
-def check_request(pod: V1Pod, task: PodTask, cluster: TaskCluster, deadlines: PodDeadlines) -> None:
+def check_request(pod: V1Pod, task: PodTask, deadlines: PodDeadlines) -> None:
     """Check that a pod can have nodes and keep its checkpoint.
 
     Raises:
         GpuError: It cannot; or it cannot be found out.
     """
-    pool = cluster.pool
+    cluster, pool = task.cluster, task.cluster.pool
     if warning := idle_gpus_warning(pool, task.placement.gpus):
         task.log.warning("%s", warning)
     groups = cache(cluster.hook.platform.observe)
@@ -46,35 +45,29 @@ def check_request(pod: V1Pod, task: PodTask, cluster: TaskCluster, deadlines: Po
         check_nodes_can_come(pool, groups)
 
 
-def placed(pod: V1Pod, task: PodTask, owner: Ownership, cluster: TaskCluster, deadlines: PodDeadlines) -> V1Pod:
+def placed(pod: V1Pod, task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> V1Pod:
     """Return the pod with its place, its owner, its deadline and what its container is to know."""
-    now = cluster.clock.now()
+    now = task.cluster.clock.now()
     placement = replace(
         task.placement,
         active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
         labels=owner.labels,
         annotations=owner.annotations,
-        avoid=cluster.gpu_health.bad_hosts(),
+        avoid=task.cluster.gpu_health.bad_hosts(),
         env=environment(checkpoint=task.checkpoint, run_id=owner.task, attempt=owner.attempt),
     )
     return place(pod, placement)
 
 
-def find_or_create(
-    request: V1Pod, owner: Ownership, task: PodTask, cluster: TaskCluster, on_request: Callable[[V1Pod], None]
-) -> V1Pod:
+def find_or_create(request: V1Pod, owner: Ownership, task: PodTask, on_request: Callable[[V1Pod], None]) -> V1Pod:
     """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first.
 
-    Args:
-        request: The pod to create.
-        owner: Whose it is.
-        task, cluster: For whom, and where.
-        on_request: Called before the pod is created; from then on it may be there.
+    `on_request` is called just before it is created: from then on it may be there.
 
     Raises:
         GpuError: It is refused, or the cluster does not answer.
     """
-    pods, namespace = cluster.pods, request.metadata.namespace
+    pods, namespace = task.cluster.pods, request.metadata.namespace
     newest = pods.newest_of_try(namespace, owner) if task.reattaches else None
     current = newest if newest is not None and attempt_of(newest) >= owner.attempt else None
     there = pods.of_task(namespace, owner)
@@ -86,7 +79,7 @@ def find_or_create(
     if current is not None:
         task.log.info("Goes on with pod %s, which this try has created before.", current.metadata.name)
         return current
-    pods.await_end(earlier, cluster.clock, task.log.info)
+    pods.await_end(earlier, task.cluster.clock, task.log.info)
     on_request(request)
     pod = pods.create(request, owner, grace_seconds=task.grace_seconds or 30)
     task.log.info("Created pod %s/%s.", pod.metadata.namespace, pod.metadata.name)

@@ -25,14 +25,11 @@ from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.result import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.task_cluster import TaskCluster
-from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
 from airflow_gpu_provider.scaling.setbacks import Setbacks
-from airflow_gpu_provider.stopping import Stop
 
 _DEFER_MARGIN = timedelta(minutes=5)
 
@@ -41,17 +38,13 @@ class PodTry:
     """The pods of one try, as far as this process sees them.
 
     Args:
-        task, cluster: For whom, and where.
-        log: The task's log of its pods.
-        stop: Tells that the task is to stop.
+        task: For whom.
         event: The trigger's, from which it goes on; empty for none.
     """
 
-    def __init__(self, task: PodTask, cluster: TaskCluster, log: TaskLog, stop: Stop, event: Mapping[str, Any]) -> None:
+    def __init__(self, task: PodTask, event: Mapping[str, Any]) -> None:
         self._task = task
-        self._cluster = cluster
-        self._log = log
-        self._stop = stop
+        self._cluster = task.cluster
         self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
         self._owner: Ownership | None = None
         self.attempt = self._attempt(Attempt.from_record(event.get("attempt") or {}))
@@ -75,7 +68,7 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended.
         """
-        self._log.followed = watched.logs
+        self._task.pod_log.followed = watched.logs
         self._known_owner()
         with self._leaving_no_nodes():
             try:
@@ -167,7 +160,7 @@ class PodTry:
 
     def _prepare_next_attempt(self, error: PodPreempted) -> None:
         """Have the next pod follow the one that was taken away; raise `error` where it may not."""
-        self._stop.check()
+        self._task.stop.check()
         now, record = self._cluster.now(), self.attempt.record
         deadline = record.deadline or self.attempt.deadlines.of_pod(now)
         if why_not := self._task.preemptions.why_not(record, deadline=deadline, now=now):
@@ -175,12 +168,12 @@ class PodTry:
             raise error
         following = record.following(deadline=deadline, phases=self.attempt.phases)
         self._task.log.warning("%s Attempt %s starts on new capacity.", error.what, following.number)
-        self._log.followed = {}
+        self._task.pod_log.followed = {}
         self.attempt = self._attempt(following)
 
     def _attempt(self, record: Attempt) -> PodAttempt:
         self._task.on_pod(None)
-        return PodAttempt(self._task, self._cluster, self._log, self._stop, self._known_owner, record)
+        return PodAttempt(self._task, self._known_owner, record)
 
     def _known_owner(self) -> Ownership:
         if self._owner is None:
@@ -203,7 +196,7 @@ class PodTry:
             "pause": self._setbacks.pause,
             "delete_on_kill": not self._task.is_kept_when_killed,
             "grace_seconds": self._task.grace_seconds,
-            "logs": self._log.to_stream(attempt.pod, self._cluster.api),
+            "logs": self._task.pod_log.to_stream(attempt.pod, self._cluster.api),
             "result": sidecar if self._task.has_result else None,
             "extra": {**self._task.trigger_kwargs, **carried},
         }
@@ -223,7 +216,7 @@ class PodTry:
             try:
                 yield
             finally:
-                self._stop.check()
+                self._task.stop.check()
         except TaskDeferred:
             raise
         except AirflowTaskTimeout:
@@ -258,7 +251,7 @@ class PodTry:
                 return
             say("No demand covers the pod: the pool's nodes that nobody wants are released.")
             reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
-            within = WHEN_KILLED if self._stop.error is not None else None
+            within = WHEN_KILLED if self._task.stop.error is not None else None
             release_without_sensor(reconciler, owner.key, own=own, say=say, within=within)
         except GpuError as error:
             self._task.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)

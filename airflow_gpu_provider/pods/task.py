@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.pods.attempts import Preemptions
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
+from airflow_gpu_provider.pods.task_cluster import TaskCluster
+from airflow_gpu_provider.pods.task_log import TaskLog
+from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk.types import Logger
-
-
-class CallBack(Protocol):
-    """Calls one of the task's KubernetesPodOperatorCallbacks, by its name."""
-
-    def __call__(self, name: str, **what: Any) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +26,9 @@ class PodTask:
 
     Attributes:
         log: The task's.
+        pod_log: Its pods' in it.
+        cluster: Where they run.
+        stop: Tells that the task is to stop.
         placement: Where its pods run; what differs from pod to pod is not in it yet.
         checkpoint: Where its training keeps one, or None.
         preemptions: What to do where a pod is taken away.
@@ -46,13 +46,16 @@ class PodTask:
         defer: Takes the trigger's record and the timeout, and raises TaskDeferred.
         extract_result: Reads a pod's result, and ends the container that keeps it.
         release: Does with a pod what on_finish_action says; takes its result too.
-        call_back: Calls the user's callbacks.
+        call_back: Takes the name of a KubernetesPodOperatorCallback's method, and what it is told by keyword.
         push: Takes the key and the value of an XCom.
         on_pod: Takes the pod as it is known now, or None.
         trigger_kwargs: More entries for the trigger's event.
     """
 
     log: Logger
+    pod_log: TaskLog
+    cluster: TaskCluster
+    stop: Stop
     placement: Placement
     checkpoint: str | None
     preemptions: Preemptions
@@ -72,7 +75,7 @@ class PodTask:
     defer: Callable[[dict[str, Any], timedelta], None]
     extract_result: Callable[[V1Pod], Any]
     release: Callable[[V1Pod, Any], None]
-    call_back: CallBack
+    call_back: Callable[..., None]
     push: Callable[[str, Any], None]
     on_pod: Callable[[V1Pod | None], None]
     trigger_kwargs: Mapping[str, Any] = field(default_factory=dict)

@@ -23,10 +23,8 @@ class TaskCluster:
 
     Args:
         pool: The rendered spec.
-        hook: Its connection.
+        hook: Its connection; `client` returns its client, and `manager` what creates and deletes pods with that.
         base_container: The container whose end decides.
-        client: Returns the hook's client.
-        manager: Returns what creates and deletes pods with it.
     """
 
     def __init__(

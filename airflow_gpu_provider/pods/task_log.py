@@ -1,29 +1,48 @@
-"""TaskLog: the log of a task's pods as its worker writes it: from which containers, in which form, and how far."""
+"""TaskLog: the log of a task's pods as its worker writes it: of which containers, in which form, and how far."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.providers.common.compat.sdk import redact
-from kubernetes.client import ApiClient, V1Pod
+from kubernetes.client import ApiClient, CoreV1Api, V1Pod, V1PodSpec
+from kubernetes.client.exceptions import ApiException
+from urllib3.exceptions import HTTPError
 
-from airflow_gpu_provider.cluster.pod_log import log_line
+from airflow_gpu_provider.cluster.api_errors import mapped
+from airflow_gpu_provider.cluster.pod_log import (
+    LineSplitter,
+    LogReader,
+    log_line,
+    positions_from_record,
+    positions_to_record,
+)
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError, PodPreempted
-from airflow_gpu_provider.pods.collected_log import LogRest, logged_containers
+from airflow_gpu_provider.cluster.rest import TIMEOUT
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted
 from airflow_gpu_provider.pods.end import end_of
-from airflow_gpu_provider.pods.followed_log import Tell
+from airflow_gpu_provider.pods.followed_log import REPEATED, ROTATED, Tell
 from airflow_gpu_provider.pods.secrets import masked_words
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 
 if TYPE_CHECKING:
     from airflow.sdk.types import Logger
 
+LAST_LINES = 100
+"""How many are read: a traceback, and what libraries say after it."""
+
+_READ_ATTEMPTS = 3
+_NO_LOG = (400, 404)
 _WITHIN = timedelta(minutes=2)
 """For how long the rest of a log is tried to be read; then its node does not answer, and the pod's end counts."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
@@ -89,15 +108,106 @@ class TaskLog:
         if not self.get_logs or (isinstance(error, PodPreempted) and end_of(state) is None):
             return
         started = {one.name for one in (*state.others, state.base) if one is not None and one.started_at is not None}
-        rest = LogRest(self.followed)
+        positions = positions_from_record(self.followed.get("positions") or {})
+        readers = {name: LogReader(position) for name, position in positions.items()}
+        may_repeat = bool(self.followed.get("may_repeat"))
         try:
-            rest.write(api, pod, [name for name in self._containers(pod) if name in started], self.tell)
+            for name in self._containers(pod):
+                if name in started:
+                    may_repeat = self._write_new(api, pod, name, readers.setdefault(name, LogReader()), may_repeat)
         except GpuError as unread:
             if not isinstance(error, PodPreempted) and setbacks.may_pass(unread) and setbacks.lasted < _WITHIN:
                 raise
             self.log.warning("The rest of the pod's log could not be read, and is left out: %s", unread)
-        finally:
-            self.followed = {"positions": rest.positions, "may_repeat": False}
+        finally:  # what was written is not written again
+            reached = positions_to_record({name: reader.position for name, reader in readers.items()})
+            self.followed = {"positions": reached, "may_repeat": False}
+
+    def _write_new(self, api: ApiClient, pod: V1Pod, container: str, reader: LogReader, may_repeat: bool) -> bool:
+        """Write a container's new lines; return whether the next one may still be one that was written before."""
+        for text in _new_lines(api, pod, container, reader):
+            if may_repeat:
+                may_repeat = False
+                _log.info(REPEATED)
+            if reader.is_after_gap:
+                _log.info(ROTATED)
+            self.tell(container, text, reader.at)
+        return may_repeat
 
     def _containers(self, pod: V1Pod) -> list[str]:
         return logged_containers(pod.spec, self.containers, self.init_containers)
+
+
+def logged_containers(spec: V1PodSpec, containers: Any, init_containers: Any) -> list[str]:
+    """Return the names of the containers whose logs are wanted, init containers first.
+
+    Args:
+        spec: The pod's.
+        containers: KubernetesPodOperator's `container_logs`: a name, several, or True for all but the XCom sidecar.
+        init_containers: Its `init_container_logs`, likewise.
+    """
+    own = [one.name for one in spec.containers or () if one.name != PodDefaults.SIDECAR_CONTAINER_NAME]
+    first = [one.name for one in spec.init_containers or ()]
+    return [*_chosen(init_containers, first), *_chosen(containers, own)]
+
+
+def _chosen(wanted: Iterable[str] | str | bool | None, there: list[str]) -> list[str]:
+    if wanted is True:
+        return there
+    names = [wanted] if isinstance(wanted, str) else list(wanted or ())
+    for name in names:
+        if name not in there:
+            _log.error("The pod has no container %s, whose log is wanted", name)
+    return [name for name in names if name in there]
+
+
+def _new_lines(api: ApiClient, pod: V1Pod, container: str, reader: LogReader) -> Iterator[str]:
+    for attempt in range(1, _READ_ATTEMPTS + 1):
+        try:
+            with mapped("get", "pods/log"):
+                for line in _lines(api, pod, container, reader.begin()):
+                    text = reader.take(line)
+                    if text is not None:
+                        yield text
+            return
+        except GpuError as error:
+            if error.details.get("status") in _NO_LOG:
+                _log.info("Container %s has no log.", container)
+                return
+            if not isinstance(error, ClusterUnreachable) or attempt == _READ_ATTEMPTS:
+                raise
+        time.sleep(attempt)
+
+
+def _lines(api: ApiClient, pod: V1Pod, container: str, parameters: Mapping[str, str]) -> Iterator[bytes]:
+    # By hand: CoreV1Api knows no sinceTime, and sinceSeconds counts from the node's clock.
+    response = api.call_api(
+        f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log",
+        "GET",
+        query_params=[("container", container), *parameters.items()],
+        auth_settings=["BearerToken"],
+        _preload_content=False,
+        _return_http_data_only=True,
+        _request_timeout=TIMEOUT,
+    )
+    splitter = LineSplitter()
+    for chunk in response.stream(2**16):
+        yield from splitter.feed(chunk)
+    yield from splitter.last()
+
+
+def last_lines(client: CoreV1Api, pod: V1Pod, container: str) -> list[str]:
+    """Return the container's last lines of log, blank ones left out; none where they cannot be read."""
+    try:
+        answer = client.read_namespaced_pod_log(
+            pod.metadata.name,
+            pod.metadata.namespace,
+            container=container,
+            tail_lines=LAST_LINES,
+            _preload_content=False,
+        )
+        text = answer.data.decode(errors="replace")
+    except (ApiException, HTTPError) as failure:
+        _log.debug("No last lines of pod %s: %s", pod.metadata.name, failure)
+        return []
+    return [line for line in text.splitlines() if line.strip()]

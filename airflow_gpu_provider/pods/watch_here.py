@@ -19,14 +19,7 @@ from airflow_gpu_provider.scaling.wait_loop import Narrator
 async def watch_here(
     wait: PodWait, pod: V1Pod | None, cluster: TaskCluster, log: TaskLog, *, owner: str, narrator: Narrator
 ) -> Watched:
-    """Wait for a pod, and write its log meanwhile.
-
-    Args:
-        wait: What is waited for.
-        pod: The pod, whose containers say what is logged.
-        cluster: Where it runs.
-        log: Writes the log, and is told how far it is.
-        owner, narrator: See watch_pod.
+    """Wait for a pod, and write its log meanwhile; `owner` and `narrator` as for watch_pod.
 
     Raises:
         GpuError: The cluster, or credentials for it, cannot be found.

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from kubernetes.client import V1Container, V1PodSpec
 
-from airflow_gpu_provider.pods.collected_log import logged_containers
+from airflow_gpu_provider.pods.task_log import logged_containers
 
 SPEC = V1PodSpec(
     init_containers=[V1Container(name="data"), V1Container(name="check")],

@@ -81,7 +81,6 @@ class Life:
             "push": lambda key, _: self._step(f"push {key}")(),
             "on_pod": lambda _: None,
         }
-        self.task = PodTask(**(arguments | changes))
         task_log = TaskLog(
             log=log,
             containers=True,
@@ -105,7 +104,8 @@ class Life:
             gpu_health=SimpleNamespace(of_node=lambda _: ""),
             state=lambda _: self._state,
         )
-        self.tries = PodTry(self.task, cluster, task_log, self.stop, {})
+        given = {"pod_log": task_log, "cluster": cluster, "stop": self.stop}
+        self.tries = PodTry(PodTask(**(arguments | given | changes)), {})
 
     def _build(self) -> V1Pod:
         assert self.tries.attempt.owner.attempt >= 1  # it is asked for: it stands on the pod
