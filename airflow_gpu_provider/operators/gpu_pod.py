@@ -22,12 +22,12 @@ from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
 from airflow_gpu_provider.operators.moved_arguments import MovedArguments
-from airflow_gpu_provider.pods.attempts import MAX_PREEMPTIONS, OnPreemption, Preemptions
 from airflow_gpu_provider.pods.checkpoint import check_location
 from airflow_gpu_provider.pods.hook import PoolHook
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place, resources_of
 from airflow_gpu_provider.pods.pod_try import PodTry
+from airflow_gpu_provider.pods.preemptions import MAX_PREEMPTIONS, OnPreemption, Preemptions
 from airflow_gpu_provider.pods.store import CarefulPodManager
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.task_cluster import TaskCluster

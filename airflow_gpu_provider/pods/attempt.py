@@ -11,13 +11,13 @@ from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.pods.attempts import Attempt
 from airflow_gpu_provider.pods.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_request, find_or_create, placed
 from airflow_gpu_provider.pods.deadline import PodDeadlines
 from airflow_gpu_provider.pods.end import PodEnd, end_of
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import check_gpus
+from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.verdict import Watched
@@ -67,7 +67,7 @@ class PodAttempt:
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, self._task.placement.gpus)
             pod = build()
-            check_request(pod, self._task, self.deadlines)
+            check_request(pod, self._task, is_wanted=lambda: self.deadlines.is_wanted)
             return placed(pod, self._task, self.owner, self.deadlines)
 
         return call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)

@@ -27,8 +27,8 @@ CREATE_WITHIN = timedelta(minutes=5)
 """For how long a worker tries to create a pod: a quota that is used up for longer is the task's retries' affair."""
 
 
-def check_request(pod: V1Pod, task: PodTask, deadlines: PodDeadlines) -> None:
-    """Check that a pod can have nodes and keep its checkpoint.
+def check_request(pod: V1Pod, task: PodTask, is_wanted: Callable[[], bool]) -> None:
+    """Check that a pod can keep its checkpoint and have nodes; `is_wanted`: somebody wants nodes of the pool already.
 
     Raises:
         GpuError: It cannot; or it cannot be found out.
@@ -41,7 +41,7 @@ def check_request(pod: V1Pod, task: PodTask, deadlines: PodDeadlines) -> None:
         check_location(task.checkpoint)
         check_outlives_pod(task.checkpoint, pod, cluster.base_container, pool, groups)
     check_claims_reach(pod, pool, cluster.client, groups)
-    if not deadlines.is_wanted:
+    if not is_wanted():
         check_nodes_can_come(pool, groups)
 
 

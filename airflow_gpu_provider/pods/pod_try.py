@@ -20,8 +20,8 @@ from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import GpuError, PodDeadline, PodPreempted, TaskKilled
 from airflow_gpu_provider.pods.attempt import PodAttempt
-from airflow_gpu_provider.pods.attempts import Attempt
 from airflow_gpu_provider.pods.ownership import Ownership
+from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pods.result import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
@@ -58,7 +58,7 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended, or why there is none.
         """
-        with self._leaving_no_nodes():
+        with self._heeding_timeout(), self._leaving_no_nodes():
             return self._run_attempts()
 
     def go_on(self, watched: Watched) -> Any:
@@ -68,14 +68,8 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended.
         """
-        self._task.pod_log.followed = watched.logs
-        self._known_owner()
-        with self._leaving_no_nodes():
-            try:
-                return self._collect_or_defer(watched)
-            except PodPreempted as error:
-                self._prepare_next_attempt(error)
-            return self._run_attempts()
+        with self._heeding_timeout():
+            return self._go_on(watched)
 
     def go_on_without_event(self, error: Exception, namespace: str) -> Any:
         """Collect a pod that has ended; delete one that has not, for nobody can wait for it."""
@@ -83,17 +77,18 @@ class PodTry:
             f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
             "See the triggerer's log; the next try starts anew.",
         )
-        pods, owner = self._cluster.pods, self._known_owner()
-        pod = pods.newest_of_try(namespace, owner)
-        if pod is None:
+        with self._heeding_timeout():
+            pods, owner = self._cluster.pods, self._known_owner()
+            pod = pods.newest_of_try(namespace, owner)
+            if pod is not None:
+                self.attempt = self._attempt(Attempt(number=attempt_of(pod)))
+                name, uid = pod.metadata.name, pod.metadata.uid
+                return self._go_on(Watched(name=name, namespace=namespace, uid=uid, saw_end=False, error=late))
             there = pods.of_task(namespace, owner)
             for left in there:
                 pods.delete(left)
             self._release_nodes(*there)
             raise late from error
-        self.attempt = self._attempt(Attempt(number=attempt_of(pod)))
-        meta = pod.metadata
-        return self.go_on(Watched(name=meta.name, namespace=meta.namespace, uid=meta.uid, saw_end=False, error=late))
 
     def kill(self) -> None:
         """Delete the pod, unless on_kill_action says that it stays; may be called in a signal handler."""
@@ -103,6 +98,16 @@ class PodTry:
             self._cluster.pods.delete_from_signal_handler(pod, grace_seconds=self._task.grace_seconds)
 
     # -- its attempts ----------------------------------------------------------------------------------------
+
+    def _go_on(self, watched: Watched) -> Any:
+        self._task.pod_log.followed = watched.logs
+        self._known_owner()
+        with self._leaving_no_nodes():
+            try:
+                return self._collect_or_defer(watched)
+            except PodPreempted as error:
+                self._prepare_next_attempt(error)
+            return self._run_attempts()
 
     def _run_attempts(self) -> Any:
         while True:
@@ -207,6 +212,20 @@ class PodTry:
     # -- its nodes -------------------------------------------------------------------------------------------
 
     @contextmanager
+    def _heeding_timeout(self) -> Iterator[None]:
+        """Delete the pod and release its node when execution_timeout ends what is done here, be it a release.
+
+        Airflow calls on_kill then, as it does to stop a task.
+        """
+        try:
+            yield
+        except AirflowTaskTimeout:
+            self.kill()
+            self._release_nodes()
+            self.has_timed_out = True
+            raise
+
+    @contextmanager
     def _leaving_no_nodes(self) -> Iterator[None]:
         """Release the pod's node at the end where no demand covers it: no ScaleDownSensor will.
 
@@ -217,12 +236,7 @@ class PodTry:
                 yield
             finally:
                 self._task.stop.check()
-        except TaskDeferred:
-            raise
-        except AirflowTaskTimeout:
-            self.kill()
-            self._release_nodes()
-            self.has_timed_out = True
+        except (TaskDeferred, AirflowTaskTimeout):
             raise
         except BaseException:
             self._release_nodes()

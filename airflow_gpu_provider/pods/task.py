@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from kubernetes.client import V1Pod
 
-from airflow_gpu_provider.pods.attempts import Preemptions
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
+from airflow_gpu_provider.pods.preemptions import Preemptions
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.stopping import Stop

@@ -17,10 +17,10 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, PodFailed, PodPreempted, TaskKilled
 from airflow_gpu_provider.pods import deadline, pod_try
 from airflow_gpu_provider.pods.attempt import PodAttempt
-from airflow_gpu_provider.pods.attempts import Preemptions
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
 from airflow_gpu_provider.pods.pod_try import PodTry
+from airflow_gpu_provider.pods.preemptions import Preemptions
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
@@ -189,6 +189,23 @@ def test_timeout_ends_the_pod_before_its_node(monkeypatch: pytest.MonkeyPatch, n
         life.tries.run()
     assert life.steps[-2:] == ["release the pod", "delete the pod"]
     assert nodes == [{"u1"}]
+    assert life.tries.has_timed_out
+
+
+def test_timeout_may_come_while_the_node_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life()
+    tries: list[str] = []
+
+    def times_out_once(*_: Any, **__: Any) -> None:
+        tries.append("release the node")
+        if len(tries) == 1:
+            raise AirflowTaskTimeout
+
+    monkeypatch.setattr(pod_try, "release_without_sensor", times_out_once)
+    with pytest.raises(AirflowTaskTimeout):
+        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+    assert life.steps[-1] == "delete the pod"
+    assert len(tries) == 2
     assert life.tries.has_timed_out
 
 

@@ -1,4 +1,4 @@
-"""Attempt: which of one try's pods this is, and what the pods before it have left to it. Pure.
+"""What a pod that is taken away leaves to the next one of its try (Attempt), and when there is a next one. Pure.
 
 A try of a task has one pod after another where preemption is no failure. All that has to outlive a worker and a
 triggerer in between travels in the trigger's event, and the number also stands on the pod.
