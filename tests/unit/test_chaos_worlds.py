@@ -83,6 +83,14 @@ def test_local_cells_come_first_and_side_by_side_and_the_others_alone() -> None:
     assert agenda.left == alone[1:]
 
 
+def test_a_platform_without_a_world_is_next_and_then_the_one_with_most_left() -> None:
+    agenda = Agenda([*cells(*[FOR_ALL] * 5), *cells(FOR_ALL, platform="gke", first=5)])
+    assert agenda.next_platform([]) == "eks"
+    assert agenda.next_platform(["eks"]) == "gke"
+    assert agenda.next_platform(["eks", "gke"]) == "eks"
+    assert Agenda([]).next_platform(["eks"]) is None
+
+
 def test_several_worlds_share_the_cells_of_both_platforms() -> None:
     asked = [*cells(*[FOR_ALL] * 5, LOCAL), *cells(FOR_ALL, platform="gke", first=6)]
     told = list(run_cells_in(plays, asked, worlds=2))

@@ -14,6 +14,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
@@ -95,10 +96,13 @@ class Agenda:
         self.left.remove(cell)
         return cell
 
-    def next_platform(self) -> Platform | None:
-        """Where most is to be done: what another world is for."""
-        platforms = [cell.platform for cell in self.left]
-        return max(platforms, key=platforms.count, default=None)
+    def next_platform(self, opened: Collection[Platform]) -> Platform | None:
+        """What another world is for, beside those: a platform that has none, else the one with most left to do.
+
+        Where the smaller platform's turn came last, all but one world would wait for it in the end.
+        """
+        left = Counter(cell.platform for cell in self.left)
+        return max(left, key=lambda platform: (bool(opened) and platform not in opened, left[platform]), default=None)
 
 
 class _Seats:
@@ -115,7 +119,9 @@ class _Seats:
         """Give the worlds something to do, and open those that there is more to do for; False if none is open."""
         for world in self._open:
             world.give(self.agenda)
-        while len(self._open) < self._seats and (platform := self.agenda.next_platform()):
+        while len(self._open) < self._seats and (
+            platform := self.agenda.next_platform({world.platform for world in self._open})
+        ):
             self._open.append(_World(self._world, platform))
             self._open[-1].give(self.agenda)
         return bool(self._open)
