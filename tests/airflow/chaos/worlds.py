@@ -41,7 +41,8 @@ AT_ONCE = 3
 
 REPOSITORY = Path(__file__).parents[3]
 
-_spawn = multiprocessing.get_context("spawn")
+_fork_server = multiprocessing.get_context("forkserver")
+_fork_server.set_forkserver_preload([__name__])
 
 
 class WorldFailed(Exception):
@@ -168,8 +169,8 @@ class _World:
     def __init__(self, world: BeWorld, platform: Platform) -> None:
         self.platform = platform
         self._folder = Path(tempfile.mkdtemp(prefix="chaos-"))
-        self.link, its_link = _spawn.Pipe()
-        self._process = _spawn.Process(target=world, args=(its_link, self._folder, platform), daemon=True)
+        self.link, its_link = _fork_server.Pipe()
+        self._process = _fork_server.Process(target=world, args=(its_link, self._folder, platform), daemon=True)
         self._process.start()
         its_link.close()
         self._began = time.monotonic()
