@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from gpu_sandbox.airflow_api import TASK_ENDED, RunStatus, TaskState
-from tests.airflow.chaos.world import World
+from gpu_sandbox.airflow_api import TASK_ENDED, RunStatus
+from tests.airflow.chaos.world import TaskNow, World
 
 ENSURE, PLUGIN, TRAIN, SCALE_DOWN = "gpus.ensure", "gpus.device_plugin", "train", "gpus.scale_down"
 
@@ -19,11 +19,12 @@ class Look:
         self._world, self._run, self.pool = world, run, pool
 
     @cached_property
-    def _tasks(self) -> Mapping[str, TaskState]:
-        return {task.task_id: task for task in self._world.home.api.tasks(self._run.dag_id, self._run.run_id)}
+    def _tasks(self) -> Mapping[str, TaskNow]:
+        return self._world.tasks(self._run.dag_id, self._run.run_id)
 
     def state(self, task_id: str) -> str | None:
-        return self._tasks[task_id].state
+        """None where it is not scheduled yet, or the run has been deleted."""
+        return self._tasks[task_id].state if task_id in self._tasks else None
 
     def is_running(self, task_id: str) -> bool:
         """In a worker, with its own process begun."""

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -94,6 +94,14 @@ class PoolLeft:
             f"{self.nodes} nodes, {self.instances} instances, desired size {self.desired}, {self.pods} pods, "
             f"{self.leases} leases"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskNow:
+    """A task instance; `pid` is of the process that runs the operator's code, or ran it last."""
+
+    state: str | None
+    pid: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,6 +192,14 @@ class World:
     def machines_left(self, pool: str) -> bool:
         """Whether anything of the pool still costs money."""
         return bool(self.cloud.instances(pool) or self.desired(pool) or self.nodes(pool))
+
+    def tasks(self, dag_id: str, run_id: str) -> Mapping[str, TaskNow]:
+        """A run's tasks by their ids, from Airflow's own database: twenty looks a second would keep its API busy."""
+        query = "SELECT task_id, state, pid FROM task_instance WHERE dag_id = ? AND run_id = ?"
+        with closing(sqlite3.connect(self.home.home / "airflow.db", timeout=30)) as database:
+            return {
+                name: TaskNow(state=state, pid=pid) for name, state, pid in database.execute(query, (dag_id, run_id))
+            }
 
     def set_run_start(self, dag_id: str, run_id: str, ago: timedelta) -> None:
         """Have a run be so old: in Airflow's own database, as no test can wait for a night's dagrun_timeout."""
