@@ -12,6 +12,8 @@ INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
 JOBS ?= 2
+# Each with a sandbox and an Airflow, 2.5 GB; their nights wait for most of their time.
+AIRFLOWS ?= 3
 
 # Without bytecode each process compiles some 2,500 modules anew, which is half of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -76,8 +78,8 @@ test-unit: .venv
 	@echo "== tests/unit: pure logic"
 	@$(BIN)/pytest tests/unit -n $(JOBS) --dist loadfile -q
 
-# Dozens of processes share two cores in these two tiers, and each wait has a deadline. What fails is run once more,
-# alone: what fails twice is broken, and what passes then is told as the flake that it is by both runs' output.
+# Dozens of processes share two cores, and some waits have a deadline. What fails is run once more, alone: what fails
+# twice is broken, and what passes then is told as the flake that it is by both runs' output.
 ONCE_MORE = { echo "== once more, those that failed"; $(BIN)/pytest --last-failed --last-failed-no-failures none -v
 
 # make protocol N=20000    leases, lock and machines under so many courses of things, for each kind of pool
@@ -94,7 +96,7 @@ test-autoscaler: .venv
 
 test-airflow: .venv control-plane
 	@echo "== tests/airflow: under a real scheduler and triggerer"
-	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(JOBS) --dist loadfile -v || $(ONCE_MORE) tests/airflow --ignore tests/airflow/chaos; }
+	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(AIRFLOWS) --dist loadfile -v
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
 # WORLDS=3 runs three at a time, each beside an Airflow and a sandbox of its own; PACE=real SPEED=20 in the clouds' times.
@@ -108,7 +110,7 @@ chaos-cover: .venv control-plane
 
 # The same cells as tests, each with its own verdict.
 test-chaos: .venv control-plane
-	@$(BIN)/pytest tests/airflow/chaos -v || $(ONCE_MORE) tests/airflow/chaos; }
+	@$(BIN)/pytest tests/airflow/chaos -v
 
 # No part of `make test`: as root only, with Debian's containerd. CI runs it.
 test-kubelet: .venv
@@ -116,7 +118,7 @@ test-kubelet: .venv
 	@echo "== tests/kubelet: on a real kubelet with containerd"
 	@$(BIN)/python -m gpu_sandbox.build
 	@$(BIN)/python -m tests.kubelet.programs
-	@$(BIN)/pytest tests/kubelet -v || $(ONCE_MORE) tests/kubelet; }
+	@$(BIN)/pytest tests/kubelet -v
 
 # make compat    the last three releases of the cncf-kubernetes provider (the newest is .venv's), and MWAA's set
 COMPAT := $(basename $(notdir $(wildcard tests/compat/*.txt)))

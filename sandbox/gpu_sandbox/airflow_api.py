@@ -20,8 +20,13 @@ TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "remo
 RunState = Literal["queued", "success", "failed"]
 
 
+_LOCKED = ("Database error", "Database is locked")
 _LOCKED_TRIES = 10
 """So often a call is made again that SQLite refused for want of its one lock; Airflow has rolled it back."""
+
+
+PATIENCE = 600.0
+"""Seconds by default: what waits for so long waits in vain, on however busy a machine."""
 
 
 class AirflowApiError(Exception):
@@ -131,7 +136,7 @@ class AirflowApi:
         """Return True if the DAG's file is gone, or does not define it any more."""
         return bool(self._call("GET", f"/dags/{quote(dag_id)}")["is_stale"])
 
-    def wait_for_dag(self, dag_id: str, *, timeout: float = 120) -> None:
+    def wait_for_dag(self, dag_id: str, *, timeout: float = PATIENCE) -> None:
         """Return as soon as the DAG can be triggered; raises with the import error where there is one."""
 
         def there() -> bool:
@@ -176,7 +181,7 @@ class AirflowApi:
         """When the scheduler last looked at the run."""
         return _time(self._call("GET", _run_path(dag_id, run_id))["last_scheduling_decision"])
 
-    def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float) -> RunStatus:
+    def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float = PATIENCE) -> RunStatus:
         """Wait until the run has ended, however it ends; `timeout` in seconds."""
         wait_until(
             lambda: self.run(dag_id, run_id).ended,
@@ -195,7 +200,7 @@ class AirflowApi:
         return TaskState.from_json(self._call("GET", _task_path(dag_id, run_id, task_id, map_index)))
 
     def wait_for_task(
-        self, dag_id: str, run_id: str, task_id: str, *, states: frozenset[str] = TASK_ENDED, timeout: float
+        self, dag_id: str, run_id: str, task_id: str, *, states: frozenset[str] = TASK_ENDED, timeout: float = PATIENCE
     ) -> TaskState:
         """Wait until the task is in one of `states` (default: any final one); `timeout` in seconds."""
         wait_until(
@@ -286,7 +291,7 @@ class AirflowApi:
             try:
                 return self._send_once(method, path, **arguments)
             except AirflowApiError as error:
-                if "Database error" not in error.args[0]:
+                if not any(words in error.args[0] for words in _LOCKED):
                     raise
                 time.sleep(1)
         return self._send_once(method, path, **arguments)
@@ -303,7 +308,7 @@ class AirflowApi:
         return response.json() if response.content else None
 
 
-def wait_until(condition: Callable[[], bool], *, timeout: float, what: str, every: float = 0.3) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout: float = PATIENCE, what: str, every: float = 0.3) -> None:
     """Ask again every `every` seconds until `condition` holds; AirflowApiError after `timeout` seconds.
 
     An API server that leaves a question unanswered, as on a busy machine, is asked again too.

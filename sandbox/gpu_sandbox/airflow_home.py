@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpu_sandbox import airflow_component, airflow_processes
-from gpu_sandbox.airflow_api import AirflowApi, AirflowApiError
+from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError
 
 Component = Literal["scheduler", "dag-processor", "triggerer", "api-server"]
 
@@ -88,7 +88,7 @@ class AirflowHome:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def start(self, *, timeout: float = 180) -> None:
+    def start(self, *, timeout: float = PATIENCE) -> None:
         """Create the database, start every component and wait until all are healthy (`timeout` seconds)."""
         self.begin()
         self.wait_until_healthy(timeout=timeout)
@@ -118,7 +118,7 @@ class AirflowHome:
         if left:
             raise AirflowNotHealthy(f"processes of {self.home} that cannot be ended: {left}")
 
-    def wait_until_healthy(self, *, timeout: float = 60) -> None:
+    def wait_until_healthy(self, *, timeout: float = PATIENCE) -> None:
         """Wait until the API calls every component healthy; raises as soon as one has ended instead."""
         deadline = time.monotonic() + timeout
         while not self._healthy():
@@ -168,7 +168,7 @@ class AirflowHome:
             process.wait(timeout=60)
         self._processes.clear()
 
-    def restart(self, component: Component, *, timeout: float = 60) -> None:
+    def restart(self, component: Component, *, timeout: float = PATIENCE) -> None:
         """Start a component again, ending it first where it runs, and wait until the API answers.
 
         For up to 30 s Airflow's health check cannot tell a component's new process from its old one's

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_home import AirflowHome
@@ -18,6 +20,38 @@ from tests.airflow.harness import Airflow
 from tests.airflow.metrics import Metrics
 
 REPOSITORY = Path(__file__).parents[2]
+
+
+GROUPS = {
+    "test_block_rows": "night",
+    "test_blocks": "night",
+    "test_block": "night",
+    "test_example_dags": "night",
+    "test_kills": "pod",
+    "test_gpu_pod": "pod",
+    "test_pod_without_block": "pod",
+    "test_harness": "pod",
+    "test_upgrade": "pod",
+}
+"""The files that share an Airflow and a sandbox, by pytest's worker: those that kill Airflow's components together."""
+
+
+class ByAirflow(LoadScopeScheduling):
+    """Files of one group go to one worker; any other file to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return GROUPS.get(Path(file).stem, file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByAirflow:
+    return ByAirflow(config, log)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(900))  # the first test of a file starts all of the file's runs
 
 
 @pytest.fixture(scope="session")
@@ -40,8 +74,8 @@ def airflow(sandbox: Sandbox, metrics: Metrics, tmp_path_factory: pytest.TempPat
     dags = tmp_path_factory.mktemp("dags")
     (dags / "tests").symlink_to(Path(__file__).parent / "dags")
     (dags / "examples").symlink_to(example_dags())
-    home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, sandbox.env() | metrics.env | {"PYTHONPATH": path})
-    with home:
+    env = sandbox.env() | metrics.env | {"PYTHONPATH": path}
+    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env, parallelism=8) as home:
         yield Airflow(home, sandbox)
         secrets = credentials.patterns(home, sandbox)
         written = [*credentials.in_database(home, secrets), *credentials.in_logs(home, secrets)]

@@ -18,8 +18,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kubernetes import client, config
+from kubernetes.stream import stream
+
 from gpu_sandbox import Sandbox
-from gpu_sandbox.airflow_api import AirflowApi, AirflowApiError, RunStatus, TaskState
+from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError, RunStatus, TaskState
 from gpu_sandbox.airflow_home import AirflowHome
 from gpu_sandbox.leftovers import Leftovers, look_for_leftovers
 
@@ -77,12 +80,12 @@ class Airflow:
         """Have a failing test show runs that were started before it."""
         self._started += runs
 
-    def finish(self, run: RunStatus, *, timeout: float = 180) -> FinishedRun:
+    def finish(self, run: RunStatus, *, timeout: float = PATIENCE) -> FinishedRun:
         """Wait until the run has ended; `timeout` in seconds."""
         status = self.api.wait_for_run(run.dag_id, run.run_id, timeout=timeout)
         return FinishedRun(status=status, tasks=tuple(self.api.tasks(run.dag_id, run.run_id)))
 
-    def run_dag(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, timeout: float = 180) -> FinishedRun:
+    def run_dag(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, timeout: float = PATIENCE) -> FinishedRun:
         """Start a run and wait until it has ended."""
         return self.finish(self.trigger(dag_id, conf), timeout=timeout)
 
@@ -98,6 +101,13 @@ class Airflow:
     def leftovers(self) -> Leftovers:
         """Nodes, machines, desired sizes and GPU pods that are there now."""
         return look_for_leftovers(self.sandbox)
+
+    def run_in(self, pod: str, *command: str) -> None:
+        """Run a command in the pod of that name, as `kubectl exec` does."""
+        # A client of its own: stream() makes a client open websockets only, for as long as it runs.
+        with config.new_client_from_config(str(self.sandbox.kubeconfig)) as api:
+            connect = client.CoreV1Api(api).connect_get_namespaced_pod_exec
+            stream(connect, pod, "default", container="base", command=list(command), stdout=True, stderr=True)
 
     def lost_by_airflow(self, run: FinishedRun | RunStatus, task_id: str) -> bool:
         """Whether Airflow 3.3 failed a try of this task by mistake (apache/airflow#72716, #71580).

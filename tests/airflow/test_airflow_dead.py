@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes import client, config
-from kubernetes.stream import stream
 
 from airflow_gpu_provider.pods.followed_log import REPEATED
 from gpu_sandbox import Sandbox
@@ -87,7 +85,6 @@ class Pool:
         return not (self.nodes() or self.machines() or any(group["desired"] for group in self.groups()))
 
 
-@pytest.mark.timeout(600)
 def test_the_clouds_end_what_nobody_comes_back_for_and_a_training_outlives_its_airflow(
     airflow: Airflow, sandbox: Sandbox, gke: Sandbox
 ) -> None:
@@ -120,23 +117,23 @@ def test_the_clouds_end_what_nobody_comes_back_for_and_a_training_outlives_its_a
     airflow.home.start()
     run = runs["comes_back"]
     # A dead triggerer's triggers go to another one once its heartbeat is 30 s old.
-    wait_until(lambda: REPEATED in airflow.log(run, "train"), timeout=90, what="the pod to be watched again")
-    run_in(sandbox, pod, "touch /tmp/enough")
-    finished = airflow.finish(run, timeout=240)
+    wait_until(lambda: REPEATED in airflow.log(run, "train"), what="the pod to be watched again")
+    airflow.run_in(pod["metadata"]["name"], "touch", "/tmp/enough")
+    finished = airflow.finish(run)
     assert finished.state == "success", finished.states
     assert finished.task("train").try_number == 1
     is_whole(airflow.log(finished, "train"))
 
     # Whose pods were taken has failed: no run is green that did not train, and none begins anew by itself.
     for dag_id in ("dead_eks", "dead_gke"):
-        assert airflow.finish(runs[dag_id], timeout=240).state == "failed"
+        assert airflow.finish(runs[dag_id]).state == "failed"
     for each in (sandbox, gke):
-        wait_until(lambda each=each: look_for_leftovers(each).nothing, timeout=60, what="zero")  # type: ignore[misc]
+        wait_until(lambda each=each: look_for_leftovers(each).nothing, what="zero")  # type: ignore[misc]
 
 
 def until_its_trigger_watches(airflow: Airflow, run: RunStatus) -> None:
-    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=180)
-    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=60, what="the trigger to watch the pod")
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}))
+    wait_until(lambda: "started on node" in airflow.log(run, "train"), what="the trigger to watch the pod")
 
 
 def switch_time(pool: Pool) -> datetime:
@@ -175,13 +172,6 @@ def pods_of(pool: Pool) -> list[dict[str, Any]]:
     nodes = {node["metadata"]["name"] for node in pool.nodes()}
     pods = pool.get("/api/v1/namespaces/default/pods")
     return [pod["metadata"] for pod in pods if pod["spec"].get("nodeName") in nodes]
-
-
-def run_in(sandbox: Sandbox, pod: dict[str, Any], command: str) -> None:
-    with config.new_client_from_config(str(sandbox.kubeconfig)) as api:
-        connect = client.CoreV1Api(api).connect_get_namespaced_pod_exec
-        where = {"name": pod["metadata"]["name"], "namespace": "default", "container": "base"}
-        stream(connect, **where, command=["sh", "-c", command], stdout=True, stderr=True)
 
 
 def is_whole(log: str) -> None:

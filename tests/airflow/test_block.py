@@ -1,41 +1,63 @@
-"""The table of a night's ends, under a real scheduler and triggerer: the run's colour is right, and nothing is left."""
+"""The table of a night's ends, under a real scheduler and triggerer: the run's colour is right, and nothing is left.
+
+The DAGs of gpu_blocks.py all run at once, each on a pool of its own, so each test says what its own run has left.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
 
 import pytest
 
-from gpu_sandbox.airflow_api import wait_until
+from gpu_sandbox.airflow_api import RunStatus, wait_until
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
 from tests.airflow.harness import Airflow, FinishedRun
 from tests.airflow.metrics import Metrics
+from tests.airflow.test_blocks import items, zero
 
-DEFERRED = frozenset({"deferred"})
-
-
-def zero_in_the_end(airflow: Airflow, *, timeout: float = 60) -> None:
-    """Wait until nothing is left that costs money; the message says what there still is."""
-    wait_until(lambda: airflow.leftovers().nothing, timeout=timeout, what=f"zero, but there are {airflow.leftovers()}")
+DAGS = ("block_ensure_fails", "block_ok", "block_run_marked", "block_task_marked", "block_cleared", "block_train_fails")
+TWICE = ("block_two_nodes", "block_one_node")
 
 
-def no_leases(airflow: Airflow) -> bool:
-    path = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
-    _, reply = airflow.sandbox.control_plane.request("GET", path)
-    return not [lease for lease in reply.get("items", []) if lease["metadata"]["name"].startswith("demand-")]
+@pytest.fixture(scope="module")
+def started(airflow: Airflow) -> Mapping[str, list[RunStatus]]:
+    """Runs of all DAGs, started together; what has to be dry is so before, until the first test has ended."""
+    airflow.sandbox.faults.add(Stockout(zone="us-west-2b"))
+    return {dag_id: [airflow.trigger(dag_id)] for dag_id in DAGS} | {
+        dag_id: [airflow.trigger(dag_id), airflow.trigger(dag_id)] for dag_id in TWICE
+    }
 
 
-def wait_for_training(airflow: Airflow, run: Any) -> None:
-    """Wait until the training's container runs, with its task in the triggerer."""
-    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=DEFERRED, timeout=90)
+@pytest.fixture
+def runs(
+    airflow: Airflow, started: Mapping[str, list[RunStatus]], begin_and_end_clean: None
+) -> Mapping[str, list[RunStatus]]:
+    """The same runs, for a test that fails to show them."""
+    for each in started.values():
+        airflow.remember(*each)
+    return started
 
-    def started() -> bool:
-        _, pods = airflow.sandbox.control_plane.request("GET", "/api/v1/namespaces/default/pods")
-        return any(pod["status"].get("phase") == "Running" for pod in pods["items"])
 
-    wait_until(started, timeout=60, what="the training's pod to run")
+def finish(airflow: Airflow, run: RunStatus) -> FinishedRun:
+    return airflow.finish(run)
+
+
+def training(airflow: Airflow, run: RunStatus) -> str:
+    """Wait until the training's container runs, with its task in the triggerer; return its pod's name."""
+    deferred = frozenset({"deferred"})
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=deferred)
+    wait_until(lambda: bool(running(airflow, run)), what="the training's pod to run")
+    (name,) = running(airflow, run)
+    return name
+
+
+def running(airflow: Airflow, run: RunStatus) -> list[str]:
+    """The names of the pods that run on the DAG's own pool."""
+    pool = {"airflow-gpu-provider/pool": run.dag_id.replace("_", "-")}.items()
+    pods = items(airflow, "/api/v1/namespaces/default/pods?fieldSelector=status.phase%3DRunning")
+    return [pod["metadata"]["name"] for pod in pods if pool <= pod["spec"].get("nodeSelector", {}).items()]
 
 
 def check(airflow: Airflow, run: FinishedRun, *, state: str, **tasks: str) -> None:
@@ -43,8 +65,7 @@ def check(airflow: Airflow, run: FinishedRun, *, state: str, **tasks: str) -> No
     states = {task_id.removeprefix(f"{name}."): state for task_id, state in run.states.items()}
     assert {task_id: states[task_id] for task_id in tasks} == tasks
     assert run.state == state
-    zero_in_the_end(airflow)
-    assert no_leases(airflow)
+    zero(airflow, name)
 
 
 def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, instance_id: str) -> None:
@@ -53,10 +74,14 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
     seconds, cost = usage["node_seconds"], usage["cost"]
     ec2 = aws_client(airflow.sandbox.aws, "ec2")
     (reservation,) = ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
-    launched_at = reservation["Instances"][0]["LaunchTime"].timestamp()
-    released_at = airflow.sandbox.aws.called_at["autoscaling:TerminateInstanceInAutoScalingGroup"]
+    (instance,) = reservation["Instances"]
+    group = next(tag["Value"] for tag in instance["Tags"] if tag["Key"] == "aws:autoscaling:groupName")
+    asg = aws_client(airflow.sandbox.aws, "autoscaling")
+    activities = asg.describe_scaling_activities(AutoScalingGroupName=group)["Activities"]
+    (release,) = (each for each in activities if each["Description"] == f"Terminating EC2 instance: {instance_id}")
+    seconds_paid = (release["StartTime"] - instance["LaunchTime"]).total_seconds()
     # The cloud's times are whole seconds; a machine is last seen a moment before it is released.
-    assert sum(seconds.values()) == pytest.approx(released_at - launched_at, abs=5)
+    assert sum(seconds.values()) == pytest.approx(seconds_paid, abs=5)
     assert seconds["booting"] > 0
     assert seconds["working"] >= 2
     assert usage["machines"] == 1
@@ -77,8 +102,14 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
     assert ("of the run's node time on pool block-ok was idle" in log) == is_idle
 
 
-def test_a_good_night(airflow: Airflow, metrics: Metrics) -> None:
-    run = airflow.run_dag("block_ok")
+def test_ensure_fails(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+    run = finish(airflow, *runs["block_ensure_fails"])
+    check(airflow, run, state="failed", ensure="failed", train="upstream_failed", scale_down="success", done="failed")
+    assert "OutOfStock" in airflow.log(run, "block-ensure-fails.ensure")
+
+
+def test_a_good_night(airflow: Airflow, runs: Mapping[str, list[RunStatus]], metrics: Metrics) -> None:
+    run = finish(airflow, *runs["block_ok"])
     check(airflow, run, state="success", ensure="success", train="success", scale_down="success", done="success")
     ensured = airflow.xcom(run, "block-ok.ensure")
     assert [node["instance_type"] for node in ensured["nodes"]] == ["g6.xlarge"]
@@ -88,64 +119,62 @@ def test_a_good_night(airflow: Airflow, metrics: Metrics) -> None:
     check_the_bill(airflow, run, metrics, instance_id=ensured["nodes"][0]["machine"])
 
 
-def test_a_second_night_plans_no_change(airflow: Airflow) -> None:
-    again = airflow.run_dag("block_ok")
+def test_a_second_night_plans_no_change(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+    finish(airflow, *runs["block_ok"])
+    again = finish(airflow, airflow.trigger("block_ok"))
     check(airflow, again, state="success")
     changes = [line for line in airflow.xcom(again, "block-ok.ensure")["plan"] if line.lstrip().startswith(("+", "~"))]
     assert changes == []
 
 
-def test_train_fails(airflow: Airflow) -> None:
-    run = airflow.run_dag("block_train_fails")
+def test_train_fails(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+    run = finish(airflow, *runs["block_train_fails"])
     check(airflow, run, state="failed", train="failed", scale_down="success", done="failed")
     assert "no such file: data.csv" in airflow.log(run, "train")
     assert "PodFailed" in airflow.log(run, "train")
 
 
-def test_ensure_fails(airflow: Airflow) -> None:
-    airflow.sandbox.faults.add(Stockout(zone="us-west-2b"))
-    run = airflow.run_dag("block_ensure_fails")
-    check(airflow, run, state="failed", ensure="failed", train="upstream_failed", scale_down="success", done="failed")
-    assert "OutOfStock" in airflow.log(run, "block-ensure-fails.ensure")
-
-
-def test_zero_fails_and_is_cleared(airflow: Airflow) -> None:
-    run = airflow.trigger("block_zero_fails")
-    wait_for_training(airflow, run)
-    airflow.sandbox.faults.set_error_rate(1.0, service="autoscaling")
-    finished = airflow.finish(run, timeout=240)
-    assert finished.task("block-zero-fails.scale_down").state == "failed"
-    assert finished.state == "failed"
-    airflow.sandbox.faults.clear()
-    airflow.api.clear_task(run.dag_id, run.run_id, "block-zero-fails.scale_down")
-    check(airflow, airflow.finish(run), state="success", train="success", scale_down="success")
-
-
-def test_run_marked_failed(airflow: Airflow) -> None:
-    run = airflow.trigger("block_long")
-    wait_for_training(airflow, run)
+def test_run_marked_failed(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+    (run,) = runs["block_run_marked"]
+    training(airflow, run)
     airflow.api.mark_run(run.dag_id, run.run_id, "failed")
-    check(airflow, airflow.finish(run), state="failed", train="failed")
+    check(airflow, finish(airflow, run), state="failed", train="failed")
 
 
-def test_task_marked_failed(airflow: Airflow) -> None:
-    run = airflow.trigger("block_long")
-    wait_for_training(airflow, run)
+def test_task_marked_failed(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+    (run,) = runs["block_task_marked"]
+    training(airflow, run)
     airflow.api.mark_task(run.dag_id, run.run_id, "train", "failed")
-    check(airflow, airflow.finish(run), state="failed", train="failed", scale_down="success", done="failed")
+    check(airflow, finish(airflow, run), state="failed", train="failed", scale_down="success", done="failed")
 
 
-def test_task_cleared_while_it_trains(airflow: Airflow) -> None:
-    run = airflow.trigger("block_cleared")
-    wait_for_training(airflow, run)
+def test_task_cleared_while_it_trains(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+    (run,) = runs["block_cleared"]
+    training(airflow, run)
     airflow.api.clear_task(run.dag_id, run.run_id, "train")
-    finished = airflow.finish(run, timeout=240)
+    finished = finish(airflow, run)
     check(airflow, finished, state="success", train="success", scale_down="success")
     assert "trained again" in airflow.log(finished, "train", try_number=finished.task("train").try_number)
 
 
-@pytest.mark.parametrize("dag_id", ["block_two_nodes", "block_one_node"])
-def test_two_runs_share_a_pool(airflow: Airflow, dag_id: str) -> None:
-    runs = [airflow.trigger(dag_id), airflow.trigger(dag_id)]
-    for finished in [airflow.finish(run, timeout=240) for run in runs]:
+@pytest.mark.parametrize("dag_id", TWICE)
+def test_two_runs_share_a_pool(airflow: Airflow, runs: Mapping[str, list[RunStatus]], dag_id: str) -> None:
+    for finished in [finish(airflow, run) for run in runs[dag_id]]:
         check(airflow, finished, state="success", train="success", scale_down="success")
+
+
+def test_zero_fails_and_is_cleared(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+    """The last one: the errors meet all pools."""
+    for run in [run for each in runs.values() for run in each]:
+        finish(airflow, run)
+    run = airflow.trigger("block_zero_fails")
+    pod = training(airflow, run)
+    airflow.sandbox.faults.set_error_rate(1.0, service="autoscaling")
+    airflow.run_in(pod, "touch", "/dev/shm/end")
+    finished = finish(airflow, run)
+    assert finished.task("block-zero-fails.scale_down").state == "failed"
+    assert finished.state == "failed"
+    airflow.sandbox.faults.clear()
+    airflow.api.clear_task(run.dag_id, run.run_id, "block-zero-fails.scale_down")
+    check(airflow, finish(airflow, run), state="success", train="success", scale_down="success")
+    wait_until(lambda: airflow.leftovers().nothing, what=f"zero, but there are {airflow.leftovers()}")

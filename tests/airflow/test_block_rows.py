@@ -6,7 +6,7 @@ The DAGs of gpu_block_rows.py all run at once, each on a pool of its own, so eac
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -17,16 +17,14 @@ import pytest
 from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.chaos.trainings import Trainings
 from tests.airflow.harness import Airflow
-from tests.airflow.test_blocks import PATIENCE, demand, ended, items, left_of, state, zero
+from tests.airflow.test_blocks import demand, ended, items, left_of, state, zero
 
 DAGS = (
     *("rows_deferred_ensure", "rows_ensure_timeout", "rows_waits_for_retry", "rows_scheduled", "rows_queued"),
-    *("rows_trigger_rules", "rows_one_at_a_time", "rows_slots"),
+    *("rows_trigger_rules", "rows_one_at_a_time", "rows_slots", "rows_down_timeout"),
 )
 CHANGING = ("rows_paused", "rows_renamed", "rows_removed", "rows_gone", "rows_other_machine")
 """Copies of changing_dag.py."""
-
-pytestmark = pytest.mark.timeout(900)
 
 
 class Files:
@@ -61,26 +59,31 @@ def trainings() -> Iterator[Trainings]:
 
 
 @pytest.fixture(scope="module")
-def hogged(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file for which the task that has the only slot waits."""
-    return tmp_path_factory.mktemp("slots") / "until"
+def until(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The file for which a DAG's task waits, such as the one that has the only slot."""
+    folder = tmp_path_factory.mktemp("until")
+    return lambda dag_id: folder / dag_id
 
 
 @pytest.fixture(scope="module")
-def started(airflow: Airflow, files: Files, trainings: Trainings, hogged: Path) -> Mapping[str, RunStatus]:
+def started(
+    airflow: Airflow, files: Files, trainings: Trainings, until: Callable[[str], Path]
+) -> Mapping[str, RunStatus]:
     """Runs of all DAGs, started together."""
     airflow.api.set_slots("no_slots", 0)
     airflow.api.set_slots("one_slot", 1)
     for dag_id in CHANGING:
         files.write(dag_id)
         trainings.hold(dag_id)
-    started = {dag_id: airflow.trigger(dag_id, {"until": str(hogged)}) for dag_id in DAGS}
+    started = {dag_id: airflow.trigger(dag_id, {"until": str(until(dag_id))}) for dag_id in DAGS}
     started["rows_one_at_a_time again"] = airflow.trigger("rows_one_at_a_time")
     for name, day in (("rows_past", 2), ("rows_past again", 3)):
         started[name] = on_day(airflow, "rows_past", day)
     for dag_id in CHANGING:
         airflow.api.wait_for_dag(dag_id)
         started[dag_id] = airflow.api.trigger(dag_id, conf={"port": trainings.port}, run_id=dag_id)
+    for day in range(1, 11):
+        started[f"rows_ten_nights {day}"] = on_day(airflow, "rows_ten_nights", day)
     return started
 
 
@@ -98,7 +101,7 @@ def runs(airflow: Airflow, started: Mapping[str, RunStatus], begin_and_end_clean
 
 
 def wait_for(airflow: Airflow, run: RunStatus, task_id: str, *states: str) -> None:
-    airflow.api.wait_for_task(run.dag_id, run.run_id, task_id, states=frozenset(states), timeout=PATIENCE)
+    airflow.api.wait_for_task(run.dag_id, run.run_id, task_id, states=frozenset(states))
 
 
 def states_of(airflow: Airflow, run: RunStatus, *task_ids: str) -> dict[str, str | None]:
@@ -161,11 +164,10 @@ def test_a_night_that_depends_on_a_failed_one_brings_nothing(airflow: Airflow, r
     first, second = runs["rows_past"], runs["rows_past again"]
     assert ended(airflow, first) == "failed"
     zero(airflow, "rows-past")
-    wait_until(lambda: airflow.api.run(second.dag_id, second.run_id).state == "running", timeout=PATIENCE, what="begin")
+    wait_until(lambda: airflow.api.run(second.dag_id, second.run_id).state == "running", what="begin")
     looked_at = airflow.api.last_scheduled_at(second.dag_id, second.run_id)
     wait_until(
         lambda: airflow.api.last_scheduled_at(second.dag_id, second.run_id) != looked_at,
-        timeout=PATIENCE,
         what="the scheduler to look at the second night",
     )
     assert states_of(airflow, second, "rows-past.begin", "rows-past.ensure", "train") == {
@@ -192,13 +194,13 @@ def test_tasks_that_run_one_at_a_time_keep_their_nodes_meanwhile(
 
 
 def test_scale_down_waits_for_no_slot_of_the_author_s(
-    airflow: Airflow, runs: Mapping[str, RunStatus], hogged: Path
+    airflow: Airflow, runs: Mapping[str, RunStatus], until: Callable[[str], Path]
 ) -> None:
     run = runs["rows_slots"]
     wait_for(airflow, run, "hog", "running")
     wait_for(airflow, run, "rows-slots.scale_down", "success")
     assert state(airflow, run, "hog") == "running"
-    hogged.touch()
+    until("rows_slots").touch()
     assert ended(airflow, run) == "success"
     zero(airflow, "rows-slots")
 
@@ -232,7 +234,7 @@ def trains(airflow: Airflow, run: RunStatus, trainings: Trainings) -> None:
         assert airflow.api.run(run.dag_id, run.run_id).state in ("queued", "running")
         return trainings.begun[run.run_id] > 0
 
-    wait_until(begun, timeout=PATIENCE, what=f"the training of {run.run_id}")
+    wait_until(begun, what=f"the training of {run.run_id}")
     wait_for(airflow, run, "train", "deferred")
 
 
@@ -252,7 +254,7 @@ def test_a_pool_that_is_renamed_while_a_night_runs_brings_no_second_node_and_lea
     trains(airflow, run, trainings)
     files.write("rows_renamed", pool="rows-renamed-new")
     new_ensure = "rows-renamed-new.ensure"
-    wait_until(lambda: new_ensure in tasks_of(airflow, run), timeout=PATIENCE, what="the file's new tasks")
+    wait_until(lambda: new_ensure in tasks_of(airflow, run), what="the file's new tasks")
     wait_for(airflow, run, new_ensure, "success", "failed")
     assert (nodes_of(airflow, "rows-renamed-new"), demand(airflow, "rows-renamed-new")) == ([], [])
     assert len(nodes_of(airflow, "rows-renamed")) == 1
@@ -279,7 +281,7 @@ def test_a_dag_file_that_disappears_while_a_night_runs_keeps_its_node_until_it_i
     run = runs["rows_gone"]
     trains(airflow, run, trainings)
     files.remove("rows_gone")
-    wait_until(lambda: airflow.api.is_stale(run.dag_id), timeout=PATIENCE, what="Airflow to miss the file")
+    wait_until(lambda: airflow.api.is_stale(run.dag_id), what="Airflow to miss the file")
     trainings.release(run.run_id)
     # A worker that was begun before the scheduler has missed the file gives the task back, to begin from its start.
     wait_for(airflow, run, "train", "scheduled", "up_for_reschedule")
@@ -319,24 +321,27 @@ def test_a_dag_that_is_paused_keeps_its_node_until_it_goes_on(
     zero(airflow, "rows-paused")
 
 
-def test_an_execution_timeout_of_scale_down_leaves_the_rest_to_its_next_try(airflow: Airflow, tmp_path: Path) -> None:
-    until, name = tmp_path / "until", "rows-down-timeout"
-    run = airflow.trigger("rows_down_timeout", {"until": str(until)})
+def test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    nights = [runs[f"rows_ten_nights {day}"] for day in range(1, 11)]
+    assert [ended(airflow, night) for night in nights] == ["success"] * 10
+    for night in nights:
+        assert airflow.api.xcom(night.dag_id, night.run_id, "rows-ten-nights.ensure")["nodes"]
+    zero(airflow, "rows-ten-nights")
+
+
+def test_an_execution_timeout_of_scale_down_leaves_the_rest_to_its_next_try(
+    airflow: Airflow, runs: Mapping[str, RunStatus], until: Callable[[str], Path]
+) -> None:
+    """The last one: the errors meet all pools."""
+    run, name = runs["rows_down_timeout"], "rows-down-timeout"
     wait_for(airflow, run, "train", "running")
     airflow.sandbox.faults.set_error_rate(1, service="autoscaling")
-    until.touch()
+    until(run.dag_id).touch()
     wait_for(airflow, run, f"{name}.scale_down", "up_for_retry")
     assert len(nodes_of(airflow, name)) == 1
     airflow.sandbox.faults.clear()
     assert ended(airflow, run) == "success"
     assert airflow.api.task(run.dag_id, run.run_id, f"{name}.scale_down").try_number > 1
     zero(airflow, name)
-
-
-def test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none(airflow: Airflow) -> None:
-    nights = [on_day(airflow, "rows_ten_nights", day) for day in range(1, 11)]
-    airflow.remember(*nights)
-    assert [ended(airflow, night) for night in nights] == ["success"] * 10
-    for night in nights:
-        assert airflow.api.xcom(night.dag_id, night.run_id, "rows-ten-nights.ensure")["nodes"]
-    zero(airflow, "rows-ten-nights")

@@ -23,22 +23,18 @@ from tests.airflow.harness import Airflow
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
 # The slow ones first: they all run together.
 DAGS = ("blocks_timeout", "blocks_killed", "blocks_marked", "blocks_share", "blocks_sweep", "blocks_mapped")
-PATIENCE = 600.0
-"""Seconds; eight DAGs share the machine."""
-
-pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
 def started(airflow: Airflow) -> Mapping[str, RunStatus]:
     """Runs of all DAGs, started together; what has to be dry is so before."""
     airflow.sandbox.faults.add(Stockout(zone="us-west-2c"))
-    started = {dag_id: airflow.trigger(dag_id) for dag_id in (*DAGS, "blocks_skipped")}
     airflow.api.wait_for_dag("blocks_backfill")
+    # The first: Airflow refuses it where another process writes to SQLite.
     airflow.api.backfill(
         "blocks_backfill", datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 3, tzinfo=UTC), max_active_runs=2
     )
-    return started
+    return {dag_id: airflow.trigger(dag_id) for dag_id in (*DAGS, "blocks_skipped")}
 
 
 @pytest.fixture
@@ -77,7 +73,7 @@ def left_of(airflow: Airflow, pool: str) -> list[str]:
 
 def zero(airflow: Airflow, pool: str) -> None:
     """Wait until nothing is left of a pool; on a busy machine a triggerer takes its time."""
-    wait_until(lambda: not left_of(airflow, pool), timeout=240, what=f"pool {pool} to be at zero")
+    wait_until(lambda: not left_of(airflow, pool), what=f"pool {pool} to be at zero")
 
 
 def state(airflow: Airflow, run: RunStatus, task_id: str, map_index: int = -1) -> str | None:
@@ -85,7 +81,7 @@ def state(airflow: Airflow, run: RunStatus, task_id: str, map_index: int = -1) -
 
 
 def ended(airflow: Airflow, run: RunStatus) -> str:
-    return airflow.api.wait_for_run(run.dag_id, run.run_id, timeout=PATIENCE).state
+    return airflow.api.wait_for_run(run.dag_id, run.run_id).state
 
 
 def assert_unharmed(airflow: Airflow, run: RunStatus, task_id: str) -> None:
@@ -107,12 +103,12 @@ def let_an_hour_pass(airflow: Airflow, run: RunStatus) -> None:
 
 def test_ensure_that_is_killed_or_marked_while_it_waits(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
     killed, marked = runs["blocks_killed"], runs["blocks_marked"]
-    wait_until(lambda: bool(demand(airflow, "blocks-killed")), timeout=PATIENCE, what="demand to be written")
+    wait_until(lambda: bool(demand(airflow, "blocks-killed")), what="demand to be written")
     pid = airflow.api.task(killed.dag_id, killed.run_id, "blocks-killed.ensure").pid
     assert pid in airflow_processes.processes_of(airflow.home.home)
     os.kill(pid, signal.SIGKILL)
     ensure = "blocks-marked.ensure"
-    airflow.api.wait_for_task(marked.dag_id, marked.run_id, ensure, states=frozenset({"deferred"}), timeout=PATIENCE)
+    airflow.api.wait_for_task(marked.dag_id, marked.run_id, ensure, states=frozenset({"deferred"}))
     airflow.api.mark_run(marked.dag_id, marked.run_id, "failed")
     for run, train in ((killed, "upstream_failed"), (marked, "skipped")):
         name = run.dag_id.replace("_", "-")
@@ -167,7 +163,7 @@ def test_task_that_is_cleared_without_its_setup_brings_its_node_and_takes_it_awa
     zero(airflow, "blocks-sweep")
     tries = {task.task_id: task.try_number for task in airflow.api.tasks(run.dag_id, run.run_id)}
     airflow.api.clear_task(run.dag_id, run.run_id, "sweep", downstream=False, only_failed=True)
-    wait_until(lambda: state(airflow, run, "sweep", 1) == "success", timeout=PATIENCE, what="the sweep to end well")
+    wait_until(lambda: state(airflow, run, "sweep", 1) == "success", what="the sweep to end well")
     # "Only failed tasks": Ensure and scale-down had succeeded, and do not run again; the verdict had not.
     assert ended(airflow, run) == "success"
     for task_id in ("blocks-sweep.ensure", "blocks-sweep.scale_down"):
@@ -188,8 +184,8 @@ def test_dagrun_timeout_skips_the_scale_down_and_the_trigger_does_its_work(
 ) -> None:
     run = runs["blocks_timeout"]
     deferred = frozenset({"deferred"})
-    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=deferred, timeout=PATIENCE)
-    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=PATIENCE, what="the pod to run")
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=deferred)
+    wait_until(lambda: "started on node" in airflow.log(run, "train"), what="the pod to run")
     assert demand(airflow, "blocks-timeout")
     let_an_hour_pass(airflow, run)
     assert ended(airflow, run) == "failed"
@@ -199,5 +195,5 @@ def test_dagrun_timeout_skips_the_scale_down_and_the_trigger_does_its_work(
 
 
 def test_nothing_is_left_of_all_runs(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
-    wait_until(lambda: airflow.leftovers().nothing, timeout=60, what=f"zero, but there are {airflow.leftovers()}")
+    wait_until(lambda: airflow.leftovers().nothing, what=f"zero, but there are {airflow.leftovers()}")
     assert not [lease for lease in items(airflow, LEASES) if lease["metadata"]["name"].startswith("demand-")]

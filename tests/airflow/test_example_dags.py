@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from gpu_sandbox.airflow_api import RunStatus
 from tests.airflow.harness import Airflow
+from tests.airflow.test_blocks import zero
+
+
+@pytest.fixture(scope="module", autouse=True)
+def sweep(airflow: Airflow) -> RunStatus:
+    """On a pool of its own, and so started before the other runs, which share one."""
+    return airflow.trigger("hyper_parameter_sweep_eks", {"rates": [0.0003, 0.03], "seeds": [0, 1, 2]})
 
 
 @pytest.mark.parametrize("dag_id", ["nightly_training_eks", "nightly_training_eks_tasks"])
@@ -15,7 +23,7 @@ def test_an_example_trains_and_leaves_nothing(airflow: Airflow, dag_id: str) -> 
     assert result["accuracy"] >= 0.95
     assert result["epochs"] == 30
     assert "epoch 30/30" in airflow.log(run, "train")
-    assert airflow.leftovers().nothing
+    zero(airflow, "train-gpu")
 
 
 def test_a_training_that_fails_is_a_red_night_and_leaves_nothing(airflow: Airflow) -> None:
@@ -24,11 +32,12 @@ def test_a_training_that_fails_is_a_red_night_and_leaves_nothing(airflow: Airflo
     assert run.task("train").state == "failed"
     assert run.task("train-gpu.scale_down").state == "success"
     assert "failing in epoch 3, as told" in airflow.log(run, "train")
-    assert airflow.leftovers().nothing
+    zero(airflow, "train-gpu")
 
 
-def test_a_sweep_of_more_pods_than_gpus(airflow: Airflow) -> None:
-    run = airflow.run_dag("hyper_parameter_sweep_eks", {"rates": [0.0003, 0.03], "seeds": [0, 1, 2]}, timeout=300)
+def test_a_sweep_of_more_pods_than_gpus(airflow: Airflow, sweep: RunStatus) -> None:
+    airflow.remember(sweep)
+    run = airflow.finish(sweep)
     assert run.state == "success"
     best = airflow.xcom(run, "best")
     assert best["learning_rate"] == 0.03

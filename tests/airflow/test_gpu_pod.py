@@ -4,81 +4,128 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from kubernetes import client, config
-from kubernetes.stream import stream
 
 from airflow_gpu_provider.pods.followed_log import REPEATED
-from gpu_sandbox.airflow_api import wait_until
+from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.harness import Airflow
+from tests.airflow.test_blocks import items, zero
+
+DAGS = ("pod_resumed", "pod_sweep", "gpu_function", "pod_logs", "pod_watched_anew")
 
 
-def pods(airflow: Airflow) -> list[dict[str, Any]]:
-    _, reply = airflow.sandbox.control_plane.request("GET", "/api/v1/namespaces/default/pods")
-    return [pod for pod in reply["items"] if "deletionTimestamp" not in pod["metadata"]]
+@pytest.fixture(scope="module")
+def started(airflow: Airflow) -> Mapping[str, RunStatus]:
+    """Runs of all DAGs, started together, each on a pool of its own."""
+    airflow.api.set_variable("tracking_api_key", "known-to-workers-only")
+    return {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
 
 
-def is_running(airflow: Airflow) -> bool:
-    return any(pod["status"].get("phase") == "Running" for pod in pods(airflow))
+@pytest.fixture
+def runs(airflow: Airflow, started: Mapping[str, RunStatus], begin_and_end_clean: None) -> Mapping[str, RunStatus]:
+    """The same runs, for a test that fails to show them."""
+    airflow.remember(*started.values())
+    return started
 
 
-def test_spot_loss_while_deferred_uses_no_retry(airflow: Airflow) -> None:
-    run = airflow.trigger("pod_resumed")
-    wait_until(lambda: is_running(airflow), timeout=120, what="the training's pod to run")
-    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=60, what="the trigger to watch the pod")
-    (pod,) = pods(airflow)
+def pods(airflow: Airflow, run: RunStatus) -> list[dict[str, Any]]:
+    """Those on the DAG's own pool, but for those that are being deleted."""
+    pool = {"airflow-gpu-provider/pool": run.dag_id.replace("_", "-")}.items()
+    found = [pod for pod in items(airflow, "/api/v1/namespaces/default/pods") if pool <= selector(pod).items()]
+    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
+
+
+def selector(pod: dict[str, Any]) -> dict[str, str]:
+    return dict(pod["spec"].get("nodeSelector", {}))
+
+
+def until_it_is_watched(airflow: Airflow, run: RunStatus) -> None:
+    deferred = frozenset({"deferred"})
+    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=deferred)
+    wait_until(lambda: "started on node" in airflow.log(run, "train"), what="the pod to be watched")
+
+
+def test_spot_loss_while_deferred_uses_no_retry(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
+    run = runs["pod_resumed"]
+    until_it_is_watched(airflow, run)
+    (pod,) = pods(airflow, run)
     _, node = airflow.sandbox.control_plane.request("GET", f"/api/v1/nodes/{pod['spec']['nodeName']}")
     airflow.sandbox.aws.interrupt_spot(node["spec"]["providerID"].rpartition("/")[2])
-    finished = airflow.finish(run, timeout=300)
+    finished = airflow.finish(run)
     assert finished.state == "success"
     assert finished.task("train").try_number == 1
     attempt, checkpoint = airflow.xcom(finished, "train")
     assert attempt == 2
     assert checkpoint.startswith("s3://checkpoints/resumed/")
     assert {phase["attempt"] for phase in airflow.xcom(finished, "train", key="timeline")} == {1, 2}
-    assert not pods(airflow)
+    assert not pods(airflow, run)
 
 
-def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(airflow: Airflow) -> None:
+def test_sweep_in_a_block(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
+    run = airflow.finish(runs["pod_sweep"])
+    assert run.state == "success"
+    results = [airflow.api.xcom(run.status.dag_id, run.status.run_id, "train", map_index=index) for index in range(3)]
+    assert results == [{"rate": 1}, {"rate": 2}, {"rate": 3}]
+    zero(airflow, "pod-sweep")
+
+
+def test_a_function_runs_on_gpus_with_its_arguments_and_its_result(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    run = airflow.finish(runs["gpu_function"])
+    assert run.state == "success", run.states
+    assert airflow.xcom(run, "visible_gpus") == {"sum": 6, "gpus": 2}
+    mapped = [airflow.api.xcom(run.status.dag_id, run.status.run_id, "mapped", map_index=index) for index in (0, 1)]
+    assert mapped == [{"sum": 3, "gpus": 2}, {"sum": 7, "gpus": 2}]
+    zero(airflow, "gpu-function")
+
+
+def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
     def numbers(log: str) -> list[int]:
         return [int(number) for number in re.findall(r"^\[base\] line (\d+)$", log, flags=re.MULTILINE)]
 
-    airflow.api.set_variable("tracking_api_key", "known-to-workers-only")
-    run = airflow.trigger("pod_logs")
-    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=120)
-    wait_until(lambda: len(numbers(airflow.log(run, "train"))) > 80, timeout=60, what="the log of a deferred pod")
+    run = runs["pod_logs"]
+    until_it_is_watched(airflow, run)
+    wait_until(lambda: len(numbers(airflow.log(run, "train"))) > 80, what="the log of a deferred pod")
     assert airflow.api.task(run.dag_id, run.run_id, "train").state == "deferred"
     airflow.home.kill("triggerer")
     airflow.home.restart("triggerer")
     # Airflow gives a dead triggerer's triggers to another one after 30 s without a heartbeat.
-    wait_until(lambda: REPEATED in airflow.log(run, "train"), timeout=90, what="the next triggerer to go on with it")
+    wait_until(lambda: REPEATED in airflow.log(run, "train"), what="the next triggerer to go on with it")
     assert airflow.api.task(run.dag_id, run.run_id, "train").state == "deferred"
-    finished = airflow.finish(run, timeout=240)
+    (pod,) = pods(airflow, run)
+    airflow.run_in(pod["metadata"]["name"], "touch", "/dev/shm/end")
+    finished = airflow.finish(run)
     before, repeated, after = airflow.log(finished, "train").partition(REPEATED)
     assert repeated
     assert "the key is ***" in before
     assert "known-to-workers-only" not in before + after
     assert numbers(before) == [*range(len(numbers(before)))]
-    assert numbers(after) == [*range(numbers(after)[0], 900)]
+    assert numbers(after) == [*range(numbers(after)[0], airflow.xcom(finished, "train"))]
     assert 0 <= len(numbers(before)) - numbers(after)[0] <= 50, "at most 5 s are repeated, at ten lines a second"
 
 
-@pytest.mark.timeout(900)
-def test_training_outlives_ten_triggerers_whose_cluster_is_away_at_first(airflow: Airflow) -> None:
-    """What ended well is a success, after all of them, and its log is whole."""
+def test_training_outlives_five_triggerers_whose_cluster_is_away_at_first(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    """What ended well is a success, after all of them, and its log is whole. The last one: its errors meet all."""
 
     def times(what: str) -> int:
         return airflow.log(run, "train").count(what)
 
     def said(what: str, *, since: int) -> None:
-        wait_until(lambda: times(what) > since, timeout=300, what=f"{what!r} again, after {since} times")
+        wait_until(lambda: times(what) > since, every=1, what=f"{what!r} again, after {since} times")
 
-    run = airflow.trigger("pod_watched_anew")
-    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}), timeout=300)
-    said("started on node", since=0)
-    for _ in range(10):
+    run = runs["pod_watched_anew"]
+    until_it_is_watched(airflow, run)
+    for dag_id in DAGS[:-1]:
+        airflow.finish(runs[dag_id])
+    for _ in range(5):
         borne, watched = times("The wait continues."), times("started on node")
         airflow.home.kill("triggerer", signal.SIGTERM)
         airflow.sandbox.faults.set_error_rate(1.0)  # a triggerer finds the cluster by asking AWS for it
@@ -86,29 +133,11 @@ def test_training_outlives_ten_triggerers_whose_cluster_is_away_at_first(airflow
         said("The wait continues.", since=borne)
         airflow.sandbox.faults.set_error_rate(0)
         said("started on node", since=watched)
-    (pod,) = pods(airflow)
-    core = client.CoreV1Api(config.new_client_from_config(airflow.sandbox.env()["KUBECONFIG"]))
-    touch = ["touch", "/dev/shm/end"]
-    stream(core.connect_get_namespaced_pod_exec, pod["metadata"]["name"], "default", command=touch, container="base")
-    finished = airflow.finish(run, timeout=300)
+    (pod,) = pods(airflow, run)
+    airflow.run_in(pod["metadata"]["name"], "touch", "/dev/shm/end")
+    finished = airflow.finish(run)
     assert finished.state == "success", airflow.account()
     assert finished.task("train").try_number == 1
     lines = re.findall(r"^\[base\] line (\d+)$", airflow.log(finished, "train"), flags=re.MULTILINE)
     assert sorted({int(line) for line in lines}) == [*range(airflow.xcom(finished, "train"))]
-    assert airflow.leftovers().nothing
-
-
-def test_sweep_in_a_block(airflow: Airflow) -> None:
-    run = airflow.run_dag("pod_sweep")
-    assert run.state == "success"
-    results = [airflow.api.xcom(run.status.dag_id, run.status.run_id, "train", map_index=index) for index in range(3)]
-    assert results == [{"rate": 1}, {"rate": 2}, {"rate": 3}]
-
-
-def test_a_function_runs_on_gpus_with_its_arguments_and_its_result(airflow: Airflow) -> None:
-    run = airflow.run_dag("gpu_function")
-    assert run.state == "success", run.states
-    assert airflow.xcom(run, "visible_gpus") == {"sum": 6, "gpus": 2}
-    mapped = [airflow.api.xcom(run.status.dag_id, run.status.run_id, "mapped", map_index=index) for index in (0, 1)]
-    assert mapped == [{"sum": 3, "gpus": 2}, {"sum": 7, "gpus": 2}]
     assert airflow.leftovers().nothing

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from airflow.providers.cncf.kubernetes.pod_generator import make_safe_label_value
 from kubernetes import client, config, watch
-from kubernetes.stream import stream
 
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
@@ -37,9 +36,6 @@ DAGS = {
     "deferred, scheduler killed": "kill_deferred",
     "deferred, DAG deleted": "kill_dag_deleted",
 }
-SOON = 180.0
-
-pytestmark = pytest.mark.timeout(600)  # the first test starts Airflow and all trainings
 
 
 class PodHistory:
@@ -52,7 +48,7 @@ class PodHistory:
         self.seen: dict[str, set[str]] = defaultdict(set)
         self.there: dict[str, dict[str, str]] = defaultdict(dict)
         self.together: list[set[str]] = []
-        self._core = core
+        self.core = core
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, daemon=True)
 
@@ -74,7 +70,7 @@ class PodHistory:
             # From the version that it had come to: what happens between two watches is not missed.
             version = pods.resource_version
             for event in pods.stream(
-                self._core.list_namespaced_pod,
+                self.core.list_namespaced_pod,
                 "default",
                 label_selector="run_id",
                 resource_version=version,
@@ -131,20 +127,17 @@ class Training:
 
     def end(self) -> None:
         """Let the training end by itself."""
-        # A client of its own: stream() makes a client open websockets only, for as long as it runs.
-        core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
-        (pod,) = core.list_namespaced_pod("default", label_selector=f"run_id={self._key}").items
-        connect = core.connect_get_namespaced_pod_exec
-        stream(connect, pod.metadata.name, "default", command=["touch", "/dev/shm/end"], stdout=True)
+        (pod,) = self._history.core.list_namespaced_pod("default", label_selector=f"run_id={self._key}").items
+        self.airflow.run_in(pod.metadata.name, "touch", "/dev/shm/end")
 
     def until(self, condition: Any, what: str) -> None:
-        wait_until(condition, timeout=SOON, what=what)
+        wait_until(condition, what=what)
 
     def loses_its_pod(self) -> None:
         self.until(lambda: not self.has_pod, "the pod to go")
 
     def finished(self) -> FinishedRun:
-        return self.airflow.finish(self.run, timeout=240)
+        return self.airflow.finish(self.run)
 
     @property
     def process(self) -> int:
@@ -166,7 +159,7 @@ def core(airflow: Airflow) -> Iterator[client.CoreV1Api]:
         run_here(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
         core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
         yield core
-        wait_until(lambda: not core.list_namespaced_pod("default").items, timeout=SOON, what="the last pod to end")
+        wait_until(lambda: not core.list_namespaced_pod("default").items, what="the last pod to end")
         run_here(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
 
 

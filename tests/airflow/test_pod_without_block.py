@@ -22,9 +22,6 @@ from tests.airflow.harness import Airflow
 from tests.sandbox.running import run as run_here
 
 NAMES = ("timed-out-blocking", "timed-out-deferred", "failed-blocking", "failed-deferred", "kept")
-SOON = 180.0
-
-pytestmark = pytest.mark.timeout(600)  # the first test starts Airflow and all trainings
 
 
 @pytest.fixture(scope="module")
@@ -66,9 +63,7 @@ def pods(core: client.CoreV1Api, name: str) -> list[Any]:
 
 
 def until_it_trains(core: client.CoreV1Api, name: str) -> None:
-    wait_until(
-        lambda: any(pod.status.phase == "Running" for pod in pods(core, name)), timeout=SOON, what=f"{name} to train"
-    )
+    wait_until(lambda: any(pod.status.phase == "Running" for pod in pods(core, name)), what=f"{name} to train")
 
 
 def switch_of(name: str) -> datetime | None:
@@ -80,9 +75,9 @@ def switch_of(name: str) -> datetime | None:
 def test_marked_failed(airflow: Airflow, core: client.CoreV1Api, runs: dict[str, RunStatus], name: str) -> None:
     run = runs[name]
     until_it_trains(core, name)
-    wait_until(lambda: "started on node" in airflow.log(run, "train"), timeout=SOON, what="somebody to watch the pod")
+    wait_until(lambda: "started on node" in airflow.log(run, "train"), what="somebody to watch the pod")
     airflow.api.mark_task(run.dag_id, run.run_id, "train", "failed")
-    wait_until(lambda: not pods(core, name), timeout=SOON, what="the pod to go")
+    wait_until(lambda: not pods(core, name), what="the pod to go")
     assert airflow.finish(run).states == {"train": "failed"}
 
     def has_an_end() -> bool:
@@ -91,20 +86,20 @@ def test_marked_failed(airflow: Airflow, core: client.CoreV1Api, runs: dict[str,
         is_soon = switch is not None and switch < datetime.now(UTC) + timedelta(minutes=20)
         return not nodes(core, name) or ("deferred" not in name and is_soon)
 
-    wait_until(has_an_end, timeout=SOON, what="the node to go, or its end to be set")
+    wait_until(has_an_end, what="the node to go, or its end to be set")
 
 
 @pytest.mark.parametrize("name", ["timed-out-blocking", "timed-out-deferred"])
 def test_execution_timeout(airflow: Airflow, core: client.CoreV1Api, runs: dict[str, RunStatus], name: str) -> None:
-    assert airflow.finish(runs[name], timeout=300).states == {"train": "failed"}
-    wait_until(lambda: not pods(core, name), timeout=SOON, what="the pod to go")
-    wait_until(lambda: not nodes(core, name), timeout=60, what="the node to go")
+    assert airflow.finish(runs[name]).states == {"train": "failed"}
+    wait_until(lambda: not pods(core, name), what="the pod to go")
+    wait_until(lambda: not nodes(core, name), what="the node to go")
 
 
 def test_kept_pod_is_named_with_its_node_and_its_end(
     airflow: Airflow, core: client.CoreV1Api, runs: dict[str, RunStatus]
 ) -> None:
-    assert airflow.finish(runs["kept"], timeout=300).states == {"train": "success"}
+    assert airflow.finish(runs["kept"]).states == {"train": "success"}
     (pod,) = pods(core, "kept")
     log = airflow.log(runs["kept"], "train")
     assert f"pod default/{pod.metadata.name} keeps running, and node {pod.spec.node_name} stays for it" in log

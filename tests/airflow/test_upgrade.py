@@ -8,7 +8,7 @@ HANDED_BACK = "The triggerer runs an earlier release than the worker"
 
 
 def test_a_night_begins_in_a_later_release_than_its_triggerer_s(airflow: Airflow) -> None:
-    finished = airflow.run_dag("later_release", timeout=600)
+    finished = airflow.run_dag("later_release")
     assert finished.state == "success", airflow.account()
     for task in ("later-release.ensure", "train"):
         assert HANDED_BACK in airflow.log(finished, task), task

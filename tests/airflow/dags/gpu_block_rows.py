@@ -89,7 +89,7 @@ for dag_id, bounds in (
 # The cloud answers no scale-down for as long as its test wants.
 with (
     dag("rows_down_timeout"),
-    nodes("rows_down_timeout", scale_down_args={"deferrable": False, "execution_timeout": timedelta(seconds=25)}),
+    nodes("rows_down_timeout", scale_down_args={"deferrable": False, "execution_timeout": timedelta(seconds=15)}),
 ):
     work("train", "until [ -e {{ dag_run.conf['until'] }} ]; do sleep 0.2; done")
 

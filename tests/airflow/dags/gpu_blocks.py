@@ -1,4 +1,4 @@
-"""The block around GPU nodes, once for each way in which a night can go. Each DAG has a pool of its own."""
+"""The block around GPU nodes, once for each way in which a night can go. All run at once, each DAG on its own pool."""
 
 from __future__ import annotations
 
@@ -26,14 +26,17 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
 def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[str, Any], **block_args: Any) -> DAG:
     with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1), max_active_runs=max_active_runs) as dag:  # noqa: SIM117
         with gpu_nodes(pool(dag_id.replace("_", "-"), **fields), gpus=1, **block_args):
-            GpuPodOperator(task_id="train", image="busybox:1.36", cmds=["sh", "-c", command])
+            GpuPodOperator(
+                task_id="train", image="busybox:1.36", cmds=["sh", "-c", command], termination_grace_period=1
+            )
     return dag
 
 
 # At this price a second costs 0.5.
 ok = block("block_ok", command="sleep 2; echo trained", fields={"price_per_hour": 1800.0})
 train_fails = block("block_train_fails", command="echo no such file: data.csv; exit 3", fields={})
-long_training = block("block_long", command="echo started; exec sleep 600", fields={})
+run_marked = block("block_run_marked", command="echo started; exec sleep 600", fields={})
+task_marked = block("block_task_marked", command="echo started; exec sleep 600", fields={})
 ensure_fails = block(
     "block_ensure_fails",
     command="echo never",
@@ -42,7 +45,7 @@ ensure_fails = block(
 )
 zero_fails = block(
     "block_zero_fails",
-    command="exec sleep 8",
+    command="until [ -e /dev/shm/end ]; do sleep 0.2; done",
     fields={"zones": ["us-west-2c"]},
     scale_down_args={"timeout": timedelta(seconds=1), "retries": 0},
 )

@@ -26,7 +26,7 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
 
 
 def train(task_id: str, command: str) -> GpuPodOperator:
-    return GpuPodOperator(task_id=task_id, image="busybox:1.36", cmds=["sh", "-c", command])
+    return GpuPodOperator(task_id=task_id, image="busybox:1.36", cmds=["sh", "-c", command], termination_grace_period=1)
 
 
 # Airflow 3.3 fails tasks that come back within seconds of deferring (apache/airflow#72716): another try covers it.

@@ -52,7 +52,14 @@ with (
         image="busybox:1.36",
         env_vars={"KEY": "{{ var.value.get('tracking_api_key', '') }}"},
         cmds=["sh", "-c"],
-        arguments=["echo the key is $KEY; i=0; while [ $i -lt 900 ]; do echo line $i; i=$((i+1)); sleep 0.1; done"],
+        arguments=[
+            """
+            echo the key is $KEY
+            i=0; until [ -e /dev/shm/end ]; do echo line $i; i=$((i+1)); sleep 0.1; done
+            echo $i > /airflow/xcom/return.json
+            """
+        ],
+        do_xcom_push=True,
     )
 
 with (
