@@ -313,13 +313,14 @@ class Platform(ABC):
     def observe(self) -> tuple[Group, ...]:
         """Return the pool's groups that exist, in candidate order."""
 
-    @abstractmethod
-    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
-        """Make the cloud set these groups to zero at `at` by itself, in place of an earlier time for it."""
+    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:  # noqa: B027
+        """Make the cloud set these groups to zero at `at` by itself, in place of an earlier time for it.
 
-    @abstractmethod
-    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
-        """Take the switch off; fine where there is none."""
+        Default: nothing is scheduled, as no group has such a switch (`Group.has_switch`).
+        """
+
+    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:  # noqa: B027
+        """Take the switch off; fine where there is none. Default: there is none."""
 
     def update_autoscaler_tags(self, groups: Collection[str]) -> None:  # noqa: B027
         """Put the tags of these groups right (`Group.stale_tags`). Default: there is nothing."""

@@ -10,8 +10,6 @@ from airflow_gpu_provider.platforms.base import Machine, Platform
 from airflow_gpu_provider.pools import KubernetesGpuPool
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.cluster.access import ClusterAccess
@@ -39,12 +37,6 @@ class ExternalMachinesPlatform(Platform):
     @cached_property
     def _api(self) -> ApiClient:
         return self.cluster_access().api_client()
-
-    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
-        """Do nothing: the machines are others'."""
-
-    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
-        """Do nothing: there is no switch."""
 
     def grow(self, sizes: Mapping[str, int]) -> None:
         """Do nothing: machines come by others."""

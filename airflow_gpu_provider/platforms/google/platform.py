@@ -1,7 +1,8 @@
 """GkePlatform: a pool's GPU nodes in node pools of a GKE cluster, owned or external.
 
 GKE's API creates and changes node pools. Sizes are set, and single machines removed, on the managed instance groups
-behind them, as cluster-autoscaler does: GKE's own resize picks the machines that go by itself.
+behind them, as cluster-autoscaler does: GKE's own resize picks the machines that go by itself. No group needs a switch:
+each machine has its end from its creation, by `max_run_duration`.
 """
 
 from __future__ import annotations
@@ -74,12 +75,6 @@ class GkePlatform(CloudPlatform):
         return judge(self._pool, missing, candidates, read_quotas(self._clients.compute, self._pool))
 
     # -- sizes and single machines ---------------------------------------------------------------------------
-
-    def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
-        """Nothing: each machine has its end from its creation, by `max_run_duration`."""
-
-    def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
-        """Nothing, as in `schedule_scale_to_zero`."""
 
     def grow(self, sizes: Mapping[str, int]) -> None:
         in_parallel(lambda item: self._grow(*item), sizes.items())
