@@ -1,7 +1,7 @@
 """One reconcile loop for each pool, owner and event loop, to which all who wait for the pool subscribe.
 
-Requests to the cloud and the API server are those of one wait, and the pool's lock is taken by one, however many runs
-wait in a triggerer. The reconcile is level-triggered, so each outcome tells all of them what they wait for.
+However many runs wait in a triggerer, cluster and cloud get the requests of one, and one takes the pool's lock. The
+reconcile is level-triggered, so each outcome tells all of them what they wait for.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import asyncio
 import contextvars
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.cluster.threads import in_thread
@@ -29,7 +29,7 @@ Write = Callable[[Reconciler], Outcome]
 
 
 class Subscription:
-    """What one of those who wait wants of the pool's keeper.
+    """What one of those who wait wants of the pool's keeper, and what it hears.
 
     Args:
         pause: Returns the seconds after which it wants the next look.
@@ -61,9 +61,9 @@ class Subscription:
         self._news = asyncio.Event()
 
     def ask(self, write: Write) -> None:
-        """Have `write` called at once, and after an error again, as long as it fails; it replaces an earlier one.
+        """Have `write` called at once, and again with the next looks until it succeeds; it replaces an earlier one.
 
-        `next` then returns its outcome, which the others hear too, or raises its error.
+        Until then `next` hears of nothing else. The others hear its outcome, too, but not its errors.
         """
         self.asked = write
         self.hurry()
@@ -79,12 +79,12 @@ class Subscription:
         said, self._said = self._said, []
         for line in said:
             self._say(line)
-        assert self._told is not None
         if isinstance(self._told, Exception):
             raise self._told
+        assert self._told is not None
         return self._told
 
-    def tell(self, told: Outcome | Exception, said: Collection[str] = ()) -> None:
+    def tell(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
         self._is_new = False
         self._told = told
         self._said += said
@@ -98,13 +98,8 @@ class Subscription:
 _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _Keeper]] = WeakKeyDictionary()
 
 
-@asynccontextmanager
-async def subscribed(
-    subscription: Subscription, pool: GpuPool, owner: str, reconciler: Reconciler | None = None
-) -> AsyncIterator[Subscription]:
-    """Have the pool reconciled, and the subscription told of each look that begins from now on.
-
-    Whoever is cancelled leaves the others' keeper alone; the last to leave ends it. A reconcile in progress finishes.
+def subscribe(subscription: Subscription, pool: GpuPool, owner: str, reconciler: Reconciler | None = None) -> None:
+    """Have the pool reconciled until `leave`, and the subscription told of each look that begins from now on.
 
     Args:
         subscription: What is wanted.
@@ -113,17 +108,24 @@ async def subscribed(
         reconciler: The pool's, where the first to subscribe has it open already.
     """
     keepers = _keepers.setdefault(asyncio.get_running_loop(), {})
-    keeper = keepers.get((pool, owner))
-    if keeper is None:
-        keeper = keepers[pool, owner] = _Keeper(pool, owner, reconciler)
-    keeper.add(subscription)
-    try:
-        yield subscription
-    finally:
-        keeper.subscriptions.remove(subscription)
-        if not keeper.subscriptions:
-            del keepers[pool, owner]
-            await keeper.stop()
+    if (pool, owner) not in keepers:
+        keepers[pool, owner] = _Keeper(pool, owner, reconciler)
+    keepers[pool, owner].add(subscription)
+
+
+def subscriptions(pool: GpuPool, owner: str) -> tuple[Subscription, ...]:
+    keeper = _keepers.get(asyncio.get_running_loop(), {}).get((pool, owner))
+    return tuple(keeper.subscriptions) if keeper else ()
+
+
+async def leave(subscription: Subscription, pool: GpuPool, owner: str) -> None:
+    """Undo `subscribe`. The last to leave ends the keeper; a reconcile in progress finishes."""
+    keepers = _keepers[asyncio.get_running_loop()]
+    keeper = keepers[pool, owner]
+    keeper.subscriptions.remove(subscription)
+    if not keeper.subscriptions:
+        del keepers[pool, owner]
+        await keeper.stop()
 
 
 class _Keeper:
@@ -144,8 +146,7 @@ class _Keeper:
     def add(self, subscription: Subscription) -> None:
         subscription.hurry = self._hurry
         self.subscriptions.append(subscription)
-        if subscription.asked:
-            self._hurry()
+        self._is_due = self._is_due or subscription.asked is not None
         self._wake.set()
 
     async def stop(self) -> None:
@@ -184,18 +185,16 @@ class _Keeper:
     async def _look(self) -> None:
         """Do what is asked for, or else reconcile; whatever is done tells of the pool to all who hear it begin."""
         self._is_due = False
-        asking = [each for each in self.subscriptions if each.asked]
         is_seen = False
-        for subscription in asking:
-            write = subscription.asked
-            if write is not None and subscription in self.subscriptions:
-                is_seen |= await self._carry_out(write, subscription)
+        for each in tuple(self.subscriptions):
+            if each.asked is not None and each in self.subscriptions:
+                is_seen |= await self._carry_out(each.asked, each)
         if not is_seen and not all(each.asked for each in self.subscriptions):
             await self._carry_out(lambda reconciler: reconciler.reconcile())
         self._last = asyncio.get_running_loop().time()
 
     async def _carry_out(self, write: Write, asking: Subscription | None = None) -> bool:
-        """Call `write`, and tell of it; who asks for something hears of that alone, until it is done."""
+        """Call `write` and tell of it; return True if it succeeded."""
         hearers = [each for each in self.subscriptions if each is asking or not each.asked]
         told: Outcome | Exception
         try:

@@ -5,16 +5,14 @@ A machine that Ensure got may be lost before its pod is placed, and a stock-out 
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.keeper import Subscription, subscribed
+from airflow_gpu_provider.scaling import keeper
+from airflow_gpu_provider.scaling.keeper import Subscription, subscribe, subscriptions
 from airflow_gpu_provider.scaling.reconcile import Outcome
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -44,65 +42,58 @@ class PoolNews:
 
 Listener = Callable[[PoolNews], None]
 
-_tellers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str], _Teller]] = WeakKeyDictionary()
-
 
 def keep(pool: GpuPool, owner: str, listener: Listener) -> None:
     """Have the pool reconciled until `leave`; `listener` gets the news of each reconcile, in the event loop.
 
     `owner` is who writes the groups' spec, "<installation>/<dag>". Call it in an event loop.
     """
-    tellers = _tellers.setdefault(asyncio.get_running_loop(), {})
-    if (pool, owner) not in tellers:
-        tellers[pool, owner] = _Teller(pool, owner)
-    tellers[pool, owner].listeners.append(listener)
+    pods = _pods(pool, owner)
+    if pods is None:
+        pods = _Pods()
+        subscribe(pods, pool, owner)
+    pods.listeners.append(listener)
 
 
 async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
     """Undo `keep`; no error if it was not called. A reconcile in progress finishes, and its news is dropped."""
-    tellers = _tellers.get(asyncio.get_running_loop(), {})
-    teller = tellers.get((pool, owner))
-    if teller is None or listener not in teller.listeners:
+    pods = _pods(pool, owner)
+    if pods is None or listener not in pods.listeners:
         return
-    teller.listeners.remove(listener)
-    if not teller.listeners:
-        del tellers[pool, owner]
-        await teller.stop()
+    pods.listeners.remove(listener)
+    if not pods.listeners:
+        await keeper.leave(pods, pool, owner)
 
 
-class _Teller:
+def _pods(pool: GpuPool, owner: str) -> _Pods | None:
+    return next((each for each in subscriptions(pool, owner) if isinstance(each, _Pods)), None)
+
+
+class _Pods(Subscription):
     """The one subscription of all pods that wait for a pool."""
 
-    def __init__(self, pool: GpuPool, owner: str) -> None:
-        self._pool = pool
-        self._owner = owner
+    def __init__(self) -> None:
+        super().__init__(lambda: EVERY, first=min(FIRST, EVERY), is_eager=False)
         self._started: datetime | None = None
         self._empty_since: dict[str, datetime] = {}
         self.listeners: list[Listener] = []
-        self._task = asyncio.create_task(
-            self._run(), context=contextvars.Context()
-        )  # it outlives the trigger that starts it
 
-    async def stop(self) -> None:
-        self._task.cancel()
-        await asyncio.wait([self._task])
+    def tell(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
+        super().tell(told)
+        if isinstance(told, DemandLockBusy):
+            return  # another process is reconciling the pool
+        try:
+            news = self._news_of(told)
+        except GpuError as error:
+            news = PoolNews(said=(f"{type(error).__name__}: {error}",))
+        except Exception as error:  # noqa: BLE001 - the pods' waits go on, and log why
+            news = PoolNews(said=(f"the pool could not be reconciled: {error!r}",))
+        for listener in tuple(self.listeners):
+            listener(news)
 
-    async def _run(self) -> None:
-        wanted = Subscription(lambda: EVERY, first=min(FIRST, EVERY), is_eager=False)
-        async with subscribed(wanted, self._pool, self._owner) as looks:
-            while True:
-                try:
-                    news = self._news(await looks.next())
-                except DemandLockBusy:
-                    continue  # another process is reconciling the pool
-                except GpuError as error:
-                    news = PoolNews(said=(f"{type(error).__name__}: {error}",))
-                except Exception as error:  # noqa: BLE001 - the pods' waits go on, and log why
-                    news = PoolNews(said=(f"the pool could not be reconciled: {error!r}",))
-                for listener in tuple(self.listeners):
-                    listener(news)
-
-    def _news(self, outcome: Outcome) -> PoolNews:
+    def _news_of(self, outcome: Outcome | Exception) -> PoolNews:
+        if isinstance(outcome, Exception):
+            raise outcome
         if self._started is None:
             self._started = outcome.snapshot.now - timedelta(seconds=min(FIRST, EVERY))
         return PoolNews(

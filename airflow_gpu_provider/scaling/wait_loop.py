@@ -15,8 +15,9 @@ from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling import keeper
 from airflow_gpu_provider.scaling.hard_to_get import Ask
-from airflow_gpu_provider.scaling.keeper import SOONEST, Subscription, Write, subscribed
+from airflow_gpu_provider.scaling.keeper import SOONEST, Subscription, Write
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
@@ -111,10 +112,11 @@ async def run_wait(
     clock = _ClusterTime()
     patience = _patience(wait)
     pause = lambda: pause_after(clock.now() - wait.started, every)  # noqa: E731
-    wanted = Subscription(pause, over_quota=over_quota, say=say)
+    looks = Subscription(pause, over_quota=over_quota, say=say)
     if first:
-        wanted.ask(first)
-    async with subscribed(wanted, pool, owner, reconciler) as looks:
+        looks.ask(first)
+    keeper.subscribe(looks, pool, owner, reconciler)
+    try:
         while True:
             try:
                 outcome = await looks.next()
@@ -134,6 +136,8 @@ async def run_wait(
                 raise progress.error
             if progress.ask:
                 looks.ask(_amending(progress.ask))
+    finally:
+        await keeper.leave(looks, pool, owner)
 
 
 def pause_after(waited: timedelta, every: float) -> float:

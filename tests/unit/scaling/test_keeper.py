@@ -6,7 +6,8 @@ import asyncio
 import contextvars
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, DemandLockBusy
 from airflow_gpu_provider.scaling import keeper
 from airflow_gpu_provider.scaling.hard_to_get import Ask
-from airflow_gpu_provider.scaling.keeper import Subscription, subscribed
+from airflow_gpu_provider.scaling.keeper import Subscription
 from airflow_gpu_provider.scaling.wait_loop import run_wait
 from airflow_gpu_provider.scaling.waits import Progress
 from benchmarks.waiting_runs import WaitingRuns
@@ -108,6 +109,15 @@ class Waits:
         return await run_wait(self, POOL, OWNER, say=self.said.append, every=0.01)
 
 
+@asynccontextmanager
+async def subscribed(subscription: Subscription) -> AsyncIterator[None]:
+    keeper.subscribe(subscription, POOL, OWNER)
+    try:
+        yield
+    finally:
+        await keeper.leave(subscription, POOL, OWNER)
+
+
 async def eventually(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(WITHIN):
         while not is_so():  # noqa: ASYNC110
@@ -162,7 +172,7 @@ async def test_an_ask_that_fails_is_repeated_and_its_errors_are_its_own(played: 
             heard.append((await other.next()).said)
 
     asking.ask(write)
-    async with subscribed(other, POOL, OWNER), subscribed(asking, POOL, OWNER), asyncio.timeout(WITHIN):
+    async with subscribed(other), subscribed(asking), asyncio.timeout(WITHIN):
         listening = asyncio.create_task(listen())
         with pytest.raises(CloudError):
             await asking.next()
@@ -215,9 +225,9 @@ async def test_the_last_to_leave_ends_the_task_and_its_feed_but_no_reconcile(pla
 async def test_a_look_that_began_before_somebody_came_tells_it_nothing(played: Played) -> None:
     played.may_answer.clear()
     first, second = Subscription(lambda: 0.01), Subscription(lambda: 0.01)
-    async with subscribed(first, POOL, OWNER), asyncio.timeout(WITHIN):
+    async with subscribed(first), asyncio.timeout(WITHIN):
         await eventually(lambda: len(played.calls) == 1)
-        async with subscribed(second, POOL, OWNER):
+        async with subscribed(second):
             played.may_answer.set()
             await first.next()
             await second.next()
@@ -228,16 +238,16 @@ async def test_the_most_impatient_sets_the_pace_and_a_change_of_nodes_is_seen_at
     played: Played, feed: Feed
 ) -> None:
     patient, changing = Subscription(lambda: 3600.0, is_eager=False), Subscription(lambda: 3600.0)
-    async with subscribed(patient, POOL, OWNER), asyncio.timeout(WITHIN):
+    async with subscribed(patient), asyncio.timeout(WITHIN):
         await patient.next()
         await eventually(lambda: feed.open == 1)
-        async with subscribed(Subscription(lambda: 0.01), POOL, OWNER):
+        async with subscribed(Subscription(lambda: 0.01)):
             for _ in range(3):
                 await patient.next()
         feed.report()
         (of_the_pool,) = keeper._keepers[asyncio.get_running_loop()].values()
         assert not of_the_pool._is_due
-        async with subscribed(changing, POOL, OWNER):
+        async with subscribed(changing):
             await changing.next()
             count = len(played.calls)
             feed.report()
@@ -247,8 +257,8 @@ async def test_the_most_impatient_sets_the_pace_and_a_change_of_nodes_is_seen_at
 
 async def test_groups_that_anybody_passes_over_do_not_grow(played: Played) -> None:
     one, other = Subscription(lambda: 0.01, over_quota=["a"]), Subscription(lambda: 0.01, over_quota=["b"])
-    async with subscribed(one, POOL, OWNER), asyncio.timeout(WITHIN):
-        async with subscribed(other, POOL, OWNER):
+    async with subscribed(one), asyncio.timeout(WITHIN):
+        async with subscribed(other):
             await other.next()
             assert played.over_quota == {"a", "b"}
         await eventually(lambda: played.over_quota == {"a"})
