@@ -70,9 +70,12 @@ class _PoolTrigger(RecordTrigger):
         pool = deserialize_pool(self.record["pool"])
         try:
             reconciler = await in_thread(open_pool, pool, owner=self.record["owner"], holder=holder, say=self.log.info)
+            reconciler.over_quota = frozenset(self.record.get("over_quota", ()))
             await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
         except GpuError as error:
-            self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
+            self.log.error(
+                "Nodes of pool %s that nobody wants go at the next look, or after max_runtime: %s", key.pool, error
+            )
 
     @abstractmethod
     def _wait_record(self) -> Wait: ...
