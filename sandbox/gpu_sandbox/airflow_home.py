@@ -113,7 +113,7 @@ class AirflowHome:
         if self._guard is not None:
             assert self._guard.stdin is not None
             self._guard.stdin.close()
-            self._guard.wait(timeout=10)
+            self._guard.wait(timeout=60)
             self._guard = None
         if left:
             raise AirflowNotHealthy(f"processes of {self.home} that cannot be ended: {left}")

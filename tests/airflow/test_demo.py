@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_sandbox.airflow_api import PATIENCE
+
 DEMO = (sys.executable, "-m", "gpu_sandbox.cli", "demo")
 
 
@@ -19,7 +21,7 @@ def test_a_red_night_is_shown_as_it_should_be(tmp_path: Path) -> None:
         [*DEMO, "--fault", "train-fails", "--fault", "stockout:us-west-2a", "--report", str(report_file)],
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=PATIENCE,
         check=False,
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from gpu_sandbox import airflow_processes
-from gpu_sandbox.airflow_api import AirflowApiError
+from gpu_sandbox.airflow_api import AirflowApiError, wait_until
 from gpu_sandbox.airflow_home import COMMANDS, AirflowHome, AirflowNotHealthy
 from tests.airflow.harness import Airflow
 
@@ -82,7 +81,4 @@ import signal; signal.pause()
     assert len(airflow_processes.processes_of(tmp_path)) >= len(COMMANDS)
     owner.kill()
     owner.wait()
-    deadline = time.monotonic() + 10
-    while airflow_processes.processes_of(tmp_path):
-        assert time.monotonic() < deadline, "processes survived"
-        time.sleep(0.1)
+    wait_until(lambda: not airflow_processes.processes_of(tmp_path), what="its processes to end")
