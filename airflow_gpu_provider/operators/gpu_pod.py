@@ -183,7 +183,12 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         from airflow_gpu_provider.run_identity import lock_holder, run_key
 
         ti, pool = context["ti"], self._rendered_pool()
-        cluster = TaskCluster(pool, self.hook, self.base_container_name, lambda: self.client, lambda: self.pod_manager)
+        cluster = TaskCluster(
+            pool=pool,
+            hook=self.hook,
+            base_container=self.base_container_name,
+            make_manager=lambda: self.pod_manager,
+        )
         return PodTask(
             log=self.log,
             pod_log=self._pod_log(),

@@ -153,6 +153,10 @@ class CarefulPodManager(PodManager):
     When it ran is written down before, for its run's bill.
     """
 
+    @property
+    def client(self) -> CoreV1Api:
+        return self._client
+
     def run_pod_async(self, pod: V1Pod, **kwargs: Any) -> V1Pod:
         """Create the pod. Its base class logs each refusal with the whole pod; here it is the caller who tells it."""
         body = self._client.api_client.sanitize_for_serialization(pod)

@@ -25,10 +25,7 @@ class PodTask:
     """One try of a task.
 
     Attributes:
-        log: The task's.
-        pod_log: Its pods' in it.
-        cluster: Where they run.
-        stop: Tells that the task is to stop.
+        log, pod_log: The task's, and its pods' in it.
         placement: Where its pods run; what differs from pod to pod is not in it yet.
         checkpoint: Where its training keeps one, or None.
         preemptions: What to do where a pod is taken away.
@@ -37,12 +34,10 @@ class PodTask:
         grace_seconds: The pod's grace period where it is deleted; None for its own.
         reattaches: A pod that the try has created before is gone on with.
         has_result: The pod leaves a result.
-        deferrable: The triggerer waits.
         is_kept_when_killed: The pod stays where the task is told to stop.
         holder: Who has the pool's lock, in words.
         owner: Returns whose pods they are; asks Airflow.
-        build: Returns the pod to create, placed.
-        create: Creates it.
+        build, create: Return the pod to create, placed, and create it.
         defer: Takes the trigger's record and the timeout, and raises TaskDeferred.
         extract_result: Reads a pod's result, and ends the container that keeps it.
         release: Does with a pod what on_finish_action says; takes its result too.

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 
-from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
 from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
@@ -14,44 +14,37 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.gpu_health import GpuHealth
 from airflow_gpu_provider.pods.hook import PoolHook
-from airflow_gpu_provider.pods.store import TaskPods
+from airflow_gpu_provider.pods.store import CarefulPodManager, TaskPods
 from airflow_gpu_provider.pools import GpuPool
 
 
+@dataclass(kw_only=True)
 class TaskCluster:
     """The cluster, and what is the same for all pods of a task.
 
-    Args:
+    Attributes:
         pool: The rendered spec.
-        hook: Its connection; `client` returns its client, and `manager` what creates and deletes pods with that.
+        hook: Its connection.
         base_container: The container whose end decides.
+        make_manager: Returns what creates and deletes pods, and has the hook's client.
     """
 
-    def __init__(
-        self,
-        pool: GpuPool,
-        hook: PoolHook,
-        base_container: str,
-        client: Callable[[], CoreV1Api],
-        manager: Callable[[], PodManager],
-    ) -> None:
-        self.pool = pool
-        self.hook = hook
-        self.base_container = base_container
-        self._client = client
-        self._manager = manager
+    pool: GpuPool
+    hook: PoolHook
+    base_container: str
+    make_manager: Callable[[], CarefulPodManager]
 
     @cached_property
+    def manager(self) -> CarefulPodManager:
+        return self.make_manager()
+
+    @property
     def client(self) -> CoreV1Api:
-        return self._client()
+        return self.manager.client
 
     @property
     def api(self) -> ApiClient:
         return self.client.api_client
-
-    @cached_property
-    def manager(self) -> PodManager:
-        return self._manager()
 
     @cached_property
     def pods(self) -> TaskPods:
