@@ -141,7 +141,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         """Run the pod; where it is taken away and may resume, run the next one."""
         self._check_moved(self._rendered_pool())
         self.name = self._set_name(self.name)
-        return self._begin(context, self._handed_back).run()
+        current = self._try
+        if current is None or not current.is_resuming:
+            current = self._begin(context, self._handed_back)
+        return current.run()
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on when the trigger has an event: collect log and result, and resume or raise what the pod ended with."""
@@ -208,6 +211,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             is_kept_when_killed=self.on_kill_action == OnKillAction.KEEP_POD,
             holder=lock_holder(context),
             owner=lambda: Ownership.of(ti, run_key(context, pool.name, self.block_id)),
+            execute=lambda: self.execute(context),
             build=lambda: self._build(context),
             create=lambda request: self.get_or_create_pod(request, context),
             defer=self._defer,

@@ -48,6 +48,8 @@ class PodTry:
         self._setbacks = Setbacks.from_record(event.get("setbacks") or {})
         self._owner: Ownership | None = None
         self.attempt = self._attempt(Attempt.from_record(event.get("attempt") or {}))
+        self.is_resuming = False
+        """The first pod was waited for elsewhere, was taken away, and the next one is to run here."""
         self.has_timed_out = False
         """execution_timeout is over, and what was to be done about it is done."""
 
@@ -58,6 +60,8 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended, or why there is none.
         """
+        if self.is_resuming:
+            return self._run_attempts()
         with self._heeding_timeout(), self._leaving_no_nodes():
             return self._run_attempts()
 
@@ -107,7 +111,8 @@ class PodTry:
                 return self._collect_or_defer(watched)
             except PodPreempted as error:
                 self._prepare_next_attempt(error)
-            return self._run_attempts()
+            self.is_resuming = True
+            return self._task.execute()
 
     def _run_attempts(self) -> Any:
         while True:

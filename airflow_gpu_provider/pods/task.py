@@ -37,6 +37,7 @@ class PodTask:
         is_kept_when_killed: The pod stays where the task is told to stop.
         holder: Who has the pool's lock, in words.
         owner: Returns whose pods they are; asks Airflow.
+        execute: Calls the try's `run`, by the task's `execute`: what it prepares, each worker that builds a pod needs.
         build, create: Return the pod to create, placed, and create it.
         defer: Takes the trigger's record and the timeout, and raises TaskDeferred.
         extract_result: Reads a pod's result, and ends the container that keeps it.
@@ -65,6 +66,7 @@ class PodTask:
     is_kept_when_killed: bool
     holder: str
     owner: Callable[[], Ownership]
+    execute: Callable[[], Any]
     build: Callable[[], V1Pod]
     create: Callable[[V1Pod], V1Pod]
     defer: Callable[[dict[str, Any], timedelta], None]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Any
 
 import pytest
 from airflow.sdk import DAG, task
+from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider import EksGpuPool, gpu_nodes
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import PodPreempted, PoolSpecError
 from airflow_gpu_provider.get_provider_info import get_provider_info
+from airflow_gpu_provider.pods.attempt import PodAttempt
+from airflow_gpu_provider.pods.pod_try import PodTry
+from airflow_gpu_provider.triggers.pod import GpuPodTrigger
+from tests.sandbox.running import context_of
 
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=("g6.12xlarge",), max_nodes=1
@@ -41,6 +47,34 @@ def test_a_function_becomes_a_pod_on_the_pool(dag: DAG) -> None:
     assert (operator.gpu_pool, operator.gpus, operator.deferrable, operator.name) == (POOL, 2, True, "count-gpus")
     assert operator.op_args == (2,) or list(operator.op_args) == [2]
     assert "gpu_pool" in operator.template_fields
+
+
+def test_a_pod_that_follows_a_preempted_one_has_the_function_too(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is built in the worker that collects the first one, which has not executed the task before."""
+
+    def taken_away(*_: Any) -> None:
+        raise PodPreempted("Its node left.")
+
+    def deferred(attempt: PodAttempt) -> None:
+        raise TaskDeferred(trigger=GpuPodTrigger({}), method_name="trigger_reentry")
+
+    monkeypatch.setattr(PodTry, "_known_owner", lambda _: None)
+    monkeypatch.setattr(PodTry, "_collect_or_defer", taken_away)
+    monkeypatch.setattr(PodTry, "_prepare_next_attempt", lambda *_: None)
+    monkeypatch.setattr(PodAttempt, "start", deferred)
+    with dag:
+
+        @task.gpu(gpu_pool=POOL, image="python:3.12", on_preemption="resume")
+        def train(rate: float) -> None: ...
+
+        train(0.1)
+    operator = dag.get_task("train")
+    assert isinstance(operator, GpuDecoratedOperator)
+    event = {"status": "timeout", "message": "", "name": "train-x", "namespace": "ml", "uid": "u1"}
+    with pytest.raises(TaskDeferred):
+        operator.trigger_reentry(context_of(operator), event)
+    assert operator.cmds[0] == "bash"
+    assert {"__PYTHON_SCRIPT", "__PYTHON_INPUT"} <= {variable.name for variable in operator.env_vars}
 
 
 def test_more_gpus_than_a_machine_has_are_refused_when_the_dag_is_parsed(dag: DAG) -> None:

@@ -72,6 +72,7 @@ class Life:
             "is_kept_when_killed": False,
             "holder": "somebody",
             "owner": lambda: owner,
+            "execute": lambda: self.tries.run(),
             "build": self._build,
             "create": self._step("create", self._pod),
             "defer": self._defer,
