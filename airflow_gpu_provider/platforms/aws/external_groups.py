@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import missing_tags, tag_command
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
-from airflow_gpu_provider.platforms.aws.cluster import EksCluster, group_of
+from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.launch_templates import template_data
 from airflow_gpu_provider.platforms.aws.named_group import candidate, read_group, template_of
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
@@ -30,8 +30,12 @@ class _Named:
     """One of the pool's groups, as AWS describes it; `node_group` is None for a self-managed Auto Scaling group."""
 
     name: str
-    asg: Mapping[str, Any]
     node_group: Mapping[str, Any] | None
+    state: AsgState
+
+    @property
+    def asg(self) -> Mapping[str, Any]:
+        return self.state.asg
 
 
 class ExternalGroups(GroupSource):
@@ -47,10 +51,10 @@ class ExternalGroups(GroupSource):
         self._templates: dict[frozenset[tuple[str, str]], Mapping[str, Any]] = {}
 
     def candidates(self) -> tuple[Candidate, ...]:
-        return tuple(self._candidate(each, each.asg) for each in self._read())
+        return tuple(map(self._candidate, self._read()))
 
-    def _candidate(self, named: _Named, asg: Mapping[str, Any]) -> Candidate:
-        return candidate(named.name, asg, named.node_group, self._template(asg))
+    def _candidate(self, named: _Named) -> Candidate:
+        return candidate(named.name, named.asg, named.node_group, self._template(named.asg))
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
@@ -69,7 +73,7 @@ class ExternalGroups(GroupSource):
         read = [read_group(n.name, n.asg, n.node_group, self._template(n.asg)) for n in named]
         notes = check(self._pool, nodes, read, known_types=self._pool.instance_types)
         self._check_tags(named)
-        groups = self._observe(named)
+        groups = tuple(map(self._group, named))
         grow = growth_notes(self._pool, nodes, candidates_with_room(groups), groups, datetime.now(UTC))
         return Plan(pool=self._pool.name, grow=grow, notes=notes)
 
@@ -120,7 +124,7 @@ class ExternalGroups(GroupSource):
             return
         lacking = {}
         for each in named:
-            instance_type = self._candidate(each, each.asg).instance_type
+            instance_type = self._candidate(each).instance_type
             if tags := missing_tags(self._pool, instance_type, each.asg):
                 lacking[each.asg["AutoScalingGroupName"]] = (each.name, tags)
         if lacking:
@@ -137,7 +141,7 @@ class ExternalGroups(GroupSource):
     # -- what there is ---------------------------------------------------------------------------------------
 
     def observe(self) -> tuple[Group, ...]:
-        return self._observe(self._read())
+        return tuple(map(self._group, self._read()))
 
     @cached_property
     def _existing(self) -> list[str]:
@@ -158,21 +162,15 @@ class ExternalGroups(GroupSource):
         behind = {name: found for name, raw in managed.items() if (found := asg_name(raw))}
         self._eks.behind = dict(behind)
         behind |= {name: name for name in self._pool.asg_names}
-        asgs = self._eks.scaling.groups(behind.values())
+        states = self._eks.read_asgs(behind.values())
         return [
-            _Named(name=name, asg=asgs[asg], node_group=managed.get(name))
+            _Named(name=name, node_group=managed.get(name), state=states[asg])
             for name, asg in behind.items()
-            if asg in asgs
+            if states[asg].asg
         ]
 
-    def _observe(self, named: Sequence[_Named]) -> tuple[Group, ...]:
-        asg_names = [each.asg["AutoScalingGroupName"] for each in named]
-        states = self._eks.read_asgs(asg_names)
-        there = [(each, state) for each, name in zip(named, asg_names, strict=True) if (state := states[name]).asg]
-        return tuple(
-            replace(group_of(self._candidate(each, state.asg), each.node_group, state), owned=False)
-            for each, state in there
-        )
+    def _group(self, named: _Named) -> Group:
+        return replace(group_of(self._candidate(named), named.node_group, named.state), owned=False)
 
     def _template(self, asg: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the data of a group's launch template; a version of one never changes, so it is read once."""
