@@ -1,0 +1,82 @@
+"""External groups of a pool on EKS: read as AWS shows them, and sized by their own limits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_gpu_provider import EksGpuPool
+from airflow_gpu_provider.platforms.aws.platform import EksPlatform
+
+AT = datetime(2026, 1, 1, tzinfo=UTC)
+POOL = EksGpuPool(
+    name="train",
+    cluster_name="ml",
+    region="us-west-2",
+    manage="scale",
+    node_groups=["web-gpu", "gone"],
+    asg_names=["own"],
+    max_nodes=4,
+)
+NODE_GROUP = {
+    "nodegroupName": "web-gpu",
+    "status": "ACTIVE",
+    "instanceTypes": ["g6.xlarge"],
+    "capacityType": "SPOT",
+    "resources": {"autoScalingGroups": [{"name": "eks-web-gpu"}]},
+}
+
+
+def asg(name: str, **fields: Any) -> dict[str, Any]:
+    sizes = {"MinSize": 1, "MaxSize": 3, "DesiredCapacity": 1}
+    return {"AutoScalingGroupName": name, "AvailabilityZones": ["us-west-2a"], "Instances": [], **sizes, **fields}
+
+
+class NodeGroups:
+    def names(self) -> list[str]:
+        return ["web-gpu", "another"]
+
+    def describe(self, name: str) -> Mapping[str, Any] | None:
+        assert name == "web-gpu", "a group that the cluster does not have, or the pool does not name, is not asked for"
+        return NODE_GROUP
+
+
+class AutoScaling:
+    def __init__(self) -> None:
+        self.switched: dict[str, int] = {}
+        self.looks = 0
+
+    def groups(self, names: Collection[str]) -> dict[str, Mapping[str, Any]]:
+        self.looks += 1
+        return {name: asg(name) for name in names}
+
+    def activities(self, names: Collection[str]) -> Mapping[str, Any]:
+        return {}
+
+    def switches(self) -> Mapping[str, Any]:
+        return {"own": AT}
+
+    def left_suspended(self, asgs: Collection[Any]) -> set[str]:
+        return {"own"}
+
+    def schedule_scale_to_zero(self, name: str, at: datetime, *, size: int) -> None:
+        self.switched[name] = size
+
+
+def test_both_kinds_are_read_once_and_set_to_their_own_smallest_size() -> None:
+    platform, scaling = EksPlatform(POOL), AutoScaling()
+    platform._eks.__dict__.update(groups=NodeGroups(), scaling=scaling)
+
+    managed, own = platform.observe()
+
+    assert scaling.looks == 1
+    assert (managed.name, managed.autoscaler_name, managed.candidate.market) == ("web-gpu", "eks-web-gpu", "SPOT")
+    assert (own.name, own.candidate.zone, own.switch_at, own.left_suspended) == ("own", "us-west-2a", AT, True)
+    for group in (managed, own):
+        assert (group.status, group.owned, group.keeps, group.max_size) == ("active", False, 1, 3)
+        assert group.has_switch
+
+    platform.schedule_scale_to_zero(["web-gpu", "own"], AT)
+
+    assert scaling.switched == {"eks-web-gpu": 1, "own": 1}
