@@ -7,10 +7,7 @@ and then the cloud is asked what is left.
 from __future__ import annotations
 
 import functools
-import json
 import os
-import subprocess
-import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -25,7 +22,7 @@ from airflow_gpu_provider.acceptance.lending import lend, take_back
 from airflow_gpu_provider.acceptance.pools import CloudPool, with_external_groups, with_impossible_first
 from airflow_gpu_provider.acceptance.remains import Listed, in_cloud, in_cluster
 from airflow_gpu_provider.acceptance.tasks import Done, Tasks
-from airflow_gpu_provider.acceptance.waiter import READY, WAITING
+from airflow_gpu_provider.acceptance.waiting_process import NotAsExpected, waiting_process
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import GpuError, TaskKilled
@@ -52,10 +49,6 @@ _GONE_WITHIN = 15 * 60.0
 _LOOK_SECONDS = 2.0
 
 Outcome = Literal["passed", "failed", "skipped"]
-
-
-class NotAsExpected(Exception):
-    """What a step saw is not what is promised."""
 
 
 @dataclass
@@ -197,7 +190,7 @@ class Acceptance:
     def _killed_wait(self, tasks: Tasks, report: StepReport) -> None:
         operator = self._pod(hold=_HOLD_SECONDS)
         context = tasks.context_of(operator)
-        with _waiter() as waiter:
+        with waiting_process() as waiter:
             result = tasks.begin(operator, context)
             if not isinstance(result, TaskDeferred):
                 raise NotAsExpected("The task did not wait in the triggerer.")
@@ -382,42 +375,3 @@ def _quietly(say: Say) -> Iterator[None]:
         yield
     except GpuError as error:
         say(f"{type(error).__name__}: {error}")
-
-
-class _Waiter:
-    """A process that waits as a triggerer does."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def give(self, row: tuple[str, dict[str, Any]]) -> None:
-        """Give it a trigger's row, and return when it waits."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{json.dumps(row)}\n")
-        self._process.stdin.flush()
-        self.hear(WAITING)
-
-    def hear(self, word: str) -> None:
-        assert self._process.stdout is not None
-        if self._process.stdout.readline().strip() != word:
-            raise NotAsExpected(f"The waiting process ended with {self._process.wait()} before it was {word}.")
-
-    def kill(self) -> None:
-        """Kill it as a machine's end does: nothing of it runs any more."""
-        if self._process.poll() is not None:
-            raise NotAsExpected("The wait was over before it could be killed.")
-        self._process.kill()
-        self._process.wait()
-
-
-@contextmanager
-def _waiter() -> Iterator[_Waiter]:
-    command = [sys.executable, "-m", "airflow_gpu_provider.acceptance.waiter"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
-        waiter = _Waiter(process)
-        try:
-            waiter.hear(READY)
-            yield waiter
-        finally:
-            process.kill()

@@ -7,10 +7,11 @@ from datetime import datetime, timedelta
 
 from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PART_OF, GpusWait, PluginSnapshot
-from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pool_nodes, troubles_in_words, watching
+from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector
+from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, GpusNotAllocatable
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say

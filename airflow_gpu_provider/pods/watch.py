@@ -10,23 +10,14 @@ from functools import partial
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.informer import (
-    NODES,
-    Change,
-    Feed,
-    Resource,
-    pod_events,
-    pods,
-    pool_nodes,
-    troubles_in_words,
-    watching,
-)
+from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.unshown import AFTER_FAILURE, Unshown
 from airflow_gpu_provider.cluster.usage import record_pods
+from airflow_gpu_provider.cluster.watched import NODES, Resource, pod_events, pods, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import platform_for

@@ -7,7 +7,8 @@ import logging
 from collections.abc import Callable
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.informer import Change, pool_nodes, unlabelled_nodes, watching
+from airflow_gpu_provider.cluster.informer import Change, watching
+from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import GpuPool
 

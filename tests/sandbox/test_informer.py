@@ -14,7 +14,8 @@ from kubernetes import client
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
-from airflow_gpu_provider.cluster.informer import Change, Feed, connected, pod_events, pods, watching
+from airflow_gpu_provider.cluster.informer import Change, Feed, connected, watching
+from airflow_gpu_provider.cluster.watched import pod_events, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, PermissionDenied
 from gpu_sandbox.control_plane import ControlPlane
 

@@ -12,7 +12,8 @@ import pytest
 from airflow_gpu_provider.addons import plugin_watch as module
 from airflow_gpu_provider.addons.device_plugin import GpusWait
 from airflow_gpu_provider.addons.plugin_watch import plugin_pods, watch_plugin
-from airflow_gpu_provider.cluster.informer import Change, Resource, pool_nodes
+from airflow_gpu_provider.cluster.informer import Change
+from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
 from airflow_gpu_provider.errors import CredentialsError, GpuError, GpusNotAllocatable, PermissionDenied
 from airflow_gpu_provider.pools import KubernetesGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
-from airflow_gpu_provider.cluster.informer import Feed, pods
+from airflow_gpu_provider.cluster.informer import Feed
+from airflow_gpu_provider.cluster.watched import pods
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
 
 PODS = pods("ml")

@@ -9,8 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.cluster.informer import Change, Feed, Resource, pod_events, pods, pool_nodes
+from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.unshown import AFTER_FAILURE
+from airflow_gpu_provider.cluster.watched import Resource, pod_events, pods, pool_nodes
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     CredentialsError,

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.cluster import informer, unshown
+from airflow_gpu_provider.cluster import informer, unshown, watched
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import PodPreempted
 from airflow_gpu_provider.pods import watch as pod_watch
@@ -101,7 +101,7 @@ class Night:
         is_synced = asyncio.Event()
 
         async def wait() -> None:
-            wants = {informer.pods("ml"): "another"}
+            wants = {watched.pods("ml"): "another"}
             async with informer.watching(POOL.cluster_identity, cast("Any", None), wants) as feed:
                 while True:
                     if any(change.kind == "synced" for change in await feed.changes(60)):
