@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.platforms.base import Plan
     from airflow_gpu_provider.pools import GpuPool
     from airflow_gpu_provider.scaling.nodes_wait import NodesWait
-    from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
+    from airflow_gpu_provider.scaling.writes import Outcome
 
 T = TypeVar("T")
 

@@ -20,7 +20,8 @@ from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.pool_changes import report_changes
-from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Outcome, Reconciler
+from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
+from airflow_gpu_provider.scaling.writes import Outcome
 
 SOONEST = 2.0
 """Seconds between two looks at least, unless the nodes change or somebody asks for something."""

@@ -13,9 +13,9 @@ from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling import keeper
 from airflow_gpu_provider.scaling.keeper import Subscription, subscribe, subscriptions
-from airflow_gpu_provider.scaling.reconcile import Outcome
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.writes import Outcome
 
 EVERY = 15.0
 FIRST = 5.0

@@ -21,11 +21,12 @@ from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_defer
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
     from airflow_gpu_provider.scaling.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
     from airflow_gpu_provider.scaling.wait_loop import Wait
     from airflow_gpu_provider.scaling.waits import Progress
+    from airflow_gpu_provider.scaling.writes import Outcome
 
 RECORD_VERSION = 4
 """1: without `over_quota`, and without what a run does when its nodes are hard to get. 2: without `untried`.

@@ -19,8 +19,9 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.decisions import SWITCH_MARGIN
 from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.supply import usable_nodes
+from airflow_gpu_provider.scaling.writes import Outcome
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually

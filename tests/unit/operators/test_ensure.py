@@ -28,8 +28,8 @@ from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.run_identity import run_ends_by
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
-from airflow_gpu_provider.scaling.reconcile import Outcome
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.writes import Outcome
 from tests.sandbox.running import context_of
 from tests.unit.scaling.pools import machine, snapshot
 

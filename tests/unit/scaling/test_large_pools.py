@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import list_pods_on, list_pool_pods
 from airflow_gpu_provider.errors import DemandLockLost
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.reconcile import RELEASE_FOR
+from airflow_gpu_provider.scaling.writes import RELEASE_FOR
 from benchmarks.large_pool import LargePool
 from benchmarks.played_cluster import PlayedCluster, add_pod
 

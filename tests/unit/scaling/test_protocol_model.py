@@ -403,7 +403,7 @@ class _WithoutChecks(Reconciler):
 class _AbsoluteSizes(Reconciler):
     """Removes a machine by a size one less: the cloud chooses which."""
 
-    def _remove(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+    def remove_machines(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
         for machine in machines:
             (group,) = (group for group in self.platform.observe() if group.name == machine.group)
             self.platform.grow({group.name: len(group.live) - 1})
@@ -413,7 +413,7 @@ class _AbsoluteSizes(Reconciler):
 class _WithoutAnotherLook(Reconciler):
     """Removes a machine by what it knew before the cordon."""
 
-    def _pods_now(self, nodes: Iterable[Node]) -> list[Pod]:
+    def pods_on(self, nodes: Iterable[Node]) -> list[Pod]:
         return []
 
 

@@ -12,9 +12,10 @@ import pytest
 from airflow_gpu_provider.errors import CloudError, PoolNotEnsured
 from airflow_gpu_provider.scaling import release_without_sensor as module
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come, release_without_sensor
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from airflow_gpu_provider.scaling.writes import Outcome
 from tests.unit.scaling.pools import EARLIER, NOW, A, key, machine, pod, pool, snapshot
 
 ENDING = {"delete_at": NOW + timedelta(seconds=30), "run": "run"}

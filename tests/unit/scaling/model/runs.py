@@ -12,8 +12,9 @@ from airflow_gpu_provider.errors import GpuError, NodesNotReady
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
-from airflow_gpu_provider.scaling.reconcile import Outcome, Reconciler
+from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.scaling.writes import Outcome
 from tests.unit.scaling.model.api_server import Raw
 
 if TYPE_CHECKING:

@@ -12,8 +12,9 @@ from airflow_gpu_provider.cluster.nodes import AUTOSCALER_TAINT, Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.scaling.reconcile import FRESH, Reconciler
+from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.supply import READY_WITHIN
+from airflow_gpu_provider.scaling.writes import FRESH
 from tests.unit.scaling.model.actors import Actors, ModelClock
 from tests.unit.scaling.model.api_server import ApiServer, Raw
 from tests.unit.scaling.model.cloud import Asg, Cloud, ModelPlatform
