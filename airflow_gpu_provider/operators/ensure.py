@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from airflow.sdk.exceptions import TaskDeferred
 
-from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError, ScaleDownIsOver
+from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.operators.work_to_come import scale_downs_of, work_is_to_come
+from airflow_gpu_provider.operators.work_to_come import check_scale_down_is_to_come, work_is_to_come
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DEFER_MARGIN = timedelta(minutes=2)
-_OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
 
 
 class EnsureGpuPoolOperator(PoolOperator):
@@ -166,7 +165,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         from airflow_gpu_provider.run_identity import run_key
         from airflow_gpu_provider.scaling.autoscaling import check_autoscaler
 
-        self._check_scale_down_is_to_come(context)
+        if not self.plan_only:
+            check_scale_down_is_to_come(self, context["ti"])
         nodes = self._wanted_nodes()
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
             return self._bring_nothing()
@@ -174,7 +174,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self._bear(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
         plan = self._bear(lambda: reconciler.platform.plan(nodes))
         for line in plan.lines():
-            self.log.info("%s", line)
+            self._say(line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
@@ -187,25 +187,6 @@ class EnsureGpuPoolOperator(PoolOperator):
             result = self._wait(reconciler, key, nodes, context)
             self._stop.check()
             return result
-
-    def _check_scale_down_is_to_come(self, context: Context) -> None:
-        """Refuse to bring nodes that nobody would take away: somebody has cleared this task without its teardown.
-
-        Raises:
-            ScaleDownIsOver: The ScaleDownSensor that is this task's teardown has run, and will not run again.
-        """
-        sensors = [each.task_id for each in scale_downs_of(self)]
-        if not sensors or self.plan_only:
-            return
-        ti: Any = context["ti"]
-        found = ti.get_task_states(dag_id=ti.dag_id, task_ids=sensors, run_ids=[ti.run_id], map_index=ti.map_index)
-        over = [name for name, state in found.get(ti.run_id, {}).items() if state in _OVER]
-        if over:
-            raise ScaleDownIsOver(
-                f"{', '.join(over)} has run already, and would not take the nodes away that this task brings.",
-                'Clear this task together with its downstream tasks, and not "only failed" ones.',
-                pool=self.gpu_pool.name,
-            )
 
     def _bring_nothing(self) -> dict[str, Any]:
         self.log.warning(
@@ -247,8 +228,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         def want() -> tuple[Outcome, datetime, datetime | None]:
             now = reconciler.clock.now()
             latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
-            until = now + self.gpu_pool.max_runtime
-            until = until if latest is None else min(until, latest)
+            until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
             return reconciler.want(key, nodes, until, warm=warm), now, latest
 
         outcome, now, latest = self._bear(want)
@@ -265,7 +245,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         )
         progress = wait.step(outcome.snapshot)
         for line in (*outcome.said, *progress.lines):
-            self.log.info("%s", line)
+            self._say(line)
         if progress.error:
             raise progress.error
         if progress.result is not None:
@@ -338,27 +318,15 @@ class EnsureGpuPoolOperator(PoolOperator):
     def _give_up(self, context: Context) -> None:
         from airflow_gpu_provider.run_identity import run_key
 
-        key = run_key(context, self.gpu_pool.name, self.block_id)
-        _release_quietly(self, lambda: self._open(context), key)
+        _release_quietly(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
 
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.hard_to_get import tried_in_words
+        from airflow_gpu_provider.operators.nodes_log import log_nodes
 
         if result["nodes"]:
             _record_machines(self, opened)
+        log_nodes(self.log, self.gpu_pool.name, result)
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
-        names = ", ".join(f"{n['name']}{_kind_of(n)}" for n in result["nodes"])
-        self.log.info("Pool %s has its nodes: %s", self.gpu_pool.name, names or "none yet, they come when pods do")
-        if result.get("got", 0) < result.get("wanted", 0):
-            few, all_of_them = result["got"], result["wanted"]
-            self.log.warning(
-                "Pool %s gave %d of the %d nodes wanted; the run goes on.", self.gpu_pool.name, few, all_of_them
-            )
-        for each in result.get("tried", ()):
-            where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
-            self.log.info("  no %s, %s: %s", where, tried_in_words(each["times"]), each["why"])
-        for phase in result["timeline"]:
-            self.log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
         return {**result, "plan": plan}
 
 
@@ -384,11 +352,6 @@ def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Recon
         opened().record_machines()
     except GpuError as error:
         operator.log.warning("The machines could not be written down for the run's bill: %s", error)
-
-
-def _kind_of(node: dict[str, Any]) -> str:
-    """Return type and zone of a node, for people; a node outside of a cloud has neither."""
-    return f" ({node['instance_type']} in {node['zone']})" if node["instance_type"] and node["zone"] else ""
 
 
 class _gives_up_on_failure:
