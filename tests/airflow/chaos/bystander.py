@@ -34,7 +34,7 @@ class Bystander:
             "market": "ON_DEMAND",
         }
         run = api.trigger("chaos_bystander", conf=conf, run_id=POOL)
-        wait_until(lambda: world.trainings.begun[POOL] > 0, timeout=240, what="the bystander's training")
+        wait_until(lambda: world.trainings.begun[POOL] > 0, what="the bystander's training")
         return cls(world, run)
 
     def harm(self) -> list[str]:
@@ -46,6 +46,6 @@ class Bystander:
         """Let it end. Raises BystanderHarmed where it does not end well, or not with the pod that it had."""
         self._world.trainings.release(POOL)
         run = self._run
-        state = self._world.home.api.wait_for_run(run.dag_id, run.run_id, timeout=240).state
+        state = self._world.home.api.wait_for_run(run.dag_id, run.run_id).state
         if state != "success" or self.harm():
             raise BystanderHarmed(f"the run beside the matrix is {state}; its pods: {self.harm() or 'as they were'}")
