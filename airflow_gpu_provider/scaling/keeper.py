@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -18,6 +18,7 @@ from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.pool_changes import report_changes
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
@@ -52,7 +53,7 @@ class Subscription:
         self.pause = pause
         self.is_eager = is_eager
         self.over_quota = frozenset(over_quota)
-        self.asked: Write | None = None
+        self.asked: Ask | Write | None = None
         self.hurry: Callable[[], None] = lambda: None
         self._say = say
         self._begins = asyncio.get_running_loop().time() + first
@@ -61,12 +62,12 @@ class Subscription:
         self._told: Outcome | Exception | None = None
         self._news = asyncio.Event()
 
-    def ask(self, write: Write) -> None:
-        """Have `write` called at once, and again with the next looks until it succeeds; it replaces an earlier one.
+    def ask(self, what: Ask | Write) -> None:
+        """Have something written at once, and again with the next looks until it succeeds; the newest is what counts.
 
         Until then `next` hears of nothing else. The others hear its outcome, too, but not its errors.
         """
-        self.asked = write
+        self.asked = what
         self.hurry()
 
     async def next(self) -> Outcome:
@@ -187,27 +188,32 @@ class _Keeper:
         """Do what is asked for, or else reconcile; whatever is done tells of the pool to all who hear it begin."""
         self._is_due = False
         is_seen = False
+        amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, Ask)}
+        if amending:  # all at once: each takes the lock, and reads the pool
+            is_seen = await self._carry_out(lambda reconciler: reconciler.amend(*amending.values()), amending)
         for each in tuple(self.subscriptions):
-            if each.asked is not None and each in self.subscriptions:
-                is_seen |= await self._carry_out(each.asked, each)
+            write = each.asked
+            if write is not None and not isinstance(write, Ask) and each in self.subscriptions:
+                is_seen |= await self._carry_out(write, {each: write})
         if not is_seen and not all(each.asked for each in self.subscriptions):
-            await self._carry_out(lambda reconciler: reconciler.reconcile())
+            await self._carry_out(lambda reconciler: reconciler.reconcile(), {})
         self._last = asyncio.get_running_loop().time()
 
-    async def _carry_out(self, write: Write, asking: Subscription | None = None) -> bool:
-        """Call `write` and tell of it; return True if it succeeded."""
-        hearers = [each for each in self.subscriptions if each is asking or not each.asked]
+    async def _carry_out(self, write: Write, asked: Mapping[Subscription, Ask | Write]) -> bool:
+        """Call `write`, which does what was asked, and tell of it; return True if it succeeded."""
+        hearers = [each for each in self.subscriptions if each in asked or not each.asked]
         told: Outcome | Exception
         try:
             told = await in_thread(self._call, write)
         except Exception as error:  # noqa: BLE001 - each who waits judges it
             told = error
-            hearers = [asking] if asking else hearers
-        if asking and asking.asked is write and not isinstance(told, GpuError):
-            asking.asked = None
+            hearers = list(asked) or hearers
+        for each in asked:
+            if each.asked is asked[each] and not isinstance(told, GpuError):
+                each.asked = None
         said, self._said = self._said, []
         for each in hearers:
-            if each is asking or not each.asked:
+            if each in asked or not each.asked:
                 each.tell(told, said)
         return not isinstance(told, Exception)
 

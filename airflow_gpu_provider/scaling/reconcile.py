@@ -154,19 +154,21 @@ class Reconciler:
             snapshot = self.snapshot(lock)
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out()
 
-    def amend(self, ask: Ask) -> Outcome:
-        """Write what a run wants from now on, if its demand is unchanged since it asked; bring the pool closer to it.
+    def amend(self, *asks: Ask) -> Outcome:
+        """Write what runs want from now on, where their demand is unchanged; bring the pool closer to it.
 
-        A run that has released its demand meanwhile does not get it back.
+        A run that has released its demand since it asked does not get it back.
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
-            if ask.before not in before.leases:
-                return Writes(self, lock, before, decide(before)).carry_out()
-            leases = tuple(ask.after if lease == ask.before else lease for lease in before.leases)
-            snapshot = replace(before, leases=leases)
-            writes = Writes(self, lock, snapshot, decide(snapshot), said=[ask.why])
-            return writes.carry_out(lambda: write_demand(self.api, ask.after, check=lock.check))
+            after = {ask.before: ask.after for ask in asks if ask.before in before.leases}
+            snapshot = replace(before, leases=tuple(after.get(lease, lease) for lease in before.leases))
+
+            def write_all() -> None:
+                for lease in after.values():
+                    write_demand(self.api, lease, check=lock.check)
+
+            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write_all)
 
     def give_up(self, key: DemandKey) -> Outcome:
         """Delete the run's demand, and bring the pool closer to what is wanted without it. Idempotent."""

@@ -16,7 +16,6 @@ from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling import keeper
-from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.keeper import SOONEST, Subscription, Write
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -129,13 +128,13 @@ async def run_wait(
             clock.is_now(outcome.snapshot.now)
             progress = wait.step(outcome.snapshot)
             patience = _patience(wait)
-            narrator.tell(clock.now(), *outcome.said, *progress.lines)
+            narrator.tell(clock.now(), *outcome.said, *progress.lines, *([progress.ask.why] if progress.ask else []))
             if progress.done:
                 return progress
             if progress.error:
                 raise progress.error
             if progress.ask:
-                looks.ask(_amending(progress.ask))
+                looks.ask(progress.ask)
     finally:
         await keeper.leave(looks, pool, owner)
 
@@ -143,7 +142,3 @@ async def run_wait(
 def pause_after(waited: timedelta, every: float) -> float:
     """Return how many seconds a wait that has lasted so long leaves between two looks."""
     return min(every, max(SOONEST, waited.total_seconds() / _PATIENCE))
-
-
-def _amending(ask: Ask) -> Write:
-    return lambda reconciler: reconciler.amend(ask)

@@ -73,15 +73,13 @@ class Writes:
         lock: PoolLock,
         snapshot: PoolSnapshot,
         decision: Decision,
-        *,
-        said: Sequence[str] = (),
     ) -> None:
         self._on = reconciler
         self._lock = lock
         self._snapshot = snapshot
         self._decision = decision
         self._nodes = {node.name: node for node in snapshot.nodes}
-        self._said = [*said, *decision.notes]
+        self._said = list(decision.notes)
         self._recent = RecentWrites.parse(lock.memo)
 
     def carry_out(self, write_demand: Callable[[], None] = do_nothing) -> Outcome:

@@ -44,8 +44,8 @@ class Played:
     def reconcile(self) -> Any:
         return self._answer("reconcile")
 
-    def amend(self, ask: Ask) -> Any:
-        return self._answer(f"amend: {ask.why}")
+    def amend(self, *asks: Ask) -> Any:
+        return self._answer(f"amend: {', '.join(ask.why for ask in asks)}")
 
     def _answer(self, call: str) -> Any:
         self.calls.append(call)
@@ -145,13 +145,14 @@ async def test_who_is_cancelled_leaves_the_others_their_keeper(played: Played) -
         assert all(progress.done for progress in await asyncio.gather(*running[1:]))
 
 
-async def test_what_one_asks_for_is_done_once_and_told_to_all(played: Played) -> None:
-    ask = Ask(before=lease(), after=lease(), why="the run's time starts anew")
-    waits = [Waits(), Waits(ask=ask), Waits()]
+async def test_what_some_ask_for_is_done_once_and_told_to_all(played: Played) -> None:
+    one, other = (Ask(before=lease(run), after=lease(run), why=f"{run} wants more time") for run in "ab")
+    waits = [Waits(), Waits(ask=one), Waits(ask=other)]
     running = [asyncio.create_task(wait.run()) for wait in waits]
-    what = "amend: the run's time starts anew"
+    what = "amend: a wants more time, b wants more time"
     await eventually(lambda: all(any(what in line for line in wait.said) for wait in waits))
-    assert played.calls.count(what) == 1
+    assert [call for call in played.calls if call != "reconcile"] == [what]
+    assert [any(line.endswith(f"] {one.why}") for line in wait.said) for wait in waits] == [False, True, False]
     for wait in waits:
         wait.is_over = True
     await asyncio.gather(*running)
