@@ -256,18 +256,9 @@ def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLea
 
 def write_demand(api: ApiClient, lease: DemandLease, *, check: Callable[[], None]) -> None:
     """Create the run's Lease, or replace what it says. `check` is that of the pool's lock, which the caller holds."""
-    manifest = lease.manifest()
-    path = f"{LEASES}/{lease.key.lease_name}"
-    try:
-        version = call(api, "get", path, resource="leases")["metadata"]["resourceVersion"]
-    except ObjectNotFound:
-        version = None
+    before = read_lease(api, lease.key.lease_name)
     check()
-    if version is None:
-        create_lease(api, manifest)
-    else:
-        manifest["metadata"]["resourceVersion"] = version
-        call(api, "update", path, resource="leases", body=manifest)
+    put_lease(api, lease.manifest(), before)
     check()  # a process that stalled in between wrote late, from outdated facts: it has to decide again
 
 
@@ -278,6 +269,23 @@ def give_up(api: ApiClient, key: DemandKey) -> bool:
     except ObjectNotFound:
         return False
     return True
+
+
+def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:
+    """Return a Lease as it is now; None if there is none."""
+    try:
+        return call(api, "get", f"{LEASES}/{name}", resource="leases")
+    except ObjectNotFound:
+        return None
+
+
+def put_lease(api: ApiClient, manifest: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Create a Lease, or replace it if it is as it was read; raises ObjectChanged if somebody else was first."""
+    if before is None:
+        return create_lease(api, manifest)
+    metadata = {**manifest["metadata"], "resourceVersion": before["metadata"]["resourceVersion"]}
+    path = f"{LEASES}/{metadata['name']}"
+    return call(api, "update", path, resource="leases", body={**manifest, "metadata": metadata})
 
 
 def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, LEASES, create_lease
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, LEASES, put_lease, read_lease
+from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
@@ -78,7 +78,6 @@ class PoolLock:
         self.memo = ""
         self._notes = {_SPEC: json.dumps(spec)} if spec else {}
         self._seen = seen or Sighting()
-        self._path = f"{LEASES}/{self.name}"
         self._taken: dict[str, Any] = {}  # what we took it with, by which it is known as ours
         self._record: dict[str, Any] | None = None  # as last written by us; None when it is not ours
         self._written_at = 0.0
@@ -98,9 +97,10 @@ class PoolLock:
         return self
 
     def _wait_for_it(self) -> None:
+        # Not compare_and_swap.update: a lock that is held is waited for, by time; here a conflict is another's turn.
         deadline = self._clock.monotonic() + self._timeout
         while True:
-            found = self._read()
+            found = read_lease(self._api, self.name)
             if found is None or self._seen.is_free(found, self._clock.monotonic()):
                 if self._take(found):
                     return
@@ -155,7 +155,7 @@ class PoolLock:
             return
         # Another has it now; or a write of ours came through and its answer did not.
         try:
-            found = self._read()
+            found = read_lease(self._api, self.name)
             if found is None or any((found.get("spec") or {}).get(key) != value for key, value in taken.items()):
                 log.info("The lock %s/%s is not ours any more, and is left alone.", DEMAND_NAMESPACE, self.name)
                 return
@@ -177,12 +177,6 @@ class PoolLock:
         finally:
             self._record = None
         return True
-
-    def _read(self) -> dict[str, Any] | None:
-        try:
-            return call(self._api, "get", self._path, resource="leases")
-        except ObjectNotFound:
-            return None
 
     def _take(self, found: dict[str, Any] | None) -> bool:
         now = format_time(self._clock.now())
@@ -211,11 +205,7 @@ class PoolLock:
         if notes := {**self._notes, **({_MEMO: self.memo} if self.memo else {})}:
             metadata["annotations"] = notes
         manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
-        if before is None:
-            self._record = create_lease(self._api, manifest)
-        else:
-            metadata["resourceVersion"] = before["metadata"]["resourceVersion"]
-            self._record = call(self._api, "update", self._path, resource="leases", body=manifest)
+        self._record = put_lease(self._api, manifest, before)
         self._written_at = sent_at
 
     def _tell(self, found: dict[str, Any]) -> None:
@@ -242,10 +232,7 @@ class PoolLock:
 
 def read_memo(api: ApiClient, pool_name: str) -> str:
     """Return what the last holder of a pool's lock left; empty where it left nothing, or there was none."""
-    try:
-        return _memo_of(call(api, "get", f"{LEASES}/lock-{pool_name}", resource="leases"))
-    except ObjectNotFound:
-        return ""
+    return _memo_of(read_lease(api, f"lock-{pool_name}"))
 
 
 def _memo_of(lease: Mapping[str, Any] | None) -> str:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
+from airflow_gpu_provider.cluster.compare_and_swap import update
 from airflow_gpu_provider.cluster.gpu_health import why_bad
 from airflow_gpu_provider.cluster.node_image import NodeImage, system_of
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
@@ -37,7 +38,6 @@ _LEAVING = {
 
 _NODES = "/api/v1/nodes"
 _FEW = 8  # that are asked for one by one
-_TRIES = 5  # a node's status is written every few seconds while it boots, and each write is a conflict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +148,13 @@ def cordon(api: ApiClient, node: Node, *, by: str) -> bool:
     Raises:
         ObjectNotFound: The node is gone.
     """
-    now = node
-    for _ in range(_TRIES):
-        if now.cordoned:
-            return now.cordoned_by_us
-        if _patch(api, now, unschedulable=True, mark=by):
-            return True
-        now = read_node(api, node.name)
-    raise ObjectChanged(f"Node {node.name} changed each time that it was to be cordoned.")
+
+    def write(now: Node) -> bool:
+        if not now.cordoned:
+            _patch(api, now, unschedulable=True, mark=by)
+        return not now.cordoned or now.cordoned_by_us
+
+    return update(lambda: read_node(api, node.name), write, known=node)
 
 
 def uncordon(api: ApiClient, node: Node) -> bool:
@@ -164,13 +163,13 @@ def uncordon(api: ApiClient, node: Node) -> bool:
     Raises:
         ObjectNotFound: The node is gone.
     """
-    for _ in range(_TRIES):
-        now = read_node(api, node.name)
-        if not now.cordon_mark:
-            return not now.cordoned
-        if _patch(api, now, unschedulable=None, mark=None):
-            return True
-    raise ObjectChanged(f"Node {node.name} changed each time that it was to be uncordoned.")
+
+    def write(now: Node) -> bool:
+        if now.cordon_mark:
+            _patch(api, now, unschedulable=None, mark=None)
+        return bool(now.cordon_mark) or not now.cordoned
+
+    return update(lambda: read_node(api, node.name), write)
 
 
 def read_nodes(api: ApiClient, names: Collection[str]) -> list[Node]:
@@ -219,23 +218,18 @@ def write_node(
     Raises:
         ObjectNotFound: The node is gone.
     """
-    for _ in range(_TRIES):
-        raw = read()
+
+    def write(raw: dict[str, Any]) -> None:
         name, patch = raw["metadata"]["name"], patch_for(raw)
         version = {key: raw["metadata"][key] for key in ("uid", "resourceVersion")}
         body = {**patch, "metadata": {**version, **patch["metadata"]}}
-        with suppress(ObjectChanged):
-            call(api, "patch", f"{_NODES}/{name}", resource="nodes", body=body, content_type=MERGE_PATCH)
-            return
-    raise ObjectChanged(f"Node {name} changed each time that it was to be labelled.")
+        call(api, "patch", f"{_NODES}/{name}", resource="nodes", body=body, content_type=MERGE_PATCH)
+
+    update(read, write)
 
 
-def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str | None) -> bool:
-    """Write both fields at once, unless the node has changed since it was read."""
+def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str | None) -> None:
+    """Write both fields at once; raises ObjectChanged if the node has changed since it was read."""
     metadata = {"uid": node.uid, "resourceVersion": node.resource_version, "annotations": {CORDONED_BY: mark}}
     body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
-    try:
-        call(api, "patch", f"{_NODES}/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)
-    except ObjectChanged:
-        return False
-    return True
+    call(api, "patch", f"{_NODES}/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import base64
 import json
-import random
-import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +18,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.demand import LEASES, DemandKey, create_lease
+from airflow_gpu_provider.cluster.compare_and_swap import update
+from airflow_gpu_provider.cluster.demand import LEASES, DemandKey, put_lease, read_lease
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.rest import call, list_items
@@ -35,7 +34,6 @@ KEEP_FOR = timedelta(days=2)
 _PREFIX = "airflow-gpu-provider/"
 _KIND = f"{_PREFIX}kind"
 _PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
-_TRIES = 8
 _LONG = 50_000
 _ZLIB = "zlib:"
 
@@ -191,34 +189,17 @@ def _amend(
     api: ApiClient, name: str, labels: Mapping[str, str], change: Callable[[dict[str, str]], dict[str, str]]
 ) -> None:
     """Read a Lease's annotations and write what `change` makes of them, anew where somebody wrote meanwhile."""
-    path = f"{LEASES}/{name}"
-    for _ in range(_TRIES):
-        manifest: dict[str, Any] = {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": name},
-            "spec": {},
-        }
-        try:
-            before: dict[str, Any] | None = call(api, "get", path, resource="leases")
-        except ObjectNotFound:
-            before = None
+
+    def write(before: dict[str, Any] | None) -> None:
         notes = dict((before or {}).get("metadata", {}).get("annotations") or {})
         after = change(notes)
         if after == notes:
             return
-        manifest["metadata"] |= {"labels": {**_PART_OF, **labels}, "annotations": after}
-        try:
-            if before is None:
-                create_lease(api, manifest)
-            else:
-                manifest["metadata"]["resourceVersion"] = before["metadata"]["resourceVersion"]
-                call(api, "update", path, resource="leases", body=manifest)
-        except (ObjectChanged, ObjectNotFound):
-            time.sleep(random.uniform(0.05, 0.4))
-            continue
-        return
-    raise ObjectChanged(f"Lease {name} changed each time that it was to be written.")
+        metadata = {"name": name, "labels": {**_PART_OF, **labels}, "annotations": after}
+        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
+        put_lease(api, lease, before)
+
+    update(lambda: read_lease(api, name), write, again_on=(ObjectChanged, ObjectNotFound))
 
 
 def forget(api: ApiClient, pool_name: str) -> None:
@@ -253,11 +234,8 @@ def read_runs(api: ApiClient, pool_name: str) -> tuple[RunUsage, ...]:
 
 def read_machines(api: ApiClient, pool_name: str) -> tuple[MachineUse, ...]:
     """Return what is known of the machines that a pool had lately."""
-    try:
-        raw = call(api, "get", f"{LEASES}/machines-{pool_name}", resource="leases")
-    except ObjectNotFound:
-        return ()
-    return tuple(_machines(raw["metadata"].get("annotations") or {}).values())
+    raw = read_lease(api, f"machines-{pool_name}")
+    return tuple(_machines(raw["metadata"].get("annotations") or {}).values()) if raw else ()
 
 
 def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
