@@ -262,13 +262,9 @@ def write_demand(api: ApiClient, lease: DemandLease, *, check: Callable[[], None
     check()  # a process that stalled in between wrote late, from outdated facts: it has to decide again
 
 
-def give_up(api: ApiClient, key: DemandKey) -> bool:
+def delete_demand(api: ApiClient, key: DemandKey) -> bool:
     """Delete the run's Lease; False where there is none. The caller holds the pool's lock."""
-    try:
-        call(api, "delete", f"{LEASES}/{key.lease_name}", resource="leases")
-    except ObjectNotFound:
-        return False
-    return True
+    return delete_lease(api, key.lease_name)
 
 
 def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:
@@ -286,6 +282,15 @@ def put_lease(api: ApiClient, manifest: dict[str, Any], before: dict[str, Any] |
     metadata = {**manifest["metadata"], "resourceVersion": before["metadata"]["resourceVersion"]}
     path = f"{LEASES}/{metadata['name']}"
     return call(api, "update", path, resource="leases", body={**manifest, "metadata": metadata})
+
+
+def delete_lease(api: ApiClient, name: str) -> bool:
+    """Delete a Lease; False where there is none."""
+    try:
+        call(api, "delete", f"{LEASES}/{name}", resource="leases")
+    except ObjectNotFound:
+        return False
+    return True
 
 
 def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:

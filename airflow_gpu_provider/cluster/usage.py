@@ -11,7 +11,6 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
@@ -19,10 +18,10 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.compare_and_swap import update
-from airflow_gpu_provider.cluster.demand import LEASES, DemandKey, put_lease, read_lease
+from airflow_gpu_provider.cluster.demand import LEASES, DemandKey, delete_lease, put_lease, read_lease
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -206,19 +205,14 @@ def forget(api: ApiClient, pool_name: str) -> None:
     """Delete all that is written down of a pool; it is gone."""
     names = [f"usage-{usage.key.hash}" for usage in read_runs(api, pool_name)]
     for name in (*names, f"machines-{pool_name}"):
-        _delete(api, name)
+        delete_lease(api, name)
 
 
 def forget_old(api: ApiClient, pool_name: str, before: datetime) -> None:
     """Delete the facts of runs that ended before that time."""
     for usage in read_runs(api, pool_name):
         if not usage.wanted or usage.wanted[-1][1] < before:
-            _delete(api, f"usage-{usage.key.hash}")
-
-
-def _delete(api: ApiClient, name: str) -> None:
-    with suppress(ObjectNotFound):
-        call(api, "delete", f"{LEASES}/{name}", resource="leases")
+            delete_lease(api, f"usage-{usage.key.hash}")
 
 
 # -- reading it ----------------------------------------------------------------------------------------------

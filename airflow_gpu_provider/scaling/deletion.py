@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from airflow_gpu_provider.cluster import usage
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.demand import LEASES, give_up, list_demand
+from airflow_gpu_provider.cluster.demand import LEASES, delete_demand, list_demand
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import PoolInUse
@@ -34,7 +34,7 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
             say(f"{user} uses the pool, and loses its nodes: force=True")
         for lease in snapshot.leases:
             lock.check()
-            give_up(reconciler.api, lease.key)
+            delete_demand(reconciler.api, lease.key)
         lock.check()
         reconciler.platform.delete(say)
         lock.memo = ""  # it is about the groups that are deleted now

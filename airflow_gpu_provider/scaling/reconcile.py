@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
-from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, give_up, list_demand, write_demand
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
 from airflow_gpu_provider.cluster.nodes import Node, list_nodes
 from airflow_gpu_provider.cluster.placeholders import list_placeholder_events
@@ -177,7 +177,7 @@ class Reconciler:
         with self._lock() as lock:
             self.ledger.end(key, self.clock.now())
             lock.check()
-            give_up(self.api, key)
+            delete_demand(self.api, key)
             snapshot = self.snapshot(lock)
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out()
 
@@ -188,7 +188,7 @@ class Reconciler:
                 return False
             self.ledger.end(lease.key, self.clock.now())
             lock.check()
-            return give_up(self.api, lease.key)
+            return delete_demand(self.api, lease.key)
 
     def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
         """Delete exactly these pods, and return the names of those that were there, as namespace/name.

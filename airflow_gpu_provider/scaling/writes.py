@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.demand import DemandLease, give_up
+from airflow_gpu_provider.cluster.demand import DemandLease, delete_demand
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_nodes, uncordon
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder
@@ -95,7 +95,7 @@ class Writes:
         for key in self._decision.forget:
             self._on.ledger.end(key, self._snapshot.now)
             self._lock.check()
-            give_up(self._on.api, key)
+            delete_demand(self._on.api, key)
         return Outcome(snapshot=self._snapshot, decision=self._decision, said=tuple(self._said))
 
     def _prepare_groups(self) -> None:

@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.demand import (
     LEASES,
     DemandKey,
     DemandLease,
-    give_up,
+    delete_demand,
     list_demand,
     write_demand,
 )
@@ -101,10 +101,10 @@ def test_demand_is_written_replaced_listed_and_given_up(api: Any, pool: str) -> 
 
     assert list_demand(api, pool) == (second, lease(pool, nodes=3))
     assert list_demand(api, f"{pool}-other") == ()
-    assert give_up(api, first.key)
-    assert not give_up(api, first.key)
+    assert delete_demand(api, first.key)
+    assert not delete_demand(api, first.key)
     assert list_demand(api, pool) == (second,)
-    give_up(api, second.key)
+    delete_demand(api, second.key)
 
 
 def test_a_lease_says_in_kubectl_whose_it_is(api: Any, pool: str) -> None:
@@ -113,7 +113,7 @@ def test_a_lease_says_in_kubectl_whose_it_is(api: Any, pool: str) -> None:
     path = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases/{mine.key.lease_name}"
     raw = call(api, "get", path, resource="leases")
     assert raw["spec"]["holderIdentity"] == f"nightly_training/{mine.key.run_id}"
-    give_up(api, mine.key)
+    delete_demand(api, mine.key)
 
 
 def test_a_lease_that_somebody_broke_stays_demand(api: Any, pool: str) -> None:
@@ -126,7 +126,7 @@ def test_a_lease_that_somebody_broke_stays_demand(api: Any, pool: str) -> None:
     (found,) = list_demand(api, pool)
     assert found == mine
     assert [mine.key.lease_name in str(each) for each in found.unreadable] == [True, True]
-    give_up(api, mine.key)
+    delete_demand(api, mine.key)
 
 
 def test_leases_of_others_are_no_demand(api: Any, pool: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -158,7 +158,7 @@ def test_equal_ids_of_two_installations_and_two_blocks_of_a_run_are_demand_of_th
         write_demand(api, lease(pool, key=key), check=unlocked)
     assert {each.key for each in list_demand(api, pool)} == set(keys)
     for number, key in enumerate(keys):
-        give_up(api, key)
+        delete_demand(api, key)
         assert {each.key for each in list_demand(api, pool)} == set(keys[number + 1 :])
 
 
@@ -325,7 +325,7 @@ def test_long_lists_are_read_to_the_end(api: Any, pool: str, monkeypatch: pytest
         write_demand(api, each, check=unlocked)
     assert len(list_demand(api, pool)) == 5
     for each in leases:
-        give_up(api, each.key)
+        delete_demand(api, each.key)
 
 
 def test_a_missing_permission_names_verb_and_resource(control_plane: ControlPlane, api: Any) -> None:

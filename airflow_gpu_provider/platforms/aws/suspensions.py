@@ -7,10 +7,9 @@ from collections.abc import Collection, Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.demand import LEASES, create_lease
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.demand import LEASES, create_lease, delete_lease
+from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 
 if TYPE_CHECKING:
@@ -82,10 +81,7 @@ class LeaseMarks:
         create_lease(self._api, manifest)
 
     def clear(self, name: str) -> None:
-        try:
-            call(self._api, "delete", f"{LEASES}/{_lease_name(name)}", resource="leases")
-        except ObjectNotFound:
-            return
+        delete_lease(self._api, _lease_name(name))
 
 
 def _tag(name: str) -> dict[str, str]:
