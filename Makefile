@@ -12,6 +12,8 @@ INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
 JOBS ?= 2
+# Each with up to three control planes, 2.5 GB; their tests wait for most of their time.
+SANDBOXES ?= 4
 # Each with a sandbox and an Airflow, 2.5 GB; their nights wait for most of their time.
 AIRFLOWS ?= 3
 
@@ -88,7 +90,7 @@ protocol: .venv
 
 test-sandbox: .venv control-plane
 	@echo "== tests/sandbox: against a real Kubernetes control plane"
-	@$(BIN)/pytest tests/sandbox -n $(JOBS) --dist loadfile -q || $(ONCE_MORE) tests/sandbox; }
+	@$(BIN)/pytest tests/sandbox -n $(SANDBOXES) --dist loadfile -q || $(ONCE_MORE) tests/sandbox; }
 
 test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from functools import cache
@@ -14,15 +15,50 @@ from google.auth.crypt import RSASigner
 from airflow_gpu_provider.errors import error_types
 from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
+from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.build import control_plane_binary
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.demo import training_image
 from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.running import eventually
 
 # To read a service account's key is to check it for 50 ms; in an Airflow each task does so once, here each operator.
 RSASigner.from_string = cache(RSASigner.from_string)  # type: ignore[method-assign]
+
+
+# Begun last, an acceptance of minutes would be what the other workers' ends wait for.
+LONGEST_FIRST = (
+    "test_accept.py",
+    "test_gpu_cli.py",
+    "test_gpu_pod.py",
+    "test_scale_only.py",
+    "test_hard_to_get.py",
+    "test_ensure.py",
+    "test_refusals.py",
+    "test_howto_s4.py",
+    "test_real_pace.py",
+    "test_drop_in.py",
+    "test_preemption.py",
+    "test_autoscaler.py",
+    "test_autoscaler_mode.py",
+    "test_control_plane.py",
+    "test_cluster_faults.py",
+    "test_pod_without_block.py",
+    "test_janitor.py",
+)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # By itself pytest-xdist begins with the files of the most tests.
+    config.option.loadscopereorder = False
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 @pytest.fixture(scope="session")
@@ -59,10 +95,42 @@ def gpu_sandbox_settings() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def gpu_sandbox(gpu_sandbox: Sandbox) -> Sandbox:
+def gpu_sandbox(gpu_sandbox: Sandbox) -> Iterator[Sandbox]:
     """The product's own, with a raised quota: tests leave their node groups."""
     gpu_sandbox.aws.set_quota(NODE_GROUP_QUOTA, 500)
-    return gpu_sandbox
+    _shared[gpu_sandbox] = node_groups(gpu_sandbox)
+    yield gpu_sandbox
+    del _shared[gpu_sandbox]
+
+
+_shared: dict[Sandbox, set[str | None]] = {}
+"""The sandbox, and the node groups that it began with."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_empty_node_groups() -> Iterator[None]:
+    """What a file's tests leave without a machine goes: cloud and autoscaler look at each group many times a second."""
+    yield
+    for sandbox, at_first in _shared.items():
+        groups = sandbox.aws.describe_groups()
+        delete_node_groups(sandbox, {each["nodegroup"] for each in groups if not each["instances"]} - at_first)
+
+
+def node_groups(sandbox: Sandbox) -> set[str | None]:
+    pages = aws_client(sandbox.aws, "eks").get_paginator("list_nodegroups")
+    return set(pages.paginate(clusterName=sandbox.cluster_name).search("nodegroups"))
+
+
+def delete_node_groups(sandbox: Sandbox, groups: set[str | None]) -> None:
+    """Return when they are gone: the next file may have a pool of the same name."""
+    eks = aws_client(sandbox.aws, "eks")
+    going = set()
+    for group in groups - {None}:
+        # One that is being updated stays until the next file's end; one that is being deleted may be gone.
+        with contextlib.suppress(eks.exceptions.ResourceInUseException, eks.exceptions.ResourceNotFoundException):
+            eks.delete_nodegroup(clusterName=sandbox.cluster_name, nodegroupName=group)
+            going.add(group)
+    eventually(lambda: going.isdisjoint(node_groups(sandbox)))
 
 
 @pytest.fixture

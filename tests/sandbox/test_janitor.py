@@ -40,16 +40,19 @@ def pool(gpu_sandbox: Sandbox, request: pytest.FixtureRequest) -> Iterator[EksGp
         price_per_hour=0.8,
     )
     yield pool
-    reap(pool, living=(), others=False)
+    reap(pool, living=())
 
 
 def ensure(pool: EksGpuPool, run_id: str) -> None:
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False), run_id=run_id)
 
 
-def reap(pool: EksGpuPool, *, living: tuple[str, ...], **arguments: Any) -> list[dict[str, Any]]:
-    """Run the operator as a task of an Airflow in which only `living` runs go on."""
-    operator = ReapGpuPoolsOperator(task_id="reap", gpu_pools=[pool], **arguments)
+def reap(pool: EksGpuPool, *, living: tuple[str, ...], others: bool = False, **arguments: Any) -> list[dict[str, Any]]:
+    """Run the operator as a task of an Airflow in which only `living` runs go on.
+
+    `others` are the pools that the tests before have left in this cluster, dozens of them.
+    """
+    operator = ReapGpuPoolsOperator(task_id="reap", gpu_pools=[pool], others=others, **arguments)
     context = context_of(operator)
     context["ti"].get_dr_count = lambda dag_id, run_ids, states: sum(each in living for each in run_ids)
     found: list[dict[str, Any]] = operator.execute(context)
@@ -148,10 +151,10 @@ def test_forgotten_pools_are_found_in_the_cluster(gpu_sandbox: Sandbox, pool: Ek
     """The DAG of a pool is gone: another pool of the same cluster is enough to find it, with its prices."""
     ensure(pool, "dead")
     named = EksGpuPool(**{**_fields(pool), "name": "jan-named"})
-    alone = reap(named, living=(), dry_run=True, others=False)
+    alone = reap(named, living=(), dry_run=True)
     assert [each["pool"] for each in alone] == ["jan-named"]
 
-    found = {each["pool"]: each for each in reap(named, living=())}
+    found = {each["pool"]: each for each in reap(named, living=(), others=True)}
     assert (found["jan-named"]["named"], found[pool.name]["named"]) == (True, False)
     assert found[pool.name]["cost"] > 0
     assert status(pool)["machines"] == []
