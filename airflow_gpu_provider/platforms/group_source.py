@@ -72,8 +72,9 @@ class CloudPlatform(Platform):
         missing = min(nodes, self._nodes_at_most) - sum(len(group.machines) for group in self.observe())
         if missing <= 0:
             return frozenset()
+        candidates = self._source.candidates()
         try:
-            verdict = self._compare_quotas(missing, self._source.candidates())
+            verdict = self._compare_quotas(missing, candidates)
         except (PermissionDenied, CloudError) as error:
             # In a network without a way to the quotas' API, nodes can be had all the same.
             say(f"The {self.quotas_of}'s quotas are not checked: {error}")
