@@ -29,7 +29,7 @@ def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
     check_running(api, pool.name, now, or_else=WITHOUT_AUTOSCALER)
 
 
-def told(snapshot: PoolSnapshot) -> bool:
+def groups_are_ready(snapshot: PoolSnapshot) -> bool:
     """Return True if the pool's groups exist, with all the tags that the autoscaler needs, and the switch is set."""
     decision = decide(snapshot)
     is_creating = any(group.status == "creating" for group in snapshot.groups)

@@ -44,8 +44,8 @@ class Decision:
         label: Nodes of external groups that get the pool's labels.
         uncordon: Nodes with a cordon of this package that are to stay.
         update_tags: Groups whose tags for an autoscaler are to be corrected.
-        warm: How many placeholder pods to create, by the demand that they are for.
-        cool: Placeholder pods that are no longer needed.
+        add_placeholders: How many placeholder pods to create, by the demand that they are for.
+        delete_placeholders: Placeholder pods that are no longer needed.
         shrink: Groups that are to stop requesting machines that do not exist.
         grow: New absolute sizes, each at least the number of existing machines.
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
@@ -61,8 +61,8 @@ class Decision:
     label: tuple[str, ...] = ()
     uncordon: tuple[str, ...] = ()
     update_tags: tuple[str, ...] = ()
-    warm: Mapping[DemandKey, int] = field(default_factory=dict)
-    cool: tuple[Pod, ...] = ()
+    add_placeholders: Mapping[DemandKey, int] = field(default_factory=dict)
+    delete_placeholders: tuple[Pod, ...] = ()
     shrink: tuple[str, ...] = ()
     grow: Mapping[str, int] = field(default_factory=dict)
     cordon: tuple[str, ...] = ()
@@ -82,7 +82,7 @@ def decide(snapshot: PoolSnapshot) -> Decision:
     machines = supply(snapshot)
     wanted = wanted_nodes(snapshot)
     placed, grow, shrink = _sizes(snapshot, machines, wanted)
-    warm, cool = placeholder_changes(snapshot, machines)
+    add_placeholders, delete_placeholders = placeholder_changes(snapshot, machines)
     to_go = _release(snapshot, machines, wanted, grow)
     updated = {group.name for group in snapshot.groups if group.status == "updating"}
     release = tuple(each for each in to_go if each.machine.group not in updated)
@@ -96,8 +96,8 @@ def decide(snapshot: PoolSnapshot) -> Decision:
         switch=switch,
         clear_switch=clear_switch,
         update_tags=_with_stale_tags(snapshot),
-        warm=warm,
-        cool=cool,
+        add_placeholders=add_placeholders,
+        delete_placeholders=delete_placeholders,
         shrink=shrink,
         grow=grow,
         cordon=tuple(each.node.name for each in (*release, *idle) if each.node and not each.node.cordoned),

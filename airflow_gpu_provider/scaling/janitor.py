@@ -322,7 +322,7 @@ def _of_decision(snapshot: PoolSnapshot, without: PoolSnapshot) -> Iterator[Left
         if group.name in decision.shrink:
             why = f"{group.unfilled} machines are requested and have not come"
             yield Leftover(pool=pool, kind="size", name=group.name, why=why)
-    for pod in decision.cool:
+    for pod in decision.delete_placeholders:
         yield replace(_pod(snapshot, pod), why="no run wants the node that it requests")
 
 

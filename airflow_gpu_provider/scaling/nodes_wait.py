@@ -11,7 +11,7 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling import hard_to_get
-from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, told
+from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, groups_are_ready
 from airflow_gpu_provider.scaling.decisions import usable_needed
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.shortage import launches_refused, no_capacity, quota_exceeded
@@ -116,7 +116,7 @@ class NodesWait(Record):
 
     def _groups_step(self, snapshot: PoolSnapshot) -> Progress:
         lines = tuple(_group_lines(snapshot))
-        if told(snapshot):
+        if groups_are_ready(snapshot):
             return Progress(done=True, lines=lines, result=self.as_it_is(snapshot))
         error = _failed_groups(snapshot)
         if error is None and snapshot.now >= self.deadline:

@@ -88,7 +88,7 @@ class Writes:
         write_demand()
         self._each(self._label, [self._nodes[name] for name in self._decision.label])
         self._uncordon([self._nodes[name] for name in self._decision.uncordon])
-        self._warm()
+        self._write_placeholders()
         self._grow(self._shrink())
         self._on.ledger.machines(self._snapshot)
         self._release()
@@ -116,10 +116,10 @@ class Writes:
             platform.update_autoscaler_tags(decision.update_tags)
             self._said.append(f"corrected the autoscaler's tags on {', '.join(decision.update_tags)}")
 
-    def _warm(self) -> None:
+    def _write_placeholders(self) -> None:
         leases = {lease.key: lease for lease in self._snapshot.leases}
-        self._each(lambda pod: delete_placeholder(self._on.api, pod.name), self._decision.cool)
-        missing = [leases[key] for key, number in self._decision.warm.items() for _ in range(number)]
+        self._each(lambda pod: delete_placeholder(self._on.api, pod.name), self._decision.delete_placeholders)
+        missing = [leases[key] for key, number in self._decision.add_placeholders.items() for _ in range(number)]
         self._each(self._add_placeholder, missing)
 
     def _add_placeholder(self, lease: DemandLease) -> None:

@@ -9,7 +9,7 @@ from airflow_gpu_provider.scaling.bill import MUCH_IDLE, PHASES, Bill
 from airflow_gpu_provider.scaling.cost import UNKNOWN
 
 
-def tell(log: Any, key: DemandKey, bill: Bill) -> None:
+def log_bill(log: Any, key: DemandKey, bill: Bill) -> None:
     """Say it in the task's log; too much idle time is a warning."""
     what = ", ".join(f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase])})" for phase in PHASES)
     machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"

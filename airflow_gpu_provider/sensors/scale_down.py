@@ -271,7 +271,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         key = self._key(context)
         reconciler = self._opened(context)
         bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
-        run_bill.tell(self.log, key, bill)
+        run_bill.log_bill(self.log, key, bill)
         run_bill.measure(key, bill)
         return bill.to_json()
 

@@ -91,40 +91,40 @@ def test_a_group_that_this_package_sizes_loses_the_tag_by_which_an_autoscaler_fi
 class TestPlaceholders:
     def test_one_for_each_node_that_is_missing(self) -> None:
         decision = decide(snapshot(machine(1), leases=(lease(nodes=3, warm=IMAGE),)))
-        assert (decision.warm, decision.cool) == ({key("run"): 2}, ())
+        assert (decision.add_placeholders, decision.delete_placeholders) == ({key("run"): 2}, ())
 
     def test_none_without_warm_and_none_where_this_package_scales(self) -> None:
-        assert decide(snapshot(leases=(lease(),))).warm == {}
-        assert decide(take(leases=(lease(warm=IMAGE),))).warm == {}
+        assert decide(snapshot(leases=(lease(),))).add_placeholders == {}
+        assert decide(take(leases=(lease(warm=IMAGE),))).add_placeholders == {}
 
     def test_one_that_waits_is_enough(self) -> None:
         decision = decide(snapshot(leases=(lease(warm=IMAGE),), pods=(placeholder("p"),)))
-        assert (decision.warm, decision.cool) == ({}, ())
+        assert (decision.add_placeholders, decision.delete_placeholders) == ({}, ())
 
     def test_goes_when_the_machine_is_there_and_stays_when_it_has_a_node(self) -> None:
         waiting, bound = placeholder("p"), placeholder("p", 1)
         coming = snapshot(
             machine(1, state="pending", launched_at=NOW), nodes=(), leases=(lease(warm=IMAGE),), pods=(waiting,)
         )
-        assert decide(coming).cool == (waiting,)
+        assert decide(coming).delete_placeholders == (waiting,)
         there = snapshot(machine(1), leases=(lease(warm=IMAGE),), pods=(bound,))
-        assert (decide(there).warm, decide(there).cool) == ({}, ())
+        assert (decide(there).add_placeholders, decide(there).delete_placeholders) == ({}, ())
 
     def test_goes_with_its_demand_wherever_it_is(self) -> None:
         both = (placeholder("a"), placeholder("b", 1))
         decision = decide(snapshot(machine(1), pods=both))
-        assert (decision.cool, decision.release) == (both, (machine(1),))
+        assert (decision.delete_placeholders, decision.release) == (both, (machine(1),))
         over = lease(until=NOW - timedelta(seconds=1), warm=IMAGE)
-        assert decide(snapshot(machine(1), leases=(over,), pods=both)).cool == both
+        assert decide(snapshot(machine(1), leases=(over,), pods=both)).delete_placeholders == both
 
     def test_a_pod_of_the_run_takes_a_placeholder_s_place(self) -> None:
         pods = (placeholder("p"), pod("train", None, "run"))
-        assert decide(snapshot(leases=(lease(warm=IMAGE),), pods=pods)).cool == (placeholder("p"),)
+        assert decide(snapshot(leases=(lease(warm=IMAGE),), pods=pods)).delete_placeholders == (placeholder("p"),)
 
     def test_a_younger_warm_demand_gets_its_own(self) -> None:
         young = lease("young", created_at=EARLIER + timedelta(minutes=1), warm=IMAGE)
         decision = decide(snapshot(machine(1), leases=(lease(), young), pods=(pod("train", 1, "run"),)))
-        assert decision.warm == {young.key: 1}
+        assert decision.add_placeholders == {young.key: 1}
 
     @given(
         wanted=st.integers(1, 4),
@@ -141,11 +141,11 @@ class TestPlaceholders:
         ]
         fields: dict[str, Any] = {"leases": (lease(nodes=wanted, warm=IMAGE),)}
         decision = decide(snapshot(*machines, pods=tuple(pods), **fields))
-        made = [placeholder(f"m{n}", uid=f"m{n}") for n in range(sum(decision.warm.values()))]
-        left = [each for each in pods if each not in decision.cool] + made
+        made = [placeholder(f"m{n}", uid=f"m{n}") for n in range(sum(decision.add_placeholders.values()))]
+        left = [each for each in pods if each not in decision.delete_placeholders] + made
         assert sum(each.placeholder for each in left) == max(0, wanted - there - trainings)
         again = decide(snapshot(*machines, pods=tuple(left), **fields))
-        assert (again.warm, again.cool) == ({}, ())
+        assert (again.add_placeholders, again.delete_placeholders) == ({}, ())
 
 
 class TestWaits:

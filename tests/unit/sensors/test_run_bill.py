@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from airflow_gpu_provider.scaling.bill import Bill
-from airflow_gpu_provider.sensors.run_bill import tell
+from airflow_gpu_provider.sensors.run_bill import log_bill
 from tests.unit.scaling.pools import key
 
 LOG = logging.getLogger("bill")
@@ -20,7 +20,7 @@ def bill(at_least: str = "") -> Bill:
 
 def test_a_whole_bill(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
-    tell(LOG, key("a"), bill())
+    log_bill(LOG, key("a"), bill())
     (record,) = caplog.records
     assert record.levelname == "INFO"
     assert " used 5.9 h of node time on 2 nodes: 480 s booting (0.1000), " in record.getMessage()
@@ -29,7 +29,7 @@ def test_a_whole_bill(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_bill_that_may_be_more_says_why(caplog: pytest.LogCaptureFixture) -> None:
     why = "when machines were launched and terminated could not be read (AWS refused ec2:DescribeInstances.)"
-    tell(LOG, key("a"), bill(why))
+    log_bill(LOG, key("a"), bill(why))
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "used at least 5.9 h of node time" in record.getMessage()
