@@ -23,7 +23,6 @@ from airflow_gpu_provider.errors import (
     PoolNotReleased,
     ResourceQuotaExceeded,
 )
-from airflow_gpu_provider.operators import gpu_pod
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -136,7 +135,7 @@ def test_a_quota_that_is_lifted_after_some_seconds_costs_no_try(pool: EksGpuPool
 def test_a_quota_that_stays_full_is_named_and_may_be_tried_again(
     pool: EksGpuPool, namespace: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_pod, "_CREATE_WITHIN", timedelta(seconds=2))
+    monkeypatch.setattr("airflow_gpu_provider.pods.attempt.CREATE_WITHIN", timedelta(seconds=2))
     quota(ask, namespace, 0)
     says = r"ResourceQuota few is used up, cannot create pods: requested: pods=1, used: pods=0, limited: pods=0"
     with pytest.raises(ResourceQuotaExceeded, match=says) as error:
@@ -312,6 +311,7 @@ def test_an_api_server_that_does_not_come_back_ends_a_scale_down_at_its_timeout(
     began = time.monotonic()
     with monkeypatch.context() as patch:
         patch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", away)
+        patch.setattr("airflow_gpu_provider.scaling.keeper.open_pool", away)
         with pytest.raises(PoolNotReleased, match=r"The API server is away\. What still runs could not be read"):
             run(ScaleDownSensor(task_id="zero", gpu_pool=pool, timeout=20))
     assert time.monotonic() - began >= 20
