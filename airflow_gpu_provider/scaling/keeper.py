@@ -15,7 +15,7 @@ from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockBusy, GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.hard_to_get import Ask
@@ -27,6 +27,9 @@ from airflow_gpu_provider.scaling.writes import Outcome
 SOONEST = 2.0
 """Seconds between two looks at least, unless the nodes change or somebody asks for something."""
 
+_MEETS_ALL = (ClusterUnreachable, DemandLockBusy)
+"""What one of those who wait meets, the others would meet too, each after a request's or the lock's time."""
+
 Write = Callable[[Reconciler], Outcome]
 
 
@@ -37,7 +40,8 @@ class Subscription:
         pause: Returns the seconds after which it wants the next look.
         first: Seconds to its first look; sooner if others want one.
         is_eager: It wants a look whenever a node changes, kubelets' reports every five minutes included.
-        over_quota: Groups that are not to grow for it (`Reconciler.over_quota`).
+        over_quota: Groups that had no quota left when it looked (`Reconciler.over_quota`); None if it did not look. A
+            group grows where one who waits has seen room: where there is none, the cloud refuses.
         say: Takes lines for its log that do not wait for the outcome; called where it calls `next`.
     """
 
@@ -47,12 +51,12 @@ class Subscription:
         *,
         first: float = 0.0,
         is_eager: bool = True,
-        over_quota: Collection[str] = (),
+        over_quota: Collection[str] | None = None,
         say: Say = lambda line: None,
     ) -> None:
         self.pause = pause
         self.is_eager = is_eager
-        self.over_quota = frozenset(over_quota)
+        self.over_quota = None if over_quota is None else frozenset(over_quota)
         self.asked: Ask | Write | None = None
         self.hurry: Callable[[], None] = lambda: None
         self._say = say
@@ -65,7 +69,8 @@ class Subscription:
     def ask(self, what: Ask | Write) -> None:
         """Have something written at once, and again with the next looks until it succeeds; the newest is what counts.
 
-        Until then `next` hears of nothing else. The others hear its outcome, too, but not its errors.
+        Until then `next` hears of nothing else. The others hear its outcome, too, but of its
+        errors only those that they would meet as well.
         """
         self.asked = what
         self.hurry()
@@ -187,35 +192,44 @@ class _Keeper:
     async def _look(self) -> None:
         """Do what is asked for, or else reconcile; whatever is done tells of the pool to all who hear it begin."""
         self._is_due = False
+        await self._look_once()
+        self._last = asyncio.get_running_loop().time()
+
+    async def _look_once(self) -> None:
         is_seen = False
         amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, Ask)}
         if amending:  # all at once: each takes the lock, and reads the pool
-            is_seen = await self._carry_out(lambda reconciler: reconciler.amend(*amending.values()), amending)
+            told = await self._carry_out(lambda reconciler: reconciler.amend(*amending.values()), amending)
+            if isinstance(told, _MEETS_ALL):
+                return
+            is_seen = not isinstance(told, Exception)
         for each in tuple(self.subscriptions):
             write = each.asked
             if write is not None and not isinstance(write, Ask) and each in self.subscriptions:
-                is_seen |= await self._carry_out(write, {each: write})
+                told = await self._carry_out(write, {each: write})
+                if isinstance(told, _MEETS_ALL):
+                    return
+                is_seen |= not isinstance(told, Exception)
         if not is_seen and not all(each.asked for each in self.subscriptions):
             await self._carry_out(lambda reconciler: reconciler.reconcile(), {})
-        self._last = asyncio.get_running_loop().time()
 
-    async def _carry_out(self, write: Write, asked: Mapping[Subscription, Ask | Write]) -> bool:
-        """Call `write`, which does what was asked, and tell of it; return True if it succeeded."""
-        hearers = [each for each in self.subscriptions if each in asked or not each.asked]
+    async def _carry_out(self, write: Write, asked: Mapping[Subscription, Ask | Write]) -> Outcome | Exception:
+        """Call `write`, which does what was asked, and tell of it; return what was told."""
+        there = tuple(self.subscriptions)
         told: Outcome | Exception
         try:
             told = await in_thread(self._call, write)
         except Exception as error:  # noqa: BLE001 - each who waits judges it
             told = error
-            hearers = list(asked) or hearers
         for each in asked:
             if each.asked is asked[each] and not isinstance(told, GpuError):
                 each.asked = None
         said, self._said = self._said, []
-        for each in hearers:
-            if each in asked or not each.asked:
+        is_theirs_alone = bool(asked) and isinstance(told, Exception)
+        for each in there:
+            if each in asked or isinstance(told, _MEETS_ALL) or not (each.asked or is_theirs_alone):
                 each.tell(told, said)
-        return not isinstance(told, Exception)
+        return told
 
     def _call(self, write: Write) -> Outcome:
         if self._reconciler is None:
@@ -223,6 +237,6 @@ class _Keeper:
             reconciler = open_pool(self._pool, owner=self._owner, holder=holder, say=self._said.append)
             reconciler.patience = PATIENCE_IN_A_LOOP
             self._reconciler = reconciler
-        wanted = tuple(self.subscriptions)
-        self._reconciler.over_quota = frozenset[str]().union(*(each.over_quota for each in wanted))
+        known = [each.over_quota for each in tuple(self.subscriptions) if each.over_quota is not None]
+        self._reconciler.over_quota = frozenset[str].intersection(*known) if known else frozenset()
         return write(self._reconciler)

@@ -86,7 +86,7 @@ async def run_wait(
     say: Say,
     every: float,
     goes_on: bool = False,
-    over_quota: Collection[str] = (),
+    over_quota: Collection[str] | None = None,
     first: Write | None = None,
     reconciler: Reconciler | None = None,
 ) -> Progress:
@@ -100,7 +100,7 @@ async def run_wait(
         every: Seconds after which to look again when no change was reported; at first it is sooner, because a cloud
             does not report that it is starting or terminating a machine.
         goes_on: Another process has logged about the wait before; see Narrator.
-        over_quota: Groups that are not to grow (`Reconciler.over_quota`).
+        over_quota: Groups that had no quota left when the wait began; None if nobody looked. See keeper.Subscription.
         first: What to write before the wait steps; it is repeated until it succeeds.
         reconciler: The pool's, where it is open already.
 

@@ -50,7 +50,7 @@ class _PoolTrigger(RecordTrigger):
             say=self.log.info,
             goes_on=has_returned(self.record),
             every=self.every,
-            over_quota=self.record.get("over_quota", ()),
+            over_quota=self.record.get("over_quota"),
             first=self._first,
         )
         return progress.result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import threading
 from collections import Counter
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.errors import CloudError, DemandLockBusy
+from airflow_gpu_provider.errors import CloudError, ClusterUnreachable, DemandLockBusy, GpuError
 from airflow_gpu_provider.scaling import keeper
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.keeper import Subscription
@@ -159,7 +160,7 @@ async def test_what_some_ask_for_is_done_once_and_told_to_all(played: Played) ->
 
 
 async def test_an_ask_that_fails_is_repeated_and_its_errors_are_its_own(played: Played) -> None:
-    failures = iter([CloudError("Throttled."), DemandLockBusy("Another has it.")])
+    failures = iter([CloudError("Throttled."), CloudError("Throttled again.")])
     asking, other = Subscription(lambda: 0.01), Subscription(lambda: 0.01)
     heard: list[Any] = []
 
@@ -175,10 +176,9 @@ async def test_an_ask_that_fails_is_repeated_and_its_errors_are_its_own(played: 
     asking.ask(write)
     async with subscribed(other), subscribed(asking), asyncio.timeout(WITHIN):
         listening = asyncio.create_task(listen())
-        with pytest.raises(CloudError):
-            await asking.next()
-        with pytest.raises(DemandLockBusy):
-            await asking.next()
+        for _ in range(2):
+            with pytest.raises(CloudError):
+                await asking.next()
         assert (await asking.next()).said == ("release",)
         assert (await asking.next()).said == ("reconcile",)
         await eventually(lambda: {("reconcile",), ("release",)} <= set(heard))
@@ -256,13 +256,35 @@ async def test_the_most_impatient_sets_the_pace_and_a_change_of_nodes_is_seen_at
             assert len(played.calls) == count + 1
 
 
-async def test_groups_that_anybody_passes_over_do_not_grow(played: Played) -> None:
-    one, other = Subscription(lambda: 0.01, over_quota=["a"]), Subscription(lambda: 0.01, over_quota=["b"])
-    async with subscribed(one), asyncio.timeout(WITHIN):
+@pytest.mark.parametrize("error", [ClusterUnreachable("It is away."), DemandLockBusy("Another has it.")])
+async def test_what_all_would_meet_is_met_once_a_look_and_told_to_all(played: Played, error: GpuError) -> None:
+    tried: list[str] = []
+
+    def write(reconciler: Any) -> Any:
+        tried.append("release")
+        raise error
+
+    asking = [Subscription(lambda: 3600.0) for _ in range(20)]
+    plain = Subscription(lambda: 3600.0)
+    for each in asking:
+        each.ask(write)
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(WITHIN):
+        for each in (*asking, plain):
+            await stack.enter_async_context(subscribed(each))
+        for each in (*asking, plain):
+            with pytest.raises(type(error)):
+                await each.next()
+        assert tried == ["release"]
+        assert played.calls == []
+
+
+async def test_a_group_grows_where_one_who_waits_has_seen_quota_for_it(played: Played) -> None:
+    one, other = Subscription(lambda: 0.01, over_quota=["a", "b"]), Subscription(lambda: 0.01, over_quota=["b"])
+    async with subscribed(one), subscribed(Subscription(lambda: 0.01)), asyncio.timeout(WITHIN):
         async with subscribed(other):
             await other.next()
-            assert played.over_quota == {"a", "b"}
-        await eventually(lambda: played.over_quota == {"a"})
+            assert played.over_quota == {"b"}
+        await eventually(lambda: played.over_quota == {"a", "b"})
 
 
 async def test_it_logs_into_nobody_s_task(played: Played) -> None:
