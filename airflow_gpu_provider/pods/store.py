@@ -131,9 +131,8 @@ class TaskPods:
         try:
             client = self._hook.new_client()
             with mapped("delete", "pods"):
-                if (
-                    not pod.metadata.uid
-                ):  # the answer to its creation has not come: another task's pod may have the name
+                # Where the answer to its creation has not come, another task's pod may have the name.
+                if not pod.metadata.uid:
                     there = client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
                     if _try_of(there) != _try_of(pod):
                         return
