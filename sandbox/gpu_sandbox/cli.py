@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     from gpu_sandbox import demo
 
-    return demo.run(faults=arguments.fault, report=arguments.report)
+    return demo.run(training=arguments.training, faults=arguments.fault, report=arguments.report)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -54,6 +54,7 @@ def _up(arguments: argparse.Namespace) -> None:
         boot_seconds=arguments.boot_seconds,
         images=[_image(given) for given in arguments.image],
         autoscaler=arguments.autoscaler,
+        engines=arguments.engines,
         autoscaler_timings=AutoscalerTimings().scaled(by_itself) if by_itself else None,
         pace=arguments.pace,
         speed=arguments.speed,
@@ -87,6 +88,8 @@ def _up_arguments(arguments: argparse.Namespace) -> list[str]:
         given.append(f"--boot-seconds={arguments.boot_seconds}")
     if arguments.autoscaler_speed is not None:
         given.append(f"--autoscaler-speed={arguments.autoscaler_speed}")
+    if arguments.engines:
+        given.append(f"--with={','.join(arguments.engines)}")
     if arguments.data_dir:
         given.append(f"--data-dir={arguments.data_dir}")
     return given
@@ -251,12 +254,13 @@ def _parser() -> argparse.ArgumentParser:
     down = commands.add_parser("down", parents=[named], help="end a sandbox; leaves no process")
     down.set_defaults(run=_down)
     demo = commands.add_parser("demo", help="show one night's training in a sandbox and an Airflow of its own")
+    demo.add_argument("--training", default="one-node", help="one-node or two-nodes (default: %(default)s)")
     demo.add_argument(
         "--fault",
         action="append",
         default=[],
         metavar="FAULT",
-        help="stockout:ZONE or train-fails; may be repeated",
+        help="stockout:ZONE, train-fails, or spot-lost with two-nodes; may be repeated",
     )
     demo.add_argument("--report", type=Path, default=Path("build/demo-report.json"), help="(default: %(default)s)")
     demo.set_defaults(run=_demo)
@@ -306,6 +310,15 @@ def _add_up(up: argparse.ArgumentParser) -> None:
         "--autoscaler-speed",
         type=_speed,
         help="how many times as quick as a real one the stand-in is (default: --speed)",
+    )
+    up.add_argument(
+        "--with",
+        dest="engines",
+        default=(),
+        type=_engines,
+        metavar="ENGINES",
+        help="controllers that the cluster has beside Kubernetes' own, comma-separated: jobset, trainer, kueue; "
+        "or custom resources alone: kuberay-crds, training-operator-crds. The first time they are compiled",
     )
     up.add_argument(
         "--image",
@@ -401,6 +414,15 @@ def _age(given: str) -> float:
     if not 0 <= seconds < float("inf"):
         raise argparse.ArgumentTypeError(f"a number of seconds, at least 0; not {given}")
     return seconds
+
+
+def _engines(given: str) -> tuple[str, ...]:
+    from gpu_sandbox.engines import with_needed
+
+    try:
+        return with_needed(given.split(","))  # type: ignore[arg-type]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _checked_image(given: str) -> str:

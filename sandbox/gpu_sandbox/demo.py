@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -21,24 +20,29 @@ from rich.console import Console
 
 from gpu_sandbox.airflow_api import AirflowApiError, RunStatus
 from gpu_sandbox.airflow_home import AirflowHome, AirflowNotHealthy
+from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.demo_journal import Journal
 from gpu_sandbox.demo_report import Report, make_report, render
+from gpu_sandbox.demo_spot_loss import SpotLoss
+from gpu_sandbox.demo_trainings import TRAININGS, Training, claim_checkpoints, example_dags
 from gpu_sandbox.demo_watchers import AirflowWatch, CloudWatch, ClusterWatch
 from gpu_sandbox.errors import Interrupted, SandboxError
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.leftovers import look_for_leftovers
 from gpu_sandbox.live_view import shown_on
-from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import SYSTEM_NODE, Sandbox
 
-DAG_ID = "nightly_training_eks"
 TRAIN_TASK = "train"
 RELEASE_TASK = "scale_down"
-EPOCHS = 30
-SECONDS_PER_EPOCH = 0.15
-FAILING_EPOCH = 12
 RUN_TIMEOUT = 240.0
+SPOT_LOST_AFTER = "round 12/"
+"""The training's line after which the machine is taken away: well after its first checkpoint."""
+SPOT_NOTICE = 2.0
+"""Seconds from its notice to the machine's end, which are two minutes in AWS: the training would be over."""
+SPOT_LOST_TIMEOUT = 420.0
+"""A whole training more, and another machine for it."""
 INTERRUPTED = 130
+_FAULTS = "stockout:ZONE[:INSTANCE_TYPE], train-fails, spot-lost"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +50,16 @@ class Scenario:
     """What is to go wrong in the demonstrated night."""
 
     names: tuple[str, ...] = ()
+    training: Training = TRAININGS["one-node"]
     stockouts: tuple[Stockout, ...] = ()
     train_fails: bool = False
+    spot_lost: bool = False
 
     @classmethod
-    def parse(cls, faults: Sequence[str]) -> Scenario:
-        """Read `stockout:ZONE[:INSTANCE_TYPE]` and `train-fails`; ValueError names what it does not know."""
+    def parse(cls, faults: Sequence[str], training: str = "one-node") -> Scenario:
+        """Read faults, `stockout:ZONE[:INSTANCE_TYPE]` among them; ValueError names what cannot be shown."""
+        if training not in TRAININGS:
+            raise ValueError(f"unknown demonstration {training!r}; known: {', '.join(TRAININGS)}")
         stockouts = []
         for fault in faults:
             match fault.split(":"):
@@ -61,32 +69,39 @@ class Scenario:
                     stockouts.append(Stockout(zone=zone or None, instance_type=instance_type))
                 case ["train-fails"]:
                     pass
+                case ["spot-lost"] if TRAININGS[training].on_spot:
+                    pass
+                case ["spot-lost"]:
+                    on_spot = ", ".join(name for name, each in TRAININGS.items() if each.on_spot)
+                    raise ValueError(f"spot-lost: {training} uses no spot machines; these do: {on_spot}")
                 case _:
-                    raise ValueError(f"unknown fault {fault!r}; known: stockout:ZONE[:INSTANCE_TYPE], train-fails")
-        return cls(names=tuple(faults), stockouts=tuple(stockouts), train_fails="train-fails" in faults)
+                    raise ValueError(f"unknown fault {fault!r}; known: {_FAULTS}")
+        return cls(
+            names=tuple(faults),
+            training=TRAININGS[training],
+            stockouts=tuple(stockouts),
+            train_fails="train-fails" in faults,
+            spot_lost="spot-lost" in faults,
+        )
 
     @property
     def expected_state(self) -> str:
         return "failed" if self.train_fails else "success"
 
-    def run_conf(self) -> dict[str, object]:
-        """The DAG run's configuration: paced, so that there is something to watch."""
-        return {
-            "epochs": EPOCHS,
-            "seconds_per_epoch": SECONDS_PER_EPOCH,
-            "fail_at_epoch": FAILING_EPOCH if self.train_fails else 0,
-        }
+    @property
+    def timeout(self) -> float:
+        return SPOT_LOST_TIMEOUT if self.spot_lost else RUN_TIMEOUT
 
 
-def run(*, faults: Sequence[str] = (), report: Path, console: Console | None = None) -> int:
-    """Show one night; return the process's exit status.
+def run(*, training: str = "one-node", faults: Sequence[str] = (), report: Path, console: Console | None = None) -> int:
+    """Show one night of a training of TRAININGS; return the process's exit status.
 
     0: the run has the colour that it should have and nothing is left. 1: not so, or it could not be shown.
-    2: a fault that it does not know. 130: Ctrl-C. `report` is the JSON file to write.
+    2: a training or a fault that it does not know. 130: Ctrl-C. `report` is the JSON file to write.
     """
     console = console or Console()
     try:
-        scenario = Scenario.parse(faults)
+        scenario = Scenario.parse(faults, training)
     except ValueError as error:
         console.print(str(error), markup=False, soft_wrap=True)
         return 2
@@ -116,12 +131,16 @@ class _Night:
 
     def watch(self) -> Report:
         """Start everything, watch the run to its end, stop everything; the report is made in between."""
-        title = " ".join([DAG_ID, *(f"[{name}]" for name in self._scenario.names)])
+        title = " ".join([self._dag_id, *(f"[{name}]" for name in self._scenario.names)])
         with contextlib.ExitStack() as stack:
             stack.enter_context(shown_on(self._console, self._journal, title=title))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-demo-")))
             with self._stage("sandbox up"):
                 sandbox = stack.enter_context(self._sandbox())
+            if self._scenario.training.shares_checkpoints:
+                claim_checkpoints(sandbox, folder / "checkpoints")
+            if self._scenario.spot_lost:
+                SpotLoss(sandbox, self._journal, after=SPOT_LOST_AFTER)
             with self._stage("Airflow up"):
                 airflow = stack.enter_context(self._airflow(sandbox, folder))
             return self._night(sandbox, airflow, stack)
@@ -132,12 +151,14 @@ class _Night:
         cloud = CloudWatch(sandbox.aws, self._journal)
         stack.callback(cloud.stop)
         with self._stage("DAG parsed"):
-            airflow.api.wait_for_dag(DAG_ID)
-        dag_run = airflow.api.trigger(DAG_ID, conf=self._scenario.run_conf())
+            airflow.api.wait_for_dag(self._dag_id)
+        dag_run = airflow.api.trigger(
+            self._dag_id, conf=self._scenario.training.run_conf(fails=self._scenario.train_fails)
+        )
         self._journal.write("run", dag_run.run_id, "triggered")
         watch = AirflowWatch(airflow.api, dag_run, airflow.home / "logs", self._journal)
         try:
-            ended = airflow.api.wait_for_run(DAG_ID, dag_run.run_id, timeout=RUN_TIMEOUT)
+            ended = airflow.api.wait_for_run(self._dag_id, dag_run.run_id, timeout=self._scenario.timeout)
         finally:
             watch.stop()
             cloud.stop()
@@ -151,11 +172,17 @@ class _Night:
             faults=self._scenario.names,
             train_task=TRAIN_TASK,
             release_task=RELEASE_TASK,
+            nodes=self._scenario.training.nodes,
         )
+
+    @property
+    def _dag_id(self) -> str:
+        return self._scenario.training.dag_id
 
     def _sandbox(self) -> Sandbox:
         sandbox = Sandbox(
-            images=(training_image(),),
+            images=(self._scenario.training.image(),),
+            timings=AwsTimings(spot_notice=SPOT_NOTICE),
             progress=lambda line: self._journal.write("stage", "sandbox", line),
         )
         for stockout in self._scenario.stockouts:
@@ -167,7 +194,7 @@ class _Night:
         dags = folder / "dags"
         dags.mkdir(parents=True)
         # This one alone: others import providers' operators, seconds of CPU each, or are of another platform.
-        (dags / f"{DAG_ID}.py").symlink_to(example_dags() / f"{DAG_ID}.py")
+        (dags / f"{self._dag_id}.py").symlink_to(example_dags() / f"{self._dag_id}.py")
         return AirflowHome(folder, dags, sandbox.env() | {"PYTHONPATH": python_path})
 
     @contextlib.contextmanager
@@ -179,20 +206,6 @@ class _Night:
 
 
 _REPOSITORY = Path(__file__).parents[2]
-
-
-def example_dags() -> Path:
-    """The folder of the example DAGs; SandboxError where this is no checkout."""
-    folder = _REPOSITORY / "example_dags"
-    if not folder.is_dir():
-        raise SandboxError(f"the demonstration runs from a checkout of the repository: there is no {folder}")
-    return folder
-
-
-def training_image() -> Image:
-    """`train-digits:*` stands for the example training, run by this very interpreter."""
-    interpreter = str(Path(sys.executable).parent)
-    return Image(pattern="train-digits:*", folder=example_dags() / "train_digits", path_prefix=interpreter)
 
 
 def _accuracy(airflow: AirflowHome, run: RunStatus) -> float | None:

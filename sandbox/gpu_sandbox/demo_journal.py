@@ -29,6 +29,8 @@ class Entry:
     """The state that the subject is in now, or the line or the call."""
     where: str = ""
     """A node's or machine's zone and type, a pod's node."""
+    rank: int = 0
+    """Of a pod that is one of several that train together."""
 
 
 Listener = Callable[[Entry], None]
@@ -50,9 +52,12 @@ class Journal:
     def listen(self, listener: Listener) -> None:
         self._listeners.append(listener)
 
-    def write(self, subject: Subject, name: str, what: str, *, where: str = "", at: float | None = None) -> None:
+    def write(
+        self, subject: Subject, name: str, what: str, *, where: str = "", at: float | None = None, rank: int = 0
+    ) -> None:
         """Add an entry; `at` is now where nothing says better."""
-        entry = Entry(at=time.time() if at is None else at, subject=subject, name=name, what=what, where=where)
+        moment = time.time() if at is None else at
+        entry = Entry(at=moment, subject=subject, name=name, what=what, where=where, rank=rank)
         with self._lock:
             self._entries.append(entry)
             for listener in self._listeners:

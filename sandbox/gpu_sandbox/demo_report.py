@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -53,11 +54,26 @@ class Report:
     hops: tuple[Phase, ...]
     node_count: tuple[tuple[float, int], ...]
     """(seconds since the run was triggered, GPU nodes from then on)"""
+    nodes: int
+    """How many nodes the training is for."""
+    ranks: int
+    """Pods that trained together, in the last attempt."""
+    rank_nodes: tuple[str, ...]
+    """The node of each rank in the last attempt, rank 0 first."""
+    rank_zones: tuple[str, ...]
+    """The zone of each of them."""
+    attempts: int
+    """How often the training began: again after its machine was taken away."""
 
     @property
     def good(self) -> bool:
-        """Whether the run has the colour that it should have, and nothing is left."""
-        return self.dag_run_state == self.expected_state and self.clean
+        """Whether the run has the colour that it should have, its ranks were together, and nothing is left."""
+        return self.dag_run_state == self.expected_state and self.together and self.clean
+
+    @property
+    def together(self) -> bool:
+        """Whether each rank had a node of its own, all in one zone."""
+        return self.ranks == self.nodes == len(set(self.rank_nodes)) and len(set(self.rank_zones)) == 1
 
     @property
     def clean(self) -> bool:
@@ -78,6 +94,7 @@ def make_report(
     faults: Sequence[str],
     train_task: str,
     release_task: str,
+    nodes: int = 1,
 ) -> Report:
     """Build the report; `train_task` and `release_task` are task ids without their group's name."""
     night = _Night(sorted(entries, key=lambda entry: entry.at), train_task, release_task)
@@ -101,6 +118,11 @@ def make_report(
         phases=night.phases(),
         hops=hops,
         node_count=night.node_count(),
+        nodes=nodes,
+        ranks=len(ranks := night.rank_nodes()),
+        rank_nodes=ranks,
+        rank_zones=tuple(night.zone(node) for node in ranks),
+        attempts=night.attempts(),
     )
 
 
@@ -194,6 +216,24 @@ class _Night:
                 ended = at
         return tuple(hops)
 
+    def rank_nodes(self) -> tuple[str, ...]:
+        """Where each rank ran last, rank 0 first."""
+        last = {entry.rank: entry.where for entry in self._started()}
+        return tuple(last[rank] for rank in sorted(last))
+
+    def attempts(self) -> int:
+        """How often that rank began which began most often: in an attempt that ends early another may never run."""
+        begun = Counter(entry.rank for entry in self._started())
+        return max(begun.values(), default=0)
+
+    def zone(self, node: str) -> str:
+        """A node's zone, as its entries' place begins; empty for one that was never seen."""
+        places = [entry.where for entry in self._entries if entry.subject == "node" and entry.name == node]
+        return next((place.split()[0] for place in places if place), "")
+
+    def _started(self) -> list[Entry]:
+        return [e for e in self._entries if e.subject == "pod" and e.what == TRAINING_STARTED]
+
     def node_count(self) -> tuple[tuple[float, int], ...]:
         begin = self.triggered()
         nodes: set[str] = set()
@@ -244,10 +284,19 @@ def _figures(report: Report) -> list[str]:
         ("machine and Node gone after", _seconds(report.node_gone_seconds)),
         ("cluster-autoscaler, for comparison", f"{report.cluster_autoscaler_release_seconds} s to its release call"),
         ("most GPU nodes at once", str(report.max_nodes_seen)),
+        *_ranks(report),
         ("accuracy on held-out digits", "none" if report.accuracy is None else f"{report.accuracy:.4f}"),
         ("Kubernetes", report.kubernetes_version),
     ]
     return [f"{name:<40} {value}" for name, value in figures]
+
+
+def _ranks(report: Report) -> list[tuple[str, str]]:
+    if report.nodes == 1:
+        return []
+    places = zip(report.rank_nodes, report.rank_zones, strict=True)
+    where = [(f"rank {rank}", f"{node} ({zone})") for rank, (node, zone) in enumerate(places)]
+    return [("attempts", str(report.attempts)), *where]
 
 
 def _verdict(report: Report) -> list[str]:
@@ -259,6 +308,7 @@ def _verdict(report: Report) -> list[str]:
     should = "as it should be" if report.dag_run_state == report.expected_state else "which it should NOT be"
     return [
         f"The run is {state}, {should}.",
+        *([] if report.together else [f"The ranks were NOT on {report.nodes} nodes of one zone."]),
         "Nothing is left." if report.clean else f"LEFT BEHIND: {left}.",
     ]
 

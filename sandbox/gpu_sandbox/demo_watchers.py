@@ -24,6 +24,7 @@ from gpu_sandbox.leftovers import GPU
 
 KPO_LABEL = "kubernetes_pod_operator"
 TRAINING_CONTAINER = "base"
+RANK_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 OWN_LOGGER = "airflow_gpu_provider"
 POD_LOG = f"[{TRAINING_CONTAINER}]"
 """The pod's lines come into the task's log too, once the task is back; here they have come before."""
@@ -137,7 +138,7 @@ class ClusterWatch:
             self._journal.write_change("pod", name, pod_state(pod) if there else "gone", where=node)
             if training_has_started(pod) and pod["metadata"]["uid"] not in self._followed:
                 self._followed.add(pod["metadata"]["uid"])
-                self._journal.write("pod", name, TRAINING_STARTED, where=node)
+                self._journal.write("pod", name, TRAINING_STARTED, where=node, rank=rank_of(pod))
                 threading.Thread(target=self._follow, args=(pod,), name="demo-log", daemon=True).start()
 
     def _follow(self, pod: dict[str, Any]) -> None:
@@ -276,6 +277,11 @@ def pod_state(pod: Mapping[str, Any]) -> str:
     phase = str(pod["status"].get("phase"))
     reasons = [condition.get("reason") for condition in pod["status"].get("conditions", [])]
     return "Pending: no node has room for it" if phase == "Pending" and "Unschedulable" in reasons else phase
+
+
+def rank_of(pod: Mapping[str, Any]) -> int:
+    """Which of several pods it is, 0 for one by itself."""
+    return int(pod["metadata"].get("annotations", {}).get(RANK_ANNOTATION, 0))
 
 
 def training_has_started(pod: Mapping[str, Any]) -> bool:

@@ -24,7 +24,8 @@ class Leftovers:
     desired: int
     """The desired sizes of all groups together."""
     gpu_pods: int
-    """Pods that hold a GPU or wait for one."""
+    """Pods that hold a GPU or wait for one. One that was deleted and whose Node is gone does neither: nobody but the
+    cluster's garbage collector, which comes within a minute, can say that it has ended."""
 
     @property
     def nothing(self) -> bool:
@@ -39,11 +40,12 @@ def look_for_leftovers(sandbox: Sandbox) -> Leftovers:
     from gpu_sandbox.sandbox import SYSTEM_NODE
 
     nodes, pods = (_items(sandbox, kind) for kind in ("nodes", "pods"))
+    names = {node["metadata"]["name"] for node in nodes}
     return Leftovers(
         nodes=sum(node["metadata"]["name"] != SYSTEM_NODE for node in nodes),
         machines=_machines(sandbox),
         desired=sum(group["desired"] for group in sandbox.cluster.groups()),
-        gpu_pods=sum(pod["status"].get("phase") in ("Pending", "Running") and _wants_gpus(pod) for pod in pods),
+        gpu_pods=sum(_is_active(pod) and _wants_gpus(pod) and not _is_lost(pod, names) for pod in pods),
     )
 
 
@@ -60,6 +62,15 @@ def _items(sandbox: Sandbox, kind: str) -> list[dict[str, Any]]:
         raise OSError(f"the API server does not list {kind}: {status} {reply}")
     items: list[dict[str, Any]] = reply["items"]
     return items
+
+
+def _is_active(pod: dict[str, Any]) -> bool:
+    return pod["status"].get("phase") in ("Pending", "Running")
+
+
+def _is_lost(pod: dict[str, Any], nodes: set[str]) -> bool:
+    deleted, node = "deletionTimestamp" in pod["metadata"], pod["spec"].get("nodeName")
+    return deleted and node is not None and node not in nodes
 
 
 def _wants_gpus(pod: dict[str, Any]) -> bool:

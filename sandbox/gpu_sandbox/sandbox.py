@@ -18,6 +18,7 @@ from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED
 from gpu_sandbox.build import control_plane_binary
 from gpu_sandbox.control_api import ControlApi
 from gpu_sandbox.control_plane import ControlPlane
+from gpu_sandbox.engines import EngineName, Engines, compile_engines, with_needed
 from gpu_sandbox.errors import ComponentFailed
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.managed_cluster import SYSTEM_NODE, ManagedCluster, Platform
@@ -62,6 +63,9 @@ class Sandbox:
         timings: How long the cloud takes, instead of as the pace has it.
         autoscaler: "stand-in" plays cluster-autoscaler (on GKE the platform's own); with "none" there is none, and a
             real one may be pointed at the sandbox.
+        engines: Controllers that the cluster has beside Kubernetes' own, of those named in `gpu_sandbox.engines`: the
+            real ones of "jobset", "trainer" (with jobset) and "kueue"; of "kuberay-crds" and "training-operator-crds"
+            only the custom resources.
         autoscaler_timings: Of the stand-in. Default cluster-autoscaler's own, `speed` times as quick.
         data_dir: Where everything is written, logs too; kept on stop. By default a temporary folder, which is not.
         progress: Gets a line, now and then, on what the start is doing.
@@ -86,12 +90,14 @@ class Sandbox:
         timings: AwsTimings | GoogleTimings | None = None,
         autoscaler: Literal["stand-in", "none"] = "stand-in",
         autoscaler_timings: AutoscalerTimings | None = None,
+        engines: Sequence[EngineName] = (),
         data_dir: Path | None = None,
         progress: Callable[[str], None] | None = None,
     ) -> None:
         if autoscaler not in ("stand-in", "none"):
             raise ValueError(f"a sandbox's autoscaler is 'stand-in' or 'none'; not {autoscaler!r}")
         self.autoscaler = autoscaler
+        self._engine_names = with_needed(engines)
         self.pace = Pace(name=pace, speed=speed, stale=stale)
         self._autoscaler_timings = autoscaler_timings or self.pace.autoscaler()
         self.cluster_name = cluster_name
@@ -121,6 +127,7 @@ class Sandbox:
     control_plane: ControlPlane
     agent: NodeAgent
     authenticator: Authenticator
+    engines: Engines
     control_api: ControlApi
     data_dir: Path
     kubeconfig: Path
@@ -150,13 +157,14 @@ class Sandbox:
         return self._of_cluster("node_role_arn")  # type: ignore[no-any-return]
 
     def start(self) -> None:
-        """Returns when pods run. The first start on a machine compiles the control plane: minutes.
+        """Returns when pods run. The first start on a machine compiles the control plane: minutes; so with engines.
 
         Raises a SandboxError, with nothing left running.
         """
         binary = control_plane_binary(self.progress)
+        engines = compile_engines(self._engine_names, self.progress)
         with contextlib.ExitStack() as starting:
-            self._start_parts(binary, starting)
+            self._start_parts(binary, engines, starting)
             self._started = starting.pop_all()
 
     def stop(self) -> None:
@@ -172,7 +180,7 @@ class Sandbox:
     ) -> None:
         self.stop()
 
-    def _start_parts(self, binary: Path, starting: contextlib.ExitStack) -> None:
+    def _start_parts(self, binary: Path, engines: Mapping[EngineName, Path], starting: contextlib.ExitStack) -> None:
         self.progress("starting etcd, kube-apiserver, kube-scheduler, kube-controller-manager")
         self.data_dir = self._make_data_dir(starting)
         self._start_authenticator(starting)
@@ -194,6 +202,7 @@ class Sandbox:
         self._start_nodes(starting)
         if self.autoscaler == "stand-in":
             self._start_autoscaler(starting)
+        self._start_engines(engines, starting)
         other_writer = OtherWriter(control_plane=self.control_plane, faults=self.faults)
         other_writer.start()
         starting.callback(other_writer.stop)
@@ -269,6 +278,18 @@ class Sandbox:
         )
         stand_in.start()
         starting.callback(stand_in.stop)
+
+    def _start_engines(self, binaries: Mapping[EngineName, Path], starting: contextlib.ExitStack) -> None:
+        if self._engine_names:
+            self.progress(f"starting {', '.join(self._engine_names)}")
+        self.engines = Engines(
+            names=self._engine_names,
+            binaries=binaries,
+            control_plane=self.control_plane,
+            data_dir=self.data_dir / "engines",
+        )
+        self.engines.start()
+        starting.callback(self.engines.stop)
 
     # What users need
 
@@ -348,7 +369,7 @@ class Sandbox:
             "platform": self.platform,
             "region": self.region,
             "kubernetes_version": self.control_plane.version,
-            "components": self.control_plane.components(),
+            "components": {**self.control_plane.components(), **self.engines.components()},
             **cluster,
             "booting": self._machines.booting(),
             "groups": self.cluster.groups(),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import secrets
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
 from gpu_sandbox import supervisor
 from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED
+from gpu_sandbox.engines import EngineName
 from gpu_sandbox.managed_cluster import Platform
 from gpu_sandbox.pace import PaceName
 
@@ -28,6 +29,7 @@ class SandboxProcess:
         autoscaler: As `Sandbox`'s.
         autoscaler_speed: How many times as quick as cluster-autoscaler the stand-in is. Default: `speed`.
         pace, speed, seed, stale: As `Sandbox`'s.
+        engines: As `Sandbox`'s.
         images: Folder, mounted at /app, by pattern of image reference; run with this interpreter.
         progress: Gets a line, now and then, on what the start is doing.
     """
@@ -44,6 +46,7 @@ class SandboxProcess:
         speed: float = SANDBOX_SPEED,
         seed: int = 0,
         stale: float | None = None,
+        engines: Sequence[EngineName] = (),
         images: Mapping[str, Path] | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
@@ -61,6 +64,7 @@ class SandboxProcess:
             *([] if stale is None else [f"--stale={stale}"]),
             *([] if boot_seconds is None else [f"--boot-seconds={boot_seconds}"]),
             *([] if autoscaler_speed is None else [f"--autoscaler-speed={autoscaler_speed}"]),
+            *([f"--with={','.join(engines)}"] if engines else []),
             *(f"--image={pattern}={folder}" for pattern, folder in (images or {}).items()),
         ]
         self._process: subprocess.Popen[bytes] | None = None

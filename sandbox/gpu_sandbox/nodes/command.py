@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gpu_sandbox.nodes.status import ContainerRecord
 
 TERMINATION_LOG = "termination-log"
+_HOSTS = "/etc/hosts"
 _SHM_BYTES = 64 * 2**20
 
 
@@ -28,7 +29,7 @@ async def variables(container: Mapping[str, Any], image: Image, home: PodHome) -
     base = {
         "PATH": f"{image.path_prefix}:{path}" if image.path_prefix else path,
         "HOME": "/" if _security(container, home.pod).get("runAsUser") else "/root",
-        "HOSTNAME": home.pod["metadata"]["name"][:63],
+        "HOSTNAME": home.kernel_name,
     }
     access = home.machine.api.access
     services = environment.service_variables(access.host, access.port)
@@ -81,6 +82,8 @@ def start_spec(
     security = _security(container, home.pod)
     mounts = volumes.mounts(container, home.volumes, variables)
     mounts.append(_mount(attempt / TERMINATION_LOG, container.get("terminationMessagePath") or "/dev/termination-log"))
+    if not any(mount["target"] == _HOSTS for mount in mounts):
+        mounts.append(_mount(home.hosts_file, _HOSTS))
     if image.folder is not None:
         mounts.append(_mount(image.folder, "/app", read_only=True))
     devices = _gpu_mounts(variables, home, mounts, attempt)
@@ -89,7 +92,7 @@ def start_spec(
         "argv": argv,
         "env": dict(variables),
         "cwd": container.get("workingDir") or ("/app" if image.folder is not None else "/"),
-        "hostname": home.pod["spec"].get("hostname") or home.pod["metadata"]["name"][:63],
+        "hostname": home.kernel_name,
         "staging": str(home.machine.staging),
         "mounts": mounts,
         "keep": home.machine.kept_paths(image),

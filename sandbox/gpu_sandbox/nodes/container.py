@@ -16,6 +16,7 @@ from gpu_sandbox.nodes import (
     clock,
     command,
     environment,
+    hostnames,
     image_pull,
     images,
     probes,
@@ -58,6 +59,16 @@ class PodHome:
     def uid(self) -> str:
         """The pod's UID."""
         return str(self.pod["metadata"]["uid"])
+
+    @property
+    def kernel_name(self) -> str:
+        """What `hostname` prints in the pod. Raises NameTooLong."""
+        return hostnames.kernel_name(self.pod, self.node.name)
+
+    @property
+    def hosts_file(self) -> Path:
+        """What its containers have as /etc/hosts."""
+        return self.folder / "etc-hosts"
 
     @property
     def title(self) -> str:

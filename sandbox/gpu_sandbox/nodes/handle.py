@@ -18,7 +18,7 @@ import gpu_sandbox
 from gpu_sandbox.nodes.errors import NamespacesForbidden, NodeAgentError
 from gpu_sandbox.nodes.spec import Image, NodeSpec
 
-START_SECONDS = 30.0
+START_SECONDS = 120.0
 REQUEST_SECONDS = 150.0
 STOP_SECONDS = 10.0
 _KEPT_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "VIRTUAL_ENV")

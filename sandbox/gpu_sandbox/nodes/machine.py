@@ -11,6 +11,7 @@ from typing import Any
 
 from gpu_sandbox.nodes import nvidia_smi
 from gpu_sandbox.nodes.api import Api
+from gpu_sandbox.nodes.cluster_names import ClusterNames
 from gpu_sandbox.nodes.errors import ApiError
 from gpu_sandbox.nodes.events import Events
 from gpu_sandbox.nodes.gpus import Gpu
@@ -30,6 +31,7 @@ class Machine:
     events: Events
     launcher: Launcher
     memory: MemoryWatch
+    names: ClusterNames
     images: Sequence[Image]
     real_gpus: Sequence[Gpu]
     work_dir: Path

@@ -14,6 +14,7 @@ import aiohttp
 
 from gpu_sandbox.nodes import gpus
 from gpu_sandbox.nodes.api import Api
+from gpu_sandbox.nodes.cluster_names import ClusterNames
 from gpu_sandbox.nodes.errors import ApiError, NodeAgentError
 from gpu_sandbox.nodes.events import Events
 from gpu_sandbox.nodes.kubelet_server import KubeletServer
@@ -49,6 +50,7 @@ class NodeSet:
             events=self._events,
             launcher=self._launcher,
             memory=MemoryWatch(),
+            names=ClusterNames(api),
             images=images,
             real_gpus=gpus.of_this_machine(),
             work_dir=work_dir,
@@ -64,7 +66,14 @@ class NodeSet:
     async def __aenter__(self) -> NodeSet:
         self.machine.prepare()
         self.port = await self._server.start()
-        loops = (self._events.run(), self.machine.memory.run(), self._pods.run(), self._heartbeats())
+        machine = self.machine
+        loops = (
+            self._events.run(),
+            machine.memory.run(),
+            machine.names.run(),
+            self._pods.run(),
+            self._heartbeats(),
+        )
         self._tasks = [asyncio.create_task(loop) for loop in loops]
         return self
 

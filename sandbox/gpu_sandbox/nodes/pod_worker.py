@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from gpu_sandbox.nodes import clock, environment, status, volumes, waits
+from gpu_sandbox.nodes import clock, environment, hostnames, resource_claims, status, volumes, waits
 from gpu_sandbox.nodes.api import STRATEGIC_MERGE_PATCH
 from gpu_sandbox.nodes.container import ContainerRunner, PodHome
 from gpu_sandbox.nodes.errors import ApiError, ContainerStartError
@@ -17,6 +17,7 @@ from gpu_sandbox.nodes.machine import Machine
 from gpu_sandbox.nodes.node import HOST_IP, Node
 
 VOLUME_RETRY_SECONDS = 1.0
+SANDBOX_RETRY_SECONDS = 10.0
 TOGETHER_SECONDS = 0.003
 FORCED_GRACE_SECONDS = 2.0
 _DEADLINE = status.Verdict(
@@ -156,8 +157,9 @@ class PodWorker:
         self._first_states()
         self._mark_changed()
         await self._set_up_volumes()
-        self._sandbox_ready = True
         self._folder.mkdir(parents=True, exist_ok=True)
+        await self._set_up_sandbox()
+        self._sandbox_ready = True
         if not await self._initialize():
             return
         running = []
@@ -206,6 +208,21 @@ class PodWorker:
             except (volumes.VolumeError, ApiError) as error:
                 self._machine.events.about_pod(self.pod, "Warning", "FailedMount", str(error))
             await asyncio.sleep(VOLUME_RETRY_SECONDS)
+
+    async def _set_up_sandbox(self) -> None:
+        """What a kubelet does between a pod's volumes and its first container: its claims' devices, and its names."""
+        while True:
+            try:
+                await resource_claims.prepare(self._api, self.pod)
+                _ = self._home.kernel_name
+                break
+            except resource_claims.ClaimNotPrepared as error:
+                self._machine.events.about_pod(self.pod, "Warning", "FailedPrepareDynamicResources", str(error))
+            except hostnames.NameTooLong as error:
+                problem = f"Failed to create pod sandbox: {error}"
+                self._machine.events.about_pod(self.pod, "Warning", "FailedCreatePodSandBox", problem)
+            await asyncio.sleep(SANDBOX_RETRY_SECONDS)
+        self._machine.names.keep(self._home.hosts_file, self.pod, self._home.facts.pod_ip)
 
     async def _mount_tmpfs(self, path: str, options: str) -> None:
         if path not in self._tmpfs:
@@ -262,6 +279,7 @@ class PodWorker:
 
     async def _clean_up(self) -> None:
         self.node.release(self.uid)
+        self._machine.names.forget(self.uid)
         for path in self._tmpfs:
             with suppress(ContainerStartError):  # the zygote has gone, and its mounts with it
                 await self._machine.launcher.unmount(path)

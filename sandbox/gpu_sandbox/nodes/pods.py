@@ -8,14 +8,11 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
-
-from gpu_sandbox.nodes.errors import ApiError
+from gpu_sandbox.nodes.following import Follower
 from gpu_sandbox.nodes.machine import Machine
 from gpu_sandbox.nodes.node import HOST_IP, Node
 from gpu_sandbox.nodes.pod_worker import PodWorker
 
-RETRY_SECONDS = 0.2
 _PODS = "/api/v1/pods"
 _SCHEDULED = "spec.nodeName!="
 log = logging.getLogger(__name__)
@@ -28,8 +25,9 @@ class Pods:
         self._machine = machine
         self._nodes = nodes
         self._workers: dict[str, PodWorker] = {}
-        self._seen: dict[str, Mapping[str, Any]] = {}
-        self._resource_version = ""
+        self._follower = Follower(
+            machine.api, _PODS, field_selector=_SCHEDULED, changed=self._upsert, removed=self._removed
+        )
         self._addresses = 0
 
     def find(self, namespace: str, name: str) -> PodWorker | None:
@@ -39,7 +37,7 @@ class Pods:
 
     def node_added(self, name: str) -> None:
         """Take up the pods that were bound to a node before it was ours."""
-        for pod in list(self._seen.values()):
+        for pod in list(self._follower.objects.values()):
             if pod["spec"].get("nodeName") == name:
                 self._upsert(pod)
 
@@ -55,52 +53,12 @@ class Pods:
                 worker.shut_down(seconds)
 
     async def run(self) -> None:
-        """List and watch until cancelled, through restarts of the API server."""
-        while True:
-            try:
-                if not self._resource_version:
-                    await self._list()
-                await self._watch()
-            except ApiError as error:
-                log.info("pod watch: %s", error)
-                if error.status == 410:
-                    self._resource_version = ""
-                    continue
-                await asyncio.sleep(RETRY_SECONDS)
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-                log.info("pod watch: %r; again", error)
-                await asyncio.sleep(RETRY_SECONDS)
-
-    async def _list(self) -> None:
-        answer = await self._machine.api.get(_PODS, fieldSelector=_SCHEDULED)
-        pods = {pod["metadata"]["uid"]: pod for pod in answer["items"]}
-        for uid in self._seen.keys() - pods.keys():
-            self._removed(uid)
-        for pod in pods.values():
-            self._upsert(pod)
-        self._resource_version = answer["metadata"]["resourceVersion"]
-
-    async def _watch(self) -> None:
-        stream = self._machine.api.watch(
-            _PODS,
-            fieldSelector=_SCHEDULED,
-            resourceVersion=self._resource_version,
-            allowWatchBookmarks="true",
-            timeoutSeconds="300",
-        )
-        async for event in stream:
-            pod = event["object"]
-            if event["type"] == "ERROR":
-                raise ApiError(pod.get("code", 500), pod.get("reason", ""), pod.get("message", ""))
-            self._resource_version = pod["metadata"]["resourceVersion"]
-            if event["type"] == "DELETED":
-                self._removed(pod["metadata"]["uid"])
-            elif event["type"] != "BOOKMARK":
-                self._upsert(pod)
+        """Follow them until cancelled, through restarts of the API server."""
+        await self._follower.run()
 
     def _upsert(self, pod: Mapping[str, Any]) -> None:
         uid = pod["metadata"]["uid"]
-        self._seen[uid] = pod
+        self._machine.names.pod_changed(pod)
         worker = self._workers.get(uid)
         if worker is not None:
             worker.update(pod)
@@ -119,8 +77,9 @@ class Pods:
         self._addresses = self._addresses % 0xFDFFFF + 1
         return str(ipaddress.IPv4Address("127.1.0.0") + self._addresses)
 
-    def _removed(self, uid: str) -> None:
-        self._seen.pop(uid, None)
+    def _removed(self, pod: Mapping[str, Any]) -> None:
+        uid = pod["metadata"]["uid"]
+        self._machine.names.pod_removed(pod)
         if uid in self._workers:
             self._workers[uid].removed()
 

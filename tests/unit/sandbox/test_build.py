@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,16 +12,19 @@ from pathlib import Path
 import pytest
 
 from gpu_sandbox import build
+from gpu_sandbox.engines.catalogue import KUEUE_PROGRAM
 from gpu_sandbox.errors import BuildFailed, GoMissing
 
 GO = """#!/bin/sh
 [ "$1" = env ] && { echo "$STAND_IN_VERSION"; exit; }
+[ "$1" = mod ] && { echo "{\\"Dir\\": \\"$STAND_IN_MODULE\\", \\"Sum\\": \\"h1:released\\"}"; exit; }
 echo built >> "$STAND_IN_LOG"
 [ "$GOTOOLCHAIN $GOFLAGS $CGO_ENABLED" = "local -mod=readonly 0" ] || exit 9
 echo "go: downloading k8s.io/kubernetes v1.36.3" >&2
 echo "k8s.io/kubernetes/pkg/apis/core" >&2
 [ -z "$STAND_IN_FAILURE" ] || { echo "$STAND_IN_FAILURE" >&2; exit 1; }
 sleep 0.3
+[ ! -d amended ] || cat amended/pkg/* > "$STAND_IN_LOG.amended"
 while [ "$1" != -o ]; do shift; done
 printf '#!/bin/sh\\n' > "$2" && chmod +x "$2"
 """
@@ -91,6 +95,66 @@ def test_a_failed_build_shows_gos_words_and_leaves_nothing(cache: Path, monkeypa
     with pytest.raises(BuildFailed, match="no space left on device"):
         build.control_plane_binary()
     assert [path for path in cache.iterdir() if not path.name.endswith(".lock")] == []
+
+
+@pytest.fixture
+def amended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> build.GoProgram:
+    """A program one of whose modules gets one more file."""
+    released = tmp_path / "released"
+    (released / "pkg").mkdir(parents=True)
+    (released / "pkg" / "a.go").write_text("released\n")
+    (released / "pkg").chmod(0o555)
+    monkeypatch.setenv("STAND_IN_MODULE", str(released))
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    for name in ("main.go", "go.mod", "go.sum", "b.go.txt"):
+        (sources / name).write_text(f"{name}\n")
+    amendment = build.Amendment(
+        module=build.GoModule(path="example.com/released", version="v1.0.0", sum="h1:released"),
+        target="amended",
+        file="b.go.txt",
+        added_as="pkg/b.go",
+    )
+    return build.GoProgram(
+        name="amended", module=sources, title="a program", takes="moments", packages=1, amendment=amendment
+    )
+
+
+def test_a_module_is_compiled_with_one_more_file(tmp_path: Path, amended: build.GoProgram) -> None:
+    binary = build.binary_of(amended)
+    assert os.access(binary, os.X_OK)
+    assert (tmp_path / "builds.amended").read_text() == "released\nb.go.txt\n"
+    assert not (amended.module / "amended").exists()
+    (amended.module / "b.go.txt").write_text("changed\n")
+    assert build.binary_of(amended) != binary
+
+
+def test_a_module_that_is_not_what_was_released_is_refused(amended: build.GoProgram) -> None:
+    assert amended.amendment is not None
+    other = dataclasses.replace(amended.amendment.module, sum="h1:other")
+    with pytest.raises(BuildFailed, match="checksum h1:released, where h1:other is expected"):
+        build.module_folder(other)
+
+
+def test_programs_that_share_packages_share_their_versions() -> None:
+    """Else each compiles them for itself: minutes."""
+    root = Path(__file__).parents[3]
+    control_plane = required(build.CONTROL_PLANE.module)
+    for module in (KUEUE_PROGRAM.module, root / "tests/kubelet/go"):
+        others = required(module)
+        differ = {name for name in control_plane.keys() & others.keys() if control_plane[name] != others[name]}
+        # Kueue is made for earlier ones, which only it compiles; nobody compiles kubectl.
+        allowed = {
+            "github.com/kubeflow/trainer/v2",
+            "k8s.io/kubectl",
+            "sigs.k8s.io/controller-runtime",
+            "sigs.k8s.io/jobset",
+        }
+        assert differ <= allowed
+
+
+def required(module: Path) -> dict[str, str]:
+    return dict(re.findall(r"^\t(\S+) (v\S+)(?: // indirect)?$", (module / "go.mod").read_text(), re.MULTILINE))
 
 
 def test_without_go_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ from gpu_sandbox.leftovers import Leftovers
 NOTHING = Leftovers(nodes=0, machines=0, desired=0, gpu_pods=0)
 
 
-def entry(at: float, subject: Subject, name: str, what: str) -> Entry:
-    return Entry(at=at, subject=subject, name=name, what=what)
+def entry(at: float, subject: Subject, name: str, what: str, where: str = "", rank: int = 0) -> Entry:
+    return Entry(at=at, subject=subject, name=name, what=what, where=where, rank=rank)
 
 
 GOOD_NIGHT = [
@@ -31,10 +31,10 @@ GOOD_NIGHT = [
     entry(103, "call", "eks", "CreateNodegroup"),
     entry(105, "call", "autoscaling", "SetDesiredCapacity"),
     entry(106, "machine", "i-1", "launched"),
-    entry(109, "node", "n1", "joined"),
+    entry(109, "node", "n1", "joined", "us-west-2a g6.xlarge ON_DEMAND"),
     entry(110, "node", "n1", "Ready"),
     entry(112, "node", "n1", "Ready, 1 GPU"),
-    entry(118, "pod", "train-x", TRAINING_STARTED),
+    entry(118, "pod", "train-x", TRAINING_STARTED, "n1"),
     entry(128, "pod", "train-x", TRAINING_ENDED),
     entry(131, "worker", "train", "begins"),
     entry(132, "task", "train", "success"),
@@ -164,3 +164,32 @@ def test_the_journal_writes_a_state_once() -> None:
     assert [e.what for e in heard] == ["Pending", "Running"]
     assert journal.last("pod", "p") == "Running"
     assert journal.last("pod", "other") is None
+
+
+# Rank 1's machine goes; both start again, rank 1 on a new one.
+TWO_ATTEMPTS = [
+    *(entry(1, "node", name, "joined", "us-west-2b g6.xlarge SPOT") for name in ("n1", "n2", "n3")),
+    entry(2, "node", "n4", "joined", "us-west-2a g6.xlarge SPOT"),
+    entry(3, "pod", "t-0", TRAINING_STARTED, "n1", rank=0),
+    entry(3, "pod", "t-1", TRAINING_STARTED, "n2", rank=1),
+    entry(5, "pod", "u-1", TRAINING_STARTED, "n3", rank=1),
+    entry(6, "pod", "u-0", TRAINING_STARTED, "n1", rank=0),
+]
+
+
+def test_ranks_are_those_of_the_last_attempt() -> None:
+    report = report_of(TWO_ATTEMPTS, nodes=2)
+    assert (report.ranks, report.attempts) == (2, 2)
+    assert report.rank_nodes == ("n1", "n3")
+    assert report.rank_zones == ("us-west-2b", "us-west-2b")
+    assert report.good
+    assert "rank 1" in render(report)
+
+
+def test_ranks_on_one_node_in_two_zones_or_too_few_are_no_good_night() -> None:
+    on_one = [*TWO_ATTEMPTS, entry(7, "pod", "v-1", TRAINING_STARTED, "n1", rank=1)]
+    apart = [*TWO_ATTEMPTS, entry(7, "pod", "v-1", TRAINING_STARTED, "n4", rank=1)]
+    for entries in (on_one, apart, GOOD_NIGHT):
+        assert not report_of(entries, nodes=2).good
+    assert "NOT on 2 nodes of one zone" in render(report_of(apart, nodes=2))
+    assert report_of(GOOD_NIGHT).good
