@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
     from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
     from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator, GpuPoolStatusOperator
+    from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
     from airflow_gpu_provider.pools.eks import EksGpuPool
     from airflow_gpu_provider.pools.gke import GkeGpuPool
     from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
@@ -33,6 +34,7 @@ _NAMES = {
     "GpuPodOperator": "operators.gpu_pod",
     "GpuPoolDoctorOperator": "operators.reports",
     "GpuPoolStatusOperator": "operators.reports",
+    "GpuWorkloadOperator": "operators.workload",
     "InstallClusterAutoscalerOperator": "operators.cluster_autoscaler",
     "InstallDevicePluginOperator": "operators.device_plugin",
     "KubernetesGpuPool": "pools.kubernetes",
@@ -50,6 +52,7 @@ __all__ = [
     "GpuPodOperator",
     "GpuPoolDoctorOperator",
     "GpuPoolStatusOperator",
+    "GpuWorkloadOperator",
     "InstallClusterAutoscalerOperator",
     "InstallDevicePluginOperator",
     "KubernetesGpuPool",

@@ -37,7 +37,7 @@ def told_to(listener: Callable[[ApiCall], None]) -> Iterator[None]:
         _listeners.remove(listener)
 
 
-def tell(api: str, operation: str, error: str = "") -> None:
+def report_call(api: str, operation: str, error: str = "") -> None:
     """Tell of one call."""
     for listener in tuple(_listeners):
         listener(ApiCall(api=api, operation=operation, error=error))
@@ -46,7 +46,7 @@ def tell(api: str, operation: str, error: str = "") -> None:
 # -- AWS -----------------------------------------------------------------------------------------------------
 
 
-def tell_of_aws(events: Any) -> None:
+def report_calls_to_aws(events: Any) -> None:
     """Tell of each request that the clients of a boto3 session send; `events` is its emitter.
 
     "response-received" is emitted for each try, also for one that had no answer.
@@ -57,7 +57,7 @@ def tell_of_aws(events: Any) -> None:
 def _aws_response(event_name: str, parsed_response: Any = None, exception: Any = None, **_more: Any) -> None:
     _, service, operation = event_name.split(".", 2)
     code = (parsed_response or {}).get("Error", {}).get("Code", "")
-    tell(service, operation, str(code) if exception is None else type(exception).__name__)
+    report_call(service, operation, str(code) if exception is None else type(exception).__name__)
 
 
 # -- Google --------------------------------------------------------------------------------------------------
@@ -68,7 +68,7 @@ _OF_GROUPS = re.compile(
 )
 
 
-def tell_of_google(session: Any) -> None:
+def report_calls_to_google(session: Any) -> None:
     """Tell of each answer that a session of requests gets from one of Google's APIs."""
     session.hooks["response"].append(_google_response)
 
@@ -78,7 +78,7 @@ def _google_response(response: Any, *_: Any, **__: Any) -> None:
     api = "compute" if path.startswith("/compute/") else "container" if "/clusters/" in path else "google"
     collections = _OF_GROUPS.sub(r"/\1/-", _NAMES.sub(r"/\1/-", path))
     error = "" if response.ok else f"{response.status_code} {_google_reason(response)}".strip()
-    tell(api, f"{response.request.method} {collections}", error)
+    report_call(api, f"{response.request.method} {collections}", error)
 
 
 def _google_reason(response: Any) -> str:
@@ -96,12 +96,12 @@ def _google_reason(response: Any) -> str:
 # -- Kubernetes ----------------------------------------------------------------------------------------------
 
 
-def tell_of_kubernetes(method: str, path: str, status: int | None, reason: str = "") -> None:
+def report_kubernetes_call(method: str, path: str, status: int | None, reason: str = "") -> None:
     """Tell of one answer of an API server; `status` is None where there was none."""
     if not _listeners:
         return
     error = "no answer" if status is None else f"{status} {reason}".strip() if status >= 300 else ""
-    tell("kubernetes", f"{method} {_collection(path)}", error)
+    report_call("kubernetes", f"{method} {_collection(path)}", error)
 
 
 def _collection(path: str) -> str:

@@ -66,8 +66,10 @@ def gpu_nodes(
 
     Args:
         gpu_pool: The pool.
-        gpus: GPUs that a run wants. Default 1 where `nodes` is not given.
-        nodes: Nodes that a run wants, instead of `gpus`.
+        gpus: GPUs that a run wants. Default 1 where `nodes` is not given, and as many nodes as a task in the block
+            wants at once.
+        nodes: Nodes that a run wants, instead of `gpus`. Where a task runs on several nodes, so many of them come in
+            one zone.
         warm: With scaling="autoscaler": the nodes are up before the first task; see EnsureGpuPoolOperator.
         group_id: Name of the task group, and the prefix of the block's own tasks. Default: the pool's name. The second
             block of a pool needs one.
@@ -84,6 +86,7 @@ def gpu_nodes(
     from airflow.providers.standard.operators.empty import EmptyOperator
 
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.operators.node_counts import largest
     from airflow_gpu_provider.operators.verdict import BlockVerdictOperator
     from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 
@@ -117,6 +120,8 @@ def gpu_nodes(
         tasks = {task.task_id: task for task in group if task.task_id not in own}
         for task in tasks.values():
             _give_pool(task, block)
+        if ensure.gang is None:
+            ensure.check_counts(largest(tasks.values()))
         roots = [task for task in tasks.values() if not task.upstream_task_ids & tasks.keys()]
         last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
         if not roots:

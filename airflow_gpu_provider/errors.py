@@ -24,7 +24,7 @@ AirflowSensorTimeout, which it never sees.
       PoolInUse                    a pool is to be deleted while its nodes run pods or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
-                                   PodResultInvalid GpuOutOfMemory DriverMissing BadGpu
+                                   PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GangHung
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
 
@@ -343,6 +343,10 @@ class PodResultInvalid(PodFailed):
 
 class PodDeadline(PodFailed):
     """The pod did not start, or did not finish, in its time."""
+
+
+class GangHung(PodFailed):
+    """No rank of a gang has printed anything for hang_timeout; `details["last_lines"]` has each rank's last line."""
 
 
 class BlockFailed(GpuError):

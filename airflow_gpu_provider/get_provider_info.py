@@ -31,6 +31,7 @@ def get_provider_info() -> dict[str, Any]:
                     f"{package}.operators.gpu_pod",
                     f"{package}.operators.reap",
                     f"{package}.operators.reports",
+                    f"{package}.operators.workload",
                 ],
             }
         ],
@@ -38,7 +39,9 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": integration,
-                "python-modules": [f"{package}.triggers.{name}" for name in ("device_plugin", "pod", "pool")],
+                "python-modules": [
+                    f"{package}.triggers.{name}" for name in ("device_plugin", "gang", "pod", "pool", "workload")
+                ],
             }
         ],
         "task-decorators": [{"class-name": f"{package}.decorators.gpu.gpu_task", "name": "gpu"}],

@@ -11,11 +11,16 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand import DemandKey
+    from airflow_gpu_provider.platforms.base import Say
+    from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.reconcile import Reconciler
 
 INSTALLATION_VARIABLE = "gpu_provider_installation_id"
 _PROPOSED = f"{INSTALLATION_VARIABLE}_proposed"
@@ -100,6 +105,18 @@ def run_ends_by(context: Any) -> datetime | None:
     timeout = getattr(dag, "dagrun_timeout", None)
     started = getattr(dag_run, "start_date", None)
     return started + timeout + _TIMED_OUT_WITHIN if timeout and started else None
+
+
+def pool_opener(context: Any, say: Say) -> Callable[[GpuPool], Reconciler]:
+    """Return what connects to pools in the task's name: as the writer of their groups, and a holder of their locks."""
+    from airflow_gpu_provider.scaling.open_pool import open_pool
+
+    return partial(open_pool, owner=group_writer(context), holder=lock_holder(context), say=say)
+
+
+def group_writer(context: Any) -> str:
+    """Return who writes the spec of owned groups: "<installation>/<dag id>"."""
+    return f"{installation_id()}/{context['ti'].dag_id}"
 
 
 def lock_holder(context: Any) -> str:

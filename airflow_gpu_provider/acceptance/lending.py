@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
 
 from airflow_gpu_provider.acceptance.pools import CloudPool
 from airflow_gpu_provider.errors import CloudError
@@ -21,43 +20,26 @@ _SHOWN_WITHIN = 120.0
 
 def lend(pool: CloudPool, group: str, say: Say) -> None:
     """Take this package's mark off a group of the pool."""
-    _mark(pool, group, "", say)
+    _mark(pool, _marks_of(pool), group, "", say)
 
 
 def take_back(pool: CloudPool, say: Say) -> None:
     """Put the mark back on each group of the pool that was lent, by this process or one before it."""
-    for group in _lent(pool):
-        _mark(pool, group, pool.name, say)
+    marks = _marks_of(pool)
+    for group in [name for name, mark in marks.read().items() if mark == ""]:
+        _mark(pool, marks, group, pool.name, say)
 
 
-def _lent(pool: CloudPool) -> list[str]:
-    return [name for name, mark in _marks(pool).items() if mark == ""]
-
-
-def _marks(pool: CloudPool) -> dict[str, str | None]:
-    """Return the mark of each group that may be the pool's, by name; None where it has none."""
-    if isinstance(pool, EksGpuPool):
-        return {name: _eks_mark(raw) for name, raw in _eks_groups(pool).items()}
-    return {name: _gke_mark(raw) for name, raw in _gke_groups(pool).items()}
-
-
-def _mark(pool: CloudPool, group: str, mark: str, say: Say) -> None:
-    if isinstance(pool, EksGpuPool):
-        _mark_eks(pool, group, mark)
-    else:
-        _mark_gke(pool, group, mark, say)
-    _wait_until_shown(pool, group, mark)
-
-
-def _wait_until_shown(pool: CloudPool, group: str, mark: str) -> None:
-    """Wait until the cloud shows the mark several times in a row.
+def _mark(pool: CloudPool, marks: _EksMarks | _GkeMarks, group: str, mark: str, say: Say) -> None:
+    """Put a mark on a group, and wait until the cloud shows it several times in a row.
 
     A read may be seconds old, and an accurate one be followed by one that is not ("Eventual consistency" in EC2's
     developer guide): the night that comes next would take the group for whose it was.
     """
+    marks.write(group, mark, say)
     deadline, in_a_row = time.monotonic() + _SHOWN_WITHIN, 0
     while True:
-        in_a_row = in_a_row + 1 if _marks(pool).get(group) == mark else 0
+        in_a_row = in_a_row + 1 if marks.read().get(group) == mark else 0
         if in_a_row == _LOOKS:
             return
         if time.monotonic() > deadline:
@@ -69,60 +51,51 @@ def _wait_until_shown(pool: CloudPool, group: str, mark: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
-# -- EKS -----------------------------------------------------------------------------------------------------
+def _marks_of(pool: CloudPool) -> _EksMarks | _GkeMarks:
+    return _EksMarks(pool) if isinstance(pool, EksGpuPool) else _GkeMarks(pool)
 
 
-def _eks_groups(pool: EksGpuPool) -> Mapping[str, Mapping[str, Any]]:
-    from airflow_gpu_provider.platforms.aws.clients import AwsClients
-    from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups
+class _EksMarks:
+    """Tags of a cluster's managed node groups."""
 
-    clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
-    return NodeGroups(clients.eks, pool).read()
+    def __init__(self, pool: EksGpuPool) -> None:
+        from airflow_gpu_provider.platforms.aws.cluster import EksCluster
+        from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
 
+        self._eks, self._tag = EksCluster(pool), POOL_TAG
 
-def _eks_mark(raw: Mapping[str, Any]) -> str | None:
-    from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
+    def read(self) -> dict[str, str | None]:
+        """Return the mark of each group that may be the pool's, by name; None where it has none."""
+        return {name: (raw.get("tags") or {}).get(self._tag) for name, raw in self._eks.groups.read().items()}
 
-    mark: str | None = (raw.get("tags") or {}).get(POOL_TAG)
-    return mark
-
-
-def _mark_eks(pool: EksGpuPool, group: str, mark: str) -> None:
-    from airflow_gpu_provider.platforms.aws.clients import AwsClients
-    from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
-
-    eks = AwsClients(conn_id=pool.aws_conn_id, region=pool.region).eks
-    eks.call("tag_resource", resourceArn=_eks_groups(pool)[group]["nodegroupArn"], tags={POOL_TAG: mark})
+    def write(self, group: str, mark: str, say: Say) -> None:
+        arn = self._eks.groups.read()[group]["nodegroupArn"]
+        self._eks.clients.eks.call("tag_resource", resourceArn=arn, tags={self._tag: mark})
 
 
-# -- GKE -----------------------------------------------------------------------------------------------------
+class _GkeMarks:
+    """Resource labels of a cluster's node pools."""
 
+    def __init__(self, pool: GkeGpuPool) -> None:
+        from airflow_gpu_provider.platforms.google.cluster import GkeCluster
+        from airflow_gpu_provider.platforms.google.spec import POOL_LABEL
 
-def _gke_groups(pool: GkeGpuPool) -> Mapping[str, Mapping[str, Any]]:
-    from airflow_gpu_provider.platforms.google.clients import GoogleClients
-    from airflow_gpu_provider.platforms.google.node_pools import NodePools
+        self._gke, self._label = GkeCluster(pool), POOL_LABEL
 
-    clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
-    found = NodePools(clients.gke, pool).read()
-    return {name: raw for name, raw in found.items() if name.startswith(f"{pool.name}-")}
+    def read(self) -> dict[str, str | None]:
+        """Return the mark of each group that may be the pool's, by name; None where it has none."""
+        return {name: labels.get(self._label) for name, labels in self._labels().items()}
 
+    def write(self, group: str, mark: str, say: Say) -> None:
+        from airflow_gpu_provider.platforms.google.operations import Step
 
-def _gke_mark(raw: Mapping[str, Any]) -> str | None:
-    from airflow_gpu_provider.platforms.google.spec import POOL_LABEL, labels_of
+        change = {"resource_labels": {"labels": {**self._labels()[group], self._label: mark}}}
+        step = Step(group=group, doing=f"mark {group}", start=lambda: self._gke.node_pools.update(group, change))
+        for error in self._gke.operations.run([step], say).values():
+            raise error
 
-    return labels_of(raw).get(POOL_LABEL)
+    def _labels(self) -> dict[str, Mapping[str, str]]:
+        from airflow_gpu_provider.platforms.google.spec import labels_of
 
-
-def _mark_gke(pool: GkeGpuPool, group: str, mark: str, say: Say) -> None:
-    from airflow_gpu_provider.platforms.google.clients import GoogleClients
-    from airflow_gpu_provider.platforms.google.node_pools import NodePools
-    from airflow_gpu_provider.platforms.google.operations import Operations, Step
-    from airflow_gpu_provider.platforms.google.spec import POOL_LABEL, labels_of
-
-    clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
-    node_pools = NodePools(clients.gke, pool)
-    labels = {**labels_of(_gke_groups(pool)[group]), POOL_LABEL: mark}
-    change = {"resource_labels": {"labels": labels}}
-    step = Step(group=group, doing=f"mark {group}", start=lambda: node_pools.update(group, change))
-    for error in Operations(clients.gke, node_pools.location).run([step], say).values():
-        raise error
+        found = self._gke.node_pools.read()
+        return {name: labels_of(raw) for name, raw in found.items() if name.startswith(f"{self._gke.pool.name}-")}

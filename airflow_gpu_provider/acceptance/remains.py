@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.cluster.demand import LEASES
+from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
@@ -88,9 +88,9 @@ def _listed(what: str, look: Callable[[], Iterator[str]], *, costs: bool = True)
 
 
 def _eks(pool: EksGpuPool, prefixes: tuple[str, ...]) -> dict[str, Callable[[], Iterator[str]]]:
-    from airflow_gpu_provider.platforms.aws.clients import AwsClients
+    from airflow_gpu_provider.platforms.aws.cluster import EksCluster
 
-    clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
+    clients = EksCluster(pool).clients
     asg_prefixes = tuple(f"eks-{prefix}" for prefix in prefixes)
 
     def node_groups() -> Iterator[str]:
@@ -140,14 +140,11 @@ class _Gke:
     """What Google Cloud lists of pools; `prefixes` begin the names of their node pools."""
 
     def __init__(self, pool: GkeGpuPool, prefixes: tuple[str, ...]) -> None:
-        from airflow_gpu_provider.platforms.google.clients import GoogleClients
-        from airflow_gpu_provider.platforms.google.node_pools import NodePools
+        from airflow_gpu_provider.platforms.google.cluster import GkeCluster
 
         self._pool = pool
         self._prefixes = prefixes
-        clients = GoogleClients(conn_id=pool.gcp_conn_id, impersonation_chain=pool.impersonation_chain)
-        self._compute = clients.compute
-        self._node_pools = NodePools(clients.gke, pool)
+        self._gke = GkeCluster(pool)
 
     def lists(self) -> dict[str, Callable[[], Iterator[str]]]:
         return {
@@ -157,7 +154,7 @@ class _Gke:
         }
 
     def _list_node_pools(self) -> Iterator[str]:
-        for name, each in self._node_pools.read().items():
+        for name, each in self._gke.node_pools.read().items():
             if name.startswith(self._prefixes):
                 yield f"{name}: {each.get('status')}"
 
@@ -173,9 +170,9 @@ class _Gke:
                 yield f"{each['name']}: {each.get('status')}"
 
     def _in_zones(self, kind: str, permission: str) -> Iterator[dict[str, Any]]:
-        for zone in self._pool.node_locations or self._node_pools.cluster()["locations"]:
+        for zone in self._pool.node_locations or self._gke.description["locations"]:
             path = f"projects/{self._pool.project_id}/zones/{zone}/{kind}"
-            yield from self._compute.items(path, "items", permission=permission)
+            yield from self._gke.clients.compute.items(path, "items", permission=permission)
 
     def _is_of_them(self, name: str) -> bool:
         # GKE names them gke-<cluster>-<node pool>-<hash>, and cuts long names of both.

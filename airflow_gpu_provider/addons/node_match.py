@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
 from airflow_gpu_provider.pools import Taint
 
 Answer = bool | None
@@ -33,7 +34,7 @@ class NodePicture:
 
 def runs_on(spec: Json, node: NodePicture) -> Answer:
     """Return True if taints, labels and affinity let a pod with this spec run on the node."""
-    if not _tolerates(spec.get("tolerations") or (), node.taints):
+    if untolerated(node.taints, spec.get("tolerations") or ()):
         return False
     wanted = [{"key": k, "operator": "In", "values": [v]} for k, v in (spec.get("nodeSelector") or {}).items()]
     affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
@@ -51,41 +52,10 @@ def _term(term: Json, node: NodePicture) -> Answer:
 
 
 def _expression(expression: Json, node: NodePicture) -> Answer:
-    key, operator = expression["key"], expression["operator"]
+    key = expression["key"]
     if key not in node.labels and node.is_open(key):
         return None
-    value = node.labels.get(key)
-    values = expression.get("values") or []
-    match operator:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-    return _compares(operator, value, values)
-
-
-def _compares(operator: str, value: str | None, values: list[str]) -> Answer:
-    if value is None or not value.lstrip("-").isdigit():
-        return False
-    return int(value) > int(values[0]) if operator == "Gt" else int(value) < int(values[0])
-
-
-def _tolerates(tolerations: Iterable[Json], taints: Iterable[Taint]) -> bool:
-    hard = [taint for taint in taints if taint.effect != "PreferNoSchedule"]
-    return all(any(_covers(toleration, taint) for toleration in tolerations) for taint in hard)
-
-
-def _covers(toleration: Json, taint: Taint) -> bool:
-    if toleration.get("effect") not in (None, "", taint.effect):
-        return False
-    key = toleration.get("key")
-    if toleration.get("operator") == "Exists":
-        return key in (None, "", taint.key)
-    return key == taint.key and (toleration.get("value") or "") == taint.value
+    return is_met(expression, node.labels.get(key))
 
 
 def _all(answers: Iterable[Answer]) -> Answer:

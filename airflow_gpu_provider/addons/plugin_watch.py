@@ -62,13 +62,13 @@ async def watch_plugin(
             view.raise_if_final(now)
             if view.is_synced:
                 progress = wait.step(view.snapshot(), now)
-                narrator.tell(now, *progress.lines, *view.troubles)
+                narrator.log(now, *progress.lines, *view.troubles)
                 if progress.error:
                     return await _with_last_words(feed, view, namespace, progress)
                 if progress.done or now >= end:
                     return progress
             else:
-                narrator.tell(now, *view.troubles)
+                narrator.log(now, *view.troubles)
                 if now >= first_look:
                     return Progress(error=_unseen(pool) if now >= wait.deadline else None)
             left = (end if view.is_synced else first_look) - now

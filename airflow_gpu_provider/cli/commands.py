@@ -22,7 +22,7 @@ from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import Finding, examine
-from airflow_gpu_provider.reports.status import PoolStatus, pool_status
+from airflow_gpu_provider.reports.status import PoolStatus, read_status
 from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
 from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
 from airflow_gpu_provider.scaling.open_pool import open_pool
@@ -100,12 +100,13 @@ def plan(args: Namespace) -> None:
 @_command
 def status(args: Namespace) -> None:
     """Show what is there, who wants it, and what it costs."""
-    found, failed = _of_each_pool(args, lambda on: pool_status(on.snapshot(), on.platform.account()))
+    found, failed = _of_each_pool(args, read_status)
     if args.output in ("json", "yaml"):
         _print([each.to_json() for each in found], args.output)
     else:
         _print([_pool_row(each) for each in found], args.output, nothing="")
-        for title, rows in (("Machines", _machine_rows(found)), ("Demand", _lease_rows(found))):
+        gangs = [{"pool": row.pool, "gang": row.gang, "state": row.state} for each in found for row in each.gangs]
+        for title, rows in (("Machines", _machine_rows(found)), ("Demand", _lease_rows(found)), ("Gangs", gangs)):
             if rows:
                 print(f"\n{title}")
                 _print(rows, args.output)

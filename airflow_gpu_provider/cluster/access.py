@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.api_calls import tell_of_kubernetes
+from airflow_gpu_provider.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.errors import CredentialsError
 
@@ -176,7 +176,7 @@ def _client_class() -> Any:
                 status, reason = error.status or None, str(error.reason or "")
                 raise
             finally:
-                tell_of_kubernetes(method, path, status, reason)
+                report_kubernetes_call(method, path, status, reason)
             return answer
 
     return Client

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
-from airflow_gpu_provider.api_calls import tell_of_kubernetes
+from airflow_gpu_provider.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
 from airflow_gpu_provider.cluster.api_errors import refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
@@ -98,19 +98,33 @@ class AsyncApi:
             return await response.text(errors="replace") if response.status == 200 else None
 
     async def delete(
-        self, path: str, *, uid: str, resource_version: str | None = None, grace_period_seconds: int | None = None
+        self,
+        path: str,
+        *,
+        uid: str,
+        resource_version: str | None = None,
+        grace_period_seconds: int | None = None,
+        with_dependents: bool = False,
     ) -> bool:
-        """Delete one object; False where it is gone, or is another one, or changed since `resource_version`."""
+        """Delete one object; False where it is gone, or is another one, or changed since `resource_version`.
+
+        `with_dependents`: what it owns goes too; a Job's pods, say, which would stay by default.
+        """
         preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
         options: dict[str, Any] = {"preconditions": preconditions}
         if grace_period_seconds is not None:
             options["gracePeriodSeconds"] = grace_period_seconds
+        if with_dependents:
+            options["propagationPolicy"] = "Background"
         async with self._request("DELETE", path, body=options, fine=(404, 409)) as response:
             return response.status < 300
 
     async def annotate(self, path: str, *, uid: str, annotations: dict[str, str]) -> bool:
         """Set annotations of one object; False where it is gone, or is another one."""
-        body = {"metadata": {"uid": uid, "annotations": annotations}}
+        return await self.patch(path, {"metadata": {"uid": uid, "annotations": annotations}})
+
+    async def patch(self, path: str, body: dict[str, Any]) -> bool:
+        """Change one object by a merge patch; False where it is gone, or is another one than the patch's uid says."""
         async with self._request(
             "PATCH", path, params=STRICT, body=body, fine=(404, 409), headers=_MERGE_PATCH
         ) as response:
@@ -235,7 +249,7 @@ class AsyncApi:
         url = f"{self._access.server.rstrip('/')}/{path}"
         sent = self._clock.monotonic()
         response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
-        tell_of_kubernetes(method, path, response.status, response.reason or "")
+        report_kubernetes_call(method, path, response.status, response.reason or "")
         self._time.take(response.headers.get("Date"), sent)
         if response.status == 401 and self._access.token is not None:
             response.release()

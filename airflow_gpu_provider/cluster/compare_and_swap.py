@@ -22,21 +22,19 @@ def update(
     write: Callable[[_R], _T],
     *,
     known: _R | None = None,
-    again_on: tuple[type[Exception], ...] = (ObjectChanged,),
 ) -> _T:
     """Write what follows from an object as it is now, and return what `write` returns.
 
     Args:
         read: Returns the object.
-        write: Decides by what was read, and writes with its resourceVersion, or nothing.
+        write: Decides by what was read, and writes with its resourceVersion, or nothing; raises ObjectChanged where
+            somebody else was first.
         known: The object as the caller has read it; the first try spares its own read.
-        again_on: With what `write` says that somebody else was first.
 
     Raises:
         ObjectChanged: Somebody else was first each time; it is the last try's error.
     """
     first = [] if known is None else [known]
-    retrying = Retrying(
-        retry=retry_if_exception_type(again_on), stop=stop_after_attempt(_TRIES), wait=_PAUSE, reraise=True
-    )
+    is_conflict = retry_if_exception_type(ObjectChanged)
+    retrying = Retrying(retry=is_conflict, stop=stop_after_attempt(_TRIES), wait=_PAUSE, reraise=True)
     return retrying(lambda: write(first.pop() if first else read()))

@@ -15,9 +15,9 @@ from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES, PART_OF, delete_lease, put_lease, read_lease
+from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -25,13 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEMAND_NAMESPACE = "airflow-gpu-provider"
-"""The namespace of all leases of this package."""
-
-LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases"
-
 _PREFIX = "airflow-gpu-provider/"
-_PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 _KIND = f"{_PREFIX}kind"  # the label that tells demand from locks
 
 _YEARS = range(1971, 2200)  # others a cloud's switch, and arithmetic with times, do not know
@@ -117,6 +111,7 @@ class DemandLease:
         attempts: How often the run's nodes have not come together.
         attempt_since: When the present attempt began, where it is not the first.
         resume_at: When the next attempt begins; until then nothing is wanted. None while one is under way.
+        gang: So many of the nodes have to be in one zone: they come together, or none of them. 0: each may be anywhere.
         warm: Where an autoscaler adds nodes: the image of the pods that make it do so before the run's own pods are
             there; empty: they come with those.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
@@ -128,6 +123,7 @@ class DemandLease:
     until: datetime
     created_at: datetime
     groups: tuple[str, ...] = ()
+    gang: int = 0
     attempts: int = 0
     attempt_since: datetime | None = None
     resume_at: datetime | None = None
@@ -152,6 +148,7 @@ class DemandLease:
             until=notes.read("until", _time, created_at + lasts),
             created_at=created_at,
             groups=notes.read_if_there("groups", _names, ()),
+            gang=notes.read_if_there("gang", _number, 0),
             attempts=notes.read_if_there("attempts", _number, 0),
             attempt_since=notes.read_if_there("attempt-since", _time, None),
             resume_at=notes.read_if_there("resume-at", _time, None),
@@ -169,12 +166,14 @@ class DemandLease:
         }
         if self.groups:
             notes[f"{_PREFIX}groups"] = json.dumps(self.groups)
+        if self.gang:
+            notes[f"{_PREFIX}gang"] = str(self.gang)
         if self.attempts:
             notes[f"{_PREFIX}attempts"] = str(self.attempts)
         for name, at in (("attempt-since", self.attempt_since), ("resume-at", self.resume_at)):
             if at:
                 notes[f"{_PREFIX}{name}"] = format_time(at)
-        labels = {**_PART_OF, _KIND: "demand", POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
+        labels = {**PART_OF, _KIND: "demand", POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
         return {
             "apiVersion": "coordination.k8s.io/v1",
             "kind": "Lease",
@@ -265,39 +264,3 @@ def write_demand(api: ApiClient, lease: DemandLease, *, check: Callable[[], None
 def delete_demand(api: ApiClient, key: DemandKey) -> bool:
     """Delete the run's Lease; False where there is none. The caller holds the pool's lock."""
     return delete_lease(api, key.lease_name)
-
-
-def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:
-    """Return a Lease as it is now; None if there is none."""
-    try:
-        return call(api, "get", f"{LEASES}/{name}", resource="leases")
-    except ObjectNotFound:
-        return None
-
-
-def put_lease(api: ApiClient, manifest: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
-    """Create a Lease, or replace it if it is as it was read; raises ObjectChanged if somebody else was first."""
-    if before is None:
-        return create_lease(api, manifest)
-    metadata = {**manifest["metadata"], "resourceVersion": before["metadata"]["resourceVersion"]}
-    path = f"{LEASES}/{metadata['name']}"
-    return call(api, "update", path, resource="leases", body={**manifest, "metadata": metadata})
-
-
-def delete_lease(api: ApiClient, name: str) -> bool:
-    """Delete a Lease; False where there is none."""
-    try:
-        call(api, "delete", f"{LEASES}/{name}", resource="leases")
-    except ObjectNotFound:
-        return False
-    return True
-
-
-def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:
-    """Create a Lease, and its namespace where that is missing; raises ObjectChanged if the Lease exists."""
-    try:
-        return call(api, "create", LEASES, resource="leases", body=manifest)
-    except ObjectNotFound:
-        namespace = {"metadata": {"name": DEMAND_NAMESPACE, "labels": _PART_OF}}
-        call(api, "create", "/api/v1/namespaces", resource="namespaces", body=namespace)
-    return call(api, "create", LEASES, resource="leases", body=manifest)

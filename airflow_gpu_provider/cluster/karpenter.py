@@ -6,7 +6,7 @@ known to its catalogue of machines; any other has to stand in a NodePool, or no 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.events import time_of
+from airflow_gpu_provider.cluster.node_requirements import Requirement, is_met
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.pools import Taint
@@ -34,8 +35,6 @@ _CATEGORIES = ("karpenter.k8s.aws/instance-category", "eks.amazonaws.com/instanc
 _GPU_CATEGORIES = ("g", "p")  # EC2's instance families with NVIDIA GPUs begin with these
 _OUT_OF_STOCK = "InsufficientCapacityError"
 _FAILURES = (_OUT_OF_STOCK, "NodeClassNotReady")
-
-Requirement = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +86,7 @@ class NodePool:
             return self.labels[key] == value
         asked = [requirement for requirement in self.requirements if requirement["key"] == key]
         if asked:
-            return all(_allows(requirement, value) for requirement in asked)
+            return all(is_met(requirement, value) for requirement in asked)
         domain = key.partition("/")[0] if "/" in key else ""
         return any(domain == known or domain.endswith(f".{known}") for known in _KNOWN_DOMAINS)
 
@@ -217,21 +216,5 @@ def list_failed_launches(api: ApiClient) -> list[FailedLaunch]:
     return sorted(failed, key=lambda each: each.at)
 
 
-def _allows(requirement: Requirement, value: str) -> bool:
-    values: Sequence[str] = requirement.get("values") or ()
-    match requirement["operator"]:
-        case "In":
-            return value in values
-        case "NotIn":
-            return value not in values
-        case "Exists":
-            return True
-        case "Gt":
-            return value.isdigit() and int(value) > int(values[0])
-        case "Lt":
-            return value.isdigit() and int(value) < int(values[0])
-    return False  # DoesNotExist
-
-
 def _has_gpu_category(requirement: Requirement) -> bool:
-    return any(_allows(requirement, category) for category in _GPU_CATEGORIES)
+    return any(is_met(requirement, category) for category in _GPU_CATEGORIES)

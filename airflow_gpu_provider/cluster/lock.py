@@ -15,9 +15,9 @@ from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, LEASES, put_lease, read_lease
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES, PART_OF, put_lease, read_lease
 from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _KIND = "airflow-gpu-provider/kind"
-_LABELS = {"app.kubernetes.io/managed-by": "airflow-gpu-provider", _KIND: "lock"}
+_LABELS = {**PART_OF, _KIND: "lock"}
 _SPEC = "airflow-gpu-provider/spec"
 _MEMO = "airflow-gpu-provider/recent-writes"
 _LONGEST = 120.0  # seconds
@@ -121,7 +121,7 @@ class PoolLock:
         spec = {**self._record["spec"], "renewTime": format_time(self._clock.now())}
         try:
             self._write(self._record, spec)
-        except (ObjectChanged, ObjectNotFound) as error:
+        except ObjectChanged as error:
             raise self._lost() from error
         if self._is_old:  # stalled in this request: the pool that was looked at may be hours old, if nobody else came
             raise self._lost()
@@ -191,7 +191,7 @@ class PoolLock:
         self.memo = _memo_of(found)
         try:
             self._write(found, spec)
-        except (ObjectChanged, ObjectNotFound):
+        except ObjectChanged:
             self._taken = {}
             return False  # another one was faster
         self._taken_at = self._written_at

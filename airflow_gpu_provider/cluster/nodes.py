@@ -22,6 +22,7 @@ CORDONED_BY = "airflow-gpu-provider/cordoned-by"
 """The annotation on a node that this package cordoned: who did it, and when."""
 
 GPU_RESOURCE = "nvidia.com/gpu"
+ZONE_LABEL = "topology.kubernetes.io/zone"
 AUTOSCALER_TAINT = "ToBeDeletedByClusterAutoscaler"
 
 # Taints of those who take nodes away: aws-node-termination-handler, GKE, Karpenter, cloud-controller-managers.
@@ -126,7 +127,7 @@ class Node:
             cordon_mark=CORDONED_BY in (meta.get("annotations") or {}),
             autoscaler_deleting=any(t["key"] == AUTOSCALER_TAINT for t in spec.get("taints") or ()),
             leaving=next((_LEAVING[t["key"]] for t in spec.get("taints") or () if t["key"] in _LEAVING), ""),
-            zone=labels.get("topology.kubernetes.io/zone", ""),
+            zone=labels.get(ZONE_LABEL, ""),
             instance_type=labels.get("node.kubernetes.io/instance-type", ""),
             created_at=created_at,
             not_ready_reason="" if is_ready else words,

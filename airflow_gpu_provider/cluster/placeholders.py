@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.apply import server_side_apply
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, LEASES, DemandLease
+from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.cluster.events import PodEvent
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES
+from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import PLACEHOLDER_LABEL, RUN_LABEL
 from airflow_gpu_provider.cluster.rest import call, list_items
 
@@ -86,9 +87,15 @@ def create_placeholder(
             "automountServiceAccountToken": False,
             "terminationGracePeriodSeconds": 0,
             "activeDeadlineSeconds": max(1, round((lease.until - now).total_seconds())),
+            **({"affinity": _in_one_zone(lease)} if lease.gang else {}),
         },
     }
     return str(call(api, "create", _PODS, resource="pods", body=manifest)["metadata"]["name"])
+
+
+def _in_one_zone(lease: DemandLease) -> dict[str, Any]:
+    term = {"labelSelector": {"matchLabels": {RUN_LABEL: lease.key.hash}}, "topologyKey": ZONE_LABEL}
+    return {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
 
 
 def delete_placeholder(api: ApiClient, name: str) -> None:

@@ -59,6 +59,7 @@ class PodState:
             for; empty where they are, or where the pod does not say what was asked for.
         grace: How long its containers have to stop by themselves.
         unschedulable: The scheduler's message while it finds no node, else empty.
+        gates: The scheduling gates that keep it from the scheduler, Kueue's say.
         deletion_asked_at: When somebody deleted the pod; it may run on until its grace period ends.
         gone_by: When the grace period of that deletion ends.
         base: The container whose end decides.
@@ -80,6 +81,7 @@ class PodState:
     foreign_deadline: str
     grace: timedelta
     unschedulable: str
+    gates: tuple[str, ...]
     deletion_asked_at: datetime | None
     gone_by: datetime | None
     disruption: Disruption | None
@@ -116,6 +118,7 @@ class PodState:
             foreign_deadline=_foreign_deadline(metadata, spec),
             grace=timedelta(seconds=spec.get("terminationGracePeriodSeconds") or 30),
             unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
+            gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
             deletion_asked_at=gone_by - grace if gone_by else None,
             gone_by=gone_by,
             disruption=_disruption(conditions.get("DisruptionTarget")),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.gangs import GANG_LABEL
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.rest import call, count_items, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
@@ -22,6 +23,12 @@ RUN_LABEL = "airflow-gpu-provider/run"
 
 PLACEHOLDER_LABEL = "airflow-gpu-provider/placeholder"
 """The label of pods that only make an autoscaler bring a node up; see `placeholders`."""
+
+WORKLOAD_LABEL = "airflow-gpu-provider/workload"
+"""The label of the pods that a workload's controller makes, by a task's manifest: a hash of the task."""
+
+WORKLOAD_PATH = "airflow-gpu-provider/workload-path"
+"""The annotation of such pods: the path of the object, which would replace a pod that is deleted alone."""
 
 UNCOLLECTED = "airflow-gpu-provider/uncollected"
 """The annotation of a pod whose log and result are still to be read; taken off when they have been."""
@@ -51,6 +58,7 @@ class Pod:
         node_selector: The labels that its node has to have, as pairs.
         run: The value of its run label.
         owner: The run itself, where the pod says it.
+        job: The uid of the Job that it is a rank of; empty where it is of no gang. `job_name` is its name.
         placeholder: It gives its place to any other pod, and no node stays for it.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
         uncollected: Its log and result are still to be read.
@@ -58,6 +66,8 @@ class Pod:
         started_at: When its first container began to run; None where none has.
         finished_at: When its last container ended, if it has finished.
         reason: status.reason, in Kubernetes' words.
+        workload: The path of the workload whose controller has made it; empty for none.
+        gated: Somebody, Kueue say, keeps it from the scheduler by a scheduling gate.
     """
 
     namespace: str
@@ -70,6 +80,8 @@ class Pod:
     node_selector: tuple[tuple[str, str], ...] = ()
     run: str | None = None
     owner: DemandKey | None = None
+    job: str = ""
+    job_name: str = ""
     placeholder: bool = False
     delete_at: datetime | None = None
     uncollected: bool = False
@@ -79,6 +91,8 @@ class Pod:
     created_at: datetime
     reason: str = ""
     resource_version: str = ""
+    workload: str = ""
+    gated: bool = False
 
     @property
     def deleting(self) -> bool:
@@ -133,6 +147,7 @@ class Pod:
         meta, spec, status = raw["metadata"], raw.get("spec") or {}, raw.get("status") or {}
         annotations = meta.get("annotations") or {}
         created_at = datetime.fromisoformat(meta["creationTimestamp"])
+        job = _gang_of(meta)
         phase = status.get("phase", "Pending")
         return cls(
             namespace=meta["namespace"],
@@ -140,11 +155,13 @@ class Pod:
             uid=meta.get("uid", ""),
             node=spec.get("nodeName") or None,
             phase=phase,
-            gpus=_gpus(spec),
+            gpus=gpus_of(spec),
             daemon=_is_daemon(meta, annotations),
             node_selector=tuple((spec.get("nodeSelector") or {}).items()),
             run=(meta.get("labels") or {}).get(RUN_LABEL),
             owner=_owner(raw),
+            job=job.get("uid", ""),
+            job_name=job.get("name", ""),
             placeholder=PLACEHOLDER_LABEL in (meta.get("labels") or {}),
             delete_at=parse_time(meta.get("deletionTimestamp")),
             uncollected=UNCOLLECTED in annotations,
@@ -154,7 +171,15 @@ class Pod:
             created_at=created_at,
             reason=status.get("reason", ""),
             resource_version=meta.get("resourceVersion", ""),
+            workload=annotations.get(WORKLOAD_PATH, ""),
+            gated=bool(spec.get("schedulingGates")),
         )
+
+
+def _gang_of(meta: dict[str, Any]) -> dict[str, str]:
+    """Return the reference to the Job that the pod is a rank of; empty where it is of no gang."""
+    owners = meta.get("ownerReferences") or () if GANG_LABEL in (meta.get("labels") or {}) else ()
+    return next((each for each in owners if each["kind"] == "Job"), {})
 
 
 def _seconds(number: int | None) -> timedelta | None:
@@ -170,7 +195,9 @@ def _owner(raw: dict[str, Any]) -> DemandKey | None:
     return key if raw["metadata"]["labels"].get(RUN_LABEL) == key.hash else None
 
 
-def _gpus(spec: dict[str, Any]) -> int:
+def gpus_of(spec: dict[str, Any]) -> int:
+    """Return how many nvidia.com/gpu a pod with this spec asks for."""
+
     def limit(container: dict[str, Any]) -> int:
         return int(((container.get("resources") or {}).get("limits") or {}).get(GPU_RESOURCE, 0))
 
@@ -282,13 +309,27 @@ def list_run_pods(api: ApiClient, selector: Mapping[str, str], run: str) -> list
 
 
 def delete_pod(api: ApiClient, pod: Pod) -> bool:
-    """Delete the pod that was read; False where it is gone, or another has its name."""
+    """Delete the pod that was read, and before it the workload that would replace it; False where it is gone."""
+    if pod.workload:
+        _delete_workload(api, pod)
     path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
     try:
         call(api, "delete", path, resource="pods", body={"preconditions": {"uid": pod.uid}})
     except (ObjectNotFound, ObjectChanged):
         return False
     return True
+
+
+def _delete_workload(api: ApiClient, pod: Pod) -> None:
+    """Delete the workload of the pod and of its run, with all its pods; another run's of the same name stays."""
+    resource = pod.workload.split("/")[-2]
+    try:
+        metadata = call(api, "get", f"/{pod.workload}", resource=resource)["metadata"]
+        if (metadata.get("labels") or {}).get(RUN_LABEL) == pod.run:
+            body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
+            call(api, "delete", f"/{pod.workload}", resource=resource, body=body)
+    except (ObjectNotFound, ObjectChanged):
+        return
 
 
 def _list(api: ApiClient, field_selector: str) -> list[dict[str, Any]]:

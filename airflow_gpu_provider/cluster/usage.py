@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.compare_and_swap import update
-from airflow_gpu_provider.cluster.demand import LEASES, DemandKey, delete_lease, put_lease, read_lease
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.leases import LEASES, PART_OF, delete_lease, put_lease, read_lease
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.cluster.rest import list_items
@@ -32,7 +32,7 @@ KEEP_FOR = timedelta(days=2)
 
 _PREFIX = "airflow-gpu-provider/"
 _KIND = f"{_PREFIX}kind"
-_PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+
 _LONG = 50_000
 _ZLIB = "zlib:"
 
@@ -194,21 +194,21 @@ def _amend(
         after = change(notes)
         if after == notes:
             return
-        metadata = {"name": name, "labels": {**_PART_OF, **labels}, "annotations": after}
+        metadata = {"name": name, "labels": {**PART_OF, **labels}, "annotations": after}
         lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
         put_lease(api, lease, before)
 
-    update(lambda: read_lease(api, name), write, again_on=(ObjectChanged, ObjectNotFound))
+    update(lambda: read_lease(api, name), write)
 
 
-def forget(api: ApiClient, pool_name: str) -> None:
+def delete_usage(api: ApiClient, pool_name: str) -> None:
     """Delete all that is written down of a pool; it is gone."""
     names = [f"usage-{usage.key.hash}" for usage in read_runs(api, pool_name)]
     for name in (*names, f"machines-{pool_name}"):
         delete_lease(api, name)
 
 
-def forget_old(api: ApiClient, pool_name: str, before: datetime) -> None:
+def delete_old_usage(api: ApiClient, pool_name: str, before: datetime) -> None:
     """Delete the facts of runs that ended before that time."""
     for usage in read_runs(api, pool_name):
         if not usage.wanted or usage.wanted[-1][1] < before:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL, jobs_path
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
@@ -45,6 +47,43 @@ def pod_events(namespace: str) -> Resource:
     return Resource(path=path, key=_about, field_selector="involvedObject.kind=Pod")
 
 
+def gangs(namespace: str) -> Resource:
+    """The Jobs of gangs in a namespace; keyed by name."""
+    return Resource(path=jobs_path(namespace).lstrip("/"), key=_name, label_selector=GANG_LABEL)
+
+
+def gang_pods(namespace: str) -> Resource:
+    """The pods of gangs in a namespace; keyed by their Job's name, so that one watch serves all ranks."""
+    return Resource(path=f"api/v1/namespaces/{namespace}/pods", key=_job, label_selector=GANG_LABEL)
+
+
+def gang_events(namespace: str) -> Resource:
+    """Events about pods of a namespace; keyed by the name of the Indexed Job that a pod's name begins with."""
+    path = f"api/v1/namespaces/{namespace}/events"
+    return Resource(path=path, key=_job_about, field_selector="involvedObject.kind=Pod")
+
+
+def workloads(path: str) -> Resource:
+    """The objects of one kind that this package placed in a namespace, whose path it is; keyed by name."""
+    return Resource(path=path, key=_name, label_selector=POOL_LABEL)
+
+
+def kueue_workloads(namespace: str) -> Resource:
+    """Kueue's Workloads of a namespace; keyed by their LocalQueue."""
+    return Resource(path=f"apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads", key=_queue)
+
+
+def workload_pods(namespace: str) -> Resource:
+    """The pods of workloads in a namespace; keyed by their task."""
+    return Resource(path=f"api/v1/namespaces/{namespace}/pods", key=_task, label_selector=WORKLOAD_LABEL)
+
+
+def all_pod_events(namespace: str) -> Resource:
+    """Events about pods of a namespace, for one who does not know their names; all have the key ""."""
+    path = f"api/v1/namespaces/{namespace}/events"
+    return Resource(path=path, key=_any, field_selector="involvedObject.kind=Pod")
+
+
 def pool_nodes(selector: Mapping[str, str]) -> dict[Resource, str]:
     """What to watch for a pool's nodes, by the labels that its pods select: all labelled pools share one watch."""
     if POOL_LABEL in selector:
@@ -63,6 +102,22 @@ def _name(raw: Json) -> str:
 
 def _about(raw: Json) -> str:
     return str((raw.get("involvedObject") or {}).get("name") or "")
+
+
+def _job(raw: Json) -> str:
+    return str((raw["metadata"].get("labels") or {}).get(JOB_LABEL) or "")
+
+
+def _job_about(raw: Json) -> str:
+    return _about(raw).rsplit("-", 2)[0]  # "<job>-<rank>-<random>"
+
+
+def _task(raw: Json) -> str:
+    return str((raw["metadata"].get("labels") or {}).get(WORKLOAD_LABEL) or "")
+
+
+def _queue(raw: Json) -> str:
+    return str((raw.get("spec") or {}).get("queueName") or "")
 
 
 def _any(raw: Json) -> str:

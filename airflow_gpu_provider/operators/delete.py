@@ -57,15 +57,13 @@ class DeleteGpuPoolOperator(PoolOperator):
         self.wait_timeout = duration("timeout", timeout)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import installation_id, lock_holder
-        from airflow_gpu_provider.scaling.deletion import delete_pool, forget_pool
-        from airflow_gpu_provider.scaling.open_pool import open_pool
+        from airflow_gpu_provider.run_identity import pool_opener
+        from airflow_gpu_provider.scaling.deletion import delete_pool, delete_pool_records
 
-        owner = f"{installation_id()}/{context['ti'].dag_id}"
-        reconciler = open_pool(self.gpu_pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+        reconciler = pool_opener(context, self.log.info)(self.gpu_pool)
         groups = delete_pool(reconciler, force=bool(self.force), say=self.log.info)
         self._wait(reconciler, groups)
-        forget_pool(reconciler)
+        delete_pool_records(reconciler)
         self.log.info("Pool %s is deleted: %s", self.gpu_pool.name, ", ".join(groups) or "it had no group")
         return {"pool": self.gpu_pool.name, "deleted": list(groups)}
 

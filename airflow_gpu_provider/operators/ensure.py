@@ -11,6 +11,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.operators.node_counts import NodeCounts, gang_size
 from airflow_gpu_provider.operators.work_to_come import check_scale_down_is_to_come, work_is_to_come
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
 
@@ -45,8 +46,12 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     Args:
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
-        gpus: GPUs that this run wants; as many nodes as give them. Default 1 where `nodes` is not given.
+        gpus: GPUs that this run wants; as many nodes as give them. Default 1 where `nodes` is not given, and as many
+            as `gang` needs.
         nodes: Nodes that this run wants, instead of `gpus`.
+        gang: So many of the nodes have to be in one zone: they come together, or those that came alone are released
+            and the next zone, type or market is tried. Default: the largest `nodes` of the GpuPodOperators between
+            this task and its ScaleDownSensor; 0 is none.
         dry_run: Log and return the plan, change nothing. Default False.
         wait_for: "ready" (default): nodes are Ready, as far as it goes before the device plugin runs. "gpus":
             nvidia.com/gpu is allocatable too.
@@ -76,7 +81,7 @@ class EnsureGpuPoolOperator(PoolOperator):
             AutoscalerNotRunning: as their names say.
     """
 
-    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "at_least", "block_id")
+    template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "gang", "at_least", "block_id")
     _doing = "ensured pool {pool}"
     _after_kill = "Its demand was given up; run the task again."
     operator_extra_links = (NodeGroupsLink(),)
@@ -88,6 +93,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         gpu_pool: GpuPool,
         gpus: int | None = None,
         nodes: int | None = None,
+        gang: int | None = None,
         dry_run: bool = False,
         wait_for: Literal["ready", "gpus"] = "ready",
         warm: bool = False,
@@ -104,6 +110,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.gpu_pool = gpu_pool
         self.gpus = gpus
         self.nodes = nodes
+        self.gang = gang
         self.plan_only = dry_run
         self.wait_for = wait_for
         self.warm = warm
@@ -134,32 +141,19 @@ class EnsureGpuPoolOperator(PoolOperator):
                 f'warm=True needs an autoscaler, and pool {self.gpu_pool.name} has scaling="direct".',
                 "Leave warm out: the nodes are up before the first task anyway.",
             )
-        counts = (self.gpus, self.nodes, self.at_least)
-        counts_are_known = all(value is None or isinstance(value, int) for value in counts)
-        if getattr(self.gpu_pool, "is_rendered", False) and counts_are_known:
-            self._fewest_nodes(self._wanted_nodes())
+        self.check_counts(self.gang or 0)
 
-    def _wanted_nodes(self) -> int:
-        nodes = None if self.nodes is None else int(self.nodes)
-        gpus = None if self.gpus is None else int(self.gpus)
-        if nodes is None and gpus is None:
-            gpus = 1
-        return self.gpu_pool.nodes_for(gpus=gpus, nodes=nodes)
+    def check_counts(self, gang: Any) -> None:
+        """Check the counts that are known when the DAG is parsed, where tasks want `gang` nodes at once.
 
-    def _fewest_nodes(self, wanted: int) -> int | None:
-        """Return how few nodes will do, where fewer than wanted may."""
-        if self.at_least is None:
-            return None
-        at_least = int(self.at_least)
-        counts_nodes = self.nodes is not None
-        few = self.gpu_pool.nodes_for(gpus=None if counts_nodes else at_least, nodes=at_least if counts_nodes else None)
-        if few > wanted:
-            raise PoolSpecError(
-                f"Pool {self.gpu_pool.name}: at_least={at_least} is {few} nodes; {wanted} are wanted.",
-                "It counts what the other argument counts: GPUs, or nodes where nodes= is given.",
-                pool=self.gpu_pool.name,
-            )
-        return few
+        Raises:
+            PoolSpecError: The pool cannot have so many nodes, or they are too few.
+        """
+        if getattr(self.gpu_pool, "is_rendered", False):
+            self._counts(gang).check_if_known()
+
+    def _counts(self, gang: Any) -> NodeCounts:
+        return NodeCounts(self.gpu_pool, gpus=self.gpus, nodes=self.nodes, at_least=self.at_least, gang=gang)
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import run_key
@@ -167,24 +161,26 @@ class EnsureGpuPoolOperator(PoolOperator):
 
         if not self.plan_only:
             check_scale_down_is_to_come(self, context["ti"])
-        nodes = self._wanted_nodes()
+        counts = self._counts(gang_size(self) if self.gang is None else self.gang)
+        nodes = counts.wanted()
+        counts.fewest()
         if not self.plan_only and not work_is_to_come(self, context["ti"]):
             return self._bring_nothing()
-        reconciler = self._bear(lambda: self._open(context))
-        self._bear(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
-        plan = self._bear(lambda: reconciler.platform.plan(nodes))
+        reconciler = self._call_with_retries(lambda: self._open(context))
+        self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
+        plan = self._call_with_retries(lambda: reconciler.platform.plan(nodes))
         for line in plan.lines():
             self._say(line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
         key = run_key(context, self.gpu_pool.name, self.block_id)
-        reconciler.over_quota = self._bear(
+        reconciler.over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
         with _gives_up_on_failure(self, reconciler, key):
             self._apply(reconciler, plan, nodes)
-            result = self._wait(reconciler, key, nodes, context)
+            result = self._wait(reconciler, key, counts, context)
             self._stop.check()
             return result
 
@@ -197,7 +193,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
         return {"pool": self.gpu_pool.name, "nodes": [], **counts, "tried": [], "plan": [], "timeline": []}
 
-    def _bear(self, call: Callable[[], T]) -> T:
+    def _call_with_retries(self, call: Callable[[], T]) -> T:
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
         from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
 
@@ -207,38 +203,39 @@ class EnsureGpuPoolOperator(PoolOperator):
         """Bring the groups to the plan; where that fails on its way, to one that goes on from there."""
         plans = [plan]
         platform, over_quota = reconciler.platform, reconciler.over_quota
-        self._bear(lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self._say, over_quota))
+        self._call_with_retries(
+            lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self._say, over_quota)
+        )
 
     def _say(self, line: str) -> None:
         self.log.info("%s", line)
 
     def _open(self, context: Context) -> Reconciler:
-        from airflow_gpu_provider.run_identity import lock_holder
-        from airflow_gpu_provider.scaling.open_pool import open_pool
+        from airflow_gpu_provider.run_identity import pool_opener
 
-        return open_pool(self.gpu_pool, owner=_owner(context), holder=lock_holder(context), say=self.log.info)
+        return pool_opener(context, self.log.info)(self.gpu_pool)
 
-    def _wait(self, reconciler: Reconciler, key: DemandKey, nodes: int, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.run_identity import lock_holder, run_ends_by
+    def _wait(self, reconciler: Reconciler, key: DemandKey, counts: NodeCounts, context: Context) -> dict[str, Any]:
+        from airflow_gpu_provider.run_identity import group_writer, lock_holder, run_ends_by
         from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 
-        warm = self._bear(lambda: self._warm_image(reconciler))
-        ends_by = run_ends_by(context)
+        warm = self._call_with_retries(lambda: self._warm_image(reconciler))
+        ends_by, nodes = run_ends_by(context), counts.wanted()
 
         def want() -> tuple[Outcome, datetime, datetime | None]:
             now = reconciler.clock.now()
             latest = None if ends_by is None else reconciler.clock.of_local(ends_by)
             until = min(filter(None, (now + self.gpu_pool.max_runtime, latest)))
-            return reconciler.want(key, nodes, until, warm=warm), now, latest
+            return reconciler.want(key, nodes, until, warm=warm, gang=counts.of_one_zone), now, latest
 
-        outcome, now, latest = self._bear(want)
+        outcome, now, latest = self._call_with_retries(want)
         wait = NodesWait(
             key=key,
             wait_for="groups" if self.gpu_pool.nodes_come_with_pods and not warm else self.wait_for,
             started=now,
             deadline=now + (self.give_up_after or self.wait_timeout),
             nodes=nodes,
-            at_least=self._fewest_nodes(nodes),
+            at_least=counts.fewest(),
             all_or_nothing=self.all_or_nothing,
             patience=self.wait_timeout,
             latest=latest,
@@ -251,8 +248,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         if progress.result is not None:
             return self._finish(lambda: reconciler, dict(progress.result), context)
         if self.deferrable:
-            self._defer(wait, reconciler, _owner(context), lock_holder(context))
-        return self._finish(lambda: reconciler, self._block(wait, reconciler, _owner(context)), context)
+            self._defer(wait, reconciler, group_writer(context), lock_holder(context))
+        return self._finish(lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
 
     def _warm_image(self, reconciler: Reconciler) -> str:
         """Return the placeholders' image, with all in place that they need; empty where none are wanted."""
@@ -337,13 +334,6 @@ def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> in
     now = reconciler.clock.now()
     leases = list_demand(reconciler.api, reconciler.pool.name)
     return nodes + sum(lease.nodes for lease in leases if lease.key != key and lease.live(now))
-
-
-def _owner(context: Context) -> str:
-    """Return who writes the groups' spec."""
-    from airflow_gpu_provider.run_identity import installation_id
-
-    return f"{installation_id()}/{context['ti'].dag_id}"
 
 
 def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler]) -> None:

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timedelta
-from functools import cached_property
+from datetime import timedelta
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
-import pendulum
-from airflow.providers.cncf.kubernetes.callbacks import ExecutionMode
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.providers.cncf.kubernetes.utils.pod_manager import OnFinishAction, OnKillAction
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException, TaskDeferralError, TaskDeferralTimeout
@@ -22,6 +20,9 @@ from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
 from airflow_gpu_provider.operators.moved_arguments import MovedArguments
+from airflow_gpu_provider.operators.pod_callbacks import call_back, tell_progress
+from airflow_gpu_provider.operators.several_nodes import check_nodes, check_ranks, ranks_of, seconds_of
+from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.checkpoint import check_location
 from airflow_gpu_provider.pods.hook import PoolHook
 from airflow_gpu_provider.pods.ownership import Ownership
@@ -33,12 +34,17 @@ from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
+from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
+from airflow_gpu_provider.triggers.gang import GpuGangTrigger
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION, GpuPodTrigger
+from airflow_gpu_provider.workloads.gang_attempt import GangAttempt
+from airflow_gpu_provider.workloads.gang_wait import GangWait
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
@@ -57,6 +63,10 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         block_id: Whose demand covers the pod: EnsureGpuPoolOperator's block_id. Default: that of the `gpu_nodes` block
             of this pool around it, or else empty. A pod that no demand covers is demand by itself.
         gpus: GPUs for the base container. Default 1.
+        nodes: On how many nodes it runs, with one such pod on each, all in one zone: see docs/multi-node.md. Default 1.
+        log_ranks: With nodes=: whose lines are written into the task's log, a rank or a list of them. Default: all.
+        hang_timeout: With nodes=: after how long without a line from any rank the task fails with GangHung, in seconds
+            or as a timedelta. Default None: never.
         shm_size: Size of /dev/shm, like "8Gi". Default: as much as the container's memory limit, or else the node's
             memory; what is in it counts as the container's memory. "0" leaves the container runtime's 64 MiB.
         schedule_timeout_seconds: How long the pod may wait for a node, node boot included. Time in which the pool has
@@ -82,7 +92,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             leaves the pool's free nodes out for its own reason.
         CheckpointUnusable: The checkpoint would be lost with the pod or its node.
         PodOutOfMemory, GpuOutOfMemory, DriverMissing, BadGpu, PodImageError, PodPreempted, PodDeadline, PodFailed: How
-            the pod ended.
+            the pod ended, or with nodes= the rank that failed first.
+        GangHung: No rank has printed anything for hang_timeout.
         TaskKilled: The task was told to stop; the pod is deleted.
     """
 
@@ -96,6 +107,9 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         gpu_pool: GpuPool | None = None,
         block_id: str | None = None,
         gpus: int = 1,
+        nodes: int = 1,
+        log_ranks: int | Sequence[int] | None = None,
+        hang_timeout: float | timedelta | None = None,
         shm_size: str | None = None,
         schedule_timeout_seconds: int = int(SCHEDULE_TIMEOUT.total_seconds()),
         startup_timeout_seconds: int = int(STARTUP_TIMEOUT.total_seconds()),
@@ -119,6 +133,11 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             block_id = block_of(self.gpu_pool) if isinstance(self.gpu_pool, GpuPool) else ""
         self.block_id = block_id
         self.gpus = gpus
+        self.nodes = self._by_keyword("nodes", nodes, 1)  # in default_args it is EnsureGpuPoolOperator's
+        self.log_ranks = log_ranks
+        self.hang_timeout = hang_timeout
+        check_nodes(self.task_id, self.nodes, self.gpu_pool, kwargs)
+        check_ranks(self)
         self.shm_size = shm_size
         self.checkpoint = checkpoint
         self.on_preemption = on_preemption
@@ -135,6 +154,11 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             check_location(checkpoint)
         self._preemptions()
 
+    @classmethod
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        super()._check_partial(made, kwargs, default_args)
+        check_nodes(made.kwargs["task_id"], kwargs.get("nodes", 1), kwargs.get("gpu_pool"), kwargs)
+
     # -- the run ---------------------------------------------------------------------------------------------
 
     def execute(self, context: Context) -> Any:
@@ -143,20 +167,25 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self.name = self._set_name(self.name)
         current = self._try
         if current is None or not current.is_resuming:
-            current = self._begin(context, self._handed_back)
+            handed_back, self._handed_back = self._handed_back, {}
+            current = self._begin(context, handed_back)
         return current.run()
 
     def trigger_reentry(self, context: Context, event: dict[str, Any]) -> Any:
         """Go on when the trigger has an event: collect log and result, and resume or raise what the pod ended with."""
-        return self._begin(context, event).go_on(Watched.of_event(event))
+        watched = Watched.of_event(event, GangWait if self.nodes > 1 else PodWait)
+        return self._begin(context, event).go_on(watched)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Go on also where the trigger itself died, or Airflow's own deferral timeout came first."""
         try:
             return super().resume_execution(next_method, next_kwargs, context)
         except (TaskDeferralTimeout, TaskDeferralError) as error:
-            namespace = context["ti"].xcom_pull(key="pod_namespace", map_indexes=context["ti"].map_index)
-            return self._begin(context, {}).go_on_without_event(error, namespace or self.namespace or "default")
+            return self._begin(context, {}).go_on_without_event(error, lambda: self._namespace_of_pod(context["ti"]))
+
+    def _namespace_of_pod(self, ti: Any) -> str:
+        told: str | None = ti.xcom_pull(key="pod_namespace", map_indexes=ti.map_index)
+        return told or self.namespace or "default"
 
     def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
         self._handed_back = event
@@ -194,7 +223,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         )
         return PodTask(
             log=self.log,
-            pod_log=self._pod_log(),
+            pod_log=_pod_log(self),
             cluster=cluster,
             stop=self._stop,
             placement=self._placement(),
@@ -219,22 +248,16 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             release=lambda pod, result: self.post_complete_action(
                 pod=pod, remote_pod=pod, context=context, result=result
             ),
-            call_back=lambda name, **what: self._call_back(name, context=context, **what),
+            call_back=lambda name, **what: call_back(self, name, context=context, **what),
             push=lambda key, value: ti.xcom_push(key=key, value=value),
             on_pod=self._show,
             trigger_kwargs=self.trigger_kwargs or {},
-        )
-
-    def _pod_log(self) -> TaskLog:
-        return TaskLog(
-            log=self.log,
-            containers=self.container_logs,
-            init_containers=self.init_container_logs,
-            get_logs=self.get_logs,
-            with_name=self.container_name_log_prefix_enabled,
-            formatter=self.log_formatter,
-            in_triggerer=self.deferrable,
-            on_line=None if self.deferrable else self._progress,
+            nodes=self.nodes,
+            log_ranks=ranks_of(self.log_ranks),
+            hang_seconds=seconds_of(self.hang_timeout),
+            new_attempt=GangAttempt if self.nodes > 1 else PodAttempt,
+            keeps=partial(_keeps, self.on_finish_action),
+            skips=self.skip_on_exit_code,
         )
 
     def _placement(self) -> Placement:
@@ -263,27 +286,9 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         return self.pod_request_obj
 
     def _defer(self, record: dict[str, Any], timeout: timedelta) -> None:
-        trigger = GpuPodTrigger({"version": RECORD_VERSION, **record})
+        waits = GpuGangTrigger if self.nodes > 1 else GpuPodTrigger
+        trigger = waits({"version": RECORD_VERSION, **record})
         self.defer(trigger=trigger, method_name="trigger_reentry", timeout=timeout)
-
-    def _call_back(self, name: str, **what: Any) -> None:
-        for callback in self.callbacks:
-            getattr(callback, name)(client=self.client, mode=ExecutionMode.SYNC, operator=self, **what)
-
-    def _progress(self, container: str, text: str, at: datetime | None) -> None:
-        timestamp = pendulum.instance(at) if at else None
-        for callback in self.callbacks:
-            try:
-                callback.progress_callback(
-                    line=text,
-                    client=self.client,
-                    mode=ExecutionMode.SYNC,
-                    container_name=container,
-                    timestamp=timestamp,
-                    pod=self.pod,
-                )
-            except Exception:
-                self.log.exception("The progress_callback of %s failed", callback)
 
     # -- KubernetesPodOperator's own steps -------------------------------------------------------------------
 
@@ -338,3 +343,20 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         finally:
             if self.on_finish_action != OnFinishAction.DELETE_POD:
                 self.pod_manager.mark_collected(remote_pod)
+
+
+def _pod_log(operator: GpuPodOperator) -> TaskLog:
+    return TaskLog(
+        log=operator.log,
+        containers=operator.container_logs,
+        init_containers=operator.init_container_logs,
+        get_logs=operator.get_logs,
+        with_name=operator.container_name_log_prefix_enabled,
+        formatter=operator.log_formatter,
+        in_triggerer=operator.deferrable,
+        on_line=None if operator.deferrable else partial(tell_progress, operator),
+    )
+
+
+def _keeps(action: OnFinishAction, succeeded: bool) -> bool:
+    return action != OnFinishAction.DELETE_POD and not (succeeded and action == OnFinishAction.DELETE_SUCCEEDED_POD)

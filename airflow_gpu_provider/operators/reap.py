@@ -64,16 +64,13 @@ class ReapGpuPoolsOperator(PoolOperator):
             raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools to look at.")
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.run_identity import installation_id, lock_holder, run_is_over
+        from airflow_gpu_provider.run_identity import installation_id, pool_opener, run_is_over
         from airflow_gpu_provider.scaling.janitor import reap_pools
-        from airflow_gpu_provider.scaling.open_pool import open_pool
 
-        installation, holder = installation_id(), lock_holder(context)
-        owner = f"{installation}/{context['ti'].dag_id}"
         reaped = reap_pools(
             self.gpu_pools,
-            lambda pool: open_pool(pool, owner=owner, holder=holder, say=self.log.info),
-            installation=installation,
+            pool_opener(context, self.log.info),
+            installation=installation_id(),
             run_is_over=partial(run_is_over, context),
             dry_run=bool(self.plan_only),
             others=bool(self.others),

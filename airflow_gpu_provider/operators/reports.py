@@ -27,11 +27,9 @@ class _ReportOperator(PoolOperator):
         self.gpu_pools = gpu_pools
 
     def _open(self, context: Context, pool: GpuPool) -> Reconciler:
-        from airflow_gpu_provider.run_identity import installation_id, lock_holder
-        from airflow_gpu_provider.scaling.open_pool import open_pool
+        from airflow_gpu_provider.run_identity import pool_opener
 
-        owner = f"{installation_id()}/{context['ti'].dag_id}"
-        return open_pool(pool, owner=owner, holder=lock_holder(context), say=self.log.info)
+        return pool_opener(context, self.log.info)(pool)
 
 
 class GpuPoolStatusOperator(_ReportOperator):
@@ -45,19 +43,21 @@ class GpuPoolStatusOperator(_ReportOperator):
     """
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
-        from airflow_gpu_provider.reports.status import pool_status
+        from airflow_gpu_provider.reports.status import read_status
         from airflow_gpu_provider.scaling.cost import in_words
 
         found = []
         for pool in self.gpu_pools:
             reconciler = self._open(context, pool)
-            status = pool_status(reconciler.snapshot(), reconciler.platform.account())
+            status = read_status(reconciler)
             cost = in_words(status.cost_per_hour)
             self.log.info("Pool %s: %s", status.pool, status.where)
             counts = (status.nodes, status.booting, status.out_of_use, status.launching)
             self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)
             self.log.info("  %d of %d GPUs in use; cost an hour: %s", status.gpus_used, status.gpus, cost)
             self.log.info("  %d nodes are wanted by %s", status.wanted, status.wanted_by)
+            for gang in status.gangs:
+                self.log.info("  gang %s: %s", gang.gang, gang.state)
             found.append(status.to_json())
         return found
 

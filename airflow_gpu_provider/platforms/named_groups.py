@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from airflow_gpu_provider.cluster.node_requirements import untolerated
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.pools import Candidate, GpuPool, Taint
@@ -75,8 +76,7 @@ def _check_owner(pool: GpuPool, group: NamedGroup) -> None:
 
 
 def _check_taints(pool: GpuPool, group: NamedGroup) -> None:
-    tolerated = tolerations_of(pool)
-    kept_out = [str(taint) for taint in group.taints if not _is_tolerated(taint, tolerated)]
+    kept_out = [str(taint) for taint in untolerated(group.taints, tolerations_of(pool))]
     if kept_out:
         raise PoolDrift(
             f"Group {group.name} taints its nodes with {', '.join(kept_out)}, which pool {pool.name} does not name: its"
@@ -86,17 +86,6 @@ def _check_taints(pool: GpuPool, group: NamedGroup) -> None:
             pool=pool.name,
             taints=kept_out,
         )
-
-
-def _is_tolerated(taint: Taint, tolerations: Iterable[dict[str, str]]) -> bool:
-    if taint.effect == "PreferNoSchedule":
-        return True
-    return any(
-        t["key"] == taint.key
-        and t.get("effect", taint.effect) == taint.effect
-        and (t["operator"] == "Exists" or t["value"] == taint.value)
-        for t in tolerations
-    )
 
 
 def _check_types(pool: GpuPool, group: NamedGroup, known: Sequence[str]) -> None:

@@ -2,49 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Literal
 
-from kubernetes.client import V1Pod
+from kubernetes.client import V1ObjectMeta, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.collect import explained, read_result, result_of_gone
-from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_request, find_or_create, placed
-from airflow_gpu_provider.pods.deadline import PodDeadlines
+from airflow_gpu_provider.pods.creation import CREATE_WITHIN, find_or_create
 from airflow_gpu_provider.pods.end import PodEnd, end_of
-from airflow_gpu_provider.pods.ownership import Ownership
-from airflow_gpu_provider.pods.placement import check_gpus
-from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pods.store import attempt_of
-from airflow_gpu_provider.pods.task import PodTask
+from airflow_gpu_provider.pods.task_attempt import Found, TaskAttempt
 from airflow_gpu_provider.pods.verdict import Watched
-from airflow_gpu_provider.pods.wait import PodWait, phase_in_words
+from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch_here import watch_here
 from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
 from airflow_gpu_provider.scaling.setbacks import Setbacks, persistently
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 
 
-class PodAttempt:
-    """The life of one pod.
+class PodAttempt(TaskAttempt):
+    """The life of one pod."""
 
-    Args:
-        task: For whom.
-        owner: Returns whose pod it is; asks Airflow.
-        record: Which of the try's pods it is.
-    """
+    _to_collect: V1Pod | None = None  # its name only: what is interrupted may not have read it
 
-    def __init__(self, task: PodTask, owner: Callable[[], Ownership], record: Attempt) -> None:
-        self._task = task
-        self._cluster = task.cluster
-        self._owner_of_try = owner
-        self.record = record
-        self.pod: V1Pod | None = None
-        self.phases: Sequence[Mapping[str, Any]] = ()
-        self._is_released = False
+    @property
+    def what(self) -> str:
+        """What is waited for, in words."""
+        return f"pod {self.pod.metadata.name}" if self.pod is not None else "no pod"
+
+    @property
+    def uids(self) -> set[str]:
+        """The uids of its pods, as far as they are known."""
+        known = (self.pod, self._to_collect)
+        return {pod.metadata.uid for pod in known if pod is not None and pod.metadata.uid}
+
+    def take_up(self, watched: Watched) -> None:
+        """Know the pod that was waited for elsewhere by its name."""
+        meta = V1ObjectMeta(name=watched.name, namespace=watched.namespace, uid=watched.uid)
+        self._to_collect = V1Pod(metadata=meta)
+
+    # -- what is there already -------------------------------------------------------------------------------
+
+    def newest_of_try(self, namespace: str) -> Found | None:
+        """Return what this try's latest attempt has created, if that is there; what is being deleted is left out."""
+        pod = self._cluster.pods.newest_of_try(namespace, self.owner)
+        return Found(name=pod.metadata.name, uid=pod.metadata.uid, number=attempt_of(pod)) if pod is not None else None
+
+    def delete_left(self, namespace: str) -> set[str]:
+        """Delete all that tries of the task have left; return the uids of the pods."""
+        there = self._cluster.pods.of_task(namespace, self.owner)
+        for left in there:
+            self._cluster.pods.delete(left)
+        return {pod.metadata.uid for pod in there}
+
+    def kill(self) -> None:
+        """Delete what was created; may be called in a signal handler."""
+        if (pod := self.pod or self._to_collect) is not None:
+            self._cluster.pods.delete_from_signal_handler(pod, grace_seconds=self._task.grace_seconds)
 
     # -- creation --------------------------------------------------------------------------------------------
 
@@ -57,20 +74,6 @@ class PodAttempt:
         self._task.call_back("on_pod_creation", pod=pod)
         self._task.push("pod_name", pod.metadata.name)
         self._task.push("pod_namespace", pod.metadata.namespace)
-
-    def request(self, build: Callable[[], V1Pod]) -> V1Pod:
-        """Return the pod to create: what `build` returns, checked and placed.
-
-        Errors that may be transient are tolerated for some minutes.
-        """
-
-        def once() -> V1Pod:
-            check_gpus(self._cluster.pool, self._task.placement.gpus)
-            pod = build()
-            check_request(pod, self._task, is_wanted=lambda: self.deadlines.is_wanted)
-            return placed(pod, self._task, self.owner, self.deadlines)
-
-        return call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)
 
     def create(self, request: V1Pod) -> V1Pod:
         """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first.
@@ -86,27 +89,11 @@ class PodAttempt:
         self.record = replace(self.record, number=attempt_of(pod))
         return pod
 
-    @property
-    def owner(self) -> Ownership:
-        return replace(self._owner_of_try(), attempt=self.record.number)
-
-    @cached_property
-    def deadlines(self) -> PodDeadlines:
-        return PodDeadlines(
-            api=self._cluster.api,
-            clock=self._cluster.clock,
-            key=self.owner.key,
-            max_runtime=self._cluster.pool.max_runtime,
-            execution_timeout=self._task.execution_timeout,
-            started_at=self._task.started_at,
-            at_latest=self.record.deadline,
-        )
-
-    def _set_pod(self, pod: V1Pod | None) -> None:
-        self.pod = pod
-        self._task.on_pod(pod)
-
     # -- waiting ---------------------------------------------------------------------------------------------
+
+    def to_stream(self) -> dict[str, Any] | None:
+        """Return what the triggerer streams of the log: TaskLog.to_stream."""
+        return self._task.pod_log.to_stream(self.pod, self._cluster.api)
 
     def wait(self, until: Literal["started", "ended"] = "ended") -> PodWait:
         """Return the wait for the pod, which is known by now."""
@@ -145,15 +132,7 @@ class PodAttempt:
     # -- its end ---------------------------------------------------------------------------------------------
 
     def collect(self, watched: Watched, setbacks: Setbacks) -> Any:
-        """Decide how the pod ended, collect what it has left, release it, and then return its result or raise.
-
-        Args:
-            watched: The wait for it.
-            setbacks: Those of the try, with the one that this would be.
-
-        Raises:
-            GpuError: How the pod ended. Or that it may still run, or could not be collected: then it is untouched.
-        """
+        """Do so for the pod."""
         pod = self._cluster.pods.read(watched.name, watched.namespace, uid=watched.uid or None)
         self._set_pod(pod)
         state = self._cluster.state(pod) if pod is not None else None
@@ -194,15 +173,6 @@ class PodAttempt:
         if error is not None:
             raise error
         return result_of_gone(watched) if self._task.has_result else None
-
-    def _tell_timeline(self, phases: Sequence[Mapping[str, Any]]) -> None:
-        if not phases:
-            return
-        self.phases = phases
-        for phase in phases:
-            self._task.log.info("  %s", phase_in_words(phase))
-        whole = self.record.whole_timeline(phases) if self.record.number > 1 else phases
-        self._task.push("timeline", [*map(dict, whole)])
 
     def _release(self, pod: V1Pod, result: Any) -> None:
         self._is_released = True

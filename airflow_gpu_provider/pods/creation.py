@@ -17,7 +17,7 @@ from airflow_gpu_provider.pods.checkpoint import (
 )
 from airflow_gpu_provider.pods.deadline import PodDeadlines
 from airflow_gpu_provider.pods.ownership import Ownership
-from airflow_gpu_provider.pods.placement import place
+from airflow_gpu_provider.pods.placement import Placement, place
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come
@@ -47,8 +47,13 @@ def check_request(pod: V1Pod, task: PodTask, is_wanted: Callable[[], bool]) -> N
 
 def placed(pod: V1Pod, task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> V1Pod:
     """Return the pod with its place, its owner, its deadline and what its container is to know."""
+    return place(pod, placement_of(task, owner, deadlines))
+
+
+def placement_of(task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> Placement:
+    """Return where the task's next pod runs, whose it is, until when, and what its container is to know."""
     now = task.cluster.clock.now()
-    placement = replace(
+    return replace(
         task.placement,
         active_deadline_seconds=max(1, int((deadlines.of_pod(now) - now).total_seconds())),
         labels=owner.labels,
@@ -56,7 +61,6 @@ def placed(pod: V1Pod, task: PodTask, owner: Ownership, deadlines: PodDeadlines)
         avoid=task.cluster.gpu_health.bad_hosts(),
         env=environment(checkpoint=task.checkpoint, run_id=owner.task, attempt=owner.attempt),
     )
-    return place(pod, placement)
 
 
 def find_or_create(request: V1Pod, owner: Ownership, task: PodTask, on_request: Callable[[V1Pod], None]) -> V1Pod:

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager, nullcontext
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
 
 from airflow.sdk.log import amask_secret
@@ -36,7 +36,6 @@ from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodStat
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.secrets import secrets_of
 from airflow_gpu_provider.pods.supervisor_log import supervisor_log
-from airflow_gpu_provider.pods.wait import PodWait
 
 STREAMS = 50
 """How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` says another number."""
@@ -45,7 +44,7 @@ REPEATED = "(the following lines may repeat the last seconds: the triggerer was 
 
 ROTATED = '(lines may be missing here: the node has rotated the log; see "The log" in docs/gpu-pod.md)'
 
-Tell = Callable[[str, str, datetime | None], None]
+WriteLine = Callable[[str, str, datetime | None], None]
 """Takes a container's name, a line's text, and when it was printed."""
 
 LAST_WORDS_WITHIN = 1.0
@@ -60,6 +59,19 @@ _READ_WITHIN = 5.0
 _TRAIL = 1000
 
 
+class LoggedPod(Protocol):
+    """The pod whose log it is; a PodWait is one."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+
 class PodLogs:
     """The streams of one pod. Use it as an async context manager around the wait, in the trigger's own run().
 
@@ -71,25 +83,32 @@ class PodLogs:
         wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
             "positions" from which to go on, and whether lines "may_repeat", in a redeferral. None: nothing is streamed.
         log: The task's log; takes a level, a format and its arguments.
-        tell: Writes a line instead of `log`; takes a container's name, the text and when it was printed.
+        write: Writes a line instead of `log`; takes a container's name, the text and when it was printed.
         alone: In an event loop of the pod's own task: its streams are not bounded, and nobody follows on them.
+        shown_as: Returns what a container is called in the log. Default: its name.
+        saver: Writes the positions down, with those of other pods. Default: on this pod, by its own.
+        on_line: Told the text of each line, too.
     """
 
     def __init__(
         self,
         api: AsyncApi,
-        wait: PodWait,
+        wait: LoggedPod,
         wanted: dict[str, Any] | None,
         log: Callable[..., None],
         *,
-        tell: Tell | None = None,
+        write: WriteLine | None = None,
         alone: bool = False,
+        shown_as: Callable[[str], str] = str,
+        saver: PositionSaver | None = None,
+        on_line: Callable[[str], None] | None = None,
     ) -> None:
         self._api = api
+        self._on_line = on_line
         self._path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
-        self._uid = wait.uid
+        self._shown_as = shown_as
         self._log = log
-        self._write = tell or self._log_line
+        self._write = write or self._log_line
         self._alone = alone
         self._with_name: bool = (wanted or {}).get("with_name", True)
         self._names: list[str] = (wanted or {}).get("containers") or []
@@ -103,19 +122,20 @@ class PodLogs:
         self._started_from: dict[str, Any] = {}
         self._may_repeat = bool((wanted or {}).get("may_repeat"))
         self._states: dict[str, ContainerState] = {}
+        self._waiting: set[str] = set()
         self._streams: dict[tuple[str, datetime], asyncio.Task[None]] = {}
-        self._saver: asyncio.Task[None] | None = None
         self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
-        self._unsaved = asyncio.Event()
+        self._own_saver = PositionSaver(api, self._path, wait.uid, self._positions, self._say)
+        self._saver = saver or self._own_saver
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        tasks = [*self._streams.values(), *([self._saver] if self._saver else [])]
-        for task in tasks:
+        for task in self._streams.values():
             task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
+        await self._own_saver.stop()
+        for result in await asyncio.gather(*self._streams.values(), return_exceptions=True):
             if isinstance(result, Exception):
                 self._say(f"The pod's log could not be followed to its end; the rest comes later: {result!r}")
 
@@ -126,7 +146,7 @@ class PodLogs:
         if not self._has_seen_pod:
             self._has_seen_pod = True
             self._take_positions((raw["metadata"].get("annotations") or {}).get(POSITIONS))
-            self._started_from = self._positions()
+            self._started_from = self._own_saver.first = self._positions()
             self._secrets = secrets_of(raw, self._masked)
         for container in (*pod.others, *([pod.base] if pod.base else [])):
             self._states[container.name] = container
@@ -137,6 +157,11 @@ class PodLogs:
         """Wait until the streams have ended by themselves, for so long at most."""
         if self._streams:
             await asyncio.wait(self._streams.values(), timeout=seconds)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether no container's log waits for a slot."""
+        return not self._waiting
 
     def rest(self) -> dict[str, Any]:
         """Return what the operator needs to go on: "positions", and whether lines may come twice (`may_repeat`)."""
@@ -165,7 +190,9 @@ class PodLogs:
         if before:
             await asyncio.wait(before)
             self._readers[name] = self._readers[name].of_next_run()
+        self._waiting.add(name)
         async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
+            self._waiting.discard(name)
             failures = 0
             while True:
                 began = time.monotonic()
@@ -194,23 +221,24 @@ class PodLogs:
                     for line in bunch:
                         text = reader.take(line)
                         if text is not None:
-                            self._tell(name, text, reader.at)
+                            self._write_line(name, text, reader.at)
                     if not self._alone:
                         self._trail.append((supervisor_log().written, self._positions()))
 
-    def _tell(self, name: str, text: str, at: datetime | None) -> None:
+    def _write_line(self, name: str, text: str, at: datetime | None) -> None:
         if self._readers[name].is_after_gap:
             self._say(ROTATED)
         if self._may_repeat:
             self._may_repeat = False
             self._say(REPEATED)
         self._write(name, text, at)
-        self._unsaved.set()
-        if self._saver is None and not self._alone:
-            self._saver = asyncio.create_task(self._keep_saving())
+        if self._on_line is not None:
+            self._on_line(text)
+        if not self._alone:
+            self._saver.note()
 
     def _log_line(self, name: str, text: str, at: datetime | None) -> None:
-        log_line(self._log, name, text, with_name=self._with_name)
+        log_line(self._log, self._shown_as(name), text, with_name=self._with_name)
         supervisor_log().wrote(text)
 
     def _say(self, text: str) -> None:
@@ -234,9 +262,43 @@ class PodLogs:
     def _positions(self) -> dict[str, Any]:
         return self._carried | positions_to_record({name: reader.position for name, reader in self._readers.items()})
 
+
+class PositionSaver:
+    """Writes positions down as an annotation of one object, while there are new ones; at first that there are any.
+
+    Args:
+        api: The cluster.
+        path, uid: The object.
+        positions: Returns those that are reached.
+        say: Takes a line for the task's log.
+    """
+
+    def __init__(
+        self, api: AsyncApi, path: str, uid: str, positions: Callable[[], dict[str, Any]], say: Callable[[str], None]
+    ) -> None:
+        self._api = api
+        self._path = path
+        self._uid = uid
+        self._positions = positions
+        self._say = say
+        self._unsaved = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self.first: dict[str, Any] = {}
+        """The positions before the first new line."""
+
+    def note(self) -> None:
+        """Take note that there are new positions."""
+        self._unsaved.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._keep_saving())
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
     async def _keep_saving(self) -> None:
-        """Write the positions down while there are new ones; at first that there are lines at all."""
-        positions = self._started_from
+        positions = self.first
         while True:
             try:
                 await self._save(positions)

@@ -6,7 +6,7 @@ However it ends, no pod is left that nobody waits for, and no node that nobody r
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import timedelta
@@ -14,7 +14,6 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
-from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
@@ -23,10 +22,9 @@ from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pods.result import RESULT_FILE, ResultUnread
-from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.verdict import Watched
-from airflow_gpu_provider.pods.wait import PodWait
+from airflow_gpu_provider.pods.task_attempt import TaskAttempt
+from airflow_gpu_provider.pods.verdict import AttemptWait, Watched
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
 from airflow_gpu_provider.scaling.setbacks import Setbacks
@@ -72,34 +70,32 @@ class PodTry:
             TaskDeferred: The triggerer waits.
             GpuError: How the pod ended.
         """
+        self.attempt.take_up(watched)
         with self._heeding_timeout():
             return self._go_on(watched)
 
-    def go_on_without_event(self, error: Exception, namespace: str) -> Any:
+    def go_on_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> Any:
         """Collect a pod that has ended; delete one that has not, for nobody can wait for it."""
         late = PodDeadline(
             f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
             "See the triggerer's log; the next try starts anew.",
         )
         with self._heeding_timeout():
-            pods, owner = self._cluster.pods, self._known_owner()
-            pod = pods.newest_of_try(namespace, owner)
-            if pod is not None:
-                self.attempt = self._attempt(Attempt(number=attempt_of(pod)))
-                name, uid = pod.metadata.name, pod.metadata.uid
+            self._known_owner()
+            found = self.attempt.newest_of_try(namespace := find_namespace())
+            if found is not None:
+                self.attempt = self._attempt(Attempt(number=found.number))
+                name, uid = found.name, found.uid
                 return self._go_on(Watched(name=name, namespace=namespace, uid=uid, saw_end=False, error=late))
-            there = pods.of_task(namespace, owner)
-            for left in there:
-                pods.delete(left)
-            self._release_nodes(*there)
+            self._release_nodes(*self.attempt.delete_left(namespace))
             raise late from error
 
     def kill(self) -> None:
         """Delete the pod, unless on_kill_action says that it stays; may be called in a signal handler."""
         if self._task.is_kept_when_killed:
             self._task.log.info("Pod is kept, as on_kill_action says.")
-        elif (pod := self.attempt.pod) is not None:
-            self._cluster.pods.delete_from_signal_handler(pod, grace_seconds=self._task.grace_seconds)
+        else:
+            self.attempt.kill()
 
     # -- its attempts ----------------------------------------------------------------------------------------
 
@@ -181,9 +177,9 @@ class PodTry:
         self._task.pod_log.followed = {}
         self.attempt = self._attempt(following)
 
-    def _attempt(self, record: Attempt) -> PodAttempt:
+    def _attempt(self, record: Attempt) -> TaskAttempt:
         self._task.on_pod(None)
-        return PodAttempt(self._task, self._known_owner, record)
+        return (self._task.new_attempt or PodAttempt)(self._task, self._known_owner, record)
 
     def _known_owner(self) -> Ownership:
         if self._owner is None:
@@ -192,7 +188,7 @@ class PodTry:
 
     # -- deferral --------------------------------------------------------------------------------------------
 
-    def _defer(self, wait: PodWait) -> None:
+    def _defer(self, wait: AttemptWait) -> None:
         attempt, owner = self.attempt, self._known_owner()
         sidecar = {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
         carried = {"attempt": attempt.record.until(wait.deadline).to_record(), "setbacks": self._setbacks.to_record()}
@@ -200,18 +196,19 @@ class PodTry:
             "pool": self._cluster.pool.serialize(),
             "wait": wait.to_record(),
             "owner": owner.writer,
-            "key": asdict(owner.key),
+            "key": asdict(attempt.demand_key),
+            "owns_demand": attempt.owns_demand,
             "holder": self._task.holder,
             "deferred_at": time.time(),
             "pause": self._setbacks.pause,
             "delete_on_kill": not self._task.is_kept_when_killed,
             "grace_seconds": self._task.grace_seconds,
-            "logs": self._task.pod_log.to_stream(attempt.pod, self._cluster.api),
+            "logs": attempt.to_stream(),
             "result": sidecar if self._task.has_result else None,
             "extra": {**self._task.trigger_kwargs, **carried},
         }
         timeout = max(wait.deadline - self._cluster.now(), timedelta(0)) + _DEFER_MARGIN
-        self._task.log.info("Waiting in the triggerer for pod %s, until %s at the latest", wait.name, wait.deadline)
+        self._task.log.info("Waiting in the triggerer for %s, until %s at the latest", attempt.what, wait.deadline)
         self._task.defer(record, timeout)
 
     # -- its nodes -------------------------------------------------------------------------------------------
@@ -248,13 +245,13 @@ class PodTry:
             raise
         self._release_nodes()
 
-    def _release_nodes(self, *pods: V1Pod) -> None:
+    def _release_nodes(self, *uids: str) -> None:
         """Do so; an error here is logged, for how the pod ended is what the task is about.
 
         A task that is told to stop has seconds left, and where that comes in the middle it begins anew: the first thing
         that is written moves the cloud's own switch.
         """
-        own = {pod.metadata.uid for pod in (*pods, self.attempt.pod) if pod is not None and pod.metadata.uid}
+        own = {*uids, *self.attempt.uids}
         try:
             self._release(own)
         except TaskKilled:
@@ -271,6 +268,6 @@ class PodTry:
             say("No demand covers the pod: the pool's nodes that nobody wants are released.")
             reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
             within = WHEN_KILLED if self._task.stop.error is not None else None
-            release_without_sensor(reconciler, owner.key, own=own, say=say, within=within)
+            release_without_sensor(reconciler, self.attempt.demand_key, own=own, say=say, within=within)
         except GpuError as error:
             self._task.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)

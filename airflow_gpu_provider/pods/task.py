@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
@@ -11,13 +11,15 @@ from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
-from airflow_gpu_provider.pods.preemptions import Preemptions
+from airflow_gpu_provider.pods.preemptions import Attempt, Preemptions
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
     from airflow.sdk.types import Logger
+
+    from airflow_gpu_provider.pods.task_attempt import TaskAttempt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,13 @@ class PodTask:
         push: Takes the key and the value of an XCom.
         on_pod: Takes the pod as it is known now, or None.
         trigger_kwargs: More entries for the trigger's event.
+        nodes: On how many nodes it runs, with a pod on each.
+        log_ranks: Whose lines of several nodes' are wanted; None for all.
+        hang_seconds: See GangWait. For several nodes.
+        new_attempt: Makes what one attempt is. Default: PodAttempt, a single pod.
+        manifest: Returns the workload that makes its pods, rendered, with name and namespace. For a workload.
+        skips: Exit codes with which a rank skips the task. For several nodes.
+        keeps: Takes whether the attempt has succeeded; returns whether its pods stay. For several nodes.
     """
 
     log: Logger
@@ -76,3 +85,10 @@ class PodTask:
     push: Callable[[str, Any], None]
     on_pod: Callable[[V1Pod | None], None]
     trigger_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    nodes: int = 1
+    log_ranks: Sequence[int] | None = None
+    hang_seconds: float | None = None
+    new_attempt: Callable[[PodTask, Callable[[], Ownership], Attempt], TaskAttempt] | None = None
+    manifest: Callable[[], dict[str, Any]] | None = None
+    skips: Container[int] = ()
+    keeps: Callable[[bool], bool] = bool

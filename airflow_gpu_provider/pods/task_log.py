@@ -27,7 +27,7 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import TIMEOUT
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted
 from airflow_gpu_provider.pods.end import end_of
-from airflow_gpu_provider.pods.followed_log import REPEATED, ROTATED, Tell
+from airflow_gpu_provider.pods.followed_log import REPEATED, ROTATED, WriteLine
 from airflow_gpu_provider.pods.secrets import masked_words
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 
@@ -57,6 +57,7 @@ class TaskLog:
         formatter: Makes a line of a container's name and its text. Default: "[name] text".
         in_triggerer: The triggerer streams it, and what it has not is written here.
         on_line: Also takes each line that has text.
+        shown_as: Returns what a container is called in the log. Default: its name.
         followed: How far the present pod's is written: PodLogs.rest.
     """
 
@@ -67,7 +68,8 @@ class TaskLog:
     with_name: bool
     formatter: Callable[[str, str], str] | None
     in_triggerer: bool
-    on_line: Tell | None = None
+    on_line: WriteLine | None = None
+    shown_as: Callable[[str], str] = str
     followed: Mapping[str, Any] = field(default_factory=dict)
 
     def to_stream(self, pod: V1Pod | None, api: ApiClient) -> dict[str, Any] | None:
@@ -85,9 +87,9 @@ class TaskLog:
             **followed,
         }
 
-    def tell(self, container: str, text: str, at: datetime | None) -> None:
+    def write_line(self, container: str, text: str, at: datetime | None) -> None:
         """Write a line, and hand it to `on_line`."""
-        log_line(self.log.log, container, text, with_name=self.with_name, formatter=self.formatter)
+        log_line(self.log.log, self.shown_as(container), text, with_name=self.with_name, formatter=self.formatter)
         if self.on_line is not None and text:
             self.on_line(container, text, at)
 
@@ -110,29 +112,26 @@ class TaskLog:
         started = {one.name for one in (*state.others, state.base) if one is not None and one.started_at is not None}
         positions = positions_from_record(self.followed.get("positions") or {})
         readers = {name: LogReader(position) for name, position in positions.items()}
-        may_repeat = bool(self.followed.get("may_repeat"))
         try:
             for name in self._containers(pod):
                 if name in started:
-                    may_repeat = self._write_new(api, pod, name, readers.setdefault(name, LogReader()), may_repeat)
+                    self._write_new(api, pod, name, readers.setdefault(name, LogReader()))
         except GpuError as unread:
             if not isinstance(error, PodPreempted) and setbacks.may_pass(unread) and setbacks.lasted < _WITHIN:
                 raise
             self.log.warning("The rest of the pod's log could not be read, and is left out: %s", unread)
         finally:  # what was written is not written again
             reached = positions_to_record({name: reader.position for name, reader in readers.items()})
-            self.followed = {"positions": reached, "may_repeat": False}
+            self.followed = {**self.followed, "positions": reached}
 
-    def _write_new(self, api: ApiClient, pod: V1Pod, container: str, reader: LogReader, may_repeat: bool) -> bool:
-        """Write a container's new lines; return whether the next one may still be one that was written before."""
+    def _write_new(self, api: ApiClient, pod: V1Pod, container: str, reader: LogReader) -> None:
         for text in _new_lines(api, pod, container, reader):
-            if may_repeat:
-                may_repeat = False
+            if self.followed.get("may_repeat"):
+                self.followed = {**self.followed, "may_repeat": False}
                 _log.info(REPEATED)
             if reader.is_after_gap:
                 _log.info(ROTATED)
-            self.tell(container, text, reader.at)
-        return may_repeat
+            self.write_line(container, text, reader.at)
 
     def _containers(self, pod: V1Pod) -> list[str]:
         return logged_containers(pod.spec, self.containers, self.init_containers)

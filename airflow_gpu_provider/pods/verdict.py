@@ -8,13 +8,35 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pods.end import PodEnd, certain_at, end_of, end_of_gone
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.scaling.waits import Progress
+
+
+class AttemptWait(Protocol):
+    """A wait for all that one attempt runs; a PodWait is one."""
+
+    @property
+    def namespace(self) -> str: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def uid(self) -> str: ...
+
+    @property
+    def deadline(self) -> datetime: ...
+
+    def to_record(self) -> dict[str, Any]: ...
+
+
+class _Waits(Protocol):
+    def from_record(self, record: Mapping[str, Any], /) -> AttemptWait: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +65,11 @@ class Watched:
     timeline: Sequence[Mapping[str, Any]] = ()
     logs: Mapping[str, Any] = field(default_factory=dict)
     result: str | None = None
-    wait: PodWait | None = None
+    wait: AttemptWait | None = None
 
     @classmethod
-    def of_event(cls, event: Mapping[str, Any]) -> Self:
-        """Read GpuPodTrigger's event."""
+    def of_event(cls, event: Mapping[str, Any], waits: _Waits = PodWait) -> Self:
+        """Read GpuPodTrigger's event; `waits` is the type of its wait."""
         error = GpuError.from_record(event["error"]) if event.get("error") else None
         if error is None and event["status"] != "success":
             error = GpuError(f"The wait for pod {event['name']} failed: {event.get('message')}.", "See the log above.")
@@ -62,11 +84,11 @@ class Watched:
             timeline=event.get("timeline") or (),
             logs=event.get("logs") or {},
             result=event.get("result"),
-            wait=PodWait.from_record(event["wait"]) if event.get("wait") else None,
+            wait=waits.from_record(event["wait"]) if event.get("wait") else None,
         )
 
     @classmethod
-    def of_progress(cls, wait: PodWait, progress: Progress, logs: Mapping[str, Any]) -> Self:
+    def of_progress(cls, wait: AttemptWait, progress: Progress, logs: Mapping[str, Any]) -> Self:
         """Read the outcome of a worker's own wait."""
         result = progress.result or {}
         return cls(

@@ -50,7 +50,7 @@ class PodSnapshot:
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
         is_full: All nodes that the pool may have are up, with their GPUs, and other pods use them.
-        full_at: When that was last so while the pod waited; None if never.
+        full_at: When that was last so while the pod waited, or it was gated; None if never.
         passed_over: A usable node of the pool is there, and it is not for other pods that the scheduler leaves it out.
         no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty where one has all.
         too_large: Why the pod can never have a node of the pool, while it waits for one.
@@ -124,7 +124,7 @@ class PodWait(Record):
         """Return when `step` may say something else though nothing has changed."""
         pod = snapshot.pod
         times = [self.deadline]
-        if pod and not pod.started:
+        if pod and not pod.started and not pod.gates:
             times.append(self._start_deadline(pod) or self._schedule_deadline(pod, snapshot))
         if pod and (believed_at := certain_at(pod)):
             times.append(believed_at)
@@ -152,7 +152,7 @@ class PodWait(Record):
         if pod.started:
             return None
         start_deadline = self._start_deadline(pod)
-        if start_deadline is None and now >= self._schedule_deadline(pod, snapshot):
+        if start_deadline is None and not pod.gates and now >= self._schedule_deadline(pod, snapshot):
             what = f"got no node in {format_seconds(timedelta(seconds=self.schedule_seconds))}"
             if why := snapshot.no_capacity:
                 return type(why)(f"Pod {self.name} {what}. {why.what}", why.fix, **why.details, pod=self.name)
@@ -269,6 +269,8 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         waiting = [c for c in pod.waiting if c.reason not in ("", "ContainerCreating", "PodInitializing")]
         said = [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
         return [f"placed on node {pod.node}", *said]
+    if pod.gates:
+        return [f"waits to be admitted: its scheduling gate {', '.join(pod.gates)} is not lifted yet"]
     if snapshot.is_full:
         queued = "all nodes that the pool may have are up and taken: the pod is queued"
         has_other_reason = pod.unschedulable and GPU_RESOURCE not in pod.unschedulable

@@ -74,7 +74,7 @@ async def watch_pod(
                 snapshot = view.snapshot(now)
                 progress = view.believed(wait.step(snapshot, now), now)
                 if progress.lines:
-                    narrator.tell(now, *progress.lines)
+                    narrator.log(now, *progress.lines)
                 if isinstance(progress.error, PodPreempted) and view.raw is not None:
                     await in_thread(_note_lost, view.raw, now, open_access, narrator)
                 if progress.done or progress.error:
@@ -94,7 +94,7 @@ def _note_lost(pod: Json, now: datetime, open_access: Callable[[], ClusterAccess
     try:
         record_pods(open_access().api_client(), [Pod.parse(dict(pod))], now)
     except GpuError as error:
-        narrator.tell(now, f"when the pod ran could not be written down for the run's bill: {error}")
+        narrator.log(now, f"when the pod ran could not be written down for the run's bill: {error}")
 
 
 async def _keep_pool(view: PodView, pool: GpuPool, owner: str) -> None:
@@ -212,7 +212,7 @@ class PodView:
                 self._take_node(change)
             elif change.kind == "present":
                 self._take_event(change.raw)
-        if self._is_queued():
+        if self._is_queued() or (self._pod is not None and self._pod.gates):
             self._full_at = now
 
     def take_news(self, news: PoolNews) -> None:

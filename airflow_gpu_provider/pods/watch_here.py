@@ -30,7 +30,7 @@ async def watch_here(
         return cluster.hook.access
 
     async with connected(pool.cluster_identity, open_access) as api:
-        logs = PodLogs(api, wait, log.to_stream(pod, cluster.api), log.log.log, tell=log.tell, alone=True)
+        logs = PodLogs(api, wait, log.to_stream(pod, cluster.api), log.log.log, write=log.write_line, alone=True)
         try:
             async with logs:
                 progress = await watch_pod(

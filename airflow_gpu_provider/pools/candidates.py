@@ -22,6 +22,11 @@ class Candidate:
         return f"{self.machine} in {self.zone}"
 
     @property
+    def is_of_one_zone(self) -> bool:
+        """Return False for an external group over several zones: the cloud chooses in which of them a machine comes."""
+        return "," not in self.zone
+
+    @property
     def machine(self) -> str:
         """For people: its machine type and market, like "g6.xlarge on-demand"."""
         return f"{self.instance_type or 'machine'} {self.market.lower().replace('_', '-')}"

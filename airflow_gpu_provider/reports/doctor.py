@@ -102,6 +102,7 @@ class _Doctor:
         self._on = reconciler
         self._pool = reconciler.pool
         self._namespace = pod_namespace
+        self._has_quota = False
 
     def checks(self) -> dict[str, Callable[[], Said]]:
         """Return them by name, in the order in which a run would meet them."""
@@ -166,9 +167,12 @@ class _Doctor:
             result: Result = "ok" if getattr(self._pool, "provisioner", None) else "warning"
             yield result, note, "Change the spec, or the group where it is defined."
         check_group_claims(self._seen)
+        with_issue: dict[str, list[str]] = {}
         for group in self._seen.groups:
             for issue in group.issues:
-                yield "warning", f"{group.name}: {issue}", "See the group in the cloud's console."
+                with_issue.setdefault(issue, []).append(group.name)
+        for issue, names in with_issue.items():
+            yield "warning", f"{', '.join(names)}: {issue}", "See the group in the cloud's console."
         if not plan.changes and not plan.notes:
             yield "ok", f"{len(self._seen.groups)} groups, as the spec has them", ""
 
@@ -188,6 +192,7 @@ class _Doctor:
                 "Ask for a higher quota, or name other machines too; docs/iam.md says how it is read.",
             )
         if not notes:
+            self._has_quota = True
             yield "ok", f"enough for max_nodes={most}", ""
 
     def _stock(self) -> Said:
@@ -195,7 +200,11 @@ class _Doctor:
         over = passed_over(self._seen.groups, now)
         quiet = True
         for group in self._seen.groups:
-            lately = [failure for failure in group.failures if now - failure.at < LATELY]
+            # Launches that met a quota which has room by now stop nothing, once they are tried again.
+            is_over = self._has_quota and group.name not in over
+            lately = [
+                each for each in group.failures if now - each.at < LATELY and not (is_over and each.kind == "quota")
+            ]
             if lately:
                 quiet = False
                 still = f"; passed over until {over[group.name].until:%H:%M}Z" if group.name in over else ""

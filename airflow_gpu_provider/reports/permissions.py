@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.rest import call
 
 if TYPE_CHECKING:

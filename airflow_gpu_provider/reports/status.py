@@ -1,4 +1,4 @@
-"""The state of a pool as rows for people and programs: nodes, GPUs in use, who wants nodes, what it costs. Pure."""
+"""The state of a pool as rows for people and programs: nodes, GPUs in use, who wants nodes, what it costs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.reports.gangs import GangRow, gang_rows
 from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
+from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply, supply
 from airflow_gpu_provider.scaling.wanted import wanted_by, wanted_nodes
@@ -83,6 +85,7 @@ class PoolStatus:
     cost_per_hour: float | None
     machines: tuple[MachineRow, ...]
     leases: tuple[LeaseRow, ...]
+    gangs: tuple[GangRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; a cost that is not known is the word for that."""
@@ -90,7 +93,7 @@ class PoolStatus:
         return values
 
 
-def pool_status(snapshot: PoolSnapshot, where: str) -> PoolStatus:
+def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] = ()) -> PoolStatus:
     """Return the state of a pool that was read at one moment."""
     rows = tuple(_machine_row(snapshot, each) for each in supply(snapshot))
     states = Counter(row.state for row in rows)
@@ -110,7 +113,18 @@ def pool_status(snapshot: PoolSnapshot, where: str) -> PoolStatus:
         cost_per_hour=total(row.cost_per_hour for row in rows),
         machines=rows,
         leases=_lease_rows(snapshot),
+        gangs=gangs,
     )
+
+
+def read_status(reconciler: Reconciler) -> PoolStatus:
+    """Read a pool, and return its state.
+
+    Raises:
+        GpuError: The cluster or the cloud cannot be read.
+    """
+    snapshot = reconciler.snapshot()
+    return pool_status(snapshot, reconciler.platform.account(), gang_rows(reconciler.api, snapshot))
 
 
 def _machine_row(snapshot: PoolSnapshot, each: Supply) -> MachineRow:

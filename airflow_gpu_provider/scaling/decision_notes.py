@@ -13,6 +13,8 @@ from airflow_gpu_provider.scaling.wanted import live_leases, wanted_by
 
 _SLOW = timedelta(minutes=3)  # most GPU machines are Ready by then
 
+_CAME_ALONE = "its run wants several nodes of one zone, and not all of them came there"
+
 
 def notes(
     snapshot: PoolSnapshot,
@@ -38,8 +40,11 @@ def notes(
         lines += _failures_of_provisioners(snapshot)
     lines += _late(snapshot, machines)
     lines += [f"{each} gets the labels of pool {snapshot.pool.name}" for each in machines if each.is_new]
-    lines += [f"releasing {each}: {why_released(each)}" for each in release]
-    lines += [f"{each} is released when its group has been updated: {why_released(each)}" for each in later]
+    why = {
+        each: _CAME_ALONE if each.counts and counted <= wanted else why_released(each) for each in (*release, *later)
+    }
+    lines += [f"releasing {each}: {why[each]}" for each in release]
+    lines += [f"{each} is released when its group has been updated: {why[each]}" for each in later]
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
     lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]

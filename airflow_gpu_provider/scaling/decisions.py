@@ -15,6 +15,7 @@ from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, Pod
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.decision_notes import notes
+from airflow_gpu_provider.scaling.gangs import Seats, seats
 from airflow_gpu_provider.scaling.placeholder_changes import placeholder_changes
 from airflow_gpu_provider.scaling.placement import place, scalable
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -51,7 +52,7 @@ class Decision:
         cordon: Nodes of `release` that are not cordoned yet, and idle ones that stay but are to be cordoned.
         release: Machines to remove.
         later: Machines to remove once their group has been updated; nothing is done about them now.
-        forget: Expired demand to delete.
+        delete_demand: Expired demand to delete.
         notes: Why, in words, for the task's log.
     """
 
@@ -68,7 +69,7 @@ class Decision:
     cordon: tuple[str, ...] = ()
     release: tuple[Machine, ...] = ()
     later: tuple[Machine, ...] = ()
-    forget: tuple[DemandKey, ...] = ()
+    delete_demand: tuple[DemandKey, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -80,14 +81,14 @@ class Decision:
 def decide(snapshot: PoolSnapshot) -> Decision:
     """Return what to do about the pool now."""
     machines = supply(snapshot)
-    wanted = wanted_nodes(snapshot)
-    placed, grow, shrink = _sizes(snapshot, machines, wanted)
+    gangs = seats(snapshot, machines)
+    placed, grow, shrink = _sizes(snapshot, machines, gangs)
     add_placeholders, delete_placeholders = placeholder_changes(snapshot, machines)
-    to_go = _release(snapshot, machines, wanted, grow)
+    to_go = _release(snapshot, machines, gangs, grow)
     updated = {group.name for group in snapshot.groups if group.status == "updating"}
     release = tuple(each for each in to_go if each.machine.group not in updated)
     later = tuple(each for each in to_go if each not in release)
-    idle = _to_cordon(snapshot, machines, wanted)
+    idle = _to_cordon(snapshot, machines, gangs)
     switch, clear_switch = _switches(snapshot, machines, grow)
     return Decision(
         resume=tuple(group.name for group in snapshot.groups if group.left_suspended),
@@ -103,9 +104,16 @@ def decide(snapshot: PoolSnapshot) -> Decision:
         cordon=tuple(each.node.name for each in (*release, *idle) if each.node and not each.node.cordoned),
         release=tuple(each.machine for each in release),
         later=tuple(each.machine for each in later),
-        forget=_forget(snapshot),
+        delete_demand=_expired_demand(snapshot),
         notes=notes(
-            snapshot, machines, wanted=wanted, placed=placed, grow=grow, shrink=shrink, release=release, later=later
+            snapshot,
+            machines,
+            wanted=wanted_nodes(snapshot),
+            placed=placed,
+            grow=grow,
+            shrink=shrink,
+            release=release,
+            later=later,
         ),
     )
 
@@ -136,7 +144,7 @@ def _switch_after(until: datetime) -> datetime:
 
 
 def _sizes(
-    snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats
 ) -> tuple[Mapping[str, int], dict[str, int], tuple[str, ...]]:
     """Return where missing nodes are to come from, which groups grow, and which shrink.
 
@@ -144,8 +152,8 @@ def _sizes(
     """
     if snapshot.pool.is_autoscaled:
         return {}, {}, ()
-    placed = place(snapshot.groups, _missing(snapshot, machines, wanted), snapshot.now)
-    return placed, _grow(snapshot, machines, placed, wanted), _shrink(snapshot, placed)
+    placed = place(snapshot.groups, _missing(snapshot, machines, gangs), snapshot.now, gangs.placed)
+    return placed, _grow(snapshot, machines, placed, gangs.wanted), _shrink(snapshot, placed)
 
 
 def _with_stale_tags(snapshot: PoolSnapshot) -> tuple[str, ...]:
@@ -154,11 +162,16 @@ def _with_stale_tags(snapshot: PoolSnapshot) -> tuple[str, ...]:
     return tuple(group.name for group in filter(scalable, snapshot.groups) if group.stale_tags)
 
 
-def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> int:
-    """Return how many wanted nodes neither exist nor are being launched, limited by max_nodes."""
-    short = wanted - sum(each.counts for each in machines)
-    room = snapshot.pool.max_nodes - len(machines)
+def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats) -> int:
+    """Return how many wanted nodes neither exist nor are being launched, limited by max_nodes; but for the gangs'."""
+    short = gangs.anywhere - len(_besides(gangs, machines))
+    room = snapshot.pool.max_nodes - len(machines) - gangs.placed.total()
     return max(0, min(short, room))
+
+
+def _besides(gangs: Seats, machines: tuple[Supply, ...]) -> list[Supply]:
+    """Return the machines that count, and that no gang has."""
+    return [each for each in machines if each.counts and each.machine.id not in gangs.kept]
 
 
 def _grow(
@@ -201,7 +214,7 @@ def _shrink(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> tuple[str, ...
 
 
 def _release(
-    snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int, grow: Mapping[str, int]
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats, grow: Mapping[str, int]
 ) -> tuple[Supply, ...]:
     """Return the machines to release: the useless ones, and of the others the surplus.
 
@@ -212,9 +225,10 @@ def _release(
     leaving = {g.name for g in snapshot.groups if g.desired < len(g.live) and g.name not in grow}
     free = [each for each in machines if each.may_go and each.machine.group not in leaving | kept]
     useless = [each for each in free if not each.counts]
-    idle = sorted((each for each in free if each.counts), key=_release_order)
+    besides = _besides(gangs, machines)
+    idle = sorted((each for each in free if each.counts and each.machine.id not in gangs.kept), key=_release_order)
     going = sum(len(group.live) - group.desired for group in snapshot.groups if group.name in leaving)
-    surplus = sum(each.counts for each in machines) - going - max(wanted, _in_demand(snapshot, machines))
+    surplus = len(besides) - going - max(gangs.anywhere, _in_demand(snapshot, machines))
     room = Counter({group.name: len(group.live) - group.keeps for group in snapshot.groups})
     useless = _as_far_as(room, useless, len(useless))
     return (*useless, *_as_far_as(room, idle, surplus))
@@ -243,11 +257,12 @@ def _in_demand(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> int:
     return sum(bool(each.holders) for each in machines) + pending_nodes(snapshot)
 
 
-def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], wanted: int) -> tuple[Supply, ...]:
+def _to_cordon(snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats) -> tuple[Supply, ...]:
     """Return the machines that stay and are to be cordoned, because they are surplus and no pod uses them."""
     groups = {group.name for group in snapshot.groups if group.when_idle == "cordon"}
-    idle = [each for each in machines if each.node and each.counts and each.may_go and each.machine.group in groups]
-    surplus = sum(each.counts for each in machines) - wanted
+    besides = _besides(gangs, machines)
+    idle = [each for each in besides if each.node and each.may_go and each.machine.group in groups]
+    surplus = len(besides) - gangs.anywhere
     return tuple(sorted(idle, key=_release_order)[: max(0, surplus)])
 
 
@@ -320,7 +335,7 @@ def _uncordon(machines: tuple[Supply, ...], release: tuple[Supply, ...]) -> tupl
     return tuple(each.node.name for each in marked if each.node and each.machine.id not in going)
 
 
-def _forget(snapshot: PoolSnapshot) -> tuple[DemandKey, ...]:
+def _expired_demand(snapshot: PoolSnapshot) -> tuple[DemandKey, ...]:
     """Return the demand that ended long ago. While its pods exist it stays, or they would seem to belong to no run."""
     runs = {pod.run for pod in snapshot.pods}
     old = (lease.key for lease in snapshot.leases if snapshot.now - lease.until > FORGET_AFTER)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from airflow_gpu_provider.cluster import usage
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.demand import LEASES, delete_demand, list_demand
+from airflow_gpu_provider.cluster.demand import delete_demand, list_demand
+from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import PoolInUse
@@ -41,11 +42,11 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
         return tuple(group.name for group in snapshot.groups if group.owned)
 
 
-def forget_pool(reconciler: Reconciler) -> None:
+def delete_pool_records(reconciler: Reconciler) -> None:
     """Delete the ledger and the lock's Lease, if the pool is gone and no run wants it again."""
     if list_demand(reconciler.api, reconciler.pool.name):
         return
-    usage.forget(reconciler.api, reconciler.pool.name)
+    usage.delete_usage(reconciler.api, reconciler.pool.name)
     lock = PoolLock(reconciler.api, reconciler.pool.name, reconciler.holder)
     path = f"{LEASES}/{lock.name}"
     try:

@@ -14,6 +14,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.platforms import backoff
 from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.scaling.gangs import gang_of, seats
 from airflow_gpu_provider.scaling.placement import place
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
@@ -35,13 +36,19 @@ class Ask:
     why: str
 
 
-def nothing_can_come(snapshot: PoolSnapshot, missing: int) -> bool:
-    """Return True if no machine is being launched and every candidate is passed over for now."""
+def nothing_can_come(snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> bool:
+    """Return True if no machine is being launched and every candidate is passed over for now.
+
+    For a gang every zone where all of its nodes could come from one.
+    """
     if any(group.launching or group.status == "creating" for group in snapshot.groups):
         return False
-    if any(each.state == "coming" for each in supply(snapshot)):
+    machines = supply(snapshot)
+    if any(each.state == "coming" for each in machines):
         return False
     over = backoff.passed_over(snapshot.groups, snapshot.now)
+    if over and gang_of(lease):
+        return lease.key not in seats(snapshot, machines).by_key
     return bool(over) and not place(snapshot.groups, missing, snapshot.now)
 
 

@@ -280,8 +280,9 @@ def _remove(reconciler: Reconciler, found: Findings) -> Iterator[str]:
     """Yield what was done. A run that wants nodes again, with new demand, keeps that and its pods."""
     kept = set()
     for lease in found.leases:
-        if reconciler.drop(lease):
+        if reconciler.delete_demand_if_unchanged(lease):
             yield f"released the demand of {lease.key}, which is over"
+            yield from (f"deleted leftover gang {name}" for name in reconciler.delete_gangs(lease))
         else:
             kept.add(lease.key.hash)
             yield f"kept the demand of {lease.key}: it has changed meanwhile"

@@ -10,7 +10,7 @@ import asyncio
 import contextvars
 import os
 import socket
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
@@ -43,6 +43,9 @@ class Subscription:
         over_quota: Groups that had no quota left when it looked (`Reconciler.over_quota`); None if it did not look. A
             group grows where one who waits has seen room: where there is none, the cloud refuses.
         say: Takes lines for its log that do not wait for the outcome; called where it calls `next`.
+
+    Attributes:
+        admits: It waits for gangs, so that looks admit those whose nodes are free.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Subscription:
         self.pause = pause
         self.is_eager = is_eager
         self.over_quota = None if over_quota is None else frozenset(over_quota)
+        self.admits = False
         self.asked: Ask | Write | None = None
         self.hurry: Callable[[], None] = lambda: None
         self._say = say
@@ -91,7 +95,7 @@ class Subscription:
         assert self._told is not None
         return self._told
 
-    def tell(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
+    def notify(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
         self._is_new = False
         self._told = told
         self._said += said
@@ -197,21 +201,24 @@ class _Keeper:
 
     async def _look_once(self) -> None:
         is_seen = False
-        amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, Ask)}
-        if amending:  # all at once: each takes the lock, and reads the pool
-            told = await self._carry_out(lambda reconciler: reconciler.amend(*amending.values()), amending)
+        for write, asked in self._asked_for():
+            told = await self._carry_out(write, asked)
             if isinstance(told, _MEETS_ALL):
                 return
-            is_seen = not isinstance(told, Exception)
+            is_seen |= not isinstance(told, Exception)
+        if not is_seen and not all(each.asked for each in self.subscriptions):
+            admits = any(each.admits for each in self.subscriptions)
+            await self._carry_out(lambda reconciler: reconciler.reconcile(admits=admits), {})
+
+    def _asked_for(self) -> Iterator[tuple[Write, Mapping[Subscription, Ask | Write]]]:
+        """Yield what is to be written and who has asked for it, one after another: each may change what follows."""
+        amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, Ask)}
+        if amending:  # all at once: each takes the lock, and reads the pool
+            yield lambda reconciler: reconciler.amend(*amending.values()), amending
         for each in tuple(self.subscriptions):
             write = each.asked
             if write is not None and not isinstance(write, Ask) and each in self.subscriptions:
-                told = await self._carry_out(write, {each: write})
-                if isinstance(told, _MEETS_ALL):
-                    return
-                is_seen |= not isinstance(told, Exception)
-        if not is_seen and not all(each.asked for each in self.subscriptions):
-            await self._carry_out(lambda reconciler: reconciler.reconcile(), {})
+                yield write, {each: write}
 
     async def _carry_out(self, write: Write, asked: Mapping[Subscription, Ask | Write]) -> Outcome | Exception:
         """Call `write`, which does what was asked, and tell of it; return what was told."""
@@ -228,7 +235,7 @@ class _Keeper:
         is_theirs_alone = bool(asked) and isinstance(told, Exception)
         for each in there:
             if each in asked or isinstance(told, _MEETS_ALL) or not (each.asked or is_theirs_alone):
-                each.tell(told, said)
+                each.notify(told, said)
         return told
 
     def _call(self, write: Write) -> Outcome:

@@ -34,7 +34,7 @@ class Ledger:
     def begin(self, key: DemandKey, at: datetime, until: datetime) -> None:
         """Record that a run wants nodes; delete the facts of runs that ended long ago."""
         self._quietly(lambda: usage.record_begin(self._api, key, at, until))
-        self._quietly(lambda: usage.forget_old(self._api, key.pool, at - usage.KEEP_FOR))
+        self._quietly(lambda: usage.delete_old_usage(self._api, key.pool, at - usage.KEEP_FOR))
 
     def end(self, key: DemandKey, at: datetime) -> None:
         """Record that a run no longer wants nodes."""

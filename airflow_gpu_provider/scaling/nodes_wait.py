@@ -13,6 +13,7 @@ from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, groups_are_ready
 from airflow_gpu_provider.scaling.decisions import usable_needed
+from airflow_gpu_provider.scaling.gang_nodes import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.shortage import launches_refused, no_capacity, quota_exceeded
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -59,16 +60,18 @@ class NodesWait(Record):
         needed = usable_needed(snapshot, self.key)
         usable = [node for node in usable_nodes(snapshot) if self.wait_for == "ready" or node.gpus > 0]
         lines = (*_group_lines(snapshot), *self._node_lines(snapshot), *autoscaler_lines(snapshot, self.started))
-        if len(usable) >= needed:
+        gang = GangNodes.of(snapshot, lease, usable)
+        if len(usable) >= needed and gang.missing == 0:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
-        missing = needed - len(usable)
-        ask, error = self._ask(snapshot, lease, missing), _failed_groups(snapshot)
+        lines = (*lines, *gang.lines)
+        missing = max(needed - len(usable), gang.missing)
+        ask, error = self._ask(snapshot, lease, missing), _failed_groups(snapshot) or gang.error
         fewer_will_do = ask is not None and ask.after.nodes > 0
         if error is None and not fewer_will_do:
-            error = self._hopeless(snapshot, missing)
+            error = self._hopeless(snapshot, lease, missing)
         is_last = ask is not None and ask.after.resume_at is not None and ask.after.resume_at >= self.deadline
         if error is None and (is_last or (ask is None and snapshot.now >= self.deadline)):
-            error = self._late(snapshot, needed, len(usable))
+            error = self._late(snapshot, needed, len(usable), gang)
         return Progress(lines=lines, error=error, ask=None if error else ask)
 
     def _ask(self, snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> Ask | None:
@@ -76,7 +79,7 @@ class NodesWait(Record):
         got = max(0, lease.nodes - missing)
         patience = self.patience or self.deadline - self.started
         is_over = hard_to_get.is_over(snapshot, lease, self.started, patience)
-        if is_over or hard_to_get.nothing_can_come(snapshot, missing):
+        if is_over or hard_to_get.nothing_can_come(snapshot, lease, missing):
             if self.at_least is not None and got >= self.at_least:
                 return hard_to_get.fewer(lease, got)
             if self.all_or_nothing and snapshot.now < self.deadline:
@@ -89,7 +92,7 @@ class NodesWait(Record):
         """Return where the wait stands between two attempts."""
         nodes = self.nodes or 1
         if snapshot.now >= self.deadline:
-            return Progress(error=self._late(snapshot, nodes, 0))
+            return Progress(error=self._late(snapshot, nodes, 0, NO_GANG))
         if snapshot.now >= resume_at:
             return Progress(ask=hard_to_get.try_again(snapshot, lease, nodes, self.latest))
         times = f"{lease.attempts} attempt{'s' * (lease.attempts > 1)}"
@@ -99,7 +102,7 @@ class NodesWait(Record):
     def _keeps_trying(self) -> bool:
         return self.patience is not None and self.deadline - self.started > self.patience
 
-    def _hopeless(self, snapshot: PoolSnapshot, missing: int) -> GpuError | None:
+    def _hopeless(self, snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> GpuError | None:
         """Return an error if waiting is useless: each launch would be refused again, or exceeds a quota.
 
         A quota is waited for if the user asked for it, and while machines of the pool itself are terminating.
@@ -107,7 +110,7 @@ class NodesWait(Record):
         found = hard_to_get.tried(snapshot, self.started)
         kinds = {each.kind for each in found}
         is_met = any(each.times for each in found) and kinds <= {"quota", "refused"}
-        if not is_met or not hard_to_get.nothing_can_come(snapshot, missing):
+        if not is_met or not hard_to_get.nothing_can_come(snapshot, lease, missing):
             return None
         if "quota" not in kinds:
             return launches_refused(snapshot, found)
@@ -141,10 +144,10 @@ class NodesWait(Record):
                 lines.append(f"node {node.name} is Ready, nvidia.com/gpu allocatable: {node.gpus}")
         return lines
 
-    def _late(self, snapshot: PoolSnapshot, needed: int, usable: int) -> GpuError:
+    def _late(self, snapshot: PoolSnapshot, needed: int, usable: int, gang: GangNodes) -> GpuError:
         pool = snapshot.pool.name
         waited = format_seconds(snapshot.now - self.started)
-        have = f"Pool {pool}: {usable} of {needed} nodes after {waited}."
+        have = f"Pool {pool}: {gang.have or f'{usable} of {needed} nodes'} after {waited}."
         failures = [group.launch_failure for group in snapshot.groups if group.launch_failure]
         found = hard_to_get.tried(snapshot, self.started)
         machines = [machine for group in snapshot.groups for machine in group.live]

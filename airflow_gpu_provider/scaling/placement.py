@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
@@ -15,24 +15,25 @@ def scalable(group: Group) -> bool:
     return group.when_idle == "remove" and group.status in ("active", "updating", "degraded")
 
 
-def place(groups: Sequence[Group], missing: int, now: datetime) -> Counter[str]:
+def place(groups: Sequence[Group], missing: int, now: datetime, gangs: Mapping[str, int] | None = None) -> Counter[str]:
     """Spread `missing` nodes over groups, given in candidate order; a group that is being created can be chosen.
 
     Sizes that are requested already stay, unless their group is passed over. The rest is placed on the best market and
     instance type with a zone that is not passed over, evenly over such zones. If every group is passed over, nothing
-    is placed until the first one may be tried again.
+    is placed until the first one may be tried again. `gangs` are placed already, and are in the result.
     """
     over = passed_over(groups, now)
     open_groups = [group for group in groups if group.status not in OFF_LIMITS and group.name not in over]
-    placed: Counter[str] = Counter()
+    placed: Counter[str] = Counter(gangs or {})
+    total = missing + placed.total()
     for group in open_groups:
-        placed[group.name] += min(group.unfilled, missing - placed.total())
-    _spread(open_groups, missing, placed)
+        placed[group.name] += max(0, min(group.unfilled - placed[group.name], total - placed.total()))
+    _spread(open_groups, total, placed)
     return +placed
 
 
-def _spread(groups: Sequence[Group], missing: int, placed: Counter[str]) -> None:
-    while placed.total() < missing:
+def _spread(groups: Sequence[Group], total: int, placed: Counter[str]) -> None:
+    while placed.total() < total:
         open_groups = [group for group in groups if _room(group, placed) > 0]
         if not open_groups:
             return

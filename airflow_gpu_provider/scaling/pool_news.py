@@ -5,19 +5,24 @@ A machine that Ensure got may be lost before its pod is placed, and a stock-out 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling import keeper
+from airflow_gpu_provider.scaling.gang_queue import GangNews
 from airflow_gpu_provider.scaling.keeper import Subscription, subscribe, subscriptions
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.writes import Outcome
 
+_log = logging.getLogger(__name__)
+
 EVERY = 15.0
+EVERY_FOR_GANGS = 7.5
 FIRST = 5.0
 """Seconds to the first look: a pod that only waits for the scheduler has its node by then."""
 
@@ -33,26 +38,46 @@ class PoolNews:
         said: Lines for their logs.
         no_capacity: Why no machine is available now, where that is stock or a quota.
         empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
+        gangs: Why each gang of the pool that is suspended waits, in words, by its Job's "namespace/name"; empty as
+            long as nobody waits for gangs.
+        gang_errors: What the cluster refused about gangs; see `gang_error`.
     """
 
     said: tuple[str, ...] = ()
     no_capacity: NoCapacity | None = None
     empty_nodes: frozenset[str] = frozenset()
+    gangs: Mapping[str, str] = field(default_factory=dict)
+    gang_errors: Mapping[str, GpuError] = field(default_factory=dict)
+
+    def gang_error(self, job: str) -> GpuError | None:
+        """Return why a gang, by its Job's "namespace/name", cannot be admitted: a permission is missing, say."""
+        return self.gang_errors.get(job) or self.gang_errors.get("")
 
 
 Listener = Callable[[PoolNews], None]
 
 
-def keep(pool: GpuPool, owner: str, listener: Listener) -> None:
+def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False) -> None:
     """Have the pool reconciled until `leave`; `listener` gets the news of each reconcile, in the event loop.
 
-    `owner` is who writes the groups' spec, "<installation>/<dag>". Call it in an event loop.
+    Call it in an event loop.
+
+    Args:
+        pool: The rendered spec.
+        owner: Who writes the groups' spec, "<installation>/<dag>".
+        listener: Takes the news.
+        admits: It waits for a gang: each reconcile admits the gangs of the pool whose nodes are free, the first one at
+            once.
     """
     pods = _pods(pool, owner)
     if pods is None:
         pods = _Pods()
         subscribe(pods, pool, owner)
     pods.listeners.append(listener)
+    if admits:
+        pods.admitting.append(listener)
+        pods.admits = True
+        pods.hurry()
 
 
 async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
@@ -61,6 +86,8 @@ async def leave(pool: GpuPool, owner: str, listener: Listener) -> None:
     if pods is None or listener not in pods.listeners:
         return
     pods.listeners.remove(listener)
+    pods.admitting = [each for each in pods.admitting if each != listener]
+    pods.admits = bool(pods.admitting)
     if not pods.listeners:
         await keeper.leave(pods, pool, owner)
 
@@ -73,13 +100,18 @@ class _Pods(Subscription):
     """The one subscription of all pods that wait for a pool."""
 
     def __init__(self) -> None:
-        super().__init__(lambda: EVERY, first=min(FIRST, EVERY), is_eager=False)
+        super().__init__(self._pause, first=min(FIRST, EVERY), is_eager=False)
         self._started: datetime | None = None
         self._empty_since: dict[str, datetime] = {}
+        self._gangs = GangNews()
         self.listeners: list[Listener] = []
+        self.admitting: list[Listener] = []
 
-    def tell(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
-        super().tell(told)
+    def _pause(self) -> float:
+        return min(EVERY, EVERY_FOR_GANGS) if self.admits else EVERY
+
+    def notify(self, told: Outcome | Exception, said: Iterable[str] = ()) -> None:
+        super().notify(told)
         if isinstance(told, DemandLockBusy):
             return  # another process is reconciling the pool
         try:
@@ -89,14 +121,21 @@ class _Pods(Subscription):
         except Exception as error:  # noqa: BLE001 - the pods' waits go on, and log why
             news = PoolNews(said=(f"the pool could not be reconciled: {error!r}",))
         for listener in tuple(self.listeners):
-            listener(news)
+            try:
+                listener(news)
+            except Exception:  # noqa: BLE001 - else it would end the keeper, and with it the news of all others
+                _log.exception("A pod that waits for a node could not take the news of its pool")
 
     def _news_of(self, outcome: Outcome | Exception) -> PoolNews:
         if isinstance(outcome, Exception):
             raise outcome
         if self._started is None:
             self._started = outcome.snapshot.now - timedelta(seconds=min(FIRST, EVERY))
+        if outcome.gangs is not None:
+            self._gangs = outcome.gangs
         return PoolNews(
+            gangs=self._gangs.why,
+            gang_errors=self._gangs.errors,
             said=(*outcome.said, *said_of_autoscaler(outcome.snapshot, self._started)),
             no_capacity=missing_for_pods(outcome.snapshot, self._started),
             empty_nodes=self._empty_nodes(outcome.snapshot),

@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from functools import cached_property
 
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
-from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.jobs import GangJob, delete_job, list_gang_jobs
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
-from airflow_gpu_provider.cluster.nodes import Node, list_nodes
+from airflow_gpu_provider.cluster.nodes import list_nodes
 from airflow_gpu_provider.cluster.placeholders import list_placeholder_events
-from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pods_on, list_pool_pods, list_run_pods
-from airflow_gpu_provider.cluster.threads import AT_ONCE, all_in_parallel
+from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
+from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.cluster.unlabelled_nodes import list_unlabelled_nodes
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.platforms.base import Machine, Platform, Say
 from airflow_gpu_provider.platforms.quota import without_room
-from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.gang_queue import GangQueue
 from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
 from airflow_gpu_provider.scaling.hard_to_get import Ask
-from airflow_gpu_provider.scaling.ledger import Ledger
+from airflow_gpu_provider.scaling.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.recent_writes import RecentWrites
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import live_leases
 from airflow_gpu_provider.scaling.writes import Outcome, Writes, do_nothing
-
-if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
 
 PATIENCE = timedelta(seconds=60)
 """How long to wait for the pool's lock: longer than a dead holder has it."""
@@ -39,17 +36,8 @@ PATIENCE_IN_A_LOOP = timedelta(seconds=1)
 """The same in an event loop, which tries again: between two tries it waits without a thread."""
 
 
-class Reconciler:
-    """One pool, as one task changes it. Not for several threads at once.
-
-    Args:
-        pool: The (rendered) spec.
-        platform: The pool's cloud.
-        api: The client of the pool's cluster.
-        holder: The name to show as the lock's holder: dag/run/task/try, host and pid.
-        say: Takes a line at once: that it waits for the lock. All others are in the outcome.
-        clock: The time that all processes that change the pool use. Default: the API server's.
-        at_once: How many requests it makes at a time.
+class Reconciler(PoolAccess):
+    """One pool, as one task changes it. Not for several threads at once; its arguments are PoolAccess's.
 
     Attributes:
         over_quota: Groups that do not grow, as a quota has no room for more of their machines: what
@@ -57,28 +45,12 @@ class Reconciler:
         patience: How long it waits for the pool's lock before DemandLockBusy.
     """
 
-    def __init__(
-        self,
-        pool: GpuPool,
-        platform: Platform,
-        api: ApiClient,
-        *,
-        holder: str,
-        say: Say,
-        clock: Clock | None = None,
-        at_once: int = AT_ONCE,
-    ) -> None:
-        self.pool = pool
-        self.platform = platform
-        self.api = api
-        self.holder = holder
-        self._say = say
-        self.clock: Clock = clock or ServerClock(api)
-        self.at_once = at_once
-        self.ledger = Ledger(api, pool, say)
-        self.over_quota: frozenset[str] = frozenset()
-        self.patience = PATIENCE
-        self._seen_of_lock = Sighting()
+    over_quota: frozenset[str] = frozenset()
+    patience = PATIENCE
+
+    @cached_property
+    def _seen_of_lock(self) -> Sighting:
+        return Sighting()
 
     def snapshot(self, lock: PoolLock | None = None) -> PoolSnapshot:
         """Read everything that a decision looks at; a lock that is held is kept meanwhile."""
@@ -120,11 +92,12 @@ class Reconciler:
         events = list_placeholder_events(self.api, warm) if warm else ()
         return replace(snapshot, autoscaler=status, placeholder_events=events)
 
-    def want(self, key: DemandKey, nodes: int, until: datetime, *, warm: str = "") -> Outcome:
+    def want(self, key: DemandKey, nodes: int, until: datetime, *, warm: str = "", gang: int = 0) -> Outcome:
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
-        `warm` is the image of the placeholders that make an autoscaler add the nodes at once; empty: none. The
-        switch is moved before the demand is written, so that demand is never without it.
+        `warm` is the image of the placeholders that make an autoscaler add the nodes at once; empty: none. `gang` of
+        the nodes have to be in one zone. The switch is moved before the demand is written, so that demand is never
+        without it.
 
         Raises:
             PoolDrift: Another pool's runs use an external group that this pool names.
@@ -134,7 +107,7 @@ class Reconciler:
         with self._lock() as lock:
             before = self.snapshot(lock)
             check_group_claims(before)
-            lease = replace(_lease(before, key, nodes, until), warm=warm)
+            lease = replace(_lease(before, key, nodes, until), warm=warm, gang=gang)
             others = tuple(each for each in before.leases if each.key != key)
             snapshot = replace(before, leases=(*others, lease))
 
@@ -144,15 +117,26 @@ class Reconciler:
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 
-    def reconcile(self) -> Outcome:
-        """Bring the pool closer to what is wanted now. Takes the lock only if there is something to do."""
+    def reconcile(self, *, admits: bool = False) -> Outcome:
+        """Bring the pool closer to what is wanted now. Takes the lock only if there is something to do.
+
+        With `admits` its gangs are admitted, too, where their nodes are free.
+        """
         snapshot = self.snapshot()
         decision = decide(snapshot)
-        if decision.is_empty:
-            return Outcome(snapshot=snapshot, decision=decision, said=decision.notes)
+        gangs = GangQueue(self.api, snapshot, decision) if admits else None
+        if decision.is_empty and (gangs is None or gangs.is_empty):
+            news = gangs.news if gangs else None
+            return Outcome(snapshot=snapshot, decision=decision, said=decision.notes, gangs=news)
         with self._lock() as lock:
             snapshot = self.snapshot(lock)
-            return Writes(self, lock, snapshot, decide(snapshot)).carry_out()
+            decision = decide(snapshot)
+            gangs = GangQueue(self.api, snapshot, decision) if admits else None
+            if gangs is None:
+                return Writes(self, lock, snapshot, decision).carry_out()
+            gangs.move_on(lock.check)
+            outcome = Writes(self, lock, snapshot, decision).carry_out()
+            return replace(outcome, gangs=gangs.news, said=(*gangs.news.said, *outcome.said))
 
     def amend(self, *asks: Ask) -> Outcome:
         """Write what runs want from now on, where their demand is unchanged; bring the pool closer to it.
@@ -170,7 +154,7 @@ class Reconciler:
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write_all)
 
-    def give_up(self, key: DemandKey) -> Outcome:
+    def delete_demand_and_reconcile(self, key: DemandKey) -> Outcome:
         """Delete the run's demand, and bring the pool closer to what is wanted without it. Idempotent."""
         if all(lease.key != key for lease in list_demand(self.api, self.pool.name)):
             return self.reconcile()
@@ -181,7 +165,7 @@ class Reconciler:
             snapshot = self.snapshot(lock)
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out()
 
-    def drop(self, lease: DemandLease) -> bool:
+    def delete_demand_if_unchanged(self, lease: DemandLease) -> bool:
         """Delete a run's demand if it is unchanged since it was read; return False if it is gone or has changed."""
         with self._lock() as lock:
             if lease not in list_demand(self.api, self.pool.name):
@@ -193,40 +177,65 @@ class Reconciler:
     def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
         """Delete exactly these pods, and return the names of those that were there, as namespace/name.
 
+        The Job of a gang's pods goes with them, before them.
+
         Raises:
             GpuError: A pod could not be deleted; the deletion of all the others was requested.
         """
         leaving = tuple(pods)
         self.ledger.pods(leaving, self.clock.now())
         to_go = [pod for pod in leaving if not pod.deleting]
-        were_there = all_in_parallel(self._delete, to_go, at_once=self.at_once)
+        gangs = {pod.job: pod for pod in leaving if pod.job}
+        try:
+            all_in_parallel(self._delete_job_of, [*gangs.values()], at_once=self.at_once)
+        finally:
+            were_there = all_in_parallel(self._delete, to_go, at_once=self.at_once)
         return [str(pod) for pod, was_there in zip(to_go, were_there, strict=True) if was_there]
 
     def _delete(self, pod: Pod) -> bool:
-        try:
+        with _named(f"Pod {pod}"):
             return delete_pod(self.api, pod)
-        except GpuError as error:
-            what = f"Pod {pod} could not be deleted: {error.what}"
-            raise type(error)(what, error.fix, **error.details) from error
+
+    def _delete_job_of(self, pod: Pod) -> bool:
+        with _named(f"Job {pod.namespace}/{pod.job_name}"):
+            return delete_job(self.api, pod.namespace, pod.job_name, pod.job)
+
+    def delete_gangs(self, lease: DemandLease) -> list[str]:
+        """Delete the gangs of a run, and return their names as namespace/name; those that wait have no pods.
+
+        Jobs are asked for only where the run has wanted nodes for a gang.
+
+        Raises:
+            GpuError: One could not be deleted; the deletion of all the others was requested.
+        """
+        jobs = list_gang_jobs(self.api, self.pool.name, lease.key.hash) if lease.gang else ()
+        were_there = all_in_parallel(self._delete_gang, jobs, at_once=self.at_once)
+        return [str(job) for job, was_there in zip(jobs, were_there, strict=True) if was_there]
+
+    def _delete_gang(self, job: GangJob) -> bool:
+        with _named(f"Job {job}"):
+            return delete_job(self.api, job.namespace, job.name, job.uid)
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
         return self.delete_pods(list_run_pods(self.api, self.pool.node_selector, key.hash))
 
     def release(self, key: DemandKey) -> Outcome:
-        """Delete the pods that the run left, and release its demand. Idempotent.
+        """Delete the gangs and the pods that the run left, and release its demand. Idempotent.
 
         Raises:
             GpuError: An error of the cluster or the cloud. If a pod cannot be deleted, the demand and the machines
                 without a running pod are released all the same.
         """
         try:
-            deleted = self.delete_run_pods(key)
+            leases = [lease for lease in list_demand(self.api, self.pool.name) if lease.key == key]
+            deleted = [f"gang {name}" for lease in leases for name in self.delete_gangs(lease)]
+            deleted += [f"pod {name}" for name in self.delete_run_pods(key)]
         except GpuError:
-            self.give_up(key)
+            self.delete_demand_and_reconcile(key)
             raise
-        outcome = self.give_up(key)
-        return replace(outcome, said=(*(f"deleted leftover pod {name}" for name in deleted), *outcome.said))
+        outcome = self.delete_demand_and_reconcile(key)
+        return replace(outcome, said=(*(f"deleted leftover {name}" for name in deleted), *outcome.said))
 
     def record_machines(self) -> None:
         """Record which machines the pool has now, for the bills of its runs."""
@@ -245,12 +254,14 @@ class Reconciler:
             seen=self._seen_of_lock,
         )
 
-    def remove_machines(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
-        """Remove machines, and return those that cannot be removed yet."""
-        return self.platform.release(machines)
 
-    def pods_on(self, nodes: Iterable[Node]) -> list[Pod]:
-        return list_pods_on(self.api, nodes, at_once=self.at_once)
+@contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Name what could not be deleted in the error."""
+    try:
+        yield
+    except GpuError as error:
+        raise type(error)(f"{what} could not be deleted: {error.what}", error.fix, **error.details) from error
 
 
 def _lease(before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime) -> DemandLease:

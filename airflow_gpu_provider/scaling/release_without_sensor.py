@@ -83,10 +83,10 @@ def release_without_sensor(
     pause = _EVERY if within is None else min(_EVERY, within.total_seconds())
     give_up_at: datetime | None = None
     while True:
-        outcome = reconciler.give_up(key)
+        outcome = reconciler.delete_demand_and_reconcile(key)
         now = outcome.snapshot.now
         stays = [*_staying(outcome.snapshot, outcome.decision, own)]
-        narrator.tell(now, *outcome.said, *(each.words for each in stays))
+        narrator.log(now, *outcome.said, *(each.words for each in stays))
         waited_for = [each.pod for each in stays if each.is_waited_for]
         # Neither is certain to succeed: AWS ends no machine that is being launched, and reduces no size meanwhile.
         if not waited_for and not (outcome.decision.release or outcome.decision.shrink):

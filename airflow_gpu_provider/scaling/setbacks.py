@@ -80,5 +80,5 @@ async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narra
             if not patience.bears(error, now):
                 raise
             setbacks = setbacks.one_more(now)
-            narrator.tell(now, f"{type(error).__name__}: {error} The wait continues.")
+            narrator.log(now, f"{type(error).__name__}: {error} The wait continues.")
         await asyncio.sleep(setbacks.pause)

@@ -48,7 +48,7 @@ class Narrator:
         self._before = "so far: " if goes_on else ""
         self._true_now: frozenset[str] = frozenset()
 
-    def tell(self, now: datetime, *lines: str) -> None:
+    def log(self, now: datetime, *lines: str) -> None:
         for line in dict.fromkeys(lines):
             if line not in self._true_now:
                 self._say(f"[{format_seconds(now - self._started)}] {self._before}{line}")
@@ -123,12 +123,12 @@ async def run_wait(
                 if not patience.bears(error, clock.now()):
                     raise
                 if not isinstance(error, DemandLockBusy):  # waiting for the lock logs its holder
-                    narrator.tell(clock.now(), patience.in_words(error))
+                    narrator.log(clock.now(), patience.in_words(error))
                 continue
             clock.is_now(outcome.snapshot.now)
             progress = wait.step(outcome.snapshot)
             patience = _patience(wait)
-            narrator.tell(clock.now(), *outcome.said, *progress.lines, *([progress.ask.why] if progress.ask else []))
+            narrator.log(clock.now(), *outcome.said, *progress.lines, *([progress.ask.why] if progress.ask else []))
             if progress.done:
                 return progress
             if progress.error:

@@ -21,7 +21,7 @@ def live_leases(snapshot: PoolSnapshot) -> tuple[DemandLease, ...]:
 def wanted_nodes(snapshot: PoolSnapshot) -> int:
     """Return how many nodes the pool should have now: the demand, within min_nodes and max_nodes."""
     leased = sum(lease.nodes for lease in live_leases(snapshot))
-    asked = leased + _unleased_nodes(snapshot) + _unleased_pending(snapshot)
+    asked = leased + unleased_wanted(snapshot)
     return min(snapshot.pool.max_nodes, max(snapshot.pool.min_nodes, asked))
 
 
@@ -58,11 +58,15 @@ def own_lease(snapshot: PoolSnapshot, key: DemandKey) -> DemandLease:
 
 def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
     """Return how many nodes the pool can have. External nodes are those that exist: runs share them."""
-    can_grow = any(group.when_idle == "remove" or group.provisioner for group in snapshot.groups)
-    if can_grow or not snapshot.groups:
+    if can_grow(snapshot) or not snapshot.groups:
         return snapshot.pool.max_nodes
     there = sum(len(group.live) for group in snapshot.groups)
     return min(snapshot.pool.max_nodes, max(lease.nodes, there))
+
+
+def can_grow(snapshot: PoolSnapshot) -> bool:
+    """Return False where the nodes are external, and no more will come."""
+    return any(group.when_idle == "remove" or group.provisioner for group in snapshot.groups)
 
 
 def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:
@@ -101,6 +105,11 @@ def wanted_by(snapshot: PoolSnapshot) -> str:
     return ", ".join(who) or "nobody"
 
 
+def unleased_wanted(snapshot: PoolSnapshot) -> int:
+    """Count the nodes that GPU pods without a lease use or wait for."""
+    return _unleased_nodes(snapshot) + _unleased_pending(snapshot)
+
+
 def _unleased_nodes(snapshot: PoolSnapshot) -> int:
     """Count the nodes on which GPU pods without a lease run."""
     return len({pod.node for pod in _unleased_gpu_pods(snapshot) if pod.node})
@@ -122,16 +131,21 @@ def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
 def leased_pending(snapshot: PoolSnapshot) -> int:
     """Count the nodes that unbound GPU pods of runs with a live lease need together, judged by their GPUs."""
     runs = {lease.key.hash for lease in live_leases(snapshot)}
-    return _nodes_for(snapshot, [pod for pod in snapshot.pods if _wants_gpus(pod) and not pod.node and pod.run in runs])
+    return _nodes_for(snapshot, [pod for pod in snapshot.pods if waits_for_gpus(pod) and pod.run in runs])
 
 
 def pending_nodes(snapshot: PoolSnapshot) -> int:
     """Count the nodes that all unbound GPU pods of the pool need together, judged by their GPUs."""
-    return _nodes_for(snapshot, [pod for pod in snapshot.pods if _wants_gpus(pod) and not pod.node])
+    return _nodes_for(snapshot, [pod for pod in snapshot.pods if waits_for_gpus(pod)])
+
+
+def waits_for_gpus(pod: Pod) -> bool:
+    """Return True if the pod asks for GPUs and has no node yet."""
+    return _wants_gpus(pod) and not pod.node
 
 
 def _wants_gpus(pod: Pod) -> bool:
-    return bool(pod.gpus) and not (pod.daemon or pod.placeholder or pod.finished or pod.deleting)
+    return bool(pod.gpus) and not (pod.daemon or pod.placeholder or pod.finished or pod.deleting or pod.gated)
 
 
 def _nodes_for(snapshot: PoolSnapshot, waiting: Sequence[Pod]) -> int:

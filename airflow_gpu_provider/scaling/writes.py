@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.demand import DemandLease, delete_demand
@@ -18,13 +18,12 @@ from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
 from airflow_gpu_provider.cluster.unlabelled_nodes import label_node, list_unlabelled_nodes
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.scaling.decisions import Decision
+from airflow_gpu_provider.scaling.gang_queue import GangNews
+from airflow_gpu_provider.scaling.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.recent_writes import RecentWrites
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.wanted import is_overdue
 from airflow_gpu_provider.workload_placement import tolerations_of
-
-if TYPE_CHECKING:
-    from airflow_gpu_provider.scaling.reconcile import Reconciler
 
 SETTLE = timedelta(seconds=1)
 """How long to wait for a binding that the scheduler had decided before it saw the cordon.
@@ -53,11 +52,13 @@ class Outcome:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
         decision: What was decided from it.
         said: What was done and why, for the task's log.
+        gangs: What is said to those who wait for gangs; None where nobody looked at these.
     """
 
     snapshot: PoolSnapshot
     decision: Decision
     said: tuple[str, ...]
+    gangs: GangNews | None = None
 
 
 def do_nothing() -> None:
@@ -69,12 +70,12 @@ class Writes:
 
     def __init__(
         self,
-        reconciler: Reconciler,
+        access: PoolAccess,
         lock: PoolLock,
         snapshot: PoolSnapshot,
         decision: Decision,
     ) -> None:
-        self._on = reconciler
+        self._on = access
         self._lock = lock
         self._snapshot = snapshot
         self._decision = decision
@@ -92,7 +93,7 @@ class Writes:
         self._grow(self._shrink())
         self._on.ledger.machines(self._snapshot)
         self._release()
-        for key in self._decision.forget:
+        for key in self._decision.delete_demand:
             self._on.ledger.end(key, self._snapshot.now)
             self._lock.check()
             delete_demand(self._on.api, key)

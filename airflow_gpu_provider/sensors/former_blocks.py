@@ -67,7 +67,7 @@ def release(
                 say(f"pool {pool.name}: pods of {key} are still there, and its nodes stay for them")
                 continue
             say(f"pool {pool.name}: gives up the demand of {key}, a block that the DAG does not have any more")
-            for line in former.give_up(key).said:
+            for line in former.delete_demand_and_reconcile(key).said:
                 say(f"pool {pool.name}: {line}")
     except GpuError as error:
         say(f"What the run wanted for blocks that its DAG does not have any more may be left: {error}")

@@ -166,11 +166,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             now = SystemClock().now()
             if not patience.bears(error, now):
                 raise self._not_released(context, error) from error
-            narrator.tell(now, patience.in_words(error))
+            narrator.log(now, patience.in_words(error))
             return None
         patience.succeeded()
         progress = self._wait.step(outcome.snapshot)
-        narrator.tell(SystemClock().now(), *outcome.said, *progress.lines)
+        narrator.log(SystemClock().now(), *outcome.said, *progress.lines)
         return progress
 
     def _local_wait(self, context: Context) -> ReleaseWait:
@@ -201,25 +201,19 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return not_released(error, self._key(context), lambda: self._opened(context))
 
     def _open(self, context: Context) -> Reconciler:
-        from airflow_gpu_provider.run_identity import lock_holder
-        from airflow_gpu_provider.scaling.open_pool import open_pool
+        from airflow_gpu_provider.run_identity import pool_opener
 
-        return open_pool(self.gpu_pool, owner=self._owner(context), holder=lock_holder(context), say=self._say)
-
-    def _owner(self, context: Context) -> str:
-        from airflow_gpu_provider.run_identity import installation_id
-
-        return f"{installation_id()}/{context['ti'].dag_id}"
+        return pool_opener(context, self._say)(self.gpu_pool)
 
     def _defer(self, context: Context) -> NoReturn:
-        from airflow_gpu_provider.run_identity import lock_holder
+        from airflow_gpu_provider.run_identity import group_writer, lock_holder
         from airflow_gpu_provider.triggers.pool import RECORD_VERSION, ReleaseTrigger
 
         wait = self._wait or self._local_wait(context)
         record = {
             "version": RECORD_VERSION,
             "pool": self.gpu_pool.serialize(),
-            "owner": self._owner(context),
+            "owner": group_writer(context),
             "holder": lock_holder(context),
             "deferred_at": time.time(),
             "wait": wait.to_record(),
@@ -249,19 +243,17 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _release_former_blocks(self, context: Context) -> None:
         """Release, too, what the run wanted for blocks that its DAG does not have any more."""
-        from airflow_gpu_provider.run_identity import lock_holder
-        from airflow_gpu_provider.scaling.open_pool import open_pool
+        from airflow_gpu_provider.run_identity import pool_opener
         from airflow_gpu_provider.sensors import former_blocks
 
         blocks = former_blocks.blocks_of(self.get_dag())
         if not blocks:
             return
-        owner, holder = self._owner(context), lock_holder(context)
         former_blocks.release(
             self._opened(context),
             self._key(context),
             blocks,
-            connect=lambda pool: open_pool(pool, owner=owner, holder=holder, say=self._say),
+            connect=pool_opener(context, self._say),
             say=self._say,
         )
 

@@ -13,8 +13,9 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import ServerClock
-from airflow_gpu_provider.cluster.demand import LEASES, DemandKey
+from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
+from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
@@ -34,6 +35,7 @@ from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.deferral_delay import has_returned, settle
 from airflow_gpu_provider.triggers.shielded import run_shielded
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
+from airflow_gpu_provider.workloads.logs import GangLogs
 
 RECORD_VERSION = 2
 """1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor, whatever happens."""
@@ -58,7 +60,8 @@ class GpuPodTrigger(BaseTrigger):
 
     Args:
         record: Its whole state, versioned: "pool" (the spec), "wait" (PodWait's record), "owner" (who writes the
-            groups' spec), "key" (the demand that covers the pod), "holder" (for the pool's lock), "deferred_at",
+            groups' spec), "key" (the demand that covers the pod), "owns_demand" (that is a
+            Lease of the task's own), "holder" (for the pool's lock), "deferred_at",
             "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own), "logs" (which containers' logs
             are streamed; see PodLogs), "result" (the "container" and "path" of the pod's result file), "pause" (seconds
             before it begins, after a setback) and "extra" (more entries for the event).
@@ -69,7 +72,8 @@ class GpuPodTrigger(BaseTrigger):
         self.record = record
         self._connection = AsyncExitStack()
         self._api: AsyncApi | None = None
-        self._logs: PodLogs | None = None
+        self._logs: PodLogs | GangLogs | None = None
+        self._own: set[str] = set()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         return f"{type(self).__module__}.{type(self).__qualname__}", {"record": self.record}
@@ -81,7 +85,7 @@ class GpuPodTrigger(BaseTrigger):
             event = {**(self.record.get("extra") or {}), **handed_back(self.record, RECORD_VERSION)}
             yield TriggerEvent(event)  # type: ignore[no-untyped-call]
             return
-        wait = PodWait.from_record(self.record["wait"])
+        wait = self._wait()
         await asyncio.sleep(self.record.get("pause") or 0.0)
         event = await self._event(wait)
         await settle(self.record["deferred_at"])
@@ -89,19 +93,23 @@ class GpuPodTrigger(BaseTrigger):
         about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
         yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
 
+    def _wait(self) -> PodWait:
+        return PodWait.from_record(self.record["wait"])
+
     async def _event(self, wait: PodWait) -> dict[str, Any]:
         narrator = Narrator(self.log.info, started=wait.started, goes_on=has_returned(self.record))
         try:
             watch = partial(self._watch, wait, narrator)
             setbacks = Narrator(self.log.info, started=wait.started)
             progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
-            result = await self._read_result(wait) if progress.error is None else None
+            pod = self._pod_of_result(wait, progress) if progress.error is None else None
+            result = await self._read_result(wait.namespace, pod) if pod else None
             return {**_event(progress), "result": result}
         except GpuError as error:
             return {"status": "error", "message": str(error), "error": error.to_record()}
         except Exception as error:
             # The operator looks at the pod, and has it watched again where it still runs.
-            self.log.exception("The wait for pod %s failed", wait.name)
+            self.log.exception("The wait for %s failed", wait.name)
             return {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
 
     async def _watch(self, wait: PodWait, narrator: Narrator) -> Progress:
@@ -112,8 +120,8 @@ class GpuPodTrigger(BaseTrigger):
         wanted = self.record.get("logs")
         if wanted is not None and self._logs is not None:
             wanted = {**wanted, "positions": self._logs.rest()["positions"]}
-        self._logs = PodLogs(self._api, wait, wanted, self.log.log)
-        async with self._logs as logs:
+        logs = self._logs = PodLogs(self._api, wait, wanted, self.log.log)
+        async with logs:
             progress = await watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=logs.follow)
             await settle(self.record["deferred_at"])
             if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
@@ -125,12 +133,15 @@ class GpuPodTrigger(BaseTrigger):
             return await self._logs.safe_rest()
         return {"positions": (self.record.get("logs") or {}).get("positions") or {}, "may_repeat": True}
 
-    async def _read_result(self, wait: PodWait) -> str | None:
+    def _pod_of_result(self, wait: PodWait, progress: Progress) -> str | None:
+        return wait.name
+
+    async def _read_result(self, namespace: str, pod: str) -> str | None:
         where = self.record.get("result")
         if where is None or self._api is None:
             return None
         command = ["sh", "-c", f'if [ -s "$0" ]; then head -c {LONGEST_RESULT + 1} "$0"; fi', where["path"]]
-        path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+        path = f"api/v1/namespaces/{namespace}/pods/{pod}"
         try:
             read = await self._api.output(path, container=where["container"], command=command, within=_RESULT_WITHIN)
             return read.decode() if read is not None and len(read) <= LONGEST_RESULT else None
@@ -149,7 +160,7 @@ class GpuPodTrigger(BaseTrigger):
         That one may have sent the event meanwhile: what has ended is then its worker's to collect, and to delete.
         The uid makes sure that a new try's pod of the same name stays.
         """
-        wait = PodWait.from_record(self.record["wait"])
+        wait = self._wait()
         if await is_still_deferred(self):
             self.log.info("The task still waits for pod %s, elsewhere; it is left alone.", wait.name)
             return
@@ -181,7 +192,7 @@ class GpuPodTrigger(BaseTrigger):
         try:
             async with self._connected() as api:
                 is_covered = await api.get(f"{LEASES}/{key.lease_name}".lstrip("/")) is not None
-            if is_covered and not await is_run_over(self):
+            if is_covered and not self.record.get("owns_demand") and not await is_run_over(self):
                 return
             await in_thread(self._release_unattended, key)
         except GpuError as error:
@@ -191,7 +202,7 @@ class GpuPodTrigger(BaseTrigger):
         pool = deserialize_pool(self.record["pool"])
         holder = f"{self.record['holder']}+trigger"
         reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-        own = {PodWait.from_record(self.record["wait"]).uid}
+        own = self._own or {self._wait().uid}
         release_without_sensor(reconciler, key, own=own, say=self.log.info)
 
     def _note_use(self, pod: dict[str, Any]) -> None:

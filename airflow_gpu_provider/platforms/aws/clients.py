@@ -19,7 +19,7 @@ from botocore.loaders import Loader
 from botocore.model import ServiceId
 from botocore.signers import RequestSigner
 
-from airflow_gpu_provider.api_calls import tell_of_aws
+from airflow_gpu_provider.api_calls import report_calls_to_aws
 from airflow_gpu_provider.cluster.clock import ahead
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cluster.threads import in_parallel as in_parallel
@@ -156,7 +156,7 @@ class AwsClients:
         with mapped_errors(service="sts", connection=self.connection):
             session = self._hook.get_session(region_name=self._region)
         session._session.register_component("data_loader", _LOADER)
-        tell_of_aws(session.events)
+        report_calls_to_aws(session.events)
         return session
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -17,7 +17,7 @@ from airflow_gpu_provider.platforms.aws.group_state import failures, is_launchin
 from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups, asg_name
 from airflow_gpu_provider.platforms.aws.plan import issues
 from airflow_gpu_provider.platforms.aws.quota import quota_code
-from airflow_gpu_provider.platforms.aws.suspensions import LeaseMarks
+from airflow_gpu_provider.platforms.aws.suspensions import SuspensionMarks
 from airflow_gpu_provider.platforms.base import Group, GroupStatus
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
@@ -52,12 +52,14 @@ class EksCluster:
     Attributes:
         behind: The Auto Scaling groups behind node groups, as last observed: EKS may not know a new one at the next
             call.
+        make_marks: Returns where suspended launches are marked; None for the Auto Scaling groups' tags.
     """
 
     def __init__(self, pool: EksGpuPool) -> None:
         self.pool = pool
         self.clients = AwsClients(conn_id=pool.aws_conn_id, region=pool.region)
         self.behind: Mapping[str, str] = {}
+        self.make_marks: Callable[[], SuspensionMarks | None] = lambda: None
 
     @property
     def access(self) -> ClusterAccess:
@@ -80,9 +82,8 @@ class EksCluster:
 
     @cached_property
     def scaling(self) -> AutoScaling:
-        """Calls about Auto Scaling groups; external ones are not tagged, so marks on them are Leases."""
-        marks = LeaseMarks(self.access.api_client()) if self.pool.manage == "scale" else None
-        return AutoScaling(self.clients.autoscaling, marks)
+        """Calls about Auto Scaling groups."""
+        return AutoScaling(self.clients.autoscaling, self.make_marks())
 
     def asgs_of(self, groups: Collection[str]) -> dict[str, str]:
         """Return the Auto Scaling groups behind groups, by group, in the order given.
@@ -93,7 +94,8 @@ class EksCluster:
         names = list(groups)
         found = dict(zip(names, in_parallel(self.find_asg, names), strict=True))
         if lacking := [group for group, asg in found.items() if asg is None]:
-            what = f"Node group {', '.join(lacking)} does not exist, or has no Auto Scaling group yet."
+            states = "; ".join(f"node group {group} {self._why_no_asg(group)}" for group in lacking)
+            what = f"Pool {self.pool.name}: {states}."
             raise GroupNotFound(what, "Run EnsureGpuPoolOperator again.", groups=lacking)
         return {group: asg for group, asg in found.items() if asg}
 
@@ -105,6 +107,10 @@ class EksCluster:
             return known
         raw = self.groups.describe(group)
         return asg_name(raw) if raw else None
+
+    def _why_no_asg(self, group: str) -> str:
+        raw = self.groups.describe(group)
+        return f"is {raw['status']} and has no Auto Scaling group" if raw else "does not exist"
 
     def read_asgs(self, names: Collection[str]) -> dict[str, AsgState]:
         """Return what there is of Auto Scaling groups, by name."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolSpecError
@@ -15,6 +14,7 @@ from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, gro
 from airflow_gpu_provider.platforms.aws.launch_templates import template_data
 from airflow_gpu_provider.platforms.aws.named_group import candidate, read_group, template_of
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
+from airflow_gpu_provider.platforms.aws.suspensions import LeaseMarks
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.growth_notes import growth_notes
@@ -45,6 +45,8 @@ class ExternalGroups(GroupSource):
     def __init__(self, eks: EksCluster) -> None:
         self._eks = eks
         self._pool = eks.pool
+        eks.make_marks = lambda: LeaseMarks(eks.access.api_client())  # external groups are not tagged
+        self._known: list[str] = []
         self._templates: dict[frozenset[tuple[str, str]], Mapping[str, Any]] = {}
 
     def candidates(self) -> tuple[Candidate, ...]:
@@ -63,7 +65,7 @@ class ExternalGroups(GroupSource):
             PoolDrift, PoolSpecError: A group cannot serve the pool as it is.
             AutoscalerTagsMissing: cluster-autoscaler is to add nodes, and does not know a group or what nodes it has.
         """
-        self._check_node_groups(self._existing)
+        self._check_node_groups(self._existing())
         named = self._read()
         self._check_there(named)
         self._check_once(named)
@@ -140,21 +142,28 @@ class ExternalGroups(GroupSource):
     def observe(self) -> tuple[Group, ...]:
         return tuple(map(self._group, self._read()))
 
-    @cached_property
+    def node_role(self) -> str:
+        """Return nothing: no group is created."""
+        return ""
+
+    def switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
+        """Return the groups' own smallest sizes, by name: below those AWS does not go."""
+        return {name: int(asg["MinSize"]) for name, asg in self._eks.scaling.groups(asgs).items()}
+
     def _existing(self) -> list[str]:
-        """The managed node groups that the pool names and the cluster has.
+        """Return the managed node groups that the pool names and the cluster has.
 
         No other is asked for: a policy that is limited to the pool's groups, misspelt in the one place and not in the
-        other, makes AWS answer AccessDenied, whether or not there is one.
+        other, makes AWS answer AccessDenied, whether or not there is one. While one is missing, it is looked for.
         """
-        if not self._pool.node_groups:
-            return []
-        there = set(self._eks.groups.names())
-        return [name for name in self._pool.node_groups if name in there]
+        if len(self._known) < len(self._pool.node_groups):
+            there = set(self._eks.groups.names())
+            self._known = [name for name in self._pool.node_groups if name in there]
+        return self._known
 
     def _read(self) -> list[_Named]:
         """Return the groups that exist and have an Auto Scaling group, in the spec's order."""
-        described = in_parallel(self._eks.groups.describe, self._existing)
+        described = in_parallel(self._eks.groups.describe, self._existing())
         managed = {raw["nodegroupName"]: raw for raw in described if raw}
         behind = {name: found for name, raw in managed.items() if (found := asg_name(raw))}
         self._eks.behind = dict(behind)

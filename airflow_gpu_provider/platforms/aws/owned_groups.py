@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.errors import GpuError, GroupFailed, PoolSpecError, QuotaExceeded
+from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
 from airflow_gpu_provider.platforms.aws import plan as eks_plan
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
@@ -22,6 +22,7 @@ from airflow_gpu_provider.platforms.aws.spec import ZONE_TAG, GroupSpec
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.growth_notes import growth_notes
+from airflow_gpu_provider.platforms.offers import Offers
 from airflow_gpu_provider.pools import Candidate
 
 _LATE_TAINTS = (
@@ -58,19 +59,12 @@ class OwnedGroups(GroupSource):
         )
 
     @cached_property
-    def _offered(self) -> set[tuple[str, str]]:
-        return offered_types(self._eks.clients.ec2, self._pool, self._subnets)
+    def _offers(self) -> Offers:
+        offered = offered_types(self._eks.clients.ec2, self._pool, self._subnets)
+        return Offers.of(self._pool, self._subnets, offered, cloud="EC2")
 
     def candidates(self) -> tuple[Candidate, ...]:
-        everywhere = self._pool.candidates(self._subnets)
-        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
-        if not offered:
-            raise PoolSpecError(
-                f"Pool {self._pool.name}: EC2 offers {' or '.join(self._pool.instance_types)} in none of"
-                f" {', '.join(self._subnets)}.",
-                "Choose other zones or instance types.",
-            )
-        return offered
+        return self._offers.candidates
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
@@ -195,14 +189,12 @@ class OwnedGroups(GroupSource):
         )
 
     def _notes(self, candidates: Sequence[Candidate], groups: Mapping[str, Any]) -> tuple[str, ...]:
-        left_out = [c for c in self._pool.candidates(self._subnets) if c not in candidates]
-        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
         to_come = {candidate.zone for candidate in candidates if candidate.group not in groups}
         subnets = [subnet for zone, subnet in self._subnets.items() if zone in to_come]
         return (
             *subnet_notes(subnets, self._pool),
             *self._security_notes(),
-            *(f"{instance_type} is left out in {zone}: EC2 does not offer it there" for instance_type, zone in places),
+            *self._offers.notes,
             *((_LATE_TAINTS,) if self._pool.ami_type == "CUSTOM" else ()),
         )
 
@@ -213,6 +205,14 @@ class OwnedGroups(GroupSource):
         return security_notes(self._eks.clients.ec2, self._eks.groups.neighbours, cluster_group)
 
     # -- what there is ---------------------------------------------------------------------------------------
+
+    def node_role(self) -> str:
+        """Return the role of new nodes; raises PoolSpecError where none is known."""
+        return self._eks.groups.node_role()
+
+    def switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
+        """Return the sizes to which the switch sets Auto Scaling groups, by name: zero."""
+        return dict.fromkeys(asgs, 0)
 
     def observe(self) -> tuple[Group, ...]:
         return self._observe(self._eks.groups.owned())

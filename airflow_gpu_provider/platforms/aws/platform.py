@@ -44,7 +44,8 @@ class EksPlatform(CloudPlatform):
         self._pool = pool
         self._eks = EksCluster(pool)
         self._clients = self._eks.clients
-        super().__init__(pool, ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner))
+        self._groups = ExternalGroups(self._eks) if pool.manage == "scale" else OwnedGroups(self._eks, owner)
+        super().__init__(pool, self._groups)
 
     # -- the cluster -----------------------------------------------------------------------------------------
 
@@ -58,7 +59,7 @@ class EksPlatform(CloudPlatform):
         asked = eks_permissions.questions(
             self._pool,
             cluster_arn=self._eks.description["arn"],
-            node_role="" if self._pool.manage == "scale" else self._eks.groups.node_role(),
+            node_role=self._groups.node_role(),
             groups=list(self._eks.scaling.groups(behind).values()),
         )
         caller = self._clients.sts.call("get_caller_identity")
@@ -79,11 +80,9 @@ class EksPlatform(CloudPlatform):
     # -- sizes and the switch --------------------------------------------------------------------------------
 
     def schedule_scale_to_zero(self, groups: Collection[str], at: datetime) -> None:
-        """Set the groups to zero at `at`, external ones to their own smallest sizes: below that AWS does not go."""
-        behind = self._eks.asgs_of(groups).values()
-        external = self._eks.scaling.groups(behind) if self._pool.manage == "scale" else {}
-        smallest = {name: int(asg["MinSize"]) for name, asg in external.items()}
-        in_parallel(lambda name: self._eks.scaling.schedule_scale_to_zero(name, at, size=smallest.get(name, 0)), behind)
+        """Set the groups to zero at `at`, external ones to their own smallest sizes."""
+        sizes = self._groups.switch_sizes(self._eks.asgs_of(groups).values())
+        in_parallel(lambda name: self._eks.scaling.schedule_scale_to_zero(name, at, size=sizes[name]), sizes)
 
     def cancel_scale_to_zero(self, groups: Collection[str]) -> None:
         in_parallel(self._eks.scaling.cancel_scale_to_zero, filter(None, in_parallel(self._eks.find_asg, groups)))

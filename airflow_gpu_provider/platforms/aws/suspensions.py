@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.demand import LEASES, create_lease, delete_lease
+from airflow_gpu_provider.cluster.leases import LEASES, PART_OF, create_lease, delete_lease
 from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.platforms.aws.clients import AwsService
 
@@ -73,7 +73,7 @@ class LeaseMarks:
         self.clear(name)
         metadata = {
             "name": _lease_name(name),
-            "labels": {"app.kubernetes.io/managed-by": "airflow-gpu-provider", _KIND: "suspension"},
+            "labels": {**PART_OF, _KIND: "suspension"},
             "annotations": {_ASG: name},
         }
         spec = {"acquireTime": format_time(at)}

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.platforms.base import Machine, Platform
-from airflow_gpu_provider.pools import KubernetesGpuPool
+from airflow_gpu_provider.cluster.nodes import list_nodes
+from airflow_gpu_provider.platforms.base import Group, Machine, Platform
+from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -37,6 +38,26 @@ class ExternalMachinesPlatform(Platform):
     @cached_property
     def _api(self) -> ApiClient:
         return self.cluster_access().api_client()
+
+    def _machines(self) -> dict[str, Machine]:
+        """Return the machines of the nodes with the labels that the pool's pods select, by id."""
+        return {
+            node.machine: Machine(id=node.machine, group=self._pool.name, state="running", launched_at=node.created_at)
+            for node in list_nodes(self._api, self._pool.node_selector)
+        }
+
+    def _group(self, machines: Mapping[str, Machine]) -> Group:
+        """Return the one group that such a pool has."""
+        return Group(
+            name=self._pool.name,
+            candidate=Candidate(group=self._pool.name, zone="", instance_type="", market="ON_DEMAND"),
+            status="active",
+            desired=len(machines),
+            max_size=len(machines),
+            machines=tuple(machines.values()),
+            has_switch=False,
+            when_idle="keep",
+        )
 
     def grow(self, sizes: Mapping[str, int]) -> None:
         """Do nothing: machines come by others."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.nodes import Node, write_node
+from airflow_gpu_provider.cluster.nodes import write_node
 from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Say
+from airflow_gpu_provider.platforms.base import Change, Group, Plan, Say
 from airflow_gpu_provider.platforms.external.base import ExternalMachinesPlatform
-from airflow_gpu_provider.pools import Candidate, Taint
+from airflow_gpu_provider.pools import Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 _NODES = "/api/v1/nodes"
@@ -118,23 +119,8 @@ class KubernetesPlatform(ExternalMachinesPlatform):
 
     def observe(self) -> tuple[Group, ...]:
         """Return the one group: the nodes with the pool's label, which is what pods select."""
-        name = self._pool.name
-        machines = tuple(
-            Machine(id=node.machine, group=name, state="running", launched_at=node.created_at)
-            for node in map(Node.parse, self._labelled().values())
-        )
-        return (
-            Group(
-                name=name,
-                candidate=Candidate(group=name, zone="", instance_type="", market="ON_DEMAND"),
-                status="active",
-                desired=len(machines),
-                max_size=len(machines),
-                machines=machines,
-                has_switch=False,
-                when_idle="cordon" if self._pool.cordon_when_idle else "keep",
-            ),
-        )
+        group = self._group(self._machines())
+        return (replace(group, when_idle="cordon" if self._pool.cordon_when_idle else "keep"),)
 
 
 def _taints(raw: Mapping[str, Any]) -> Iterator[Taint]:

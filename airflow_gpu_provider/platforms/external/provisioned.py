@@ -7,6 +7,7 @@ pool's nodes are those with the labels that its pods select.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
@@ -19,11 +20,9 @@ from airflow_gpu_provider.cluster.karpenter import (
     list_node_claims,
     list_node_pools,
 )
-from airflow_gpu_provider.cluster.nodes import list_nodes
 from airflow_gpu_provider.errors import NoProvisioner
 from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Say
 from airflow_gpu_provider.platforms.external.base import ExternalMachinesPlatform
-from airflow_gpu_provider.pools import Candidate
 
 NAMES = {
     "karpenter": "Karpenter",
@@ -69,30 +68,12 @@ class ProvisionedPlatform(ExternalMachinesPlatform):
 
     def observe(self) -> tuple[Group, ...]:
         """Return the one group: nodes with the pool's labels, and machines that are on their way to become such."""
-        name = self._pool.name
-        machines = {
-            node.machine: Machine(id=node.machine, group=name, state="running", launched_at=node.created_at)
-            for node in list_nodes(self._api, self._pool.node_selector)
-        }
-        failure = None
+        machines, failure = self._machines(), None
         if self._provisioner in _WITH_NODE_POOLS:
             claims = self._node_claims()
-            machines |= {claim.machine: _machine(claim, name) for claim in claims}
+            machines |= {claim.machine: _machine(claim, self._pool.name) for claim in claims}
             failure = self._launch_failure(claims)
-        return (
-            Group(
-                name=name,
-                candidate=Candidate(group=name, zone="", instance_type="", market="ON_DEMAND"),
-                status="active",
-                desired=len(machines),
-                max_size=len(machines),
-                machines=tuple(machines.values()),
-                has_switch=False,
-                when_idle="keep",
-                provisioner=self._who,
-                launch_failure=failure,
-            ),
-        )
+        return (replace(self._group(machines), provisioner=self._who, launch_failure=failure),)
 
     # -- Karpenter's and Auto Mode's NodePools -----------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from google.auth.credentials import Scoped
 from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient
 
-from airflow_gpu_provider.api_calls import tell_of_google
+from airflow_gpu_provider.api_calls import report_calls_to_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
 from airflow_gpu_provider.platforms.google.errors import is_worth_a_retry, mapped_errors
 
@@ -151,7 +151,7 @@ class GoogleClients:
             client_options=self._hook.get_client_options(api_endpoint_override=endpoint),
         )
         transport: Any = client.transport
-        tell_of_google(transport._session)
+        report_calls_to_google(transport._session)
         return Gke(client, connection=self.connection)
 
     @cached_property
@@ -175,7 +175,7 @@ class GoogleClients:
         adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
         session.mount("https://", adapter)
         session.mount("http://", adapter)
-        tell_of_google(session)
+        report_calls_to_google(session)
         return session
 
     @property

@@ -39,6 +39,9 @@ class ExternalNodePools(GroupSource):
         gke: The pool's cluster.
     """
 
+    permissions: tuple[str, ...] = ()
+    """What a run needs for them, beside their sizes and machines."""
+
     def __init__(self, gke: GkeCluster) -> None:
         self._gke = gke
         self._pool = gke.pool

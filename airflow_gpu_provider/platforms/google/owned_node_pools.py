@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any, cast
 
 from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.google import plan as gke_plan
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
@@ -19,6 +19,7 @@ from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec,
 from airflow_gpu_provider.platforms.google.zones import offered_types
 from airflow_gpu_provider.platforms.group_source import GroupSource
 from airflow_gpu_provider.platforms.growth_notes import growth_notes
+from airflow_gpu_provider.platforms.offers import Offers
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.candidates import Market
 
@@ -30,6 +31,9 @@ class OwnedNodePools(GroupSource):
         gke: The pool's cluster.
         owner: Who writes them, for the label that a PoolDrift names: "installation/dag id".
     """
+
+    permissions = ("container.clusters.update",)
+    """What a run needs for them, beside their sizes and machines."""
 
     def __init__(self, gke: GkeCluster, owner: str) -> None:
         self._gke = gke
@@ -45,19 +49,12 @@ class OwnedNodePools(GroupSource):
         return tuple(self._pool.node_locations or sorted(self._gke.description["locations"]))
 
     @cached_property
-    def _offered(self) -> set[tuple[str, str]]:
-        return offered_types(self._gke.clients.compute, self._pool, self._zones)
+    def _offers(self) -> Offers:
+        offered = offered_types(self._gke.clients.compute, self._pool, self._zones)
+        return Offers.of(self._pool, self._zones, offered, cloud="Compute Engine", hardware=self._hardware)
 
     def candidates(self) -> tuple[Candidate, ...]:
-        everywhere = self._pool.candidates(self._zones)
-        offered = tuple(c for c in everywhere if (c.zone, c.instance_type) in self._offered)
-        if not offered:
-            hardware = " or ".join(self._hardware(machine_type) for machine_type in self._pool.machine_types)
-            raise PoolSpecError(
-                f"Pool {self._pool.name}: Compute Engine offers {hardware} in none of {', '.join(self._zones)}.",
-                "Choose other zones or machine types.",
-            )
-        return offered
+        return self._offers.candidates
 
     def _hardware(self, machine_type: str) -> str:
         return f"{machine_type} with {self._pool.accelerator_of(machine_type)[0]}"
@@ -72,20 +69,12 @@ class OwnedNodePools(GroupSource):
         changes = gke_plan.changes(self._specs(candidates), found, sizes)
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
         notes = (
-            *self._notes(candidates),
+            *self._offers.notes,
             *self._capacity_notes(),
             *self._upgrade_notes(),
             *gke_plan.autoscaling_notes(self._pool, found.values()),
         )
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
-
-    def _notes(self, candidates: Sequence[Candidate]) -> tuple[str, ...]:
-        left_out = [c for c in self._pool.candidates(self._zones) if c not in candidates]
-        places = dict.fromkeys((c.instance_type, c.zone) for c in left_out)
-        return tuple(
-            f"{self._hardware(machine_type)} is left out in {zone}: Compute Engine does not offer it there"
-            for machine_type, zone in places
-        )
 
     def _capacity_notes(self) -> tuple[str, ...]:
         pool = self._pool

@@ -58,7 +58,7 @@ class GkePlatform(CloudPlatform):
         return f"{where}, as {self._clients.identity}"
 
     def refusals(self) -> Refusals:
-        of_groups = _CHANGES if self._pool.manage == "scale" else (*_CHANGES, "container.clusters.update")
+        of_groups = (*_CHANGES, *self._node_pools.permissions)
         fix = "docs/iam-gke.md has the whole role."
         try:
             refused = self._clients.resource_manager.refused(self._pool.project_id, of_groups)

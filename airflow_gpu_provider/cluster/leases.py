@@ -1,0 +1,58 @@
+"""The Leases in which this package keeps what has to outlive a process: read, written if unchanged, deleted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.rest import call
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+DEMAND_NAMESPACE = "airflow-gpu-provider"
+"""The namespace of all leases of this package."""
+
+LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases"
+
+PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
+"""The label of all that this package keeps there."""
+
+
+def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:
+    """Return a Lease as it is now; None if there is none."""
+    try:
+        return call(api, "get", f"{LEASES}/{name}", resource="leases")
+    except ObjectNotFound:
+        return None
+
+
+def put_lease(api: ApiClient, manifest: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+    """Create a Lease, or replace it if it is as it was read; raises ObjectChanged if somebody else was first."""
+    if before is None:
+        return create_lease(api, manifest)
+    metadata = {**manifest["metadata"], "resourceVersion": before["metadata"]["resourceVersion"]}
+    path = f"{LEASES}/{metadata['name']}"
+    try:
+        return call(api, "update", path, resource="leases", body={**manifest, "metadata": metadata})
+    except ObjectNotFound as error:
+        raise ObjectChanged(f"Lease {DEMAND_NAMESPACE}/{metadata['name']} was deleted meanwhile.") from error
+
+
+def delete_lease(api: ApiClient, name: str) -> bool:
+    """Delete a Lease; False where there is none."""
+    try:
+        call(api, "delete", f"{LEASES}/{name}", resource="leases")
+    except ObjectNotFound:
+        return False
+    return True
+
+
+def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Create a Lease, and its namespace where that is missing; raises ObjectChanged if the Lease exists."""
+    try:
+        return call(api, "create", LEASES, resource="leases", body=manifest)
+    except ObjectNotFound:
+        namespace = {"metadata": {"name": DEMAND_NAMESPACE, "labels": PART_OF}}
+        call(api, "create", "/api/v1/namespaces", resource="namespaces", body=namespace)
+    return call(api, "create", LEASES, resource="leases", body=manifest)

@@ -1,0 +1,44 @@
+"""What a pod's spec, or a provisioner's, asks of a node: node selector requirements, and tolerated taints. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from airflow_gpu_provider.pools import Taint
+
+Requirement = Mapping[str, Any]
+"""A NodeSelectorRequirement as JSON: `key`, `operator` and `values`."""
+
+
+def is_met(requirement: Requirement, value: str | None) -> bool:
+    """Return True if a node whose label has this value, None for no such label, meets the requirement."""
+    values: Sequence[str] = requirement.get("values") or ()
+    match requirement["operator"]:
+        case "In":
+            return value in values
+        case "NotIn":
+            return value not in values
+        case "Exists":
+            return value is not None
+        case "DoesNotExist":
+            return value is None
+    if value is None or not value.lstrip("-").isdigit():
+        return False
+    return int(value) > int(values[0]) if requirement["operator"] == "Gt" else int(value) < int(values[0])
+
+
+def untolerated(taints: Iterable[Taint], tolerations: Iterable[Mapping[str, Any]]) -> list[Taint]:
+    """Return the taints that keep a pod with these tolerations (as JSON) off a node."""
+    tolerations = list(tolerations)
+    hard = (taint for taint in taints if taint.effect != "PreferNoSchedule")
+    return [taint for taint in hard if not any(_covers(toleration, taint) for toleration in tolerations)]
+
+
+def _covers(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    if toleration.get("effect") not in (None, "", taint.effect):
+        return False
+    key = toleration.get("key")
+    if toleration.get("operator") == "Exists":
+        return key in (None, "", taint.key)
+    return key == taint.key and (toleration.get("value") or "") == taint.value

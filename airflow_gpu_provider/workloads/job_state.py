@@ -1,0 +1,53 @@
+"""JobState: what a Job's JSON says about its life, as a small record; no I/O."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Self
+
+from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
+from airflow_gpu_provider.cluster.gangs import RANK_ANNOTATION
+from airflow_gpu_provider.cluster.jobs import ADMITTED_AT
+from airflow_gpu_provider.cluster.pod_state import Json
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobState:
+    """A Job, as far as somebody who waits for its pods wants to know.
+
+    Attributes:
+        is_suspended: Nobody has admitted it, or somebody has suspended it again; its pods are deleted.
+        admitted_at: When this package admitted it last, also where it is suspended again; None where others admit it.
+        is_deleting: Somebody has deleted it.
+        failed: Why it has failed, "reason: message"; empty where it has not.
+    """
+
+    name: str
+    uid: str
+    created_at: datetime
+    is_suspended: bool
+    admitted_at: datetime | None
+    is_deleting: bool
+    failed: str
+
+    @classmethod
+    def parse(cls, raw: Json) -> Self:
+        metadata, status = raw["metadata"], raw.get("status") or {}
+        conditions = {c["type"]: c for c in status.get("conditions") or () if c.get("status") == "True"}
+        failed = conditions.get("Failed") or {}
+        return cls(
+            name=metadata["name"],
+            uid=metadata["uid"],
+            created_at=parse_time(metadata.get("creationTimestamp")) or SystemClock().now(),
+            is_suspended=bool((raw.get("spec") or {}).get("suspend")),
+            admitted_at=parse_time((metadata.get("annotations") or {}).get(ADMITTED_AT)),
+            is_deleting="deletionTimestamp" in metadata,
+            failed=f"{failed.get('reason', '')}: {failed.get('message', '')}".strip(": "),
+        )
+
+
+def rank_of(pod: Json) -> int | None:
+    """Return which of its Job's pods it is; None for a pod of no Indexed Job."""
+    index = (pod["metadata"].get("annotations") or {}).get(RANK_ANNOTATION)
+    return int(index) if index is not None else None

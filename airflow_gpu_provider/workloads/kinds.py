@@ -1,0 +1,323 @@
+"""The kinds of workload that this package runs by manifest: where each keeps what matters here. Pure.
+
+A table with a row for each kind; what a row says is from the kind's own API types, which it names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_gpu_provider.errors import PoolSpecError
+
+Json = Mapping[str, Any]
+Manifest = dict[str, Any]
+
+TRAINER = "node"
+"""The replicated job, and its container, that trains, in all runtimes that come with Kubeflow Trainer."""
+
+OWN_PATCH = "gpu-provider.airflow.apache.org/placement"
+"""Who a TrainJob's patch is by: each of its managers has one."""
+
+_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodTemplate:
+    """One of a workload's pod templates.
+
+    Attributes:
+        role: The name that the kind gives to its pods, like "worker"; empty where all pods are alike.
+        template: A PodTemplateSpec, in the manifest itself.
+        pods: How many pods it makes at a time; None where that is known only to the cluster.
+        trainer: A TrainJob's, which has what its template cannot say of its container; None where the template has it.
+    """
+
+    role: str
+    template: Manifest
+    pods: int | None
+    trainer: Manifest | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadEnd:
+    """How a workload has ended, by its own account."""
+
+    succeeded: bool
+    reason: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkloadKind:
+    """A kind of object that makes pods.
+
+    Attributes:
+        templates: Yields its pod templates; raises KeyError or TypeError where the manifest has none.
+        policy: The path to the fields `suspend` and `activeDeadlineSeconds` of the whole.
+        limits: Yields the dicts whose `activeDeadlineSeconds` end the run.
+        end: Returns how it has ended; None while it has not.
+        role_label: The pods' label with their role; empty for none.
+        index_labels: The pods' labels with their place in it, the outermost first.
+        source: Where all this is from.
+    """
+
+    kind: str
+    api_version: str
+    plural: str
+    templates: Callable[[Manifest], Iterator[PodTemplate]]
+    policy: tuple[str, ...] = ("spec",)
+    limits: Callable[[Manifest], Iterator[Manifest]]
+    end: Callable[[Json], WorkloadEnd | None]
+    role_label: str = ""
+    index_labels: tuple[str, ...] = ()
+    source: str
+
+    @property
+    def path(self) -> str:
+        """The collection's path below a namespace's, as "apis/batch/v1/namespaces/{namespace}/jobs"."""
+        return f"apis/{self.api_version}/namespaces/{{namespace}}/{self.plural}"
+
+    def pod_title(self, pod: Json) -> str:
+        """Return what one of its pods is called in a log: "worker 1", say; the pod's own name where it has no index."""
+        labels = pod["metadata"].get("labels") or {}
+        role = labels.get(self.role_label, "") if self.role_label else ""
+        indexes = [labels[label] for label in self.index_labels if label in labels]
+        if not indexes:
+            return role if role == "head" else str(pod["metadata"]["name"])
+        return f"{role} {'-'.join(indexes)}" if role else f"pod {'-'.join(indexes)}"
+
+    def is_suspended(self, workload: Json) -> bool:
+        """Return True if it makes no pods until somebody lets it."""
+        policy: Any = workload
+        for key in self.policy:
+            policy = policy.get(key) or {}
+        return bool(policy.get("suspend"))
+
+    def suspension(self) -> Manifest:
+        """Return the patch that suspends it."""
+        patch: Manifest = {"suspend": True}
+        for key in reversed(self.policy):
+            patch = {key: patch}
+        return patch
+
+    def limit_time(self, manifest: Manifest, seconds: int) -> None:
+        """Have the kind's own controller end it after so many seconds; a shorter time of the manifest's stays."""
+        for each in self.limits(manifest):
+            given = each.get("activeDeadlineSeconds")
+            each["activeDeadlineSeconds"] = seconds if given is None else min(int(given), seconds)
+
+
+def kind_of(manifest: Json) -> WorkloadKind:
+    """Return the row of a manifest's kind.
+
+    Raises:
+        PoolSpecError: It is none of the table's, or of another version.
+    """
+    name, version = manifest.get("kind"), manifest.get("apiVersion")
+    kind = KINDS.get(str(name))
+    if kind is None or kind.api_version != version:
+        known = ", ".join(f"{each.kind} ({each.api_version})" for each in KINDS.values())
+        raise PoolSpecError(
+            f"The manifest is a {name or 'thing without a kind'} of {version or 'no apiVersion'}.",
+            f"Known are {known}.",
+        )
+    return kind
+
+
+def path_of(manifest: Json) -> str:
+    """Return the path of the object, below the API server's address; it has its namespace and its name."""
+    metadata = manifest["metadata"]
+    return f"{kind_of(manifest).path.format(namespace=metadata['namespace'])}/{metadata['name']}"
+
+
+def templates_of(manifest: Manifest) -> tuple[PodTemplate, ...]:
+    """Return a manifest's pod templates.
+
+    Raises:
+        PoolSpecError: It is of no known kind, or has none.
+    """
+    kind = kind_of(manifest)
+    try:
+        found = tuple(kind.templates(manifest))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PoolSpecError(
+            f"The manifest of the {kind.kind} has no pod template where that kind keeps them ({error!r}).",
+            f"See {kind.source}.",
+        ) from error
+    if not found:
+        raise PoolSpecError(f"The manifest of the {kind.kind} has no pod template.", f"See {kind.source}.")
+    return found
+
+
+# -- where the pod templates are -----------------------------------------------------------------------------
+
+
+def _of_job(manifest: Manifest) -> Iterator[PodTemplate]:
+    spec = manifest["spec"]
+    yield PodTemplate(role="", template=spec["template"], pods=_pods_of_job(spec))
+
+
+def _of_job_set(manifest: Manifest) -> Iterator[PodTemplate]:
+    for replicated in manifest["spec"]["replicatedJobs"]:
+        spec = replicated["template"]["spec"]
+        pods = _times(replicated.get("replicas", 1), _pods_of_job(spec))
+        yield PodTemplate(role=replicated["name"], template=spec["template"], pods=pods)
+
+
+def _of_train_job(manifest: Manifest) -> Iterator[PodTemplate]:
+    """Yield the template of our own patch: a TrainJob's pods are its runtime's, which is in the cluster."""
+    spec = manifest["spec"]
+    spec["runtimeRef"]["name"]  # the one field that it cannot do without
+    trainer: Manifest = spec.setdefault("trainer", {})
+    pods = trainer.get("numNodes")
+    template = _own_patch(spec)
+    yield PodTemplate(role=TRAINER, template=template, pods=pods if isinstance(pods, int) else None, trainer=trainer)
+
+
+def _own_patch(spec: Manifest) -> Manifest:
+    patches: list[Manifest] = spec.setdefault("runtimePatches", [])
+    for patch in patches:
+        if patch["manager"] == OWN_PATCH:
+            break
+    else:
+        job = {"name": TRAINER, "template": {"spec": {"template": {"metadata": {}, "spec": {}}}}}
+        patch = {"manager": OWN_PATCH, "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job]}}}}
+        patches.append(patch)
+    (own,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    template: Manifest = own["template"]["spec"]["template"]
+    return template
+
+
+def _of_ray_job(manifest: Manifest) -> Iterator[PodTemplate]:
+    spec = manifest["spec"]
+    cluster = spec["rayClusterSpec"]
+    yield PodTemplate(role="head", template=cluster["headGroupSpec"]["template"], pods=1)
+    for group in cluster.get("workerGroupSpecs") or ():
+        pods = _times(group.get("replicas", group.get("minReplicas", 0)), group.get("numOfHosts", 1))
+        yield PodTemplate(role=group["groupName"], template=group["template"], pods=pods)
+    if "submitterPodTemplate" in spec:
+        yield PodTemplate(role="submitter", template=spec["submitterPodTemplate"], pods=1)
+
+
+def _of_pytorch_job(manifest: Manifest) -> Iterator[PodTemplate]:
+    for role, replicas in manifest["spec"]["pytorchReplicaSpecs"].items():
+        pods = _times(replicas.get("replicas", 1), 1)
+        yield PodTemplate(role=role.lower(), template=replicas["template"], pods=pods)
+
+
+def _pods_of_job(spec: Json) -> int | None:
+    parallelism, completions = spec.get("parallelism", 1), spec.get("completions")
+    if not isinstance(parallelism, int):
+        return None
+    return min(parallelism, completions) if isinstance(completions, int) else parallelism
+
+
+def _times(one: Any, other: Any) -> int | None:
+    return one * other if isinstance(one, int) and isinstance(other, int) else None
+
+
+# -- where the deadline is -----------------------------------------------------------------------------------
+
+
+def _in_spec(manifest: Manifest) -> Iterator[Manifest]:
+    yield manifest["spec"]
+
+
+def _in_each_job(manifest: Manifest) -> Iterator[Manifest]:
+    for replicated in manifest["spec"]["replicatedJobs"]:
+        yield replicated["template"]["spec"]
+
+
+def _in_run_policy(manifest: Manifest) -> Iterator[Manifest]:
+    yield manifest["spec"].setdefault("runPolicy", {})
+
+
+# -- how it ends ---------------------------------------------------------------------------------------------
+
+
+def _by_conditions(*, good: str, bad: str) -> Callable[[Json], WorkloadEnd | None]:
+    def end(workload: Json) -> WorkloadEnd | None:
+        conditions = (workload.get("status") or {}).get("conditions") or ()
+        for condition in conditions:
+            if condition.get("status") == "True" and condition["type"] in (good, bad):
+                return WorkloadEnd(
+                    succeeded=condition["type"] == good,
+                    reason=condition.get("reason") or "",
+                    message=condition.get("message") or "",
+                )
+        return None
+
+    return end
+
+
+def _by_ray_status(workload: Json) -> WorkloadEnd | None:
+    """Return the end of the RayJob, which may begin anew after a failure of Ray's own job (backoffLimit)."""
+    status = workload.get("status") or {}
+    deployment, job = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
+    if deployment not in ("Complete", "Failed", "ValidationFailed"):
+        return None
+    said = {"reason": status.get("reason") or job, "message": status.get("message") or ""}
+    return WorkloadEnd(succeeded=deployment == "Complete" and job == "SUCCEEDED", **said)
+
+
+_ROWS = (
+    WorkloadKind(
+        kind="Job",
+        api_version="batch/v1",
+        plural="jobs",
+        templates=_of_job,
+        limits=_in_spec,
+        end=_by_conditions(good="Complete", bad="Failed"),
+        index_labels=(_COMPLETION_INDEX,),
+        source="kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1",
+    ),
+    WorkloadKind(
+        kind="JobSet",
+        api_version="jobset.x-k8s.io/v1alpha2",
+        plural="jobsets",
+        templates=_of_job_set,
+        limits=_in_each_job,
+        end=_by_conditions(good="Completed", bad="Failed"),
+        role_label="jobset.sigs.k8s.io/replicatedjob-name",
+        index_labels=("jobset.sigs.k8s.io/job-index", _COMPLETION_INDEX),
+        source="jobset.sigs.k8s.io/docs/reference/jobset.v1alpha2 (JobSet 0.12)",
+    ),
+    WorkloadKind(
+        kind="TrainJob",
+        api_version="trainer.kubeflow.org/v1alpha1",
+        plural="trainjobs",
+        templates=_of_train_job,
+        limits=_in_spec,
+        end=_by_conditions(good="Complete", bad="Failed"),
+        role_label="jobset.sigs.k8s.io/replicatedjob-name",
+        index_labels=(_COMPLETION_INDEX,),
+        source="pkg.go.dev/github.com/kubeflow/trainer/v2@v2.2.1/pkg/apis/trainer/v1alpha1 (Kubeflow Trainer 2.2)",
+    ),
+    WorkloadKind(
+        kind="RayJob",
+        api_version="ray.io/v1",
+        plural="rayjobs",
+        templates=_of_ray_job,
+        limits=_in_spec,
+        end=_by_ray_status,
+        role_label="ray.io/node-type",
+        source="ray-project.github.io/kuberay/reference/api (KubeRay 1.6)",
+    ),
+    WorkloadKind(
+        kind="PyTorchJob",
+        api_version="kubeflow.org/v1",
+        plural="pytorchjobs",
+        templates=_of_pytorch_job,
+        policy=("spec", "runPolicy"),
+        limits=_in_run_policy,
+        end=_by_conditions(good="Succeeded", bad="Failed"),
+        role_label="training.kubeflow.org/replica-type",
+        index_labels=("training.kubeflow.org/replica-index",),
+        source="kubeflow.org/docs/components/trainer/legacy-v1 (Training Operator 1.9)",
+    ),
+)
+
+KINDS: Mapping[str, WorkloadKind] = {row.kind: row for row in _ROWS}
+"""The kinds, by name."""

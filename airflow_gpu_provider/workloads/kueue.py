@@ -1,0 +1,70 @@
+"""What Kueue's Workload objects say of one that waits in a queue: its place, why it waits, and that it lost its place.
+
+Pure. Conditions, reasons and priorities are those of kueue.x-k8s.io/v1beta1 (Kueue 0.6 to 0.16).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.platforms.backoff import ordinal
+
+
+def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:
+    """Return the place in its LocalQueue of the object with this uid, and why Kueue does not admit it.
+
+    Args:
+        uid: The object's.
+        queue: The LocalQueue.
+        workloads: Kueue's Workloads of that queue.
+    """
+    own = next((each for each in workloads if is_of(each, uid)), None)
+    if own is None:
+        return f"Kueue has not taken it into queue {queue} yet"
+    waiting = sorted((each for each in workloads if _is_pending(each)), key=_order)
+    place = next((number for number, each in enumerate(waiting, 1) if is_of(each, uid)), None)
+    said = [f"{ordinal(place)} of {len(waiting)} in queue {queue}" if place else f"in queue {queue}"]
+    for kind in ("QuotaReserved", "Admitted"):
+        condition = _condition(own, kind)
+        if condition and condition["status"] != "True" and condition.get("message"):
+            said.append(str(condition["message"]))
+            break
+    return "; ".join(said)
+
+
+def evicted_in_words(uid: str, workloads: Iterable[Json]) -> str:
+    """Return why Kueue has taken the object's place away, "Preempted: ..."; empty where it has not."""
+    own = next((each for each in workloads if is_of(each, uid)), None)
+    condition = _condition(own, "Evicted") if own is not None else None
+    if condition is None or condition["status"] != "True":
+        return ""
+    return f"{condition.get('reason', '')}: {condition.get('message', '')}".strip(": ").rstrip(".")
+
+
+def is_of(workload: Json, uid: str) -> bool:
+    """Return True if the Workload is the one that Kueue has made for this object."""
+    return any(each["uid"] == uid for each in workload["metadata"].get("ownerReferences") or ())
+
+
+def _is_pending(workload: Json) -> bool:
+    if not (workload.get("spec") or {}).get("active", True):
+        return False
+    return not any(_is_true(workload, kind) for kind in ("QuotaReserved", "Finished"))
+
+
+def _order(workload: Json) -> tuple[int, str, str]:
+    """Kueue's: the highest priority first, then the oldest; and names, where all is equal."""
+    metadata = workload["metadata"]
+    priority = int((workload.get("spec") or {}).get("priority") or 0)
+    return -priority, str(metadata.get("creationTimestamp")), str(metadata["name"])
+
+
+def _is_true(workload: Json, kind: str) -> bool:
+    condition = _condition(workload, kind)
+    return condition is not None and condition["status"] == "True"
+
+
+def _condition(workload: Json, kind: str) -> Json | None:
+    conditions: Iterable[Json] = (workload.get("status") or {}).get("conditions") or ()
+    return next((each for each in conditions if each["type"] == kind), None)

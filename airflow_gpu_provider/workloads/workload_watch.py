@@ -1,0 +1,133 @@
+"""What the shared watch tells of a workload (WorkloadView), and the wait for one in a worker."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.informer import Change, connected
+from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
+from airflow_gpu_provider.cluster.watched import Resource, all_pod_events, kueue_workloads, workload_pods, workloads
+from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN
+from airflow_gpu_provider.pods.task_cluster import TaskCluster
+from airflow_gpu_provider.pods.task_log import TaskLog
+from airflow_gpu_provider.pods.verdict import Watched
+from airflow_gpu_provider.scaling.wait_loop import Narrator
+from airflow_gpu_provider.workloads.kinds import KINDS
+from airflow_gpu_provider.workloads.kueue import evicted_in_words, queued_in_words
+from airflow_gpu_provider.workloads.watch import GangView, watch_object
+from airflow_gpu_provider.workloads.workload_logs import WorkloadLogs
+from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
+from airflow_gpu_provider.workloads.workload_wait import WorkloadSnapshot, WorkloadWait
+
+
+async def watch_here(
+    wait: WorkloadWait,
+    cluster: TaskCluster,
+    log: TaskLog,
+    wanted: dict[str, Any] | None,
+    *,
+    owner: str,
+    narrator: Narrator,
+) -> Watched:
+    """Wait for a workload in a worker, and write its pods' logs meanwhile; `wanted` as WorkloadLogs has it.
+
+    Raises:
+        GpuError: The cluster, or credentials for it, cannot be found.
+    """
+    pool = cluster.pool
+
+    def open_access() -> ClusterAccess:
+        return cluster.hook.access
+
+    async with connected(pool.cluster_identity, open_access) as api:
+        logs = WorkloadLogs(api, wait, wanted, log.log.log, alone=True)
+        try:
+            async with logs:
+                progress = await watch_object(
+                    WorkloadView,
+                    pool,
+                    wait,
+                    owner=owner,
+                    narrator=narrator,
+                    open_access=open_access,
+                    on_pod=logs.follow,
+                )
+                await logs.drain(LAST_WORDS_WITHIN)
+        finally:
+            log.followed = logs.rest()
+    return Watched.of_progress(wait, progress, log.followed)
+
+
+class WorkloadView(GangView):
+    """What the feed has told so far about one workload: the object, its pods, their events and its pool's nodes."""
+
+    _wait: WorkloadWait
+    _job: WorkloadState | None
+    _failed_at: datetime | None = None
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._queue: dict[str, Json] = {}  # Kueue's Workloads of the same queue, by their uids
+
+    @classmethod
+    def wants(cls, wait: WorkloadWait) -> dict[Resource, str]:
+        """Return what to watch: the objects of the kind, the pods of workloads, and events about any pods."""
+        objects = workloads(wait.path.rpartition("/")[0])
+        own = {objects: wait.name, workload_pods(wait.namespace): wait.task, all_pod_events(wait.namespace): ""}
+        return {**own, **({kueue_workloads(wait.namespace): wait.queue} if wait.queue else {})}
+
+    def take(self, changes: list[Change]) -> None:
+        """Take what the feed tells, Kueue's part first."""
+        kueue = kueue_workloads(self._wait.namespace)
+        for change in changes:
+            if change.resource != kueue or not change.raw:
+                continue
+            if change.kind == "present":
+                self._queue[change.raw["metadata"]["uid"]] = change.raw
+            elif change.kind == "gone":
+                self._queue.pop(change.raw["metadata"]["uid"], None)
+        super().take([change for change in changes if change.resource != kueue or not change.raw])
+
+    is_admitted_here = False
+
+    @property
+    def needs_keeper(self) -> bool:
+        """Whether the pool is to be looked at: pods wait for nodes; while it is suspended, it is no demand."""
+        if self._job is None or self._is_gone or self._job.is_suspended or self._job.end is not None:
+            return False
+        return any(pod.scheduled_at is None for pod in self._there())
+
+    def snapshot(self, now: datetime) -> WorkloadSnapshot:
+        """Return what is known now."""
+        workload, wait = self._job, self._wait
+        if workload is not None and workload.is_suspended:
+            self._queued_at = now
+        if workload is not None and workload.end is not None and not workload.end.succeeded:
+            self._failed_at = self._failed_at or now
+        return WorkloadSnapshot(
+            workload=workload,
+            gone=self._is_gone,
+            pods={title: self._seen(uid) for title, uid in self._newest().items()},
+            failed_at=self._failed_at,
+            queued=queued_in_words(wait.uid, wait.queue, self._queue.values()) if wait.queue else "",
+            evicted=evicted_in_words(wait.uid, self._queue.values()),
+            queued_at=self._queued_at,
+            notes=self._notes(),
+        )
+
+    async def believes(self, error: GpuError, now: datetime) -> bool:
+        """Return whether what was seen is enough to end the wait with this error: the watches do not stand still."""
+        return not (self._is_blind and now < self._wait.deadline)
+
+    def _parsed(self, raw: Json) -> WorkloadState:
+        return WorkloadState.parse(raw, KINDS[self._wait.kind])
+
+    def _member(self, raw: Json) -> tuple[str, PodState] | None:
+        annotations = raw["metadata"].get("annotations") or {}
+        attempt = (annotations.get(OWNER_ANNOTATION), annotations.get(ATTEMPT_ANNOTATION))
+        if attempt != (self._wait.try_id, str(self._wait.attempt)):
+            return None
+        return KINDS[self._wait.kind].pod_title(raw), PodState.parse(raw, main_container(raw))
