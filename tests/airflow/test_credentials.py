@@ -12,7 +12,7 @@ import pytest
 
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_home import AirflowHome
-from gpu_sandbox.demo import example_dags
+from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.nodes import NodeSpec
 from tests.airflow import credentials
 from tests.airflow.harness import Airflow

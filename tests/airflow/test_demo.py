@@ -34,6 +34,29 @@ def test_a_red_night_is_shown_as_it_should_be(tmp_path: Path) -> None:
     assert report["release_seconds"] is not None
 
 
+@pytest.mark.slow
+def test_two_nodes_train_as_one_and_go_on_when_one_of_them_is_taken_away(tmp_path: Path) -> None:
+    pytest.importorskip("xgboost", reason="requirements-two-nodes.txt has it")
+    report_file = tmp_path / "report.json"
+    shown = subprocess.run(
+        [*DEMO, "--training", "two-nodes", "--fault", "spot-lost", "--report", str(report_file)],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    assert "The run is green, as it should be." in shown.stdout
+    assert "resuming from round" in shown.stdout
+    report = json.loads(report_file.read_text())
+    assert (report["ranks"], report["attempts"]) == (2, 2)
+    assert len(set(report["rank_nodes"])) == 2
+    assert len(set(report["rank_zones"])) == 1
+    assert report["accuracy"] > 0.94, "as on one node: tests/unit/test_train_trees.py"
+    assert (report["nodes_after"], report["machines_after"], report["desired_after"]) == (0, 0, 0)
+    assert report["release_seconds"] is not None
+
+
 def test_an_unknown_fault_is_refused(tmp_path: Path) -> None:
     refused = subprocess.run(
         [*DEMO, "--fault", "nonsense", "--report", str(tmp_path / "none.json")],

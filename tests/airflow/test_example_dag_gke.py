@@ -9,7 +9,7 @@ import pytest
 
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_home import AirflowHome
-from gpu_sandbox.demo import example_dags, training_image
+from gpu_sandbox.demo_trainings import example_dags, training_image
 from tests.airflow import credentials
 from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow

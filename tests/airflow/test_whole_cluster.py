@@ -12,7 +12,7 @@ import pytest
 
 from gpu_sandbox import SandboxProcess
 from gpu_sandbox.airflow_home import AirflowHome
-from gpu_sandbox.demo import example_dags
+from gpu_sandbox.demo_trainings import example_dags
 from tests.airflow.conftest import REPOSITORY
 from tests.sandbox.running import eventually
 

@@ -206,6 +206,7 @@ def _kubelet_configuration(authority: Path) -> dict[str, Any]:
         "failSwapOn": False,
         "makeIPTablesUtilChains": False,
         "oomScoreAdj": 0,
+        "clusterDomain": "cluster.local",
         "clusterDNS": [_ADDRESS],  # nobody answers; without one each pod gets an event about it
         "resolvConf": "",
         # How full this machine's disks are is none of the tests' business.
@@ -292,7 +293,7 @@ def _remove_cgroups() -> None:
 
 
 def _remove_cgroup(folder: Path) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while True:
         try:
             return folder.rmdir()

@@ -14,6 +14,7 @@ KUBELET = GoProgram(
     package="kubelet",
     title=f"the Kubernetes {KUBERNETES_VERSION} kubelet",
     takes="after the control plane half a minute",
+    packages=200,
 )
 DEVICE_PLUGIN = GoProgram(
     name="deviceplugin",
@@ -21,6 +22,7 @@ DEVICE_PLUGIN = GoProgram(
     package="deviceplugin",
     title="the tests' device plugin",
     takes="after the control plane seconds",
+    packages=20,
 )
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class NodeChecks:
         client.AppsV1Api(core.api_client).delete_namespaced_daemon_set(
             "nvidia-device-plugin-lab", "kube-system", grace_period_seconds=1
         )
-        eventually(lambda: gpus(core, node) == 0, seconds=60)
+        eventually(lambda: gpus(core, node) == 0)
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -86,7 +86,7 @@ class NodeChecks:
     def nothing_left(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> Iterator[None]:
         yield
         core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
-        eventually(lambda: not core.list_namespaced_pod("default").items, seconds=60)
+        eventually(lambda: not core.list_namespaced_pod("default").items)
 
     def test_node_is_labelled_and_the_plugin_found(
         self, core: client.CoreV1Api, pool: KubernetesGpuPool, node: str
@@ -100,14 +100,14 @@ class NodeChecks:
     def test_two_pods_of_two_gpus_fit_and_a_third_waits(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
         for name in ("one", "two"):
             core.create_namespaced_pod("default", gpu_pod(pool, name))
-        eventually(lambda: all(phase(core, name) == "Running" for name in ("one", "two")), seconds=60)
-        eventually(lambda: all(log_of(core, name).endswith("\n") for name in ("one", "two")), seconds=60)
+        eventually(lambda: all(phase(core, name) == "Running" for name in ("one", "two")))
+        eventually(lambda: all(log_of(core, name).endswith("\n") for name in ("one", "two")))
         held = [log_of(core, name).strip().split(",") for name in ("one", "two")]
         assert len({gpu for one in held for gpu in one}) == GPUS
         core.create_namespaced_pod("default", gpu_pod(pool, "three"))
-        eventually(lambda: "Insufficient nvidia.com/gpu" in why_pending(core, "three"), seconds=60)
+        eventually(lambda: "Insufficient nvidia.com/gpu" in why_pending(core, "three"))
         core.delete_namespaced_pod("one", "default", grace_period_seconds=1)
-        eventually(lambda: phase(core, "three") == "Running", seconds=60)
+        eventually(lambda: phase(core, "three") == "Running")
 
     @BOTH_WAYS
     def test_result_comes_through_the_sidecar(self, pool: KubernetesGpuPool, deferrable: bool) -> None:
@@ -136,7 +136,7 @@ class NodeChecks:
 
     def test_deleted_pod_is_preempted(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
         def delete() -> None:
-            (pod,) = eventually(lambda: core.list_namespaced_pod("default").items, seconds=60)
+            (pod,) = eventually(lambda: core.list_namespaced_pod("default").items)
             deletes(grace_period_seconds=1)(core, pod.metadata.name)
 
         thread = threading.Thread(target=delete)
@@ -147,7 +147,7 @@ class NodeChecks:
 
     def test_exec(self, core: client.CoreV1Api, pool: KubernetesGpuPool) -> None:
         core.create_namespaced_pod("default", gpu_pod(pool, "target"))
-        eventually(lambda: phase(core, "target") == "Running", seconds=60)
+        eventually(lambda: phase(core, "target") == "Running")
         assert execute(core, "target", "echo out; echo err >&2; exit 4") == ("out\n", "err\n", 4)
         assert execute(core, "target", "true") == ("", "", 0)
         assert execute(core, "target", "read line; echo got $line", stdin="hello\n") == ("got hello\n", "", 0)
@@ -158,7 +158,7 @@ class NodeChecks:
         pod = gpu_pod(pool, "talks")
         pod["spec"]["containers"][0]["command"] = ["sh", "-c", "for i in 1 2 3; do echo line $i; sleep 0.5; done"]
         core.create_namespaced_pod("default", pod)
-        eventually(lambda: phase(core, "talks") == "Running", seconds=60)
+        eventually(lambda: phase(core, "talks") == "Running")
         assert log_of(core, "talks", follow=True) == "line 1\nline 2\nline 3\n"
         assert log_of(core, "talks", tail_lines=1) == "line 3\n"
         stamp, _, line = log_of(core, "talks", timestamps=True).splitlines()[0].partition(" ")
@@ -169,7 +169,7 @@ class NodeChecks:
         script = "echo first; head -c 50000 /dev/zero | tr '\\0' x; echo; echo last"
         pod["spec"]["containers"][0]["command"] = ["sh", "-c", script]
         core.create_namespaced_pod("default", pod)
-        eventually(lambda: phase(core, "long") == "Succeeded", seconds=60)
+        eventually(lambda: phase(core, "long") == "Succeeded")
         lines = log_of(core, "long", timestamps=True).splitlines()
         assert [len(line.partition(" ")[2]) for line in lines] == [5, 50000, 4]
         assert log_of(core, "long", tail_lines=2) == "x" * (50000 % 16384) + "\nlast\n"
@@ -182,16 +182,16 @@ class NodeChecks:
         script = f"echo start; {wait % 'on'}; {lines}; {wait % 'after'}; echo after; {wait % 'end'}"
         pod["spec"]["containers"][0]["command"] = ["sh", "-c", script]
         core.create_namespaced_pod("default", pod)
-        eventually(lambda: phase(core, "prints") == "Running", seconds=60)
+        eventually(lambda: phase(core, "prints") == "Running")
         follower = core.read_namespaced_pod_log("prints", "default", follow=True, _preload_content=False)
         pieces = follower.stream()
         text = next(pieces)
         execute(core, "prints", "touch /tmp/on")
         with ThreadPoolExecutor(1) as thread:
             rest = thread.submit(lambda: b"".join(pieces))
-            eventually(lambda: log_of(core, "prints", tail_lines=1) == "", seconds=120)
+            eventually(lambda: log_of(core, "prints", tail_lines=1) == "")
             execute(core, "prints", "touch /tmp/after")
-            eventually(lambda: log_of(core, "prints") == "after\n", seconds=60)
+            eventually(lambda: log_of(core, "prints") == "after\n")
             execute(core, "prints", "touch /tmp/end")
             text += rest.result(120)
         assert text == b"start\n" + (b"x" * 99 + b"\n") * LINES_OF_11_MB + b"after\n"
@@ -208,6 +208,39 @@ class NodeChecks:
             "PIDPressure": "False",
             "Ready": "True",
         }
+
+    def test_pod_whose_devices_no_driver_prepares_never_starts(
+        self, core: client.CoreV1Api, node: str, unserved_claim: str
+    ) -> None:
+        container = {**stories.sh("true"), "resources": {"claims": [{"name": "gpu"}]}}
+        claims = [{"name": "gpu", "resourceClaimName": unserved_claim}]
+        spec = {"restartPolicy": "Never", "containers": [container], "resourceClaims": claims}
+        core.create_namespaced_pod("default", {"metadata": {"name": "claims"}, "spec": spec})
+        eventually(lambda: "FailedPrepareDynamicResources" in events_of(core, "claims"), seconds=60)
+        pod = core.read_namespaced_pod("claims", "default")
+        assert (pod.status.phase, pod.spec.node_name) == ("Pending", node)
+        assert events_of(core, "claims")["FailedPrepareDynamicResources"] == (
+            "Failed to prepare dynamic resources: prepare dynamic resources: DRA driver gpu.example is not registered"
+        )
+
+    @pytest.fixture
+    def unserved_claim(self, core: client.CoreV1Api, node: str) -> Iterator[str]:
+        """A ResourceClaim that the scheduler can allocate, as a slice offers a device of which no driver knows."""
+        resources = client.ResourceV1Api(core.api_client)
+        device_class = {"metadata": {"name": "gpu.example"}, "spec": {}}
+        pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+        offer = {"driver": "gpu.example", "nodeName": node, "pool": pool, "devices": [{"name": "gpu-0"}]}
+        request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.example"}}
+        resources.create_device_class(device_class)
+        resources.create_resource_slice({"metadata": {"name": f"{node}-gpu"}, "spec": offer})
+        claim = {"metadata": {"name": "one-gpu"}, "spec": {"devices": {"requests": [request]}}}
+        resources.create_namespaced_resource_claim("default", claim)
+        yield "one-gpu"
+        core.delete_namespaced_pod("claims", "default", grace_period_seconds=0)
+        resources.delete_namespaced_resource_claim("one-gpu", "default")
+        # A kubelet deletes the slices of a driver that it does not know.
+        resources.delete_collection_resource_slice(field_selector=f"spec.nodeName={node}")
+        resources.delete_device_class("gpu.example")
 
     @pytest.mark.parametrize("title", stories.STORIES)
     def test_story(self, told: dict[str, dict[str, Any]], title: str) -> None:
@@ -230,6 +263,12 @@ def gpu_pod(pool: KubernetesGpuPool, name: str) -> dict[str, Any]:
 
 def gpus(core: client.CoreV1Api, node: str) -> int:
     return int(core.read_node(node).status.allocatable.get("nvidia.com/gpu", 0))
+
+
+def events_of(core: client.CoreV1Api, name: str) -> dict[str, str]:
+    """The newest message of each reason."""
+    found = core.list_namespaced_event("default", field_selector=f"involvedObject.name={name}").items
+    return {one.reason: one.message for one in found}
 
 
 def phase(core: client.CoreV1Api, name: str) -> str:
@@ -260,7 +299,7 @@ def execute(core: client.CoreV1Api, name: str, script: str, stdin: str | None = 
     )
     if stdin is not None:
         session.write_stdin(stdin)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while session.is_open() and time.monotonic() < deadline:
         session.update(timeout=1)
     return session.read_stdout() or "", session.read_stderr() or "", session.returncode

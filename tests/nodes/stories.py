@@ -71,7 +71,7 @@ def deletes(**options: Any) -> Callable[[client.CoreV1Api, str], None]:
     """Delete the pod once it runs."""
 
     def act(core: client.CoreV1Api, name: str) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while core.read_namespaced_pod(name, "default").status.phase != "Running" and time.monotonic() < deadline:
             time.sleep(0.1)
         core.delete_namespaced_pod(name, "default", **options)
@@ -132,6 +132,19 @@ STORIES: dict[str, Told] = {
                 },
             ],
             hostname="looker",
+        ),
+        until=ended,
+    ),
+    "it reads its names": Told(
+        spec=one(
+            sh(
+                'hostname; sed "s/^$IP\\t/<ip>\\t/" /etc/hosts; echo $HOSTNAME; sleep 2',
+                env=[{"name": "IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+            ),
+            hostname="train-0",
+            subdomain="train",
+            setHostnameAsFQDN=True,
+            hostAliases=[{"ip": "127.9.9.9", "hostnames": ["mlflow", "mlflow.lab"]}],
         ),
         until=ended,
     ),

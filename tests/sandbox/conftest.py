@@ -9,8 +9,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
+from botocore.loaders import JSONFileLoader
 from google.auth.crypt import RSASigner
+from xdist.scheduler import LoadScopeScheduling
 
 from airflow_gpu_provider.errors import error_types
 from gpu_sandbox.aws import AwsTimings
@@ -18,7 +21,8 @@ from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.build import control_plane_binary
 from gpu_sandbox.control_plane import ControlPlane
-from gpu_sandbox.demo import training_image
+from gpu_sandbox.demo_trainings import training_image
+from gpu_sandbox.engines import ENGINES
 from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox
@@ -27,27 +31,51 @@ from tests.sandbox.running import eventually
 # To read a service account's key is to check it for 50 ms; in an Airflow each task does so once, here each operator.
 RSASigner.from_string = cache(RSASigner.from_string)  # type: ignore[method-assign]
 
+# Each boto3 session parses the models of its services for 50 ms each; in an Airflow a task has one, here each operator.
+_load_file = JSONFileLoader.load_file
+_model_at = cache(lambda path: _load_file(JSONFileLoader(), path))
+JSONFileLoader.load_file = lambda self, path: _model_at(path)
+
 
 # Begun last, an acceptance of minutes would be what the other workers' ends wait for.
 LONGEST_FIRST = (
     "test_accept.py",
-    "test_gpu_cli.py",
     "test_gpu_pod.py",
+    "test_gang.py",
+    "test_workload.py",
     "test_scale_only.py",
     "test_hard_to_get.py",
-    "test_ensure.py",
     "test_refusals.py",
+    "test_ensure.py",
     "test_howto_s4.py",
     "test_real_pace.py",
     "test_drop_in.py",
     "test_preemption.py",
     "test_autoscaler.py",
     "test_autoscaler_mode.py",
+    "test_pod_without_block.py",
     "test_control_plane.py",
     "test_cluster_faults.py",
-    "test_pod_without_block.py",
+    "test_gpu_cli.py",
     "test_janitor.py",
 )
+
+
+WITH_ENGINES = frozenset({"test_engines.py", "test_kueue.py"})
+"""The files that share a sandbox with Kueue, JobSet and Kubeflow Trainer."""
+
+
+class BySandbox(LoadScopeScheduling):
+    """Files of one kind of sandbox go to one worker; any other file to whichever is free."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "engines" if Path(file).name in WITH_ENGINES else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BySandbox:
+    return BySandbox(config, log)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,9 +103,12 @@ def control_plane(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     control_plane.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def gke_sandbox() -> Iterator[Sandbox]:
-    """A GKE that is quicker than the product's own, beside `gpu_sandbox`; tests share it, and end their faults."""
+    """A GKE that is quicker than the product's own, beside `gpu_sandbox`; a file's tests share it and end their faults.
+
+    Few files have it: to start it again costs less CPU than to have it, and its empty node pools, until a worker's end.
+    """
     timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0, stale=0.0)
     with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
         yield sandbox
@@ -101,6 +132,29 @@ def gpu_sandbox(gpu_sandbox: Sandbox) -> Iterator[Sandbox]:
     _shared[gpu_sandbox] = node_groups(gpu_sandbox)
     yield gpu_sandbox
     del _shared[gpu_sandbox]
+
+
+@pytest.fixture(scope="session")
+def engines_sandbox() -> Iterator[Sandbox]:
+    """One with the real JobSet, Kubeflow Trainer and Kueue, beside `gpu_sandbox`; it ends their processes."""
+    timings = AwsTimings(stale=0.0)
+    with Sandbox(
+        cluster_name="engines",
+        account_id="555555555555",
+        engines=tuple(ENGINES),
+        images=(training_image(),),
+        timings=timings,
+        progress=print,
+    ) as sandbox:
+        processes = engine_processes()
+        yield sandbox
+    assert [name for name, process in processes.items() if process.is_running()] == []
+
+
+def engine_processes() -> dict[str, psutil.Process]:
+    """This process' engines, by name."""
+    lines = {process: process.cmdline()[1:2] for process in psutil.Process().children()}
+    return {line[0]: process for process, line in lines.items() if line and line[0] in ENGINES}
 
 
 _shared: dict[Sandbox, set[str | None]] = {}
@@ -131,6 +185,16 @@ def delete_node_groups(sandbox: Sandbox, groups: set[str | None]) -> None:
             eks.delete_nodegroup(clusterName=sandbox.cluster_name, nodegroupName=group)
             going.add(group)
     eventually(lambda: going.isdisjoint(node_groups(sandbox)))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_looks() -> Iterator[None]:
+    """What takes minutes in a cloud takes a second here: who waits for it looks again sooner."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
+        patch.setattr("airflow_gpu_provider.scaling.call_with_retries._EVERY", 1.0)
+        patch.setattr("airflow_gpu_provider.scaling.janitor._POLL_SECONDS", 0.5)
+        yield
 
 
 @pytest.fixture

@@ -34,6 +34,8 @@ GROUP = "airflow-gpu-provider"
 LISTS = ("compute.instanceGroupManagers.list", "compute.instances.list")  # docs/acceptance.md
 RECORD = Path(acceptance.__file__).parent / "as_the_sandbox_shows.json"
 
+pytestmark = pytest.mark.timeout(900)  # nights of a minute each, on a machine with other things to do
+
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Image:

@@ -13,7 +13,8 @@ import pytest
 
 from airflow_gpu_provider import GpuPodOperator
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.placeholders import IMAGE, apply_priority_class
 from airflow_gpu_provider.cluster.rest import call, list_items
 from airflow_gpu_provider.errors import OutOfStock
@@ -114,7 +115,7 @@ def nights(gpu_sandbox: Sandbox, enter: Callable[[Any], None]) -> Iterator[Calla
     yield open_night
     for night in opened:
         for lease in night.reconciler.snapshot().leases:
-            night.reconciler.give_up(lease.key)
+            night.reconciler.delete_demand_and_reconcile(lease.key)
 
 
 def _reports(sandbox: Sandbox) -> bool:

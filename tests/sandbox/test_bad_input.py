@@ -24,7 +24,6 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.running import context_of, eventually, run
@@ -71,13 +70,6 @@ class Cloud:
         yield
         assert self.groups == groups
         assert self.objects() == set()
-
-
-@pytest.fixture(scope="module")
-def gke_sandbox() -> Iterator[Sandbox]:
-    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0, stale=0.0)
-    with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
-        yield sandbox
 
 
 @pytest.fixture(params=["eks", "gke"])

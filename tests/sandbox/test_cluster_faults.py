@@ -17,7 +17,6 @@ from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
@@ -73,21 +72,6 @@ def test_an_api_server_that_is_down_refuses_connections(core: client.CoreV1Api, 
     eventually(lambda: fails_with(core) is None)
 
 
-def test_a_worker_waits_for_one_that_is_away(
-    sandbox: SandboxProcess, core: client.CoreV1Api, fault: Callable[..., None]
-) -> None:
-    """A write too: it has not reached the server."""
-    api = ClusterAccess.from_kubeconfig(sandbox.env()["KUBECONFIG"]).api_client()
-    path = "/api/v1/namespaces/default/configmaps"
-    body = {"metadata": {"name": "written-meanwhile"}}
-    with meanwhile(lambda: fault("restart-apiserver", "--down-seconds", "20")):
-        eventually(lambda: fails_with(core) is urllib3.exceptions.NewConnectionError)
-        started = time.monotonic()
-        call(api, "create", path, resource="configmaps", body=body)
-        assert time.monotonic() - started > 10, "the server was not away"
-    assert call(api, "get", f"{path}/written-meanwhile", resource="configmaps")
-
-
 def test_one_that_hangs_answers_nothing_and_then_goes_on(core: client.CoreV1Api, fault: Callable[..., None]) -> None:
     eventually(lambda: fails_with(core) is None)
     started = time.monotonic()
@@ -104,15 +88,15 @@ async def test_cut_connections_end_a_watch_and_nothing_else(
     watched = asyncio.Event()
 
     async def watch() -> None:
-        async for _ in api.watch(NAMESPACES, silence=60):
+        async for _ in api.watch(NAMESPACES, silence=600):
             watched.set()
 
     watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait_for(watched.wait(), 10)
+        await asyncio.wait_for(watched.wait(), 120)
         await asyncio.to_thread(fault, "cut-connections")
         with pytest.raises(ClusterUnreachable):
-            await asyncio.wait_for(watching, 10)
+            await asyncio.wait_for(watching, 120)
         assert int(capsys.readouterr().out) > 0
         assert await api.get(NAMESPACES)
     finally:

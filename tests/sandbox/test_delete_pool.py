@@ -10,7 +10,7 @@ import pytest
 from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, EnsureGpuPoolOperator, ScaleDownSensor
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.errors import PoolInUse, PoolNotReleased
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run
@@ -21,7 +21,6 @@ def api(
     gpu_sandbox: Sandbox, gpu_sandbox_env: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[client.ApiClient]:
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
-    monkeypatch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
     monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
     with config.new_client_from_config(str(gpu_sandbox.kubeconfig)) as api:
         yield api

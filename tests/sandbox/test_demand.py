@@ -14,15 +14,8 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.cluster.clock import SystemClock
-from airflow_gpu_provider.cluster.demand import (
-    DEMAND_NAMESPACE,
-    LEASES,
-    DemandKey,
-    DemandLease,
-    delete_demand,
-    list_demand,
-    write_demand,
-)
+from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.cluster.nodes import CORDONED_BY, Node, cordon, list_nodes, uncordon
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_pods_on, list_pool_pods, list_run_pods
@@ -179,7 +172,7 @@ def test_the_lock_is_one_holder_s_and_can_be_taken_again(api: Any, pool: str) ->
 def test_a_stalled_holder_finds_the_lock_lost(api: Any, pool: str) -> None:
     stalled = lock(api, pool, "stalled", duration=1)
     stalled.__enter__()
-    with lock(api, pool, "next", timeout=20) as later:
+    with lock(api, pool, "next", timeout=120) as later:
         with pytest.raises(DemandLockLost, match="stalled was stalled"):
             stalled.check()
         stalled.__exit__(None, None, None)
@@ -215,7 +208,7 @@ def test_a_holder_that_stalls_in_its_check_has_lost_the_lock_though_nobody_took_
 def test_a_lock_that_somebody_deletes_is_free_and_its_holder_stops(api: Any, pool: str) -> None:
     with lock(api, pool, "a") as first:
         call(api, "delete", f"{LEASES}/{first.name}", resource="leases")
-        with lock(api, pool, "b", timeout=5) as second:
+        with lock(api, pool, "b", timeout=120) as second:
             with pytest.raises(DemandLockLost):
                 first.check()
             second.check()

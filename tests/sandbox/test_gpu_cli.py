@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -47,48 +48,45 @@ with DAG("others"):
 """
 
 
-IN_ONE_PROCESS = """
-import json, sys
-from airflow.cli.cli_parser import get_parser
-for command in json.loads(sys.argv[1]):
-    arguments = get_parser().parse_args(command)
-    arguments.func(arguments)
-"""
-
 pytestmark = pytest.mark.timeout(900)  # a dozen processes that import Airflow, on a machine with other things to do
 
 
 @dataclass(frozen=True)
 class Cli:
-    """The `airflow` command of one Airflow."""
+    """The `airflow` command of one Airflow: each is a process, forked from one that has imported what they need."""
 
+    home: Path
     environment: dict[str, str]
+    forks: subprocess.Popen[str]
 
-    def __call__(self, *arguments: str, ok: bool = True) -> subprocess.CompletedProcess[str]:
-        return self._run("-m", "airflow", *arguments, ok=ok)
+    def __call__(self, *arguments: str, ok: bool = True, **more: str) -> subprocess.CompletedProcess[str]:
+        """Run a command, with `more` in its environment."""
+        said, complained = self.home / "stdout", self.home / "stderr"
+        assert self.forks.stdin
+        assert self.forks.stdout
+        order = {"arguments": arguments, "environment": more, "stdout": str(said), "stderr": str(complained)}
+        self.forks.stdin.write(f"{json.dumps(order)}\n")
+        self.forks.stdin.flush()
+        code = int(self.forks.stdout.readline())
+        return _checked(subprocess.CompletedProcess(arguments, code, said.read_text(), complained.read_text()), ok)
 
-    def all_in_one_process(self, *commands: tuple[str, ...]) -> None:
-        """Run commands of Airflow's own that only prepare: each process costs seconds to start."""
-        self._run("-c", IN_ONE_PROCESS, json.dumps(commands), ok=True)
-
-    def _run(self, *arguments: str, ok: bool) -> subprocess.CompletedProcess[str]:
-        done = subprocess.run(
-            [sys.executable, *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=240,
-        )
-        assert (done.returncode == 0) is ok, f"{arguments}:\n{done.stdout}\n{done.stderr}"
-        return done
+    def by_itself(self, *arguments: str) -> str:
+        """Run a command as a user does; return what it prints."""
+        command = [sys.executable, "-m", "airflow", *arguments]
+        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=600)
+        return _checked(done, True).stdout
 
     def json(self, *arguments: str, ok: bool = True) -> Any:
         return json.loads(self(*arguments, "--output", "json", ok=ok).stdout)
 
 
+def _checked(done: subprocess.CompletedProcess[str], ok: bool) -> subprocess.CompletedProcess[str]:
+    assert (done.returncode == 0) is ok, f"{done.args}:\n{done.stdout}\n{done.stderr}"
+    return done
+
+
 @pytest.fixture(scope="module")
-def cli(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Cli:
+def cli(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cli]:
     """An Airflow with three DAGs and the sandbox's connection in its database; nothing of it is in the environment."""
     dags = tmp_path_factory.mktemp("dags")
     (dags / "dags.py").write_text(DAGS)
@@ -101,13 +99,19 @@ def cli(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Cli:
     home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env | own)
     home.home.mkdir(exist_ok=True)
     shutil.copyfile(database_template(), home.home / "airflow.db")
-    cli = Cli({name: value for name, value in home.environment.items() if not name.startswith("AWS_")})
-    cli.all_in_one_process(
+    environment = {name: value for name, value in home.environment.items() if not name.startswith("AWS_")}
+    prepare = (
         ("connections", "add", "aws_default", "--conn-json", json.dumps(connection)),
         ("variables", "set", "gpu_cluster", gpu_sandbox.cluster_name),
         ("dags", "reserialize"),
     )
-    return cli
+    program = [sys.executable, str(Path(__file__).with_name("forked_commands.py")), json.dumps(prepare)]
+    with subprocess.Popen(program, env=environment, text=True, stdin=PIPE, stdout=PIPE) as forks:
+        assert forks.stdin
+        assert forks.stdout
+        assert forks.stdout.readline() == "0\n"
+        yield Cli(home.home, environment, forks)
+        forks.stdin.close()
 
 
 @pytest.fixture
@@ -131,7 +135,7 @@ def pool(
 
 
 def test_pools_are_those_of_the_serialized_dags(cli: Cli, gpu_sandbox: Sandbox) -> None:
-    rows = {row["pool"]: row for row in cli.json("gpu", "pools")}
+    rows = {row["pool"]: row for row in json.loads(cli.by_itself("gpu", "pools", "--output", "json"))}
     assert set(rows) == {"night", "dated", "lost"}
     assert rows["night"]["dags"] == ["evaluation", "training"]
     assert rows["night"]["cluster"] == f"eks/aws_default/us-west-2/{gpu_sandbox.cluster_name}"
@@ -144,7 +148,7 @@ def test_a_connection_that_is_missing_is_an_error_and_no_ambient_credentials_are
 ) -> None:
     ambient = {"AWS_ACCESS_KEY_ID": "ambient", "AWS_SECRET_ACCESS_KEY": "ambient"}
     endpoint = {"AWS_ENDPOINT_URL": gpu_sandbox.aws.endpoint_url}
-    done = Cli({**cli.environment, **ambient, **endpoint})("gpu", "status", "lost", ok=False)
+    done = cli("gpu", "status", "lost", ok=False, **ambient, **endpoint)
     assert "ConnectionNotFound: The Airflow connection 'nowhere' does not exist." in done.stderr
 
 
@@ -218,8 +222,8 @@ def test_doctor_tells_a_stock_out_and_fails_for_what_would_stop_a_run(
     ensure = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False, timeout=timedelta(seconds=8))
     with pytest.raises(OutOfStock):
         run(ensure, run_id="one")
-    ambient = Cli({**cli.environment, "AWS_ACCESS_KEY_ID": "ambient", "AWS_SECRET_ACCESS_KEY": "ambient"})
-    found = ambient("gpu", "doctor", "--output", "json", ok=False)
+    ambient = {"AWS_ACCESS_KEY_ID": "ambient", "AWS_SECRET_ACCESS_KEY": "ambient"}
+    found = cli("gpu", "doctor", "--output", "json", ok=False, **ambient)
     complaints = [each for each in json.loads(found.stdout) if each["result"] != "ok"]
     (lost,) = (each for each in complaints if each["pool"] == "lost")
     assert (lost["check"], lost["result"]) == ("credentials", "problem")

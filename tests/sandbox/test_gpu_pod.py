@@ -354,7 +354,7 @@ def _fields(pool: EksGpuPool) -> dict[str, Any]:
 
 def test_next_try_deletes_what_the_last_one_left(pool: EksGpuPool, api: client.CoreV1Api) -> None:
     for number in (1, 2):
-        task = pod(pool, *FOREVER)
+        task = pod(pool, *FOREVER, termination_grace_period=1)
         with pytest.raises(TaskDeferred):
             task.execute(context_of(task, try_number=number))
     (left,) = pods(api)

@@ -24,7 +24,6 @@ from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
-from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption, run
 
@@ -74,7 +73,7 @@ def night(gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cal
     yield night
     gpu_sandbox.faults.clear()
     for pool in pools:
-        run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool, deferrable=False))
+        run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
 
 
 def demand(sandbox: Sandbox, pool: GpuPool) -> DemandLease | None:
@@ -240,13 +239,6 @@ def test_the_triggerer_passes_over_what_ensure_found_to_have_no_quota(gpu_sandbo
     assert result["tried"] == []
 
 
-@pytest.fixture(scope="module")
-def gke_sandbox() -> Iterator[Sandbox]:
-    timings = GoogleTimings(node_pool_create=0.3, patience=1.0, driver=0.5, launch_retry=1.0, stale=0.0)
-    with Sandbox(platform="gke", boot_seconds=0.5, timings=timings, progress=print) as sandbox:
-        yield sandbox
-
-
 def test_fewer_nodes_will_do_on_gke(gke_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     enter(gke_sandbox, monkeypatch)
     a, b = gke_sandbox.zones[:2]
@@ -282,5 +274,5 @@ def test_fewer_nodes_will_do_on_gke(gke_sandbox: Sandbox, monkeypatch: pytest.Mo
         gke_sandbox.faults.clear()
     assert (result["wanted"], result["got"], result["nodes"][0]["zone"]) == (2, 1, a)
     assert b in {each["zone"] for each in result["tried"]}
-    run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool, deferrable=False))
+    run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
     assert not [group for group in gke_sandbox.google.node_pools.groups() if group.members]

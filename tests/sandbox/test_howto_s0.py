@@ -55,7 +55,6 @@ def enter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Sandbox], clien
     """Points this test's clients at a sandbox."""
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
-    monkeypatch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
     apis: list[client.ApiClient] = []
 
     def enter(sandbox: Sandbox) -> client.ApiClient:

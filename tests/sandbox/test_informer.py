@@ -141,7 +141,7 @@ async def test_many_feeds_share_one_watch_and_hear_at_once(
             await asyncio.to_thread(mark, core, name, "now")
             await until(feed, lambda change: change.kind == "present" and mark_of(change) == "now")
             took.append(time.monotonic() - started)
-        assert sorted(took)[len(took) // 2] < 1
+        assert sorted(took)[len(took) // 2] < 10, "by a watch, not by another list"
 
 
 def watches(control_plane: ControlPlane) -> int:

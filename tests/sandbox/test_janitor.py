@@ -131,14 +131,14 @@ def test_strangers_keep_what_they_have(gpu_sandbox: Sandbox, pool: EksGpuPool) -
 
     for name in ("of-another", "of-nobody"):
         gpu_sandbox.control_plane.request("DELETE", f"{PODS}/{name}")
-    other.give_up(key)
+    other.delete_demand_and_reconcile(key)
 
 
 def test_pods_without_demand_are_known_by_their_run(gpu_sandbox: Sandbox, pool: EksGpuPool) -> None:
     ensure(pool, "dead")
     start_pod(gpu_sandbox, pool, "late", **metadata_of(pool, "dead"))
     key = DemandKey(installation="tests", dag_id="nightly", run_id="dead", pool=pool.name)
-    open_pool(pool, owner="", holder="a test", say=print).give_up(key)
+    open_pool(pool, owner="", holder="a test", say=print).delete_demand_and_reconcile(key)
     assert status(pool)["nodes"] == 1, "a running pod keeps its machine"
 
     assert leftovers(reap(pool, living=("dead",), dry_run=True), pool) == {}

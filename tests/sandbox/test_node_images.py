@@ -31,7 +31,7 @@ def pools(gpu_sandbox: Sandbox) -> Iterator[list[EksGpuPool]]:
     pools: list[EksGpuPool] = []
     yield pools
     for pool in pools:
-        run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool, deferrable=False))
+        run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))
 
 
 def with_a_node(pools: list[EksGpuPool], sandbox: Sandbox, name: str, **fields: Any) -> EksGpuPool:

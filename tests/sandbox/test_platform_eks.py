@@ -754,11 +754,12 @@ class dead:
 class TestSwitch:
     def test_sets_the_group_to_zero_by_itself(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(2)
-        at = datetime.now(UTC) + timedelta(seconds=2)
+        at = datetime.now(UTC) + timedelta(hours=1)
         platform.schedule_scale_to_zero([GROUP_A], at)
         switch_at = platform.observe()[0].switch_at
         assert switch_at
         assert at <= switch_at < at + timedelta(seconds=1)
+        platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + timedelta(seconds=1))
         eventually(platform.observe, lambda groups: not groups[0].machines)
         group = platform.observe()[0]
         assert (group.desired, group.max_size, group.switch_at) == (0, 3, None)

@@ -122,16 +122,14 @@ def test_execution_timeout_of_a_blocking_task(pool: EksGpuPool, api: client.Core
 def test_blocking_task_that_is_told_to_stop(pool: EksGpuPool, api: client.CoreV1Api) -> None:
     """Airflow kills the process five seconds later: what ends the node without it comes first."""
     soon = datetime.now(UTC) + timedelta(minutes=30)
-    asked_at: list[float] = []
 
     def worker_is_evicted() -> None:
         running(api)
         assert switch_of(pool) > soon
-        asked_at.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGTERM)
 
-    saves = "trap 'sleep 80; exit 143' TERM; while :; do sleep 0.1; done"
-    task = pod(pool, "sh", "-c", saves, deferrable=False, termination_grace_period=90)
+    saves = "trap 'sleep 600; exit 143' TERM; while :; do sleep 0.1; done"
+    task = pod(pool, "sh", "-c", saves, deferrable=False, termination_grace_period=610)
     before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
     thread = meanwhile(worker_is_evicted)
     try:
@@ -140,7 +138,6 @@ def test_blocking_task_that_is_told_to_stop(pool: EksGpuPool, api: client.CoreV1
     finally:
         signal.signal(signal.SIGTERM, before)
         thread.join()
-    assert time.monotonic() - asked_at[0] < 60
     assert switch_of(pool) < soon
     assert any("which is deleted, has ended; the switch of" in str(entry) for entry in told)
     (left,) = api.list_namespaced_pod("default").items

@@ -24,7 +24,7 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from gpu_sandbox.demo import example_dags
+from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
@@ -166,7 +166,7 @@ class SpotLoss:
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
-        self._thread.join(timeout=10)
+        self._thread.join(timeout=120)
         for pod in self._started():
             self._read_log(pod.metadata.name)  # of a pod that ended, and was kept, since the last look
 

@@ -9,6 +9,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -120,9 +121,10 @@ def pool(gpu_sandbox: Sandbox, airflow_identity: str) -> EksGpuPool:
     )
 
 
-def train(pool: EksGpuPool) -> Any:
+def train(pool: EksGpuPool, **arguments: Any) -> Any:
     command = ["sh", "-c", "echo '{\"accuracy\": 0.97}' > /airflow/xcom/return.json"]
-    return run(GpuPodOperator(task_id="train", gpu_pool=pool, image="busybox:1.36", cmds=command, do_xcom_push=True))
+    training = {"image": "busybox:1.36", "cmds": command, "do_xcom_push": True}
+    return run(GpuPodOperator(task_id="train", gpu_pool=pool, **training, **arguments))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -142,6 +144,21 @@ def test_a_night_needs_no_more_than_the_documented_roles(
     used = gpu_sandbox.control_plane.audit_log.uses(airflow_identity)
     unused = documented_roles.rbac(*documented_roles.FULL_ROLES) - used - NOT_IN_THIS_NIGHT
     assert not unused, "\n".join(["no call needs these:", *map(str, sorted(unused))])
+
+
+def test_a_night_on_several_nodes_needs_their_roles_too(pool: EksGpuPool, administrator: client.ApiClient) -> None:
+    give(administrator, *documented_roles.FULL_ROLES)
+    take(administrator, "several-nodes.yaml")
+    several = replace(pool, name="rbac-gang", max_nodes=2)
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=several, nodes=2))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=several))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PermissionDenied, "borne_for", timedelta(0))
+        with pytest.raises(PermissionDenied, match="jobs"):
+            train(several, nodes=2)
+    give(administrator, "several-nodes.yaml")
+    assert train(several, nodes=2) == {"accuracy": 0.97}
+    assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=several))["nodes"] == 0
 
 
 @pytest.mark.usefixtures("impatient")

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.cluster.nodes import cordon, list_nodes
 from airflow_gpu_provider.cluster.pods import RUN_LABEL
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call
@@ -116,7 +117,7 @@ class Night:
     def close(self) -> None:
         self.delete_pods()
         for lease in self.lead.snapshot().leases:
-            self.lead.give_up(lease.key)
+            self.lead.delete_demand_and_reconcile(lease.key)
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_from_zero_and_back(nights: Callable[..., Night]) -> None:
     assert timedelta(0) <= switch_at - lease.until - SWITCH_MARGIN <= timedelta(minutes=2)
     assert ready.decision.is_empty
 
-    given_up = night.lead.give_up(night.key("one"))
+    given_up = night.lead.delete_demand_and_reconcile(night.key("one"))
     assert len(given_up.decision.release) == 1
     night.until_gone()
     assert night.lead.snapshot().groups[0].desired == 0
@@ -171,9 +172,9 @@ def test_what_two_runs_want_adds_up_and_each_goes_by_itself(nights: Callable[...
     night.want("one")
     night.want("two")
     night.until_usable(2)
-    assert len(night.lead.give_up(night.key("one")).decision.release) == 1
+    assert len(night.lead.delete_demand_and_reconcile(night.key("one")).decision.release) == 1
     night.until_usable(1)
-    night.lead.give_up(night.key("two"))
+    night.lead.delete_demand_and_reconcile(night.key("two"))
     night.until_gone()
 
 
@@ -189,11 +190,11 @@ def test_an_installation_s_run_ends_without_harm_to_another_s_with_the_same_ids(
     night.pod(f"theirs-{night.pool.name}", on=second.name, run=theirs)
 
     assert night.lead.delete_run_pods(ours) == [f"default/ours-{night.pool.name}"]
-    night.lead.give_up(ours)
+    night.lead.delete_demand_and_reconcile(ours)
     left = night.until(lambda outcome: len(machines(outcome)) == 1).snapshot
     assert [(pod.name, pod.node) for pod in left.pods if not pod.daemon] == [(f"theirs-{night.pool.name}", second.name)]
     night.delete_pods()
-    other.give_up(theirs)
+    other.delete_demand_and_reconcile(theirs)
     night.until_gone()
 
 
@@ -204,7 +205,7 @@ def test_runs_that_come_and_go_at_once(nights: Callable[..., Night]) -> None:
         reconciler = night.reconciler(name)
         reconciler.want(night.key(name), 1, datetime.now(UTC) + timedelta(hours=1))
         eventually(lambda: usable_nodes(reconciler.reconcile().snapshot))
-        reconciler.give_up(night.key(name))
+        reconciler.delete_demand_and_reconcile(night.key(name))
 
     with ThreadPoolExecutor(4) as runs:
         for done in [runs.submit(a_run, f"run-{number}") for number in range(4)]:
@@ -218,7 +219,7 @@ def test_a_stranger_s_pod_keeps_its_machine_until_it_ends(nights: Callable[..., 
     (node,) = usable_nodes(night.until_usable(1).snapshot)
     night.pod(f"theirs-{night.pool.name}", on=node.name)
     for _ in range(2):
-        assert night.lead.give_up(night.key("one")).decision.release == ()
+        assert night.lead.delete_demand_and_reconcile(night.key("one")).decision.release == ()
     night.delete_pods()
     night.until_gone()
 
@@ -249,7 +250,7 @@ def test_size_that_never_came_is_taken_back(gpu_sandbox: Sandbox, nights: Callab
     night = nights()
     night.want("one")
     night.until(lambda outcome: outcome.snapshot.groups[0].launch_failure is not None)
-    night.lead.give_up(night.key("one"))
+    night.lead.delete_demand_and_reconcile(night.key("one"))
     night.until(lambda outcome: outcome.snapshot.groups[0].desired == 0)
 
 
@@ -262,7 +263,7 @@ def test_a_dead_holder_s_cordon_is_finished_or_undone(nights: Callable[..., Nigh
     assert not list_nodes(night.api, night.pool.node_selector)[0].cordoned
 
     cordon(night.api, node, by="somebody who died")
-    night.lead.give_up(night.key("one"))
+    night.lead.delete_demand_and_reconcile(night.key("one"))
     night.until_gone()
 
 
@@ -273,7 +274,7 @@ def test_somebody_s_own_cordon_is_left_alone(nights: Callable[..., Night]) -> No
     patch = {"spec": {"unschedulable": True}}
     path = f"/api/v1/nodes/{node.name}"
     call(night.api, "patch", path, resource="nodes", body=patch, content_type=MERGE_PATCH)
-    outcome = night.lead.give_up(night.key("one"))
+    outcome = night.lead.delete_demand_and_reconcile(night.key("one"))
     assert outcome.decision.release == ()
     assert any("it was cordoned externally" in line for line in outcome.said)
     call(

@@ -48,7 +48,7 @@ def answers(port: int) -> Iterator[requests.Response]:
     for scheme in ("http", "https"):
         for path in ("/", "/pods", "/metrics", "/v3/kv/range", "/status"):
             try:
-                yield requests.get(f"{scheme}://127.0.0.1:{port}{path}", verify=False, timeout=10)
+                yield requests.get(f"{scheme}://127.0.0.1:{port}{path}", verify=False, timeout=120)
             except requests.RequestException:
                 continue
 
@@ -73,22 +73,22 @@ def test_a_stranger_is_turned_away_at_every_port(sandbox: SandboxProcess) -> Non
 def test_each_endpoint_says_that_it_does_not_know_who_calls(sandbox: SandboxProcess) -> None:
     where = endpoints(sandbox)
     refusals = {
-        "API server": requests.get(f"{where['API server']}/api/v1/pods", verify=False, timeout=10),
-        "control API": requests.get(f"{where['control API']}/env", timeout=10),
+        "API server": requests.get(f"{where['API server']}/api/v1/pods", verify=False, timeout=120),
+        "control API": requests.get(f"{where['control API']}/env", timeout=120),
         "control API with a wrong token": requests.get(
-            f"{where['control API']}/env", headers={"Authorization": "Bearer wrong"}, timeout=10
+            f"{where['control API']}/env", headers={"Authorization": "Bearer wrong"}, timeout=120
         ),
     }
     cloud = where["cloud"]
     if "AWS_ENDPOINT_URL" in sandbox.env():
-        refusals["cloud"] = requests.get(f"{cloud}/clusters", timeout=10)
+        refusals["cloud"] = requests.get(f"{cloud}/clusters", timeout=120)
         signed = "AWS4-HMAC-SHA256 Credential=AKIAWRONG/20260101/us-west-2/eks/aws4_request, SignedHeaders=host"
         wrong = {"Authorization": f"{signed}, Signature=00"}
     else:
         pools = f"{cloud}/v1/projects/sandbox-project/locations/us-central1/clusters"
-        refusals["cloud"] = requests.get(pools, timeout=10)
+        refusals["cloud"] = requests.get(pools, timeout=120)
         cloud, wrong = pools.removesuffix("/clusters"), {"Authorization": "Bearer ya29.wrong"}
-    refusals["cloud with a wrong credential"] = requests.get(f"{cloud}/clusters", headers=wrong, timeout=10)
+    refusals["cloud with a wrong credential"] = requests.get(f"{cloud}/clusters", headers=wrong, timeout=120)
     statuses = {name: answer.status_code for name, answer in refusals.items()}
     assert set(statuses.values()) <= {401, 403}, statuses
 

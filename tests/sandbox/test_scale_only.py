@@ -20,7 +20,8 @@ from kubernetes import client, config
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.cluster.apply import server_side_apply
-from airflow_gpu_provider.cluster.demand import DEMAND_NAMESPACE, DemandKey
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
 from airflow_gpu_provider.errors import (
     AutoscalerTagsMissing,
     AutoscalingDisabled,
@@ -589,7 +590,7 @@ def test_a_group_of_others_is_never_deleted_and_keeps_its_minimum(gpu_sandbox: S
     assert [action["DesiredCapacity"] for action in owner.actions(asg).values()] == [1]
     eventually(lambda: reconciler.reconcile().snapshot.nodes and reconciler.snapshot().nodes[0].usable)
 
-    reconciler.give_up(key)
+    reconciler.delete_demand_and_reconcile(key)
     assert run(ScaleDownSensor(task_id="scale_down", gpu_pool=pool))["kept"] == ["kept: kept has a minimum size of 1"]
     assert run(DeleteGpuPoolOperator(task_id="delete", gpu_pool=pool))["deleted"] == []
     group = owner.everything(asg, None)

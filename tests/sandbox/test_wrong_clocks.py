@@ -25,7 +25,7 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 MAX_RUNTIME = timedelta(hours=3)
-CLOSE = timedelta(seconds=20)
+CLOSE = timedelta(minutes=5)
 """How near to each other two times are that are meant to be the same, on a machine under load."""
 
 
@@ -79,16 +79,15 @@ def test_demand_ends_for_everybody_when_it_should(gpu_sandbox: Sandbox, env: Non
     slow.want(key, 1, slow.clock.now() + timedelta(hours=1))
     eventually(lambda: usable_nodes(slow.reconcile().snapshot))
 
-    slow.want(key, 1, slow.clock.now() + timedelta(seconds=12))
-    (lease,) = list_demand(api, pool.name)
-    looks = 0
-    while datetime.now(UTC) < lease.until - timedelta(seconds=3):
+    slow.want(key, 1, slow.clock.now() + timedelta(minutes=10))
+    for _ in range(3):
         outcome = fast.reconcile()
         assert machines(outcome)
         assert not outcome.decision.release
-        looks += 1
-    assert looks > 2
+    slow.want(key, 1, slow.clock.now() + timedelta(seconds=2))
+    (lease,) = list_demand(api, pool.name)
     eventually(lambda: not machines(slow.reconcile()))
+    assert datetime.now(UTC) >= lease.until
 
 
 @pytest.mark.parametrize("minutes", [-20, 20], ids=["slow", "fast"])

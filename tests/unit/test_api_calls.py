@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.api_calls import ApiCall, tell, tell_of_aws, tell_of_google, tell_of_kubernetes, told_to
+from airflow_gpu_provider.api_calls import (
+    ApiCall,
+    report_call,
+    report_calls_to_aws,
+    report_calls_to_google,
+    report_kubernetes_call,
+    told_to,
+)
 
 
 @pytest.fixture
@@ -20,8 +27,8 @@ def told() -> Any:
 def test_nobody_is_told_after_the_block() -> None:
     calls: list[ApiCall] = []
     with told_to(calls.append):
-        tell("eks", "DescribeCluster")
-    tell("eks", "DescribeCluster")
+        report_call("eks", "DescribeCluster")
+    report_call("eks", "DescribeCluster")
     assert calls == [ApiCall(api="eks", operation="DescribeCluster")]
 
 
@@ -30,7 +37,7 @@ def test_each_try_of_a_client_of_aws_is_told(told: list[ApiCall]) -> None:
     from botocore.config import Config
 
     session = boto3.session.Session("AKIAEXAMPLE", "secret", region_name="us-west-2")
-    tell_of_aws(session.events)
+    report_calls_to_aws(session.events)
     twice = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=1)
     client = session.client("eks", endpoint_url="http://127.0.0.1:9", config=twice)
     with pytest.raises(Exception, match="Could not connect"):
@@ -55,7 +62,7 @@ def test_each_try_of_a_client_of_aws_is_told(told: list[ApiCall]) -> None:
 )
 def test_a_call_of_google_is_its_path_without_names(told: list[ApiCall], path: str, operation: str) -> None:
     session = SimpleNamespace(hooks={"response": []})
-    tell_of_google(session)
+    report_calls_to_google(session)
     answer = {"error": {"status": "PERMISSION_DENIED"}}
     request = SimpleNamespace(method="GET", path_url=path)
     session.hooks["response"][0](SimpleNamespace(request=request, ok=False, status_code=403, json=lambda: answer))
@@ -78,7 +85,7 @@ def test_a_403_of_google_is_told_by_its_reason(
     told: list[ApiCall], status: int, answer: dict[str, Any], error: str
 ) -> None:
     session = SimpleNamespace(hooks={"response": []})
-    tell_of_google(session)
+    report_calls_to_google(session)
     request = SimpleNamespace(method="GET", path_url="/compute/v1/projects/acme")
     response = SimpleNamespace(request=request, ok=False, status_code=status, json=lambda: {"error": answer})
     session.hooks["response"][0](response)
@@ -98,8 +105,8 @@ def test_a_403_of_google_is_told_by_its_reason(
     ],
 )
 def test_a_call_of_kubernetes_is_its_collection(told: list[ApiCall], path: str, operation: str) -> None:
-    tell_of_kubernetes("GET", path, 200, "OK")
-    tell_of_kubernetes("GET", path, 403, "Forbidden")
-    tell_of_kubernetes("GET", path, None)
+    report_kubernetes_call("GET", path, 200, "OK")
+    report_kubernetes_call("GET", path, 403, "Forbidden")
+    report_kubernetes_call("GET", path, None)
     assert [each.operation for each in told] == [f"GET {operation}"] * 3
     assert [each.error for each in told] == ["", "403 Forbidden", "no answer"]

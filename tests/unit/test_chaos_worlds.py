@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -15,10 +16,30 @@ from tests.airflow.chaos.cell import Cell, Strike
 from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.matrix import NotRun, Row
 from tests.airflow.chaos.schedule import full_matrix
-from tests.airflow.chaos.worlds import AT_ONCE, Agenda, WorldFailed, run_cells_in
+from tests.airflow.chaos.worlds import AT_ONCE, Agenda, WorldFailed, end_fork_server, run_cells_in
 from tests.unit.chaos_row import ROW
 
 LOCAL, FOR_ALL = Strike(when="train-deferred", what="run-failed"), Strike(when="train-deferred", what="airflow-killed")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_fork_server_is_left() -> Iterator[None]:
+    yield
+    end_fork_server()
+    assert "from multiprocessing.forkserver import main" not in _children()
+
+
+def _children() -> str:
+    """The command lines of this process's children."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                found.append((folder / "cmdline").read_text())
+        except FileNotFoundError:
+            continue
+    return "\n".join(found)
 
 
 def cells(*strikes: Strike, platform: Platform = "eks", first: int = 0) -> list[Cell]:

@@ -12,7 +12,7 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.records import handed_back, is_handed_back, is_of_later_release
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from airflow_gpu_provider.triggers import device_plugin, pod
+from airflow_gpu_provider.triggers import device_plugin, gang, pod
 from airflow_gpu_provider.triggers import pool as pools
 from tests.unit.scaling.pools import pool
 
@@ -21,6 +21,7 @@ TRIGGERS = [
     (pools.ReleaseTrigger, pools.RECORD_VERSION),
     (device_plugin.GpusTrigger, device_plugin.RECORD_VERSION),
     (pod.GpuPodTrigger, pod.RECORD_VERSION),
+    (gang.GpuGangTrigger, pod.RECORD_VERSION),
 ]
 
 

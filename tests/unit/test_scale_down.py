@@ -55,7 +55,7 @@ class Played:
         self.calls.append("release")
         return self._answer()
 
-    def reconcile(self) -> Any:
+    def reconcile(self, *, admits: bool = False) -> Any:
         self.calls.append("reconcile")
         return self._answer()
 

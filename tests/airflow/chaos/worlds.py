@@ -58,7 +58,10 @@ def run_cells(cells: Sequence[Cell], *, worlds: int, pace: Pace | None = None, s
     Raises:
         WorldFailed: At the end.
     """
-    yield from run_cells_in(partial(be_world, pace=pace or Pace(), seed=seed), cells, worlds=worlds)
+    try:
+        yield from run_cells_in(partial(be_world, pace=pace or Pace(), seed=seed), cells, worlds=worlds)
+    finally:
+        end_fork_server()
 
 
 BeWorld: TypeAlias = Callable[[Connection, Path, Platform], None]
@@ -75,6 +78,16 @@ def run_cells_in(world: BeWorld, cells: Sequence[Cell], *, worlds: int) -> Gener
     yield from (NotRun.of(cell, "no world could be opened", seconds=0) for cell in seats.agenda.left)
     if seats.failed:
         raise WorldFailed("; ".join(seats.failed))
+
+
+def end_fork_server() -> None:
+    """Return when it has ended; by itself it ends seconds after this process, as it puts away all its imports.
+
+    multiprocessing has no public call for that, but one for unit tests.
+    """
+    from multiprocessing.forkserver import _forkserver
+
+    _forkserver._stop()
 
 
 class Agenda:

@@ -170,7 +170,7 @@ def test_a_token_of_googles_opens_the_api_server(sandbox: Sandbox, gke: ClusterM
             headers={"Authorization": f"Bearer {token}", "Content-Type": "application/json"},
         )
         try:
-            with urllib.request.urlopen(request, context=context, timeout=10) as reply:
+            with urllib.request.urlopen(request, context=context, timeout=120) as reply:
                 return reply.status, json.load(reply)["status"]["userInfo"]["username"]
         except urllib.error.HTTPError as error:
             return error.code, ""

@@ -38,7 +38,7 @@ def test_a_key_of_another_project_proves_nothing(project: Project) -> None:
     credentials = service_account.Credentials.from_service_account_info(forged, scopes=SCOPES)
     with pytest.raises(Exception, match="Invalid JWT Signature"):
         credentials.refresh(Request())
-    reply = requests.get(f"{project.cloud.endpoint_url}/v1/{project.parent}", timeout=10)
+    reply = requests.get(f"{project.cloud.endpoint_url}/v1/{project.parent}", timeout=120)
     assert reply.status_code == 401
     assert reply.json()["error"]["status"] == "UNAUTHENTICATED"
 
@@ -99,7 +99,7 @@ def test_an_api_that_is_off_or_out_of_reach(project: Project, monkeypatch: pytes
 
 def test_a_token_is_for_what_it_was_issued(project: Project) -> None:
     narrow = {"Authorization": f"Bearer {access_token(project.cloud, scopes=[EMAIL_SCOPE])}"}
-    reply = requests.get(f"{project.cloud.endpoint_url}/v1/{project.parent}", headers=narrow, timeout=10)
+    reply = requests.get(f"{project.cloud.endpoint_url}/v1/{project.parent}", headers=narrow, timeout=120)
     assert reply.status_code == 403
     error = reply.json()["error"]
     assert error["message"] == "Request had insufficient authentication scopes."

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import base64
 import ssl
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from urllib3.util import ssl_
 from airflow_gpu_provider import __version__
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE, ClusterAccess, _Token
 from airflow_gpu_provider.cluster.rest import call
-from airflow_gpu_provider.errors import CredentialsError, GpuError
+from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError
 
 
 def kubeconfig(folder: Path, user: dict[str, Any], **cluster: Any) -> Path:
@@ -134,3 +137,54 @@ def test_authorities_that_say_nothing_of_their_use_are_trusted(monkeypatch: pyte
     context = ClusterAccess(server="https://host").ssl_context()
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
     assert context.verify_mode == ssl.CERT_REQUIRED
+
+
+class Creates(BaseHTTPRequestHandler):
+    """An API server's answer to a write."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(201)
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+def test_a_request_waits_for_a_server_that_is_away_a_write_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For 20 seconds, as one that restarts is: a write has not reached it."""
+    server = HTTPServer(("127.0.0.1", 0), Creates, bind_and_activate=False)
+    server.server_bind()  # the port is its own, and refuses connections
+    paused: list[float] = []
+
+    def pause(seconds: float) -> None:
+        paused.append(seconds)
+        if sum(paused) >= 20 and not thread.is_alive():
+            server.server_activate()
+            thread.start()
+
+    thread = threading.Thread(target=server.handle_request)
+    monkeypatch.setattr("urllib3.util.retry.time", SimpleNamespace(sleep=pause))
+    api = ClusterAccess(server=f"http://127.0.0.1:{server.server_port}").api_client()
+    try:
+        assert call(api, "create", "/api/v1/namespaces/default/configmaps", resource="configmaps", body={}) == {}
+    finally:
+        api.close()
+        server.server_close()
+    thread.join()
+    assert max(paused) <= 5
+
+
+def test_a_server_that_stays_away_is_unreachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = HTTPServer(("127.0.0.1", 0), Creates, bind_and_activate=False)
+    server.server_bind()
+    paused: list[float] = []
+    monkeypatch.setattr("urllib3.util.retry.time", SimpleNamespace(sleep=paused.append))
+    api = ClusterAccess(server=f"http://127.0.0.1:{server.server_port}").api_client()
+    try:
+        with pytest.raises(ClusterUnreachable, match="create configmaps"):
+            call(api, "create", "/api/v1/namespaces/default/configmaps", resource="configmaps", body={})
+    finally:
+        server.server_close()
+    assert 25 <= sum(paused) <= 30

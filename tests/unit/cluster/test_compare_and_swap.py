@@ -1,8 +1,10 @@
 """An object that somebody else wrote first is read again; a bound ends that."""
 
+from typing import Any
+
 import pytest
 
-from airflow_gpu_provider.cluster import compare_and_swap
+from airflow_gpu_provider.cluster import compare_and_swap, leases
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.compare_and_swap import update
 
@@ -51,9 +53,19 @@ def test_it_ends_with_the_conflict_after_eight_tries() -> None:
     assert len(there.written) == 8
 
 
-def test_an_object_that_is_gone_is_tried_again_only_where_it_is_to_be_created() -> None:
+def test_an_object_that_is_gone_is_not_tried_again() -> None:
     gone = Versions(conflicts=1, error=ObjectNotFound)
     with pytest.raises(ObjectNotFound):
         update(gone.read, gone.write)
-    again = Versions(conflicts=1, error=ObjectNotFound)
-    assert update(again.read, again.write, again_on=(ObjectChanged, ObjectNotFound)) == "version 1"
+
+
+def test_a_lease_that_was_deleted_since_it_was_read_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So it is created anew, and who cannot write it in the end hears of one kind of error."""
+
+    def deleted(_: Any, verb: str, *__: Any, **___: Any) -> Any:
+        raise ObjectNotFound(f"Cannot {verb} leases.")
+
+    monkeypatch.setattr(leases, "call", deleted)
+    manifest = {"metadata": {"name": "usage-1"}, "spec": {}}
+    with pytest.raises(ObjectChanged, match="usage-1 was deleted meanwhile"):
+        leases.put_lease(None, manifest, {"metadata": {"resourceVersion": "1"}})  # type: ignore[arg-type]

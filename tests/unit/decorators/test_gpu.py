@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, task
 from airflow.sdk.exceptions import TaskDeferred
+from kubernetes.client import V1EnvVar
 
 from airflow_gpu_provider import EksGpuPool, gpu_nodes
 from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
@@ -21,6 +22,9 @@ from tests.sandbox.running import context_of
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=("g6.12xlarge",), max_nodes=1
 )
+
+
+OWN = V1EnvVar(name="A", value="1")
 
 
 @pytest.fixture
@@ -115,3 +119,31 @@ def test_a_pool_that_is_given_or_mapped_stays(dag: DAG) -> None:
         GpuPodOperator.partial(task_id="mapped", image="busybox").expand(gpu_pool=[POOL, other])
     assert dag.get_task("given").partial_kwargs["gpu_pool"] == other
     assert "gpu_pool" not in dag.get_task("mapped").partial_kwargs
+
+
+def test_two_preemptions_in_one_worker_leave_the_environment(dag: DAG, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[list[str]] = []
+    operator: Any = None
+
+    def take_away(self: PodAttempt) -> None:
+        pod = operator._build_unplaced(context)
+        built.append([variable.name for variable in pod.spec.containers[0].env])
+        if len(built) < 3:
+            raise PodPreempted("Its node left.")
+
+    monkeypatch.setattr(PodTry, "_known_owner", lambda _: None)
+    monkeypatch.setattr(PodTry, "_prepare_next_attempt", lambda *_: None)
+    monkeypatch.setattr(PodTry, "_collect", lambda *_: "result")
+    monkeypatch.setattr(PodAttempt, "start", take_away)
+    monkeypatch.setattr(PodAttempt, "watch_here", lambda _: None)
+    with dag:
+
+        @task.gpu(gpu_pool=POOL, image="python:3.12", deferrable=False, on_preemption="resume", env_vars=[OWN])
+        def train(rate: float) -> None: ...
+
+        train(0.1)
+    operator = dag.get_task("train")
+    context = context_of(operator)
+    assert operator.execute(context) == "result"
+    assert built[0].count("__PYTHON_SCRIPT") == 1
+    assert built[0] == built[1] == built[2]

@@ -105,8 +105,8 @@ class Pool:
     def record_machines(self) -> None:
         self._call("record_machines")
 
-    def give_up(self, key: Any) -> Any:
-        self._call("give_up")
+    def delete_demand_and_reconcile(self, key: Any) -> Any:
+        self._call("delete_demand_and_reconcile")
         found = snapshot(*(self._left.pop(0) if self._left else ()))
         return Outcome(snapshot=found, decision=decide(found), said=())
 
@@ -144,7 +144,7 @@ def test_first_leg_bears_what_may_pass(ensure: Any, step: str, cls: type[GpuErro
     pool = Pool(**{step: [cls("No."), cls("No.")]})
     assert ensure(pool)["nodes"] == RESULT["nodes"]
     assert pool.calls.count(step) >= 3
-    assert "give_up" not in pool.calls
+    assert "delete_demand_and_reconcile" not in pool.calls
 
 
 @pytest.mark.parametrize("step", ["open", "plan", "groups_over_quota", "apply", "want"])
@@ -155,7 +155,7 @@ def test_first_leg_ends_with_what_lasts_or_cannot_pass(ensure: Any, step: str, e
         ensure(pool)
     times = pool.calls.count(step) - (step == "plan" and "apply" in pool.calls)
     assert times == 1 if error.borne_for == timedelta(0) else 25 < times < 65  # five minutes, five seconds a look
-    assert ("give_up" in pool.calls) == (step in ("apply", "want"))
+    assert ("delete_demand_and_reconcile" in pool.calls) == (step in ("apply", "want"))
 
 
 def test_who_gives_up_comes_again_until_machines_that_are_still_launched_go(ensure: Any) -> None:
@@ -163,7 +163,7 @@ def test_who_gives_up_comes_again_until_machines_that_are_still_launched_go(ensu
     pool = Pool([pending], [pending], want=[PoolDrift("Changed.")])
     with pytest.raises(PoolDrift):
         ensure(pool)
-    assert pool.calls.count("give_up") == 3
+    assert pool.calls.count("delete_demand_and_reconcile") == 3
 
 
 def test_a_groups_change_that_failed_on_its_way_is_planned_anew(ensure: Any) -> None:

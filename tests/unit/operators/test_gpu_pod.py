@@ -13,7 +13,11 @@ from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pods.pod_try import PodTry
+from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.records import handed_back
+from tests.sandbox.running import context_of
 from tests.unit.pods.test_pod_placement import a_pool, limits
 
 
@@ -106,3 +110,15 @@ def test_no_name_of_base_operators_is_taken(operator: type[BaseOperator]) -> Non
 def _fields(pool: EksGpuPool) -> dict[str, Any]:
     spec = pool.serialize()
     return {name: value for name, value in spec.items() if name not in ("kind", "version")}
+
+
+def test_what_a_trigger_handed_back_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`dag.test()` executes one operator again and again: its next try begins with its first pod."""
+    numbers: list[int] = []
+    monkeypatch.setattr(PodTry, "_known_owner", lambda _: None)
+    monkeypatch.setattr(PodTry, "run", lambda self: numbers.append(self.attempt.record.number))
+    operator = GpuPodOperator(task_id="train", gpu_pool=a_pool(), image="busybox")
+    event = {**handed_back({"version": 99}, 2), "attempt": Attempt(number=3).to_record()}
+    operator._go_on_here(event, context_of(operator))
+    operator.execute(context_of(operator))
+    assert numbers == [3, 1]

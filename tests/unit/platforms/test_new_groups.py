@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider import GkeGpuPool
+from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling as Scaling
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroups as Managed
@@ -103,6 +104,17 @@ def test_of_gke() -> None:
     platform.grow({GROUP: 1})
 
     assert groups.sizes == {PATH: 1}
+
+
+def test_a_group_without_an_auto_scaling_group_says_in_which_state_it_is() -> None:
+    class Creating(NodeGroups):
+        def describe(self, name: str) -> Any:
+            return {**NODE_GROUP, "status": "CREATING", "resources": {}} if name == GROUP else None
+
+    platform = EksPlatform(pool())
+    platform._eks.__dict__.update(groups=Creating(NODE_GROUP), scaling=AutoScaling())
+    with pytest.raises(GroupNotFound, match=f"{GROUP} is CREATING and has no .*; node group gone does not exist"):
+        platform.grow({GROUP: 1, "gone": 1})
 
 
 class Shown:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
-from kubernetes.client import ApiClient, ApiException, V1ObjectMeta, V1Pod, V1PodSpec
+from kubernetes.client import ApiClient, ApiException, V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, PodFailed, PodPreempted, TaskKilled
-from airflow_gpu_provider.pods import deadline, pod_try
+from airflow_gpu_provider.pods import deadline, pod_try, task_log
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
@@ -82,7 +82,7 @@ class Life:
             "push": lambda key, _: self._step(f"push {key}")(),
             "on_pod": lambda _: None,
         }
-        task_log = TaskLog(
+        its_log = TaskLog(
             log=log,
             containers=True,
             init_containers=None,
@@ -105,7 +105,7 @@ class Life:
             gpu_health=SimpleNamespace(of_node=lambda _: ""),
             state=lambda _: self._state,
         )
-        given = {"pod_log": task_log, "cluster": cluster, "stop": self.stop}
+        given = {"pod_log": its_log, "cluster": cluster, "stop": self.stop}
         self.tries = PodTry(PodTask(**(arguments | given | changes)), {})
 
     def _build(self) -> V1Pod:
@@ -170,6 +170,24 @@ def test_pod_that_may_still_run_is_untouched_and_watched_again_later(nodes: list
     assert not nodes
 
 
+def test_log_that_could_not_be_read_may_still_repeat_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(pod(ended(0), phase="Succeeded"))
+    life.tries._task.pod_log.get_logs = True
+    life.tries._task.pod_log.containers = "base"
+    life._pod.spec.containers = [V1Container(name="base")]
+
+    def away(*_: Any) -> Any:
+        raise AWAY
+
+    monkeypatch.setattr(task_log, "_lines", away)
+    monkeypatch.setattr(task_log.time, "sleep", lambda _: None)
+    followed = {"positions": {"base": [1, 2, 3]}, "may_repeat": True}
+    with pytest.raises(TaskDeferred):
+        life.tries.go_on(watched("success", logs=followed))
+    assert life.records[0]["logs"]["positions"] == followed["positions"]
+    assert life.records[0]["logs"]["may_repeat"]
+
+
 def test_pod_is_released_where_the_task_fails_after_its_creation(nodes: list[set[str]]) -> None:
     life = Life()
     life.fails["on_pod_creation"] = ValueError("a user's own")
@@ -189,6 +207,22 @@ def test_timeout_ends_the_pod_before_its_node(monkeypatch: pytest.MonkeyPatch, n
     with pytest.raises(AirflowTaskTimeout):
         life.tries.run()
     assert life.steps[-2:] == ["release the pod", "delete the pod"]
+    assert nodes == [{"u1"}]
+    assert life.tries.has_timed_out
+
+
+def test_timeout_before_the_pod_was_read_ends_it_too(nodes: list[set[str]]) -> None:
+    life, deleted = Life(pod(running())), list[V1Pod]()
+    cluster: Any = life.tries._cluster
+
+    def times_out(*_: Any, **__: Any) -> Any:
+        raise AirflowTaskTimeout
+
+    cluster.pods.delete_from_signal_handler = lambda pod, **_: deleted.append(pod)
+    cluster.pods.read = times_out
+    with pytest.raises(AirflowTaskTimeout):
+        life.tries.go_on(event("error", AWAY))
+    assert [(pod.metadata.name, pod.metadata.uid) for pod in deleted] == [("train-x", "u1")]
     assert nodes == [{"u1"}]
     assert life.tries.has_timed_out
 

@@ -428,3 +428,14 @@ def test_a_running_pods_node_that_is_about_to_go_is_told(spec: dict[str, Any], l
     other = replace(NODE, name="n2", leaving="spot interruption notice")
     lines = WAIT.step(PodSnapshot(pod=pod(running()), nodes=(Node.parse(raw), other)), at(700)).lines
     assert [each for each in lines if each.startswith("node ")] == ([line] if line else [])
+
+
+def test_time_at_a_scheduling_gate_does_not_count() -> None:
+    gates = [{"name": "kueue.x-k8s.io/admission"}]
+    gated = pod(phase="Pending", spec={"nodeName": None, "schedulingGates": gates})
+    progress = WAIT.step(PodSnapshot(pod=gated), at(900))
+    assert progress.error is None
+    assert progress.lines == ("waits to be admitted: its scheduling gate kueue.x-k8s.io/admission is not lifted yet",)
+    admitted = PodSnapshot(pod=PENDING, full_at=at(900))
+    assert WAIT.step(admitted, at(1499)).error is None
+    assert type(WAIT.step(admitted, at(1500)).error) is PodDeadline

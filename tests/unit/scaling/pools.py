@@ -31,9 +31,9 @@ def key(run_id: str) -> DemandKey:
 
 
 def lease(
-    run_id: str = "run", nodes: int = 1, until: datetime = LATER, created_at: datetime = EARLIER, warm: str = ""
+    run_id: str = "run", nodes: int = 1, until: datetime = LATER, created_at: datetime = EARLIER, **fields: Any
 ) -> DemandLease:
-    return DemandLease(key=key(run_id), nodes=nodes, until=until, created_at=created_at, warm=warm)
+    return DemandLease(key=key(run_id), nodes=nodes, until=until, created_at=created_at, **fields)
 
 
 def machine(number: int, group: str = A, state: Any = "running", launched_at: datetime | None = EARLIER) -> Machine:

@@ -473,8 +473,8 @@ def test_a_pod_that_cannot_end_stops_holding_its_node() -> None:
 
 def test_old_demand_is_forgotten_once_its_pods_are_gone() -> None:
     old = lease(until=NOW - timedelta(days=2))
-    assert decide(snapshot(leases=(old,))).forget == (old.key,)
-    assert decide(snapshot(machine(1), leases=(old,), pods=(pod("p", on=1, run="run"),))).forget == ()
+    assert decide(snapshot(leases=(old,))).delete_demand == (old.key,)
+    assert decide(snapshot(machine(1), leases=(old,), pods=(pod("p", on=1, run="run"),))).delete_demand == ()
 
 
 # -- the switch ------------------------------------------------------------------------------------------------
@@ -579,3 +579,8 @@ def test_the_same_state_gives_the_same_decision() -> None:
     state = snapshot(machine(1), leases=(lease(nodes=3),), pods=(pod("theirs", on=1),))
     assert decide(state) == decide(state)
     assert EARLIER < NOW
+
+
+def test_a_pod_behind_a_scheduling_gate_is_no_demand_until_it_is_admitted() -> None:
+    assert wanted_nodes(snapshot(pods=(pod("queued", gated=True),))) == 0
+    assert wanted_nodes(snapshot(pods=(pod("admitted"),))) == 1

@@ -42,7 +42,7 @@ class Played:
         self.contexts: set[str] = set()
         self.over_quota: frozenset[str] = frozenset()
 
-    def reconcile(self) -> Any:
+    def reconcile(self, *, admits: bool = False) -> Any:
         return self._answer("reconcile")
 
     def amend(self, *asks: Ask) -> Any:

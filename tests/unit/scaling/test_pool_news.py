@@ -30,11 +30,11 @@ class Reconciles:
         self.opened.append(f"{pool.name} for {owner}")
         return self
 
-    def reconcile(self) -> Any:
+    def reconcile(self, *, admits: bool = False) -> Any:
         self.count += 1
         if self.error:
             raise self.error
-        return SimpleNamespace(said=(f"reconcile {self.count}",), snapshot=self.snapshot)
+        return SimpleNamespace(gangs=None, said=(f"reconcile {self.count}",), snapshot=self.snapshot)
 
 
 async def hears_nothing(*_: Any) -> None:
@@ -95,6 +95,22 @@ async def test_errors_are_told_and_tried_again(reconciles: Reconciles) -> None:
     await heard(lines, len(lines) + 2)
     assert lines[-1].said[0].startswith("reconcile")
     await pool_news.leave(pool, "me/dag", lines.append)
+
+
+async def test_one_that_cannot_take_its_news_keeps_them_from_nobody(
+    reconciles: Reconciles, caplog: pytest.LogCaptureFixture
+) -> None:
+    news: list[Any] = []
+
+    def breaks(_: Any) -> None:
+        raise ValueError("a bug of one wait")
+
+    for listener in (breaks, news.append):
+        pool_news.keep(a_pool(), "me/dag", listener)
+    await heard(news, 2)
+    for listener in (breaks, news.append):
+        await pool_news.leave(a_pool(), "me/dag", listener)
+    assert "a bug of one wait" in caplog.text
 
 
 async def test_a_stock_out_is_told_with_its_type(reconciles: Reconciles) -> None:

@@ -37,7 +37,7 @@ class Looks:
     def sleep(self, seconds: float) -> None:
         self._passed += timedelta(seconds=seconds)
 
-    def give_up(self, _: Any) -> Outcome:
+    def delete_demand_and_reconcile(self, _: Any) -> Outcome:
         found = replace(self._snapshots[min(self.count, len(self._snapshots) - 1)], now=self.now())
         self.count += 1
         decision = decide(found)

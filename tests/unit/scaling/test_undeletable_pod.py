@@ -10,7 +10,7 @@ import pytest
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.scaling import reconcile
+from airflow_gpu_provider.scaling import pool_access, reconcile
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 
 
@@ -33,11 +33,12 @@ def test_the_demand_is_given_up_though_a_pod_cannot_be_deleted(monkeypatch: pyte
             raise PermissionDenied("A policy refuses it.", "Change the policy.")
         return True
 
+    monkeypatch.setattr(reconcile, "list_demand", Mock(return_value=()))
     monkeypatch.setattr(reconcile, "list_run_pods", Mock(return_value=pods))
     monkeypatch.setattr(reconcile, "delete_pod", delete)
-    monkeypatch.setattr(reconcile, "Ledger", Mock())
+    monkeypatch.setattr(pool_access, "Ledger", Mock())
     given_up = Mock()
-    monkeypatch.setattr(Reconciler, "give_up", given_up)
+    monkeypatch.setattr(Reconciler, "delete_demand_and_reconcile", given_up)
     reconciler = Reconciler(Mock(), Mock(), Mock(), holder="test", say=print, clock=Mock(), at_once=1)
 
     key = Mock(spec=DemandKey, hash="x")

@@ -56,7 +56,7 @@ class Script:
         self.said: list[str] = []
         self.platform = SimpleNamespace(cluster_access=None)
 
-    def reconcile(self) -> Any:
+    def reconcile(self, *, admits: bool = False) -> Any:
         self.looks += 1
         step = next(self._steps)
         if isinstance(step, Exception):
@@ -160,7 +160,7 @@ def test_looks_soon_at_first_and_seldom_later(monkeypatch: pytest.MonkeyPatch, w
 def test_the_narrator_stamps_the_time_since_the_start() -> None:
     said: list[str] = []
     now = datetime.now(UTC)
-    Narrator(said.append, started=now - timedelta(seconds=200)).tell(now, "node joined", "node joined")
+    Narrator(said.append, started=now - timedelta(seconds=200)).log(now, "node joined", "node joined")
     assert said == ["[3 min 20 s] node joined"]
 
 
@@ -168,6 +168,6 @@ def test_a_narrator_that_goes_on_tells_what_is_so_as_what_was() -> None:
     said: list[str] = []
     now = datetime.now(UTC)
     narrator = Narrator(said.append, started=now, goes_on=True)
-    narrator.tell(now, "container base started")
-    narrator.tell(now, "container base started", "the pod is being deleted")
+    narrator.log(now, "container base started")
+    narrator.log(now, "container base started", "the pod is being deleted")
     assert said == ["[0 s] so far: container base started", "[0 s] the pod is being deleted"]

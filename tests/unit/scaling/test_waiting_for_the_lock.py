@@ -38,7 +38,7 @@ async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
     class HeldUp:
         platform = SimpleNamespace(cluster_access=None)
 
-        def reconcile(self) -> Any:
+        def reconcile(self, *, admits: bool = False) -> Any:
             may_go_on.wait()
             return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
 

@@ -67,7 +67,7 @@ class Cluster:
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)
-        return SimpleNamespace(pool=to, api=None, clock=clock, give_up=self._give_up)
+        return SimpleNamespace(pool=to, api=None, clock=clock, delete_demand_and_reconcile=self._give_up)
 
     def release(self, blocks: Any) -> list[DemandKey]:
         release(self.connect(pool("new")), RUN, blocks, connect=self.connect, say=self.said.append)

@@ -64,6 +64,24 @@ class AutoScaling:
         self.switched[name] = size
 
 
+def test_a_group_that_comes_later_is_seen_and_what_is_complete_is_not_listed_again() -> None:
+    class Coming(NodeGroups):
+        lists = 0
+
+        def names(self) -> list[str]:
+            self.lists += 1
+            return ["web-gpu", "gone"][: self.lists]
+
+        def describe(self, name: str) -> Mapping[str, Any]:
+            return {**NODE_GROUP, "nodegroupName": name, "resources": {"autoScalingGroups": [{"name": f"eks-{name}"}]}}
+
+    platform, groups = EksPlatform(POOL), Coming()
+    platform._eks.__dict__.update(groups=groups, scaling=AutoScaling())
+    looks = [[group.name for group in platform.observe()] for _ in range(3)]
+    assert looks == [["web-gpu", "own"], ["web-gpu", "gone", "own"], ["web-gpu", "gone", "own"]]
+    assert groups.lists == 2
+
+
 def test_both_kinds_are_read_once_and_set_to_their_own_smallest_size() -> None:
     platform, scaling = EksPlatform(POOL), AutoScaling()
     platform._eks.__dict__.update(groups=NodeGroups(), scaling=scaling)

@@ -155,7 +155,7 @@ class Run:
 
     def _give_up(self) -> Outcome:
         self._reconciler.delete_run_pods(self._key)
-        return self._reconciler.give_up(self._key)
+        return self._reconciler.delete_demand_and_reconcile(self._key)
 
 
 def patiently(world: World, work: Callable[[], Outcome]) -> Outcome:

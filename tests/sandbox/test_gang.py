@@ -1,0 +1,393 @@
+"""GpuPodOperator(nodes=N) against a real API server, Job controller and scheduler: how a gang runs, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import boto3
+import pytest
+from airflow.sdk.exceptions import TaskDeferred
+from kubernetes import client, config
+from structlog.testing import capture_logs
+
+from airflow_gpu_provider.cluster.demand import list_demand
+from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.errors import GangHung, PodDeadline, PodFailed, PodPreempted, TaskKilled
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pods.followed_log import REPEATED
+from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, resumption, run
+
+BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+FOREVER = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
+    """A pool with two nodes of one GPU."""
+    pool = EksGpuPool(
+        name="gangs",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=["g6.xlarge"],
+        zones=[gpu_sandbox.zones[0]],
+        node_role=gpu_sandbox.node_role_arn,
+        max_nodes=2,
+    )
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=2, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
+    return pool
+
+
+@pytest.fixture
+def batch(pool: EksGpuPool) -> client.BatchV1Api:
+    return client.BatchV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+
+
+@pytest.fixture
+def api(batch: client.BatchV1Api) -> Iterator[client.CoreV1Api]:
+    """The cluster, as its administrator; what a test left is deleted."""
+    core = client.CoreV1Api(batch.api_client)
+    yield core
+    batch.delete_collection_namespaced_job("default", propagation_policy="Background")
+    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
+    eventually(lambda: not core.list_namespaced_pod("default").items)
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triggers send their events at once: there is no scheduler here to be patient for."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+
+
+pytestmark = pytest.mark.usefixtures("api", "now")
+
+
+def gang(pool: EksGpuPool, script: str, **changes: Any) -> GpuPodOperator:
+    arguments = {"task_id": "train", "image": "busybox:1.36", "cmds": ["sh", "-c", script], "nodes": 2}
+    return GpuPodOperator(gpu_pool=pool, **(arguments | changes))
+
+
+def lines_of(do: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return what it returned, and the lines that it has logged."""
+    with capture_logs() as told:
+        result = do()
+    return result, [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+
+
+@BOTH_WAYS
+def test_both_ranks_run_and_rank_0_has_the_result(
+    pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api, deferrable: bool
+) -> None:
+    script = """
+        echo "I am $PET_NODE_RANK of $PET_NNODES, $AIRFLOW_GPU_NODE_RANK at $MASTER_ADDR:$MASTER_PORT"
+        echo '{"rank": '$AIRFLOW_GPU_NODE_RANK'}' > /airflow/xcom/return.json
+    """
+    task = gang(pool, script, do_xcom_push=True, deferrable=deferrable)
+    context = context_of(task)
+    result, lines = lines_of(lambda: run(task, context))
+    assert result == {"rank": 0}
+    job = context["ti"].xcoms["job_name"]
+    for rank in (0, 1):
+        assert lines.count(f"[rank {rank}] I am {rank} of 2, {rank} at {job}-0.{job}:29500") == 1
+    phases = [phase["phase"] for phase in context["ti"].xcoms["timeline"]]
+    assert phases == ["waited for its turn", "waited for a node", "start", "ran"]
+    eventually(lambda: not batch.list_namespaced_job("default").items)
+    eventually(lambda: not api.list_namespaced_pod("default").items)
+    eventually(lambda: job not in {service.metadata.name for service in api.list_namespaced_service("default").items})
+
+
+@BOTH_WAYS
+def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
+    pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api, deferrable: bool
+) -> None:
+    script = """
+        if [ "$AIRFLOW_GPU_NODE_RANK" = 1 ]; then sleep 2; echo loss is NaN; exit 3; fi
+        trap 'echo stopped in good order; exit 0' TERM
+        n=0; while :; do n=$((n+1)); [ $n -le 20 ] && echo "step $n"; sleep 0.1; done
+    """
+    task = gang(pool, script, deferrable=deferrable)
+    with pytest.raises(PodFailed, match=r"Rank 1: .*exit code 3(.|\n)*loss is NaN") as error, capture_logs() as told:
+        run(task)
+    assert type(error.value) is PodFailed
+    assert error.value.details["rank"] == 1
+    assert error.value.details["exit_code"] == 3
+    lines = [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    assert [lines.count(f"[rank 0] step {n}") for n in range(1, 21)] == [1] * 20
+    assert lines.count("[rank 1] loss is NaN") == 1
+    eventually(lambda: not batch.list_namespaced_job("default").items)
+    eventually(lambda: not api.list_namespaced_pod("default").items)
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("how", ["evicted", "deleted"])
+def test_rank_that_is_taken_away_is_a_preemption_of_all(
+    pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool, how: str
+) -> None:
+    script = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done"
+    taking = threading.Thread(target=lambda: take(api, how))
+    taking.start()
+    try:
+        with pytest.raises(PodPreempted, match="Rank 1: ") as error:
+            run(gang(pool, script, deferrable=deferrable))
+    finally:
+        taking.join()
+    assert error.value.details["rank"] == 1
+    eventually(lambda: not api.list_namespaced_pod("default").items)
+
+
+def take(api: client.CoreV1Api, how: str) -> None:
+    """Have rank 1 taken away when both run."""
+    pods = eventually(lambda: running(api, 2))
+    name = next(pod.metadata.name for pod in pods if pod.metadata.name.rsplit("-", 2)[1] == "1")
+    if how == "deleted":
+        api.delete_namespaced_pod(name, "default")
+        return
+    body = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace="default"))
+    api.create_namespaced_pod_eviction(name, "default", body)
+
+
+def running(api: client.CoreV1Api, count: int) -> list[client.V1Pod]:
+    pods = [pod for pod in api.list_namespaced_pod("default").items if pod.status.phase == "Running"]
+    return pods if len(pods) == count else []
+
+
+@BOTH_WAYS
+def test_gang_of_which_no_rank_prints_is_ended_where_that_is_wanted(
+    pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
+) -> None:
+    script = "trap 'exit 0' TERM; echo rank $AIRFLOW_GPU_NODE_RANK waits for all; while :; do sleep 0.1; done"
+    with pytest.raises(GangHung, match="rank 1: rank 1 waits for all") as error:
+        run(gang(pool, script, deferrable=deferrable, hang_timeout=8))
+    assert error.value.details["last_lines"] == {"0": "rank 0 waits for all", "1": "rank 1 waits for all"}
+    eventually(lambda: not api.list_namespaced_pod("default").items)
+
+
+@BOTH_WAYS
+def test_log_of_chosen_ranks(pool: EksGpuPool, deferrable: bool) -> None:
+    _, lines = lines_of(lambda: run(gang(pool, "echo hello", deferrable=deferrable, log_ranks=1)))
+    assert [line for line in lines if "hello" in line] == ["[rank 1] hello"]
+
+
+# -- kills and tries -------------------------------------------------------------------------------------------------
+
+
+def test_task_that_is_told_to_stop_deletes_the_gang(
+    pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api
+) -> None:
+    task = gang(pool, FOREVER, deferrable=False)
+
+    def stop() -> None:
+        eventually(lambda: running(api, 2))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
+    thread = threading.Thread(target=stop)
+    thread.start()
+    try:
+        with pytest.raises(TaskKilled):
+            task.execute(context_of(task))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        thread.join()
+    assert not batch.list_namespaced_job("default").items
+    eventually(lambda: not api.list_namespaced_pod("default").items)
+
+
+@pytest.mark.parametrize(("state", "is_deleted"), [("deferred", False), ("failed", True), (None, True)])
+def test_trigger_deletes_the_gang_of_a_task_that_was_ended(
+    pool: EksGpuPool, batch: client.BatchV1Api, monkeypatch: pytest.MonkeyPatch, state: str | None, is_deleted: bool
+) -> None:
+    task = gang(pool, FOREVER)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context)
+    airflow_says(monkeypatch, states={context["run_id"]: {"train": state} if state else {}}, unfinished_runs=1)
+    trigger = copy_of(deferral.value.trigger)
+    trigger.task_instance = context["ti"]
+    asyncio.run(trigger.on_kill())
+    assert bool(batch.list_namespaced_job("default").items) is not is_deleted
+
+
+def test_trigger_that_died_leaves_no_gang(pool: EksGpuPool, batch: client.BatchV1Api) -> None:
+    task = gang(pool, FOREVER)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred):
+        task.execute(context)
+    with pytest.raises(PodDeadline, match="triggerer"):
+        gang(pool, "true").resume_execution("__fail__", {"error": "Trigger timeout"}, context)
+    assert not batch.list_namespaced_job("default").items
+
+
+def test_worker_that_died_is_followed_by_one_that_goes_on_with_the_gang(
+    pool: EksGpuPool, batch: client.BatchV1Api
+) -> None:
+    task = gang(pool, "echo hello")
+    context = context_of(task)
+    with pytest.raises(TaskDeferred):
+        task.execute(context)
+    (first,) = batch.list_namespaced_job("default").items
+    again = gang(pool, "echo hello")
+    _, lines = lines_of(lambda: run(again, context))
+    assert f"Goes on with Job {first.metadata.name}, which this try has created before." in lines
+    assert [lines.count(f"[rank {rank}] hello") for rank in (0, 1)] == [1, 1]
+
+
+def test_next_try_ends_the_gang_of_the_one_before(pool: EksGpuPool, batch: client.BatchV1Api) -> None:
+    task = gang(pool, FOREVER)
+    with pytest.raises(TaskDeferred):
+        task.execute(context_of(task))
+    (first,) = batch.list_namespaced_job("default").items
+    _, lines = lines_of(lambda: run(gang(pool, "true"), try_number=2))
+    assert f"Deleting Job {first.metadata.name} of an earlier try or attempt." in lines
+    assert not [job for job in batch.list_namespaced_job("default").items if not job.metadata.deletion_timestamp]
+
+
+@BOTH_WAYS
+def test_gang_has_a_deadline(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+    with pytest.raises(PodDeadline) as error:
+        run(gang(pool, FOREVER, execution_timeout=timedelta(seconds=12), deferrable=deferrable))
+    assert "Job train" in error.value.what or "Rank" in error.value.what
+    eventually(lambda: not api.list_namespaced_pod("default").items)
+
+
+# -- losing a node ---------------------------------------------------------------------------------------------------
+
+
+@BOTH_WAYS
+def test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
+    script = """
+        trap 'date "+rank ended at %s"; exit 0' TERM
+        [ "$AIRFLOW_GPU_ATTEMPT" = 2 ] && exec echo all well
+        while :; do sleep 0.1; done
+    """
+    lost_at: list[float] = []
+
+    def lose() -> None:
+        pods = eventually(lambda: running(api, 2))
+        name = next(pod.spec.node_name for pod in pods if pod.metadata.name.rsplit("-", 2)[1] == "1")
+        machine = api.read_node(name).spec.provider_id.rpartition("/")[2]
+        lost_at.append(time.time())
+        boto3.client("autoscaling").terminate_instance_in_auto_scaling_group(
+            InstanceId=machine, ShouldDecrementDesiredCapacity=True
+        )
+
+    thread = threading.Thread(target=lose)
+    thread.start()
+    task = gang(pool, script, on_preemption="resume", deferrable=deferrable)
+    context = context_of(task)
+    try:
+        _, lines = lines_of(lambda: run(task, context))
+    finally:
+        thread.join()
+    assert [lines.count(f"[rank {rank}] all well") for rank in (0, 1)] == [1, 1]
+    attempts = {phase["attempt"] for phase in context["ti"].xcoms["timeline"]}
+    assert attempts == {1, 2}
+    (said,) = [line for line in lines if line.startswith("[rank 0] rank ended at")]
+    assert float(said.rpartition(" ")[2]) - lost_at[0] < 30  # ten seconds, where the machine has nothing else to do
+
+
+def test_two_gangs_on_two_nodes_take_turns(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    ends: list[Any] = []
+
+    def one(number: int) -> None:
+        ends.append(run(gang(pool, "sleep 1", task_id=f"train{number}", deferrable=False)))
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ends == [None] * 3
+
+
+def test_gang_that_no_block_covers_brings_its_nodes_and_takes_them_along(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
+    fields = {each.name: getattr(pool, each.name) for each in dataclasses.fields(pool) if each.init}
+    alone = EksGpuPool(**{**fields, "name": "gang-alone"})
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=alone, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=alone))
+    run(ScaleDownSensor(task_id="zero", gpu_pool=alone))
+    _, lines = lines_of(lambda: run(gang(alone, "echo hello")))
+    assert [lines.count(f"[rank {rank}] hello") for rank in (0, 1)] == [1, 1]
+    assert not list_demand(api.api_client, alone.name)
+    eventually(lambda: not api.list_node(label_selector=f"{POOL_LABEL}={alone.name}").items)
+
+
+# -- what goes away meanwhile ----------------------------------------------------------------------------------------
+
+
+def test_next_triggerer_goes_on_with_all_ranks_logs(pool: EksGpuPool, batch: client.BatchV1Api) -> None:
+    task = gang(pool, "n=0; while [ $n -lt 200 ]; do echo line $n; n=$((n+1)); sleep 0.1; done")
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context)
+
+    def positions() -> dict[str, Any]:
+        (job,) = batch.list_namespaced_job("default").items
+        return dict(json.loads(job.metadata.annotations.get(POSITIONS, "{}")))
+
+    async def until_both_are_kept() -> None:
+        watching = asyncio.create_task(first_event(copy_of(deferral.value.trigger)))
+        await asyncio.to_thread(eventually, lambda: len(positions()) == 2)
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+
+    _, before = lines_of(lambda: asyncio.run(until_both_are_kept()))
+    event, after = lines_of(lambda: asyncio.run(first_event(copy_of(deferral.value.trigger))))
+    _, rest = lines_of(resumption(task, deferral.value, context, event))
+    for rank in (0, 1):
+        numbers = [
+            [int(line.rsplit(" ")[-1]) for line in part if f"[rank {rank}] line" in line]
+            for part in (before, [*after, *rest])
+        ]
+        assert {*numbers[0], *numbers[1]} == {*range(200)}
+        assert numbers[1] == [*range(numbers[1][0], 200)]
+        assert 0 < numbers[1][0] <= len(numbers[0])
+    assert REPEATED in after
+
+
+def test_job_controller_may_be_away_for_a_while(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
+    controller = gpu_sandbox.control_plane.pids()["kube-controller-manager"]
+    os.kill(controller, signal.SIGSTOP)
+    goes_on = threading.Timer(5, os.kill, (controller, signal.SIGCONT))
+    goes_on.start()
+    try:
+        _, lines = lines_of(lambda: run(gang(pool, "echo hello")))
+    finally:
+        goes_on.join()
+    assert [lines.count(f"[rank {rank}] hello") for rank in (0, 1)] == [1, 1]
+
+
+@BOTH_WAYS
+def test_api_server_may_restart_meanwhile(
+    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, deferrable: bool
+) -> None:
+    thread = threading.Thread(
+        target=lambda: (eventually(lambda: running(api, 2)), gpu_sandbox.restart_apiserver(down_seconds=3))
+    )
+    thread.start()
+    _, lines = lines_of(lambda: run(gang(pool, "sleep 3; echo hello", deferrable=deferrable)))
+    thread.join()
+    assert [lines.count(f"[rank {rank}] hello") for rank in (0, 1)] == [1, 1]

@@ -1,0 +1,162 @@
+"""GpuWorkloadOperator under the real controllers of JobSet, Kubeflow Trainer and Kueue."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kubernetes import client, config, dynamic
+from structlog.testing import capture_logs
+
+from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.errors import PodFailed
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
+from airflow_gpu_provider.pods.placement import Placement
+from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
+from airflow_gpu_provider.workloads.kinds import KINDS, templates_of
+from airflow_gpu_provider.workloads.manifest import named, with_queue
+from airflow_gpu_provider.workloads.manifest_placement import place_workload
+from gpu_sandbox.nodes import NodeSpec
+from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.running import eventually, run
+from tests.sandbox.test_engines import QUEUES, create
+from tests.unit.workloads.manifests import a
+
+JOBSET = "jobset.x-k8s.io/v1alpha2"
+
+
+@pytest.fixture(scope="module")
+def pool(engines_sandbox: Sandbox) -> Iterator[KubernetesGpuPool]:
+    """All engines, and a pool with two nodes of one GPU each."""
+    names = ["workload-0", "workload-1"]
+    for name in names:
+        engines_sandbox.agent.add_node(NodeSpec(name=name, gpus=1, device_plugin_builtin=True))
+    pool = KubernetesGpuPool(name="engines", nodes=names)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in engines_sandbox.env().items():
+            patch.setenv(name, value)
+        patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+        patch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+        run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=2, deferrable=False))
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def objects(engines_sandbox: Sandbox) -> Iterator[dynamic.DynamicClient]:
+    with config.new_client_from_config(str(engines_sandbox.kubeconfig)) as api:
+        yield dynamic.DynamicClient(api)
+
+
+def template(script: str) -> dict[str, Any]:
+    container = {
+        "name": "train",
+        "image": "busybox:1",
+        "command": ["sh", "-c", script],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+    }
+    return {"spec": {"restartPolicy": "Never", "terminationGracePeriodSeconds": 1, "containers": [container]}}
+
+
+def a_job_set(script: str) -> dict[str, Any]:
+    indexed = {"parallelism": 2, "completions": 2, "backoffLimit": 0, "template": template(script)}
+    return {"apiVersion": JOBSET, "kind": "JobSet", "spec": {"replicatedJobs": [_named("workers", indexed)]}}
+
+
+def _named(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "template": {"spec": spec}}
+
+
+def a_job(script: str) -> dict[str, Any]:
+    indexed = {"completionMode": "Indexed", "parallelism": 2, "completions": 2, "backoffLimit": 0}
+    return {"apiVersion": "batch/v1", "kind": "Job", "spec": {**indexed, "template": template(script)}}
+
+
+def workload(pool: KubernetesGpuPool, manifest: Any, task_id: str = "train", **changes: Any) -> GpuWorkloadOperator:
+    return GpuWorkloadOperator(task_id=task_id, gpu_pool=pool, manifest=manifest, **changes)
+
+
+def lines_of(do: Callable[[], Any]) -> list[str]:
+    """Return the lines that it has logged."""
+    with capture_logs() as told:
+        do()
+    return [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_placed_manifest_is_what_the_kind_s_schema_has(objects: dynamic.DynamicClient, kind: str) -> None:
+    large = EksGpuPool(
+        name="large", cluster_name="k8s", region="us-west-2", instance_types=["p5.48xlarge"], max_nodes=4
+    )
+    placement = Placement(
+        pool=large,
+        gpus=0,
+        base_container="",
+        active_deadline_seconds=600,
+        labels={"airflow-gpu-provider/run": "r1"},
+        annotations={"airflow-gpu-provider/owner": "o1"},
+        avoid=("bad-host",),
+        env={"AIRFLOW_GPU_ATTEMPT": "1"},
+    )
+    manifest = with_queue(named(a(kind), namespace="default", prefix="x"), "team-a")
+    if kind in ("Job", "JobSet"):
+        for template in templates_of(manifest):
+            template.template["spec"]["restartPolicy"] = "Never"
+    path = f"/{KINDS[kind].path.format(namespace='default')}"
+    query = {"dryRun": "All", "fieldValidation": "Strict"}
+    body = place_workload(manifest, placement)
+    call(objects.client, "create", path, resource=KINDS[kind].plural, query=query, body=body)
+
+
+def test_job_set_runs_with_all_its_pods_logs(pool: KubernetesGpuPool, objects: dynamic.DynamicClient) -> None:
+    lines = lines_of(lambda: run(workload(pool, a_job_set("echo index $JOB_COMPLETION_INDEX"))))
+    for index in (0, 1):
+        assert lines.count(f"[workers 0-{index}] index {index}") == 1
+    sets = objects.resources.get(api_version=JOBSET, kind="JobSet")
+    eventually(lambda: not sets.get(namespace="default").items)
+
+
+def test_job_set_fails_with_the_pod_that_failed_first(pool: KubernetesGpuPool) -> None:
+    script = '[ "$JOB_COMPLETION_INDEX" = 1 ] && { sleep 1; echo loss is NaN; exit 3; }; sleep 600'
+    with pytest.raises(PodFailed, match=r"Workers 0-1: (.|\n)*loss is NaN") as error:
+        run(workload(pool, a_job_set(script)))
+    assert error.value.details["exit_code"] == 3
+
+
+def test_train_job_is_placed_by_a_patch_of_its_runtime(pool: KubernetesGpuPool) -> None:
+    trainer = {
+        "numNodes": 2,
+        "image": "busybox:1",
+        "command": ["sh", "-c", "echo rank $PET_NODE_RANK, attempt $AIRFLOW_GPU_ATTEMPT"],
+        "resourcesPerNode": {"limits": {"nvidia.com/gpu": 1}},
+    }
+    spec = {"runtimeRef": {"name": "torch-distributed"}, "trainer": trainer}
+    manifest = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "spec": spec}
+    lines = lines_of(lambda: run(workload(pool, manifest)))
+    for rank in (0, 1):
+        assert lines.count(f"[node {rank}] rank {rank}, attempt 1") == 1
+
+
+def test_kueue_admits_one_and_says_why_the_other_waits(pool: KubernetesGpuPool, objects: dynamic.DynamicClient) -> None:
+    for queue in QUEUES:
+        create(
+            objects,
+            queue.replace("gpus}", "engines}")
+            .replace("clusterQueue: gpus", "clusterQueue: engines")
+            .replace("name: team-a", "name: workloads")
+            .replace("name: l4", "name: engines-l4"),
+        )
+    core = client.CoreV1Api(objects.client)
+    holder = threading.Thread(target=lambda: run(workload(pool, a_job("sleep 8"), "first", queue_name="workloads")))
+    holder.start()
+    try:
+        eventually(
+            lambda: [pod.status.phase for pod in core.list_namespaced_pod("default").items].count("Running") == 2
+        )
+        lines = lines_of(lambda: run(workload(pool, a_job("echo done"), "second", queue_name="workloads")))
+    finally:
+        holder.join()
+    assert any("1st of 1 in queue workloads; couldn't assign flavors" in line for line in lines)
+    assert sum(line.endswith("] done") for line in lines) == 2

@@ -1,0 +1,137 @@
+"""What the watch of a gang asks of an API server, and what it concludes, however many ranks there are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+
+import pytest
+
+from airflow_gpu_provider.cluster import informer
+from airflow_gpu_provider.errors import PodFailed
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling.wait_loop import Narrator
+from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.workloads.gang_wait import GangWait
+from airflow_gpu_provider.workloads.watch import watch_gang
+from tests.unit.cluster.versioned_server import VersionedServer
+from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.pods.test_pod_watch import raw_node
+from tests.unit.pods.test_pod_watch_orders import DONE_WITHIN
+
+POOL = replace(a_pool(), max_nodes=64)
+JOB = "apis/batch/v1/namespaces/ml/jobs/train"
+
+
+class Cluster:
+    """A gang of played pods, all of which run."""
+
+    def __init__(self, ranks: int) -> None:
+        self.server = VersionedServer()
+        self.lines: list[str] = []
+        self.ranks = ranks
+        labels = {POOL_LABEL: POOL.name, "airflow-gpu-provider/gang": str(ranks)}
+        meta = {"namespace": "ml", "name": "train", "uid": "j1", "labels": labels}
+        meta = {**meta, "creationTimestamp": stamp(0)}
+        self.server.put(JOB, {"metadata": meta, "spec": {}})
+        for rank in range(ranks):
+            node = raw_node(f"n{rank}")
+            node["metadata"]["labels"] = {POOL_LABEL: POOL.name}
+            self.server.put(f"api/v1/nodes/n{rank}", node)
+            self.set_rank(rank, {"running": {"startedAt": stamp(2)}}, labels=labels)
+
+    def set_rank(self, rank: int, state: dict[str, Any], **changes: Any) -> None:
+        path = f"api/v1/namespaces/ml/pods/train-{rank}-abcde"
+        if "labels" in changes:
+            meta = {
+                "namespace": "ml",
+                "name": f"train-{rank}-abcde",
+                "uid": f"u{rank}",
+                "creationTimestamp": stamp(1),
+                "labels": {**changes["labels"], "batch.kubernetes.io/job-name": "train"},
+                "annotations": {"batch.kubernetes.io/job-completion-index": str(rank)},
+                "ownerReferences": [{"kind": "Job", "uid": "j1"}],
+            }
+            scheduled = {"type": "PodScheduled", "status": "True", "lastTransitionTime": stamp(1)}
+            pod = {"metadata": meta, "spec": {"nodeName": f"n{rank}"}, "status": {"conditions": [scheduled]}}
+        else:
+            pod = deepcopy(self.server.read(path))
+        pod["status"] |= {"phase": "Running", "containerStatuses": [{"name": "base", "state": state, "image": "i"}]}
+        self.server.put(path, pod)
+
+    async def watch(self) -> Progress:
+        now = datetime.now(UTC)
+        wait = GangWait(
+            namespace="ml",
+            name="train",
+            uid="j1",
+            nodes=self.ranks,
+            base_container="base",
+            started=now,
+            schedule_seconds=600,
+            start_seconds=600,
+            deadline=now + timedelta(hours=5),
+        )
+        narrator = Narrator(self.lines.append, started=now)
+        return await watch_gang(POOL, wait, owner="o", narrator=narrator, open_access=cast("Any", None))
+
+    async def says(self, text: str) -> None:
+        while not any(text in line for line in self.lines):  # noqa: ASYNC110 - what is said tells of no event
+            await asyncio.sleep(0.001)
+
+
+def stamp(seconds: float) -> str:
+    return (START + timedelta(seconds=seconds)).isoformat().replace("+00:00", "Z")
+
+
+START = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
+
+
+def run(ranks: int, what: Callable[[Cluster], Any]) -> tuple[Cluster, Progress]:
+    async def go() -> tuple[Cluster, Progress]:
+        cluster = Cluster(ranks)
+
+        async def opened(open_access: Any) -> Any:
+            return cluster.server
+
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(informer, "_open", opened)
+            async with asyncio.timeout(DONE_WITHIN):
+                watch = asyncio.create_task(cluster.watch())
+                await what(cluster)
+                return cluster, await watch
+
+    return asyncio.run(go())
+
+
+def ended(code: int, at: float = 30) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "startedAt": stamp(2), "finishedAt": stamp(at)}}
+
+
+def test_64_ranks_cost_the_requests_of_one_pod_and_of_its_job() -> None:
+    async def what(cluster: Cluster) -> None:
+        await cluster.says("64 of 64 ranks run")
+        for rank in range(64):
+            cluster.set_rank(rank, ended(0))
+
+    cluster, progress = run(64, what)
+    assert progress.done
+    # A pod's wait lists and watches three collections: pods, events, nodes.
+    assert sum(cluster.server.asked.values()) <= 2 * 6
+    assert len(cluster.lines) <= 5, cluster.lines
+
+
+def test_the_first_failure_is_found_among_many() -> None:
+    async def what(cluster: Cluster) -> None:
+        await cluster.says("8 of 8 ranks run")
+        for rank in range(8):
+            cluster.set_rank(rank, ended(3, at=29) if rank == 5 else ended(1))
+
+    _, progress = run(8, what)
+    assert type(progress.error) is PodFailed
+    assert progress.error.details["rank"] == 5
+    assert progress.error.details["exit_code"] == 3

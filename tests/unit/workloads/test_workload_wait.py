@@ -1,0 +1,158 @@
+"""When the wait for a workload is over, how it ended, and what the log says meanwhile; in virtual time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodPreempted
+from airflow_gpu_provider.pods.wait import PodSnapshot
+from airflow_gpu_provider.workloads.kinds import WorkloadEnd
+from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
+from airflow_gpu_provider.workloads.workload_wait import SETTLED_AFTER, WorkloadSnapshot, WorkloadWait
+
+T0 = datetime(2026, 1, 1, tzinfo=UTC)
+WAIT = WorkloadWait(
+    kind="JobSet",
+    namespace="ml",
+    name="train",
+    uid="w1",
+    task="t1",
+    try_id="y1",
+    attempt=1,
+    started=T0,
+    schedule_seconds=600,
+    start_seconds=300,
+    deadline=T0 + timedelta(hours=1),
+)
+STATE = WorkloadState(
+    kind="JobSet", name="train", uid="w1", created_at=T0, is_suspended=False, is_deleting=False, end=None
+)
+FAILED = WorkloadEnd(succeeded=False, reason="FailedJobs", message="a job has failed")
+
+
+def at(seconds: float) -> datetime:
+    return T0 + timedelta(seconds=seconds)
+
+
+def text(seconds: float) -> str:
+    return at(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def a_pod(name: str, state: dict[str, Any] | None = None, *, node: str | None = "n1", **status: Any) -> PodSnapshot:
+    containers = [{"name": "train", "image": "train:1"}]
+    metadata = {"name": name, "namespace": "ml", "uid": f"u-{name}", "creationTimestamp": text(0)}
+    shown = [{"name": "train", "state": state}] if state else []
+    conditions = [{"type": "PodScheduled", "status": "True", "lastTransitionTime": text(5)}] if node else []
+    raw = {
+        "metadata": metadata,
+        "spec": {"containers": containers, "nodeName": node},
+        "status": {"phase": "Running", "containerStatuses": shown, "conditions": conditions, **status},
+    }
+    return PodSnapshot(pod=PodState.parse(raw, "train"))
+
+
+def ended(code: int, seconds: float) -> dict[str, Any]:
+    return {"terminated": {"exitCode": code, "startedAt": text(10), "finishedAt": text(seconds), "reason": "Error"}}
+
+
+RUNS = {"running": {"startedAt": text(10)}}
+
+
+def seen(workload: WorkloadState | None = STATE, pods: dict[str, PodSnapshot] | None = None, **more: Any) -> Any:
+    return WorkloadSnapshot(workload=workload, pods=pods or {}, **more)
+
+
+def test_it_ends_when_its_controller_says_so() -> None:
+    pods = {"workers 0": a_pod("a", ended(0, 30)), "workers 1": a_pod("b", RUNS)}
+    assert not WAIT.step(seen(pods=pods), at(60)).done
+    over = WAIT.step(seen(replace(STATE, end=WorkloadEnd(succeeded=True)), pods), at(60))
+    assert (over.done, over.error) == (True, None)
+
+
+def test_error_is_of_the_pod_that_failed_first() -> None:
+    pods = {
+        "workers 0": a_pod("a", ended(1, 40), phase="Failed"),
+        "workers 1": a_pod("b", ended(3, 30), phase="Failed"),
+    }
+    error = WAIT.step(seen(replace(STATE, end=FAILED), pods, failed_at=at(45)), at(60)).error
+    assert type(error) is PodFailed
+    assert (error.details["rank"], error.details["exit_code"]) == ("workers 1", 3)
+    assert error.what.startswith("Workers 1: ")
+
+
+def test_pods_ends_are_waited_for_a_moment_and_then_its_own_word_counts() -> None:
+    snapshot = seen(replace(STATE, end=FAILED), failed_at=at(45))
+    assert WAIT.step(snapshot, at(46)).error is None
+    assert WAIT.next_deadline(snapshot, at(46)) == at(45) + SETTLED_AFTER
+    error = WAIT.step(snapshot, at(47)).error
+    assert type(error) is PodFailed
+    assert "FailedJobs: a job has failed" in error.what
+
+
+def test_its_own_deadline_is_a_deadline() -> None:
+    end = WorkloadEnd(succeeded=False, reason="DeadlineExceeded", message="was active longer than specified deadline")
+    assert isinstance(WAIT.step(seen(replace(STATE, end=end), failed_at=at(0)), at(60)).error, PodDeadline)
+
+
+def test_a_pod_that_fails_or_is_lost_may_be_replaced() -> None:
+    lost = replace(a_pod("b", RUNS), node_gone=True)
+    pods = {"workers 0": a_pod("a", ended(1, 40), phase="Failed"), "workers 1": lost}
+    assert WAIT.step(seen(pods=pods), at(60)).error is None
+
+
+def test_a_preemption_that_has_failed_it_is_a_preemption() -> None:
+    evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    condition = {**evicted, "message": "Eviction API: evicting", "lastTransitionTime": text(29)}
+    pod = a_pod("a", ended(143, 30), phase="Failed", conditions=[condition])
+    error = WAIT.step(seen(replace(STATE, end=FAILED), {"workers 0": pod}, failed_at=at(31)), at(60)).error
+    assert isinstance(error, PodPreempted)
+
+
+def test_an_image_that_cannot_be_pulled_ends_it() -> None:
+    waiting = {"waiting": {"reason": "InvalidImageName", "message": "couldn't parse image name"}}
+    error = WAIT.step(seen(pods={"workers 1": a_pod("b", waiting, phase="Pending")}), at(20)).error
+    assert isinstance(error, PodImageError)
+    assert error.details["rank"] == "workers 1"
+
+
+def test_without_a_pod_it_is_late_but_not_while_it_is_suspended() -> None:
+    late = WAIT.step(seen(), at(600)).error
+    assert isinstance(late, PodDeadline)
+    assert "has no pod after" in late.what
+    suspended = replace(STATE, is_suspended=True)
+    waits = WAIT.step(seen(suspended, queued="2nd in queue team-a"), at(900))
+    assert waits.error is None
+    assert waits.lines == ("JobSet train waits to be admitted: 2nd in queue team-a",)
+    assert WAIT.step(seen(queued_at=at(900)), at(1000)).error is None
+
+
+def test_who_is_deleted_or_loses_its_place_is_preempted() -> None:
+    for snapshot in (seen(gone=True), seen(replace(STATE, is_deleting=True)), seen(evicted="Preempted: to team-b")):
+        assert isinstance(WAIT.step(snapshot, at(60)).error, PodPreempted)
+
+
+def test_the_runs_deadline_ends_it_also_while_it_is_suspended() -> None:
+    for state in (STATE, replace(STATE, is_suspended=True)):
+        assert isinstance(WAIT.step(seen(state), at(3600)).error, PodDeadline)
+
+
+def test_one_line_says_how_all_pods_stand() -> None:
+    pods = {f"workers {n}": a_pod(f"w{n}", RUNS) for n in range(3)}
+    pods["workers 3"] = a_pod("w3", None, node=None, phase="Pending")
+    assert WAIT.step(seen(pods=pods), at(20)).lines == ("3 of 4 pods run; workers 3 waits for its node",)
+
+
+def test_the_wait_survives_as_a_record() -> None:
+    assert WorkloadWait.from_record(WAIT.to_record()) == WAIT
+
+
+def test_main_container_is_kubectls_or_has_the_gpus_or_is_the_first() -> None:
+    gpus = {"name": "b", "resources": {"limits": {"nvidia.com/gpu": 1}}}
+    pod: dict[str, Any] = {"metadata": {}, "spec": {"containers": [{"name": "a"}, gpus, {"name": "c"}]}}
+    assert main_container(pod) == "b"
+    assert main_container({**pod, "spec": {"containers": [{"name": "a"}, {"name": "c"}]}}) == "a"
+    named = {"annotations": {"kubectl.kubernetes.io/default-container": "c"}}
+    assert main_container({**pod, "metadata": named}) == "c"
