@@ -102,7 +102,8 @@ class PodState:
         base_spec = next((c for c in containers_spec if c["name"] == base_container), {})
         limits = (base_spec.get("resources") or {}).get("limits") or {}
         gone_by = parse_time(metadata.get("deletionTimestamp"))
-        grace = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+        base = next((c for c in containers if c.name == base_container), None)
+        grace = timedelta(seconds=spec.get("terminationGracePeriodSeconds") or 30)
         return cls(
             namespace=metadata["namespace"],
             name=metadata["name"],
@@ -116,13 +117,13 @@ class PodState:
             scheduled_at=parse_time(scheduled.get("lastTransitionTime")) if scheduled.get("status") == "True" else None,
             deadline_at=_deadline(spec, status),
             foreign_deadline=_foreign_deadline(metadata, spec),
-            grace=timedelta(seconds=spec.get("terminationGracePeriodSeconds") or 30),
+            grace=grace,
             unschedulable=scheduled.get("message") or "" if scheduled.get("reason") == "Unschedulable" else "",
             gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
-            deletion_asked_at=gone_by - grace if gone_by else None,
+            deletion_asked_at=_deletion_asked_at(metadata, gone_by, grace, base) if gone_by else None,
             gone_by=gone_by,
             disruption=_disruption(conditions.get("DisruptionTarget")),
-            base=next((c for c in containers if c.name == base_container), None),
+            base=base,
             others=tuple(c for c in containers if c.name != base_container),
             memory_limit=str(limits.get("memory") or ""),
             image=base_spec.get("image") or "",
@@ -138,6 +139,21 @@ class PodState:
         """The containers that wait for something, in the order in which they start."""
         base = (self.base,) if self.base else ()
         return tuple(container for container in (*self.others, *base) if container.status == "waiting")
+
+
+def _deletion_asked_at(metadata: Json, gone_by: datetime, grace: timedelta, base: ContainerState | None) -> datetime:
+    """Return when the pod was deleted: its grace period before its deletionTimestamp, as long as that period stands.
+
+    A pod with a finalizer, as the Job controller gives its own, stays when its grace period is cut to zero, and then
+    the API server may set deletionTimestamp to the present (markAsDeleting in k8s.io/apiserver's generic registry).
+    Of one whose container had ended by then, nobody can tell whether that was before the deletion or because of it; a
+    training that is tried again costs less than one that counts as finished and is not.
+    """
+    left = timedelta(seconds=metadata.get("deletionGracePeriodSeconds") or 0)
+    ended_at = base.finished_at if base else None
+    if left or not metadata.get("finalizers") or ended_at is None or ended_at < gone_by - grace:
+        return gone_by - left
+    return min(ended_at, gone_by)
 
 
 def _deadline(spec: Json, status: Json) -> datetime | None:

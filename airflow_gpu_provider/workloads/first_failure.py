@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodOutOfMemory, PodPreempted
-from airflow_gpu_provider.pods.end import KILLED
+from airflow_gpu_provider.pods.end import KILLED, why_disrupted
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
 
@@ -32,9 +32,11 @@ def first_failure(ends: Mapping[_R, RankEnd]) -> _R:
     """Return the rank that failed first.
 
     Times have whole seconds. Where two fall into one, a rank that was taken away counts before one that failed, and one
-    that was killed last: what a peer's loss does to a rank is mostly an exit code. Where all is equal, the lowest rank.
+    that was killed last: what a peer's loss does to a rank is mostly an exit code. A pod that was deleted, and nobody
+    says why, comes after one that failed: controllers delete the peers of a pod that has. Where all is equal, the
+    lowest rank.
     """
-    return min(ends, key=lambda rank: (ended_at(ends[rank]) or _NEVER, _weight(ends[rank].error), rank))
+    return min(ends, key=lambda rank: (ended_at(ends[rank]) or _NEVER, _weight(ends[rank]), rank))
 
 
 def ended_at(end: RankEnd) -> datetime | None:
@@ -49,12 +51,12 @@ def ended_at(end: RankEnd) -> datetime | None:
     return min((at for at in told if at), default=None)
 
 
-def _weight(error: GpuError) -> int:
-    if isinstance(error, PodPreempted):
-        return 0
-    if isinstance(error, PodOutOfMemory):
+def _weight(end: RankEnd) -> int:
+    if isinstance(end.error, PodPreempted):
+        return 3 if end.pod is not None and end.pod.deletion_asked_at and not why_disrupted(end.pod) else 0
+    if isinstance(end.error, PodOutOfMemory):
         return 1
-    return 3 if error.details.get("exit_code") in KILLED else 2
+    return 4 if end.error.details.get("exit_code") in KILLED else 2
 
 
 def in_words(rank: Rank) -> str:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodPreempted
+from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.end import RAISE_DEADLINE, end_of
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.records import Record
@@ -101,8 +101,7 @@ class GangWait(Record):
             what = f"Job {self.name} was deleted before it had finished."
             return Progress(error=PodPreempted(what, _RETRY, job=self.name), lines=lines, result=look.result())
         if job is not None and job.failed:
-            what = f"Job {self.name} has failed ({job.failed})."
-            error: GpuError | None = PodDeadline(what, RAISE_DEADLINE, job=self.name)
+            error: GpuError | None = self._job_error(job.failed)
         else:
             error = self._late(snapshot, now) or self._hung(snapshot)
         return Progress(error=error, lines=lines, result=look.result() if error else None)
@@ -138,6 +137,15 @@ class GangWait(Record):
         if at is not None and look.now < at + SETTLED_AFTER and len(ends) < self.nodes:
             return Progress(lines=lines)
         return Progress(error=of_rank(ends[rank].error, rank), lines=lines, result=look.result(rank))
+
+    def _job_error(self, failed: str) -> GpuError:
+        """Return the error of a Job that has failed, where no rank's pod tells why."""
+        what = f"Job {self.name} has failed ({failed})."
+        if failed.startswith("DeadlineExceeded"):
+            return PodDeadline(what, RAISE_DEADLINE, job=self.name)
+        return PodFailed(
+            what, "Its ranks' pods are gone; what was read of their logs is in this task's log.", job=self.name
+        )
 
     def _until_hung(self, snapshot: GangSnapshot) -> timedelta | None:
         """Return how much longer the gang may be silent; None where nothing is judged."""
@@ -203,9 +211,17 @@ class _Look:
             if not self._is_withdrawn(seen)
         }
 
+    @cached_property
+    def completed(self) -> frozenset[int]:
+        """The ranks whose end only the Job tells: their pods went, unasked as far as was seen, before that could be."""
+        job, ranks = self.snapshot.job, self.snapshot.ranks
+        counted: frozenset[int] = job.completed if job is not None else frozenset()
+        return frozenset(rank for rank in counted if rank not in ranks or _went_unseen(ranks[rank]))
+
     @property
     def are_all_well(self) -> bool:
-        return sum(progress.done for progress in self.progress.values()) == self.wait.nodes
+        done = {rank for rank, progress in self.progress.items() if progress.done}
+        return len(done | self.completed) == self.wait.nodes
 
     @cached_property
     def ends(self) -> dict[int, RankEnd]:
@@ -214,7 +230,7 @@ class _Look:
         return {
             rank: RankEnd(error=progress.error, pod=ranks[rank].pod)
             for rank, progress in self.progress.items()
-            if progress.error is not None
+            if progress.error is not None and rank not in self.completed
         }
 
     def result(self, rank: int | None = None) -> dict[str, Any]:
@@ -246,3 +262,9 @@ class _Look:
         if job is None or pod is None or (end_of(pod) is not None and pod.deletion_asked_at is None):
             return False
         return job.is_suspended or (job.admitted_at is not None and pod.created_at < job.admitted_at - _CLOCKS_DIFFER)
+
+
+def _went_unseen(seen: PodSnapshot) -> bool:
+    """Return True for a pod that is gone, and was last seen running with nobody having deleted it."""
+    pod = seen.pod
+    return seen.gone and pod is not None and end_of(pod) is None and pod.deletion_asked_at is None

@@ -21,6 +21,8 @@ class JobState:
         admitted_at: When this package admitted it last, also where it is suspended again; None where others admit it.
         is_deleting: Somebody has deleted it.
         failed: Why it has failed, "reason: message"; empty where it has not.
+        completed: The ranks that have ended well, as the Job controller has counted them (status.completedIndexes);
+            also those whose pods are not there any more.
     """
 
     name: str
@@ -30,6 +32,7 @@ class JobState:
     admitted_at: datetime | None
     is_deleting: bool
     failed: str
+    completed: frozenset[int] = frozenset()
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -44,7 +47,14 @@ class JobState:
             admitted_at=parse_time((metadata.get("annotations") or {}).get(ADMITTED_AT)),
             is_deleting="deletionTimestamp" in metadata,
             failed=f"{failed.get('reason', '')}: {failed.get('message', '')}".strip(": "),
+            completed=_indexes(status.get("completedIndexes") or ""),
         )
+
+
+def _indexes(text: str) -> frozenset[int]:
+    """Read a Job's list of indexes, like "1,3-5,7"."""
+    spans = (part.partition("-") for part in text.split(",") if part)
+    return frozenset(index for low, _, high in spans for index in range(int(low), int(high or low) + 1))
 
 
 def rank_of(pod: Json) -> int | None:

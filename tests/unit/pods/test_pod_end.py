@@ -54,10 +54,13 @@ def pod(
     deleted_at: float | None = None,
     grace: int = 30,
     annotations: dict[str, str] | None = None,
+    finalizers: bool = False,
     **status: Any,
 ) -> PodState:
     metadata: dict[str, Any] = {"namespace": "ml", "name": "train-x", "uid": "u1", "creationTimestamp": stamp(0)}
     metadata["annotations"] = annotations or {}
+    if finalizers:
+        metadata["finalizers"] = ["batch.kubernetes.io/job-tracking"]
     if deleted_at is not None:
         metadata |= {"deletionTimestamp": stamp(deleted_at + grace), "deletionGracePeriodSeconds": grace}
     base = {"name": "base", "image": "train:1", "resources": {"limits": {"memory": "2Gi"}}}

@@ -39,6 +39,13 @@ def test_in_one_second_the_loss_of_a_pod_is_the_cause_and_a_kill_is_not() -> Non
     assert first_failure({0: failed(1), 1: memory}) == 1
 
 
+def test_in_one_second_a_failure_is_the_cause_of_what_its_controller_deletes() -> None:
+    state = pod(ended(143, at=60), phase="Failed", deleted_at=60)
+    deleted = RankEnd(error=PodPreempted("It was deleted."), pod=state)
+    assert first_failure({0: deleted, 1: failed(3)}) == 1
+    assert first_failure({0: failed(143), 1: deleted}) == 1
+
+
 def test_an_end_without_a_time_is_the_last() -> None:
     assert first_failure({0: RankEnd(error=PodFailed("No pod.")), 1: failed(1)}) == 1
 

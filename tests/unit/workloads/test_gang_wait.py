@@ -63,6 +63,29 @@ def test_done_when_all_ranks_have_ended_well() -> None:
     assert step(WELL, WELL, WELL, job=replace(JOB, is_deleting=True)).done
 
 
+def test_rank_whose_end_nobody_saw_has_ended_as_the_job_says() -> None:
+    counted = replace(JOB, completed=frozenset({0, 1, 2}))
+    assert step(job=counted).done
+    assert step(WELL, None, WELL, job=counted).done
+    unseen = {0: PodSnapshot(pod=WELL), 1: PodSnapshot(pod=WELL), 2: PodSnapshot(pod=RUNS, gone=True)}
+    assert WAIT.step(GangSnapshot(job=counted, ranks=unseen), at(100)).done
+    assert type(WAIT.step(GangSnapshot(job=JOB, ranks=unseen), at(100)).error) is PodPreempted
+    deleted = {**unseen, 2: PodSnapshot(pod=pod(running(), deleted_at=90, conditions=(SCHEDULED,)), gone=True)}
+    assert type(WAIT.step(GangSnapshot(job=counted, ranks=deleted), at(100)).error) is PodPreempted
+
+
+def test_rank_that_was_deleted_and_answered_with_exit_0_has_not_ended_well() -> None:
+    cut = pod(ended(0, at=60), phase="Succeeded", deleted_at=61, grace=0, finalizers=True, conditions=(SCHEDULED,))
+    error = step(WELL, cut, WELL, job=replace(JOB, completed=frozenset({0, 1, 2}))).error
+    assert type(error) is PodPreempted
+    assert error.details["rank"] == 1
+
+
+def test_job_that_failed_without_a_pod_to_show() -> None:
+    assert type(step(job=replace(JOB, failed="DeadlineExceeded: Job was active longer")).error) is PodDeadline
+    assert type(step(job=replace(JOB, failed="BackoffLimitExceeded: Job has reached")).error) is PodFailed
+
+
 def test_first_failure_ends_it_once_no_earlier_one_can_come() -> None:
     early = step(RUNS, failed(), RUNS, now=60 + SETTLED_AFTER.total_seconds() - 0.1)
     assert (early.done, early.error) == (False, None)
