@@ -34,7 +34,8 @@ class ReapGpuPoolsOperator(PoolOperator):
 
     Returns:
         `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "error"}]`; `cost` is what the machines
-        that nobody wanted have cost so far, by the pool's `price_per_hour`, or "unknown".
+        that nobody wanted have cost so far, by the pool's `price_per_hour`, or "unknown". It is the XCom "reaped" too,
+        which is there also where the task fails.
 
     Raises:
         PoolSpecError: No pool is given; when the DAG is parsed.
@@ -78,6 +79,7 @@ class ReapGpuPoolsOperator(PoolOperator):
             say=self.log.info,
         )
         self._tell(reaped)
+        context["ti"].xcom_push(key="reaped", value=[each.to_json() for each in reaped])
         if not self.plan_only:
             self._check(reaped)
         for each in reaped:

@@ -70,7 +70,8 @@ class GpuPoolDoctorOperator(_ReportOperator):
         pod_namespace: Where their pods run. Default "default".
 
     Returns:
-        A list of what `airflow gpu doctor --output json` prints.
+        A list of what `airflow gpu doctor --output json` prints. It is the XCom "findings" too, which is there also
+        where the task fails.
 
     Raises:
         PoolNotUsable: Something would stop a run; the message says what.
@@ -93,6 +94,7 @@ class GpuPoolDoctorOperator(_ReportOperator):
         for each in findings:
             say = self.log.info if each.result == "ok" else self.log.warning
             say("Pool %s: %s: %s: %s %s", each.pool, each.check, each.result, each.said, each.fix)
+        context["ti"].xcom_push(key="findings", value=[each.to_json() for each in findings])
         problems = [each for each in findings if each.result == "problem"]
         if problems:
             raise PoolNotUsable(

@@ -28,6 +28,7 @@ from airflow_gpu_provider.pods.end import (
     why_disrupted,
 )
 from airflow_gpu_provider.records import Record
+from airflow_gpu_provider.scaling.phases import phase
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 
 UNCONFIRMED = timedelta(seconds=30)
@@ -231,7 +232,7 @@ def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
 
 
 def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str, Any]]:
-    """Return the phases of the pod's life that are over, with their seconds, from its own timestamps and events.
+    """Return the phases of the pod's life that are over, each since when and how long, by its timestamps and events.
 
     A pull of a second or more is a phase of its own, "image pull", with `image` and `bytes` (0 where the node does not
     say it). "start" is the rest of the way from the node to the running container: volumes, init containers.
@@ -239,29 +240,27 @@ def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str,
     if pod.scheduled_at is None:
         return []
     started_at, ended_at = (pod.base.started_at, pod.base.finished_at) if pod.base else (None, None)
-    pulls = [event.pull for event in events if event.pull and (started_at is None or event.at <= started_at)]
-    pulls = [pull for pull in pulls if pull.is_worth_telling]
-    phases = [_phase("waited for a node", pod.created_at, pod.scheduled_at)]
+    pulls = [
+        (event.at, event.pull) for event in events if event.pull and (started_at is None or event.at <= started_at)
+    ]
+    pulls = [(at, pull) for at, pull in pulls if pull.is_worth_telling]
+    phases = [phase("waited for a node", pod.created_at, pod.scheduled_at)]
     phases += [
-        {"phase": "image pull", "seconds": round(pull.seconds, 1), "image": pull.image, "bytes": pull.bytes}
-        for pull in pulls
+        phase("image pull", at - timedelta(seconds=pull.seconds), at, image=pull.image, bytes=pull.bytes)
+        for at, pull in pulls
     ]
     if started_at is not None:
-        pulled_at = pod.scheduled_at + timedelta(seconds=sum(pull.seconds for pull in pulls))
-        phases.append(_phase("start", pulled_at, started_at))
+        pulled_at = pod.scheduled_at + timedelta(seconds=sum(pull.seconds for _, pull in pulls))
+        phases.append(phase("start", pulled_at, started_at))
     if started_at is not None and ended_at is not None:
-        phases.append(_phase("ran", started_at, ended_at))
+        phases.append(phase("ran", started_at, ended_at))
     return phases
 
 
-def phase_in_words(phase: Mapping[str, Any]) -> str:
+def phase_in_words(told: Mapping[str, Any]) -> str:
     """Return a phase of a timeline as a line for people."""
-    image = f"  {phase['image']}{size_in_words(phase.get('bytes', 0))}" if "image" in phase else ""
-    return f"{phase['phase']:<18} {phase['seconds']:6.1f} s{image}"
-
-
-def _phase(name: str, start: datetime, end: datetime) -> dict[str, Any]:
-    return {"phase": name, "seconds": round(max(0.0, (end - start).total_seconds()), 1)}
+    image = f"  {told['image']}{size_in_words(told.get('bytes', 0))}" if "image" in told else ""
+    return f"{told['phase']:<18} {told['seconds']:6.1f} s{image}"
 
 
 def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:

@@ -10,23 +10,51 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any, Literal
 
+from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span
+from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.cost import UNKNOWN
 
 Phase = Literal["booting", "working", "idle"]
 PHASES: tuple[Phase, ...] = ("booting", "working", "idle")
 
+IDLE_AUTOSCALER = timedelta(minutes=10)
+"""After how long cluster-autoscaler removes a node that nobody needs, by default: --scale-down-unneeded-time."""
+
+MOST_LANES = 64
+"""How many machines a bill for XCom names: those that were there for the longest."""
+
 MUCH_IDLE = 0.1
 """The share of idle time from which the task's log warns about it."""
 
 Shares = Mapping[DemandKey, Mapping[Phase, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lane:
+    """One machine's life; `worked` is when pods with GPUs, of whichever run, ran there."""
+
+    machine: MachineUse
+    worked: tuple[Span, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        machine = self.machine
+        return {
+            "machine": machine.id,
+            "node": machine.node,
+            "group": machine.group,
+            "market": machine.market,
+            "launched_at": format_time(machine.launched_at),
+            "usable_at": format_time(machine.usable_at) if machine.usable_at else None,
+            "gone_at": format_time(machine.seen_until),
+            "worked": [[format_time(at) for at in span] for span in self.worked],
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +66,17 @@ class Bill:
         cost: By phase; None where a machine's price is not known.
         machines: How many machines it used, alone or shared.
         at_least: Why it may have been more; empty where the numbers are complete.
+        lanes: When each of these machines was launched, usable, at work and gone.
+        autoscaler: What it would have been with an autoscaler that removes a node when it has been idle for
+            `IDLE_AUTOSCALER`; None in such a bill itself.
     """
 
     seconds: Mapping[Phase, float]
     cost: Mapping[Phase, float | None]
     machines: int
     at_least: str = ""
+    lanes: Sequence[Lane] = ()
+    autoscaler: Bill | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -60,11 +93,24 @@ class Bill:
         return self.seconds["idle"] / self.total_seconds if self.total_seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for XCom: whole tenths of node-seconds, and money to four places or "unknown"."""
-        costs: dict[str, float | None] = {**dict(self.cost.items()), "total": self.total_cost}
-        return {
+        """Return it for XCom: whole tenths of node-seconds, and money to four places or "unknown" (docs/xcom.md)."""
+        longest = sorted(self.lanes, key=lambda lane: lane.machine.launched_at - lane.machine.seen_until)
+        shown = sorted(longest[:MOST_LANES], key=lambda lane: lane.machine.launched_at)
+        found = {
             "machines": self.machines,
             "at_least": self.at_least or None,
+            **self._amounts(),
+            "timeline": [lane.to_json() for lane in shown],
+            "timeline_left_out": len(self.lanes) - len(shown),
+        }
+        if self.autoscaler is not None:
+            minutes = round(IDLE_AUTOSCALER.total_seconds() / 60)
+            found["autoscaler"] = {"idle_minutes": minutes, **self.autoscaler._amounts()}
+        return found
+
+    def _amounts(self) -> dict[str, Any]:
+        costs: dict[str, float | None] = {**dict(self.cost.items()), "total": self.total_cost}
+        return {
             "node_seconds": {phase: round(seconds, 1) for phase, seconds in self.seconds.items()},
             "cost": {name: UNKNOWN if cost is None else round(cost, 4) for name, cost in costs.items()},
         }
@@ -74,20 +120,54 @@ def bill(
     pool: GpuPool, key: DemandKey, runs: Sequence[RunUsage], machines: Iterable[MachineUse], *, at_least: str = ""
 ) -> Bill:
     """Return the bill of one run, from what is known of all runs that used the pool; `at_least` as in `Bill`."""
-    seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
-    cost: dict[Phase, float | None] = dict.fromkeys(PHASES, 0.0)
-    number = 0
+    amounts, by_autoscaler = _Amounts(pool), _Amounts(pool)
+    lanes = []
     for machine in machines:
         mine = shares(machine, runs).get(key)
         if not mine:
             continue
-        number += 1
-        price = pool.price(machine.market)
-        for phase, part in mine.items():
-            seconds[phase] += part
-            so_far = cost[phase]
-            cost[phase] = None if price is None or so_far is None else so_far + price * part / 3600
-    return Bill(seconds=seconds, cost=cost, machines=number, at_least=at_least)
+        lanes.append(Lane(machine=machine, worked=_worked(machine, runs)))
+        amounts.add(machine, mine)
+        by_autoscaler.add(machine, {**mine, "idle": mine.get("idle", 0.0) + _idle_after(machine, key, runs)})
+    autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least)
+    return replace(amounts.bill(machines=len(lanes), at_least=at_least), lanes=lanes, autoscaler=autoscaler)
+
+
+class _Amounts:
+    """Sums up node-seconds and what they cost."""
+
+    def __init__(self, pool: GpuPool) -> None:
+        self._pool = pool
+        self._seconds: dict[Phase, float] = dict.fromkeys(PHASES, 0.0)
+        self._cost: dict[Phase, float | None] = dict.fromkeys(PHASES, 0.0)
+
+    def add(self, machine: MachineUse, parts: Mapping[Phase, float]) -> None:
+        price = self._pool.price(machine.market)
+        for phase, part in parts.items():
+            self._seconds[phase] += part
+            so_far = self._cost[phase]
+            self._cost[phase] = None if price is None or so_far is None else so_far + price * part / 3600
+
+    def bill(self, *, machines: int, at_least: str) -> Bill:
+        return Bill(seconds=self._seconds, cost=self._cost, machines=machines, at_least=at_least)
+
+
+def _worked(machine: MachineUse, runs: Iterable[RunUsage]) -> tuple[Span, ...]:
+    return union(span for run in runs for span in run.worked.get(machine.node, ())) if machine.node else ()
+
+
+def _idle_after(machine: MachineUse, key: DemandKey, runs: Sequence[RunUsage]) -> float:
+    """Return for how many seconds longer an autoscaler would have kept the machine, if that is this run's to pay.
+
+    It removes a node that has been unneeded for ten minutes (cluster-autoscaler's --scale-down-unneeded-time), and it
+    is asked nothing before: the run, or the runs, whose work or wish was the last on the machine pay for these.
+    """
+    used = [(end, run.key) for run in runs for _, end in run.worked.get(machine.node, ()) if machine.node]
+    used = used or [(machine.usable_at or machine.launched_at, key) for key in _last(runs, machine.seen_until)]
+    last = max((end for end, _ in used), default=machine.seen_until)
+    payers = {payer for end, payer in used if end == last}
+    kept = (last + IDLE_AUTOSCALER - machine.seen_until).total_seconds()
+    return max(0.0, kept) / len(payers) if key in payers else 0.0
 
 
 def shares(machine: MachineUse, runs: Sequence[RunUsage]) -> Shares:

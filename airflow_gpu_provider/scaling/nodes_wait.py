@@ -15,10 +15,11 @@ from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, groups_ar
 from airflow_gpu_provider.scaling.decisions import usable_needed
 from airflow_gpu_provider.scaling.gang_nodes import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.hard_to_get import Ask
+from airflow_gpu_provider.scaling.phases import phase
 from airflow_gpu_provider.scaling.shortage import launches_refused, no_capacity, quota_exceeded
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
-from airflow_gpu_provider.scaling.waits import Progress, format_seconds, round_seconds
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 from airflow_gpu_provider.scaling.wanted import own_lease
 
 WaitFor = Literal["ready", "gpus", "groups"]
@@ -219,13 +220,13 @@ class NodesWait(Record):
         launched = {m.id: m.launched_at for g in snapshot.groups for m in g.machines}
         new = [node for node in usable if node.created_at >= self.started]
         if not new:
-            return [{"phase": "nodes were there", "seconds": round_seconds(snapshot.now - self.started)}]
+            return [phase("nodes were there", self.started, snapshot.now)]
         last = max(new, key=lambda node: node.created_at)
         launch = launched.get(last.machine) or last.created_at
         ends = (("machine launched", launch), ("node joined", last.created_at), ("node ready", snapshot.now))
         phases, start = [], self.started
-        for phase, end in ends:
-            phases.append({"phase": phase, "seconds": round_seconds(max(end, start) - start)})
+        for name, end in ends:
+            phases.append(phase(name, start, max(end, start)))
             start = max(end, start)
         return phases
 

@@ -8,12 +8,15 @@ from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import Group
+from airflow_gpu_provider.scaling.bill import Bill
 from airflow_gpu_provider.scaling.cost import cost_of, in_words
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 
-def not_released(error: GpuError, key: DemandKey, opened: Callable[[], Reconciler]) -> PoolNotReleased:
+def not_released(
+    error: GpuError, key: DemandKey, opened: Callable[[], Reconciler], *, on_bill: Callable[[Bill], None]
+) -> PoolNotReleased:
     """Return the error that ends a scale-down, with the state of the pool; it is tried again whatever caused it.
 
     Where the cluster cannot be read, the state is what the cloud shows.
@@ -22,6 +25,7 @@ def not_released(error: GpuError, key: DemandKey, opened: Callable[[], Reconcile
         error: What the last call met, or what did not go in time.
         key: The run's demand.
         opened: Returns the pool, connected. What it, or the pool, does not tell is said to be unknown.
+        on_bill: Takes the run's bill so far, where it can be had.
     """
     is_told = isinstance(error, PoolNotReleased)  # its words begin with the pool's name
     what = error.what if is_told else f"Pool {key.pool} is not released: {error.what}"
@@ -33,7 +37,7 @@ def not_released(error: GpuError, key: DemandKey, opened: Callable[[], Reconcile
         unknown = f"What still runs could not be read ({unread.what}); where a switch is set, it ends it."
         return PoolNotReleased(f"{what} {unknown}", error.fix, **details)
     machines = {group.name: [machine.id for machine in group.machines] for group in snapshot.groups if group.machines}
-    said = [*source, _machines(snapshot), _cost(reconciler, key, snapshot), *_switches(snapshot)]
+    said = [*source, _machines(snapshot), _cost(reconciler, key, snapshot, on_bill), *_switches(snapshot)]
     return PoolNotReleased(f"{what} {' '.join(said)}", error.fix, **{**details, "machines": machines})
 
 
@@ -66,12 +70,13 @@ def _of(snapshot: PoolSnapshot, group: Group) -> str:
     return f"{names} ({group.candidate}{each}) in group {group.name} of size {group.desired}"
 
 
-def _cost(reconciler: Reconciler, key: DemandKey, snapshot: PoolSnapshot) -> str:
+def _cost(reconciler: Reconciler, key: DemandKey, snapshot: PoolSnapshot, on_bill: Callable[[Bill], None]) -> str:
     """Return what the run has cost; where the cluster does not tell, what those machines have that are still there."""
     try:
         bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
     except GpuError:
         return _cost_since_launch(snapshot)
+    on_bill(bill)
     cost = f"Cost of the run's nodes so far: {in_words(bill.total_cost, at_least=bool(bill.at_least))}"
     return f"{cost}; it may be more: {bill.at_least.rstrip('.')}." if bill.at_least else f"{cost}."
 

@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand import DemandKey
     from airflow_gpu_provider.patience import Patience
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.bill import Bill
     from airflow_gpu_provider.scaling.reconcile import Reconciler
     from airflow_gpu_provider.scaling.release_wait import ReleaseWait
     from airflow_gpu_provider.scaling.wait_loop import Narrator
     from airflow_gpu_provider.scaling.waits import Progress
+
+USAGE = "usage"
+"""XCom key of what the run's nodes did and cost, also where the scale-down fails (docs/xcom.md)."""
 
 _HIDING = ("soft_fail", "never_fail", "silent_fail")
 _WAITING = ("depends_on_past", "wait_for_downstream")
@@ -198,7 +202,10 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
     def _not_released(self, context: Context, error: GpuError) -> PoolNotReleased:
         from airflow_gpu_provider.sensors.not_released import not_released
 
-        return not_released(error, self._key(context), lambda: self._opened(context))
+        def push(bill: Bill) -> None:
+            context["ti"].xcom_push(key=USAGE, value=bill.to_json())
+
+        return not_released(error, self._key(context), lambda: self._opened(context), on_bill=push)
 
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import pool_opener
@@ -265,6 +272,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
         run_bill.log_bill(self.log, key, bill)
         run_bill.measure(key, bill)
+        context["ti"].xcom_push(key=USAGE, value=bill.to_json())
         return bill.to_json()
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:

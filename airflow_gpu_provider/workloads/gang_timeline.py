@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any, Protocol
 
 from airflow_gpu_provider.pods.wait import PodSnapshot, timeline
+from airflow_gpu_provider.scaling.phases import phase
 
 
 class Created(Protocol):
@@ -26,26 +27,22 @@ def gang_timeline(job: Created | None, ranks: Sequence[PodSnapshot]) -> list[dic
     if job is None or not pods:
         return []
     admitted = min(pod.created_at for pod in pods)
-    phases = [_phase("waited for its turn", job.created_at, admitted)]
+    phases = [phase("waited for its turn", job.created_at, admitted)]
     scheduled = [pod.scheduled_at for pod in pods if pod.scheduled_at]
     if len(scheduled) < len(pods):
         return phases
-    phases.append(_phase("waited for a node", admitted, max(scheduled)))
-    pulls = [phase for seen in ranks if seen.pod for phase in timeline(seen.pod, seen.events) if "image" in phase]
-    longest = max(pulls, key=lambda phase: float(phase["seconds"]), default=None)
+    phases.append(phase("waited for a node", admitted, max(scheduled)))
+    pulls = [each for seen in ranks if seen.pod for each in timeline(seen.pod, seen.events) if "image" in each]
+    longest = max(pulls, key=lambda pull: float(pull["seconds"]), default=None)
     starts = [pod.base.started_at for pod in pods if pod.base and pod.base.started_at]
     if longest is not None:
         phases.append(longest)
     if len(starts) < len(pods):
         return phases
-    start = _phase("start", max(scheduled), max(starts))
+    start = phase("start", max(scheduled), max(starts))
     start["seconds"] = max(0.0, round(start["seconds"] - (longest["seconds"] if longest else 0.0), 1))
     phases.append(start)
     ends = [pod.base.finished_at for pod in pods if pod.base and pod.base.finished_at]
     if ends:
-        phases.append(_phase("ran", max(starts), max(ends)))
+        phases.append(phase("ran", max(starts), max(ends)))
     return phases
-
-
-def _phase(name: str, start: datetime, end: datetime) -> dict[str, Any]:
-    return {"phase": name, "seconds": round(max(0.0, (end - start).total_seconds()), 1)}

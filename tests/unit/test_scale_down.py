@@ -153,12 +153,13 @@ def test_an_error_of_the_trigger_says_what_still_runs(opens: Any) -> None:
     sensor = a_sensor()
     event = {"status": "error", "error": PermissionDenied("AWS refused autoscaling:X.", "Allow it.").to_record()}
     with pytest.raises(PoolNotReleased, match=r"AWS refused autoscaling:X\. Still there: i-1.*Allow it\."):
-        sensor.resume(context_of(sensor), event)
+        sensor.resume(context := context_of(sensor), event)
+    assert context["ti"].xcoms["usage"] == BILL.to_json()
 
 
 def test_the_error_names_machines_price_and_the_switch_s_time() -> None:
     opened: Any = Played
-    error = not_released(CloudError("AWS did not answer.", "Try again."), key("run"), opened)
+    error = not_released(CloudError("AWS did not answer.", "Try again."), key("run"), opened, on_bill=print)
     said = str(error)
     for words in (
         "Pool train is not released: AWS did not answer. Still there: i-1 (g6.xlarge on-demand in us-west-2a)",
@@ -177,7 +178,7 @@ def test_a_pool_that_cannot_be_read_does_not_replace_the_error() -> None:
     def away() -> Any:
         raise ClusterUnreachable("The server is away.")
 
-    error = not_released(PermissionDenied("Refused."), key("run"), away)
+    error = not_released(PermissionDenied("Refused."), key("run"), away, on_bill=print)
     assert "Refused. What still runs could not be read (The server is away.)" in str(error)
 
 
@@ -203,7 +204,10 @@ def launched(hours_ago: float) -> datetime:
 def test_where_the_cluster_cannot_be_read_the_error_tells_what_the_cloud_shows() -> None:
     played = without_the_cluster(machine(1, launched_at=launched(hours_ago=3)))
     error = not_released(
-        PermissionDenied("The cluster refused to delete leases.", "Allow it."), key("run"), lambda: played
+        PermissionDenied("The cluster refused to delete leases.", "Allow it."),
+        key("run"),
+        lambda: played,
+        on_bill=print,
     )
     said = str(error)
     for words in (
@@ -224,14 +228,16 @@ def test_a_machine_whose_launch_the_cloud_does_not_tell_makes_the_cost_a_least_o
     price: float | None, cost: str
 ) -> None:
     played = without_the_cluster(machine(1, launched_at=launched(3)), machine(2, launched_at=None), price=price)
-    said = str(not_released(PermissionDenied("Refused."), key("run"), lambda: played))
+    said = str(not_released(PermissionDenied("Refused."), key("run"), lambda: played, on_bill=print))
     assert f"Cost of these machines since their launch: {cost}." in said
 
 
 def test_where_the_cloud_shows_nothing_the_error_says_so() -> None:
     played = without_the_cluster()
     played.platform = SimpleNamespace(observe=lambda: groups(played.pool))
-    assert "No machine is there any more." in str(not_released(PermissionDenied("No."), key("run"), lambda: played))
+    assert "No machine is there any more." in str(
+        not_released(PermissionDenied("No."), key("run"), lambda: played, on_bill=print)
+    )
 
 
 def test_the_error_says_where_the_cost_may_have_been_more() -> None:
@@ -239,7 +245,7 @@ def test_the_error_says_where_the_cost_may_have_been_more() -> None:
     why = "when machines were launched and terminated could not be read (AWS refused ec2:DescribeInstances.)"
     played.ledger = SimpleNamespace(bill=lambda *_: replace(BILL, at_least=why))
     opened: Any = lambda: played  # noqa: E731
-    said = str(not_released(CloudError("AWS did not answer."), key("run"), opened))
+    said = str(not_released(CloudError("AWS did not answer."), key("run"), opened, on_bill=print))
     assert f"Cost of the run's nodes so far: at least 1.23; it may be more: {why}." in said
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_gpu_provider.acceptance.remains import in_cloud
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.platforms.aws import clients as aws_clients
-from airflow_gpu_provider.platforms.google import clients as google_clients
+from airflow_gpu_provider.platforms.aws import cluster as eks_cluster
+from airflow_gpu_provider.platforms.google import cluster as gke_cluster
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool
 
 EKS = EksGpuPool(
@@ -43,7 +43,7 @@ def test_on_eks_groups_of_the_pool_are_found_whatever_they_lost(monkeypatch: pyt
     }
     service = SimpleNamespace(items=lambda method, key, **params: iter(answers[method]))
     clients = SimpleNamespace(eks=service, autoscaling=service, ec2=service)
-    monkeypatch.setattr(aws_clients, "AwsClients", lambda **_: clients)
+    monkeypatch.setattr(eks_cluster, "AwsClients", lambda **_: clients)
     found = {each.what.partition(",")[0]: each.left for each in in_cloud([EKS])}
     assert found == {
         "node groups": ("accept-train-a-g6-xlarge",),
@@ -68,7 +68,7 @@ def test_on_gke_a_list_that_may_not_be_had_says_why_and_hides_no_other(monkeypat
     clients = SimpleNamespace(
         compute=SimpleNamespace(items=items), gke=SimpleNamespace(call=lambda method, **params: answer)
     )
-    monkeypatch.setattr(google_clients, "GoogleClients", lambda **_: clients)
+    monkeypatch.setattr(gke_cluster, "GoogleClients", lambda **_: clients)
     node_pools, groups, instances = in_cloud([GKE])
     assert node_pools.left == ("accept-train-a-g2-standard-4: STOPPING",)
     assert groups.left == ("gke-k8s-ml-accept-train-a-g2-4c1-grp: 2 instances",)

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
@@ -249,9 +250,9 @@ def test_base_container_that_ended_is_the_end() -> None:
         "container_ended": True,
         "machine": "",
         "timeline": [
-            {"phase": "waited for a node", "seconds": 4.0},
-            {"phase": "start", "seconds": 6.0},
-            {"phase": "ran", "seconds": 50.0},
+            {"phase": "waited for a node", "at": format_time(at(0)), "seconds": 4.0},
+            {"phase": "start", "at": format_time(at(4)), "seconds": 6.0},
+            {"phase": "ran", "at": format_time(at(10)), "seconds": 50.0},
         ],
     }
 
@@ -379,7 +380,7 @@ def test_record_of_this_release_is_kept_readable() -> None:
 
 def test_timeline_has_only_what_is_over() -> None:
     assert timeline(PENDING) == []
-    assert timeline(STARTING) == [{"phase": "waited for a node", "seconds": 100.0}]
+    assert timeline(STARTING) == [{"phase": "waited for a node", "at": format_time(at(0)), "seconds": 100.0}]
     assert [each["phase"] for each in timeline(STARTING, (PULLED,))] == ["waited for a node", "image pull"]
 
 
@@ -389,10 +390,10 @@ def test_timeline_has_the_pulls_before_the_container_with_their_size() -> None:
     sidecars = event("Pulled", 'Successfully pulled image "exporter:1" in 30s', seconds=190)
     phases = timeline(ran, (quick, PULLED, sidecars))
     assert phases == [
-        {"phase": "waited for a node", "seconds": 100.0},
-        {"phase": "image pull", "seconds": 40.0, "image": "train:1", "bytes": 8589934592},
-        {"phase": "start", "seconds": 20.0},
-        {"phase": "ran", "seconds": 40.0},
+        {"phase": "waited for a node", "at": format_time(at(0)), "seconds": 100.0},
+        {"phase": "image pull", "at": format_time(at(110)), "seconds": 40.0, "image": "train:1", "bytes": 8589934592},
+        {"phase": "start", "at": format_time(at(140)), "seconds": 20.0},
+        {"phase": "ran", "at": format_time(at(160)), "seconds": 40.0},
     ]
     assert [phase_in_words(phase) for phase in phases[:2]] == [
         "waited for a node   100.0 s",

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span, union
-from airflow_gpu_provider.scaling.bill import PHASES, bill, shares
+from airflow_gpu_provider.scaling.bill import IDLE_AUTOSCALER, MOST_LANES, PHASES, bill, shares
 from tests.unit.scaling.pools import NOW, key, pool
 
 NODE = "node-1"
@@ -141,6 +142,56 @@ class TestBill:
     def test_a_market_without_a_price_makes_no_guess(self) -> None:
         spec = pool(price_per_hour={"on-demand": 1.2})
         assert bill(spec, key("a"), [self.USED], [self.LIFE]).cost["working"] is None
+
+    def test_what_an_autoscaler_would_have_kept_is_beside_it(self) -> None:
+        said = bill(pool(price_per_hour=6.0), key("a"), [self.USED], [self.LIFE]).to_json()["autoscaler"]
+        assert said["idle_minutes"] == 10
+        assert said["node_seconds"] == {"booting": 600.0, "working": 3000.0, "idle": 600.0}
+        assert said["cost"] == {"booting": 1.0, "working": 5.0, "idle": 1.0, "total": 7.0}
+
+    def test_a_machine_that_never_worked_is_kept_from_when_it_was_usable(self) -> None:
+        wanted = run("a", span(0, 12))
+        said = bill(pool(), key("a"), [wanted], [machine(0, 5, 12)]).to_json()["autoscaler"]
+        assert said["node_seconds"] == {"booting": 300.0, "working": 0.0, "idle": 600.0}
+
+    def test_the_last_that_worked_on_a_machine_pays_for_what_comes_after(self) -> None:
+        other = run("b", span(0, 80), worked=(span(60, 80),))
+        life = machine(0, 10, 80)
+        first, last = (bill(pool(), key(name), [self.USED, other], [life]) for name in "ab")
+        assert first.autoscaler is not None
+        assert last.autoscaler is not None
+        assert first.autoscaler.seconds == first.seconds
+        assert last.autoscaler.seconds["idle"] == last.seconds["idle"] + 600.0
+
+    def test_each_machine_s_times_are_in_it_and_the_shortest_lives_are_left_out(self) -> None:
+        many = [machine(0, 10, 60 + index, id=f"i-{index}") for index in range(MOST_LANES + 2)]
+        said = bill(pool(), key("a"), [self.USED], many).to_json()
+        assert said["timeline_left_out"] == 2
+        shown = {each["machine"]: each for each in said["timeline"]}
+        assert set(shown) == {each.id for each in many[2:]}
+        assert shown["i-2"] == {
+            "machine": "i-2",
+            "node": NODE,
+            "group": "",
+            "market": "",
+            "launched_at": format_time(at(0)),
+            "usable_at": format_time(at(10)),
+            "gone_at": format_time(many[2].seen_until),
+            "worked": [[format_time(at(10)), format_time(at(60))]],
+        }
+
+    @given(st.lists(machines(), max_size=4), runs)
+    def test_an_autoscaler_is_never_cheaper_and_keeps_no_machine_longer_than_its_time(
+        self, some: list[MachineUse], all_runs: tuple[RunUsage, ...]
+    ) -> None:
+        """A pod may be said to have run a moment longer than its machine: not here."""
+        ends = [end for each in all_runs for _, end in each.worked[NODE]]
+        some = [one for one in some if all(end <= one.seen_until for end in ends)]
+        bills = [bill(pool(), each.key, all_runs, some) for each in all_runs]
+        extra = [each.autoscaler.total_seconds - each.total_seconds for each in bills if each.autoscaler]
+        assert len(extra) == len(bills)
+        assert all(each >= -1e-6 for each in extra)
+        assert sum(extra) <= IDLE_AUTOSCALER.total_seconds() * len(some) + 1e-6
 
     def test_who_used_nothing_owes_nothing(self) -> None:
         found = bill(pool(price_per_hour=1.0), key("b"), [self.USED], [self.LIFE])
