@@ -5,7 +5,7 @@ triggers of tasks that wait see to that. It is for what nobody was left to end. 
 demand of another Airflow in the same cluster, and pods without a run, are left alone.
 
 Name one pool for each cluster and connection: the others that this package has used there are found in the cluster.
-In the morning `doctor` says what would stop the coming night, and `status` what there is now, by the hour and with its cost.
+In the morning `doctor` says what would stop the coming night; `status` says what there is, and what it costs.
 
 The Variables are those of `nightly_training_eks.py`.
 """
@@ -41,6 +41,6 @@ with DAG(
     # A retry continues where it stopped.
     ReapGpuPoolsOperator(task_id="reap", gpu_pools=[train_gpu], retries=2, retry_delay=timedelta(minutes=1))
 
-    # Beside it, and not after it: leftovers do not keep the doctor from reporting a problem, nor the status from being told.
+    # Beside it, and not after it: leftovers keep neither the doctor nor the status from being told.
     GpuPoolDoctorOperator(task_id="doctor", gpu_pools=[train_gpu])
     GpuPoolStatusOperator(task_id="status", gpu_pools=[train_gpu])
