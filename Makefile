@@ -22,7 +22,7 @@ AIRFLOWS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat ui bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
@@ -141,6 +141,12 @@ compat-%: .venv
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements requirements-dev.txt --overrides tests/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable . --editable sandbox
 	@build/compat/$*/bin/python -m pytest tests/unit tests/sandbox/test_drop_in.py -q -n $(JOBS) --dist loadfile
+
+# The page in Airflow's web UI: checks it, tests its arithmetic, and writes the bundle that the package carries.
+ui:
+	@echo "== ui: TypeScript, its tests, and the bundle"
+	@command -v npm >/dev/null || { echo "npm is missing (Node 20 or newer)"; exit 1; }
+	@cd ui && npm ci --no-progress --loglevel=error && npm test --silent && npm run build --silent
 
 bench: .venv
 	@AIRFLOW__LOGGING__LOGGING_LEVEL=WARNING $(BIN)/python -m benchmarks

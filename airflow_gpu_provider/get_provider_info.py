@@ -71,6 +71,13 @@ def get_provider_info() -> dict[str, Any]:
                         "example": "100",
                         "default": "50",
                     },
+                    "ui": {
+                        "description": "Whether Airflow's web UI has the page GPU pools and a tab on each DAG run.",
+                        "version_added": "0.1.0",
+                        "type": "boolean",
+                        "example": "False",
+                        "default": "True",
+                    },
                 },
             }
         },

@@ -47,9 +47,15 @@ def folders(wheel: ZipFile) -> set[str]:
 
 def test_the_provider_carries_no_sandbox(provider: ZipFile) -> None:
     assert folders(provider) == {"airflow_gpu_provider"}
-    assert entry_points(provider) == {"apache_airflow_provider": ["provider_info"]}
+    assert entry_points(provider) == {"apache_airflow_provider": ["provider_info"], "airflow.plugins": ["gpu_pools"]}
     wanted = [line for line in text_of(provider, "METADATA").splitlines() if line.startswith(("Requires", "Provides"))]
     assert not [line for line in wanted if "moto" in line or "sandbox" in line]
+
+
+def test_the_provider_carries_the_web_uis_bundle_and_not_its_sources(provider: ZipFile) -> None:
+    scripts = [name for name in provider.namelist() if name.endswith((".js", ".ts", ".tsx"))]
+    assert scripts == ["airflow_gpu_provider/plugins/static/gpu-pools.js"]
+    assert provider.read(scripts[0]) == (REPOSITORY / scripts[0]).read_bytes()
 
 
 def test_the_sandbox_brings_its_command_and_its_pytest_plugin(sandbox: ZipFile) -> None:

@@ -1,0 +1,1 @@
+"""What this package adds to Airflow's web UI."""

@@ -1,0 +1,50 @@
+// Times, durations and money as people read them. What is not known is the word for that, never 0.
+
+export const UNKNOWN = "unknown";
+
+/** Money, or "unknown"; the currency is that of the pool's price. */
+export function money(cost: number | null): string {
+  if (cost === null) return UNKNOWN;
+  return cost >= 1 || cost === 0 ? cost.toFixed(2) : cost.toFixed(4);
+}
+
+export function duration(seconds: number | null): string {
+  if (seconds === null) return UNKNOWN;
+  if (seconds < 600) return `${Math.round(seconds)} s`;
+  return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** The zone that is chosen in Airflow's own menu, else the browser's. */
+export function timeZone(): string {
+  const chosen = readChosenZone();
+  try {
+    return new Intl.DateTimeFormat("en-GB", { timeZone: chosen }).resolvedOptions().timeZone;
+  } catch {
+    return "UTC";
+  }
+}
+
+function readChosenZone(): string | undefined {
+  const text = globalThis.localStorage?.getItem("timezone");
+  if (!text) return undefined;
+  try {
+    return String(JSON.parse(text));
+  } catch {
+    return text;
+  }
+}
+
+const part = (at: string | number, options: Intl.DateTimeFormatOptions) =>
+  new Intl.DateTimeFormat("en-GB", { timeZone: timeZone(), ...options }).format(new Date(at));
+
+export const clock = (at: string | number) => part(at, { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+
+/** The day of a time as 2026-03-01, which sorts. */
+export function day(at: string | number): string {
+  return new Intl.DateTimeFormat("sv-SE", { timeZone: timeZone(), dateStyle: "short" }).format(new Date(at));
+}
+
+/** Day, hour and minute. */
+export const moment = (at: string | number) => `${day(at)} ${part(at, { hour: "2-digit", minute: "2-digit" })}`;
+
+export const count = (number: number, one: string, many = `${one}s`) => `${number} ${number === 1 ? one : many}`;

@@ -1,0 +1,198 @@
+// What the page asks for, and how often. Two lists a look for any number of pools; values of XComs once each, for a
+// value that a task left does not change: they stay here while the tab is open, whichever of its pages is shown.
+
+import { eachOf, get, list, runPath, segment } from "./api.ts";
+import { type Night } from "./nights.ts";
+import {
+  type Finding,
+  type Leftover,
+  readFindings,
+  readLeft,
+  readStatus,
+  readUsage,
+  type Status,
+  xcomValue,
+} from "./records.ts";
+import {
+  DOCTOR,
+  EXTEND,
+  lastOfEach,
+  LIVE,
+  type LiveRun,
+  liveRuns,
+  lookPeriod,
+  OF_A_RUN,
+  poolOf,
+  REAP,
+  SCALE_DOWN,
+  STATUS,
+  type Task,
+} from "./tasks.ts";
+
+export const DAYS = 30;
+const MOST_NIGHTS = 500;
+const ALL_TASKS = "dags/~/dagRuns/~/taskInstances";
+
+export type Entry = { dag_id: string; run_id: string; task_id: string; map_index: number; key: string; timestamp: string };
+
+const values = new Map<string, unknown>();
+
+/** Forget all values; for tests. */
+export const forget = () => values.clear();
+
+export const entryOf = (task: Task, key: string): Omit<Entry, "timestamp"> => ({
+  dag_id: task.dag_id,
+  run_id: task.dag_run_id,
+  task_id: task.task_id,
+  map_index: task.map_index,
+  key,
+});
+
+export const entriesPath = (dagId: string, runId: string, taskId: string) =>
+  `${runPath(dagId, runId)}/taskInstances/${segment(taskId)}/xcomEntries`;
+
+/** The value of an entry; of one that was seen before, without a request. */
+export async function valueOf(entry: Entry): Promise<unknown> {
+  const id = JSON.stringify([entry.dag_id, entry.run_id, entry.task_id, entry.map_index, entry.key, entry.timestamp]);
+  if (!values.has(id)) {
+    const path = `${entriesPath(entry.dag_id, entry.run_id, entry.task_id)}/${segment(entry.key)}`;
+    const answer = await get<{ value: unknown }>(path, { map_index: entry.map_index });
+    values.set(id, xcomValue(answer.value));
+  }
+  return values.get(id);
+}
+
+const keyOf = (entry: { dag_id: string; task_id: string; map_index: number }, runId: string) =>
+  JSON.stringify([entry.dag_id, runId, entry.task_id, entry.map_index]);
+
+const looked = new Map<string, Entry[]>();
+
+/** The entries that a finished task left; asked for once, since an entry that is not there is an error to read. */
+async function entriesOf(task: Task): Promise<Entry[]> {
+  const id = JSON.stringify([keyOf(task, task.dag_run_id), task.end_date]);
+  if (!looked.has(id)) {
+    const path = entriesPath(task.dag_id, task.dag_run_id, task.task_id);
+    const answer = await get<{ xcom_entries: Entry[] }>(path, { map_index: task.map_index, limit: 100 });
+    looked.set(id, answer.xcom_entries);
+  }
+  return looked.get(id)!;
+}
+
+async function valueLeft(task: Task, ...keys: string[]): Promise<unknown> {
+  const entries = await entriesOf(task);
+  const entry = keys.map((key) => entries.find((each) => each.key === key)).find(Boolean);
+  return entry ? valueOf(entry) : null;
+}
+
+export type PoolNow = { status: Status; at: string; task: Task };
+
+export type Look = { task: Task; why: string };
+
+export type Now = {
+  live: LiveRun[];
+  pools: PoolNow[];
+  findings: { finding: Finding; task: Task }[];
+  leftovers: { leftover: Leftover; task: Task }[];
+  unreadable: Look[];
+  red: Look[];
+  janitor: string | null;
+  running: Task[];
+  extender: string | null;
+  period: number;
+  at: number;
+};
+
+export async function loadNow(): Promise<Now> {
+  const [live, looks] = await Promise.all([
+    list<Task>(ALL_TASKS, "task_instances", { operator: OF_A_RUN, state: LIVE, order_by: "-run_after" }, 100),
+    list<Task>(ALL_TASKS, "task_instances", { operator: [STATUS, DOCTOR, REAP, EXTEND], order_by: "-run_after" }, 100),
+  ]);
+  const tasks = looks.found;
+  const unreadable: Look[] = [];
+  const janitors = tasks.filter((each) => each.operator !== EXTEND);
+  return {
+    live: liveRuns(live.found),
+    pools: await poolsNow(tasks, unreadable),
+    findings: await findingsNow(tasks, unreadable),
+    leftovers: await leftoversNow(tasks),
+    unreadable,
+    red: redLooks(tasks),
+    janitor: (janitors.find((each) => each.operator === STATUS) ?? janitors[0])?.dag_id ?? null,
+    running: janitors.filter((each) => LIVE.includes(each.state ?? "") || each.state === "scheduled"),
+    extender: tasks.find((each) => each.operator === EXTEND)?.dag_id ?? null,
+    period: lookPeriod(janitors),
+    at: Date.now(),
+  };
+}
+
+async function poolsNow(tasks: Task[], unreadable: Look[]): Promise<PoolNow[]> {
+  const pools = new Map<string, PoolNow>();
+  for (const task of lastOfEach(tasks, STATUS, ["success"])) {
+    const value = await valueLeft(task, "return_value");
+    if (!Array.isArray(value)) unreadable.push({ task, why: whyUnreadable(value) });
+    for (const status of readStatus(value)) {
+      const at = task.end_date ?? task.run_after;
+      if (!pools.has(status.pool)) pools.set(status.pool, { status, at, task });
+    }
+  }
+  return [...pools.values()].sort((one, other) => one.status.pool.localeCompare(other.status.pool));
+}
+
+async function findingsNow(tasks: Task[], unreadable: Look[]) {
+  const found: Now["findings"] = [];
+  for (const task of lastOfEach(tasks, DOCTOR)) {
+    const value = await valueLeft(task, "findings", "return_value");
+    if (!Array.isArray(value) && task.state === "success") unreadable.push({ task, why: whyUnreadable(value) });
+    found.push(...readFindings(value).map((finding) => ({ finding, task })));
+  }
+  return found;
+}
+
+async function leftoversNow(tasks: Task[]) {
+  const found: Now["leftovers"] = [];
+  for (const task of lastOfEach(tasks, REAP)) {
+    const value = await valueLeft(task, "reaped", "return_value");
+    found.push(...readLeft(value).map((leftover) => ({ leftover, task })));
+  }
+  return found;
+}
+
+/** Looks whose last one failed and said nothing else: what the page shows of them is older than it could be. */
+const redLooks = (tasks: Task[]): Look[] =>
+  lastOfEach(tasks, STATUS)
+    .filter((task) => task.state === "failed")
+    .map((task) => ({ task, why: "failed" }));
+
+export function whyUnreadable(value: unknown): string {
+  if (value === null || value === undefined) return "left no value";
+  return typeof value === "string"
+    ? "left its value with a custom XCom backend, which a browser cannot read"
+    : "left a value of another form";
+}
+
+export type Nights = { nights: Night[]; total: number };
+
+/** The nights of the last 30 days, newest first. `tell` is called with each batch, for the first ones show at once. */
+export async function loadNights(now = Date.now()): Promise<Nights> {
+  const since = { run_after_gte: new Date(now - DAYS * 86_400_000).toISOString(), order_by: "-run_after" };
+  const [tasks, usages] = await Promise.all([
+    list<Task>(ALL_TASKS, "task_instances", { operator: SCALE_DOWN, ...since }, MOST_NIGHTS),
+    list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "usage", ...since }, MOST_NIGHTS),
+  ]);
+  const left = new Map(usages.found.map((entry) => [keyOf(entry, entry.run_id), entry]));
+  const ended = tasks.found.filter((task) => task.state === "success" || task.state === "failed");
+  const nights = await eachOf(ended, (task) => nightOf(task, left.get(keyOf(task, task.dag_run_id))));
+  return { nights, total: tasks.total };
+}
+
+async function nightOf(task: Task, entry: Entry | undefined): Promise<Night> {
+  if (!entry) return { task, pool: poolOf(task), usage: null, why: "left no bill" };
+  try {
+    const value = await valueOf(entry);
+    const usage = readUsage(value);
+    return { task, pool: usage?.pool ?? poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
+  } catch (error) {
+    const why = error instanceof Error ? error.message : "could not be read";
+    return { task, pool: poolOf(task), usage: null, why };
+  }
+}

@@ -1,0 +1,99 @@
+// Bills added up: by day for the chart, and by DAG. Pure.
+
+import { day } from "./format.ts";
+import { PHASES, type Phase, type Usage } from "./records.ts";
+import type { Task } from "./tasks.ts";
+
+/** One scale-down: what it billed; null where it left no bill that can be read. */
+export type Night = { task: Task; pool: string | null; usage: Usage | null; why: string };
+
+/** When it began: with its first machine's launch, where that is known, else with its scale-down. */
+export function beginOf({ task, usage }: Night): string {
+  const launches = (usage?.timeline ?? []).flatMap((each) => (each.launched_at ? [each.launched_at] : []));
+  const first = launches.sort((one, other) => Date.parse(one) - Date.parse(other))[0];
+  return first ?? task.start_date ?? task.run_after;
+}
+
+export type Total = {
+  seconds: Record<Phase, number>;
+  autoscaler: number;
+  cost: number;
+  extra: number;
+  nights: number;
+  withoutCost: number;
+  withoutBill: number;
+  withoutAutoscaler: number;
+  atLeast: number;
+  red: number;
+};
+
+export const noTotal = (): Total => ({
+  seconds: { booting: 0, working: 0, idle: 0 },
+  autoscaler: 0,
+  cost: 0,
+  extra: 0,
+  nights: 0,
+  withoutCost: 0,
+  withoutBill: 0,
+  withoutAutoscaler: 0,
+  atLeast: 0,
+  red: 0,
+});
+
+export const allSeconds = (seconds: Record<Phase, number>) => PHASES.reduce((sum, phase) => sum + seconds[phase], 0);
+
+/** What an autoscaler would have cost more: never less than nothing; null where one of both costs is not known. */
+export function extraCost(usage: Usage): number | null {
+  const other = usage.autoscaler?.cost ?? null;
+  return other === null || usage.cost.total === null ? null : Math.max(0, other - usage.cost.total);
+}
+
+export function add(total: Total, night: Night): Total {
+  const usage = night.usage;
+  const red = total.red + (night.task.state === "failed" ? 1 : 0);
+  if (!usage) return { ...total, red, nights: total.nights + 1, withoutBill: total.withoutBill + 1 };
+  const extra = extraCost(usage);
+  return {
+    seconds: {
+      booting: total.seconds.booting + usage.seconds.booting,
+      working: total.seconds.working + usage.seconds.working,
+      idle: total.seconds.idle + usage.seconds.idle,
+    },
+    // Where it is not known, the bar beside is as high as the run's own: an autoscaler's is never shown as less.
+    autoscaler: total.autoscaler + Math.max(usage.autoscaler?.seconds ?? 0, allSeconds(usage.seconds)),
+    cost: total.cost + (usage.cost.total ?? 0),
+    extra: total.extra + (extra ?? 0),
+    nights: total.nights + 1,
+    withoutCost: total.withoutCost + (usage.cost.total === null ? 1 : 0),
+    withoutBill: total.withoutBill,
+    withoutAutoscaler: total.withoutAutoscaler + (extra === null ? 1 : 0),
+    atLeast: total.atLeast + (usage.at_least ? 1 : 0),
+    red,
+  };
+}
+
+export type Day = { day: string; total: Total };
+
+/** The last `days` days up to `now`, those without a night too. */
+export function byDay(nights: readonly Night[], now: number, days = 30): Day[] {
+  const totals = new Map<string, Total>();
+  for (const night of nights) {
+    const at = day(beginOf(night));
+    totals.set(at, add(totals.get(at) ?? noTotal(), night));
+  }
+  const shown = Array.from({ length: days }, (_, back) => day(now - (days - 1 - back) * 86_400_000));
+  return [...new Set(shown)].map((each) => ({ day: each, total: totals.get(each) ?? noTotal() }));
+}
+
+export type OfDag = { dagId: string; total: Total };
+
+/** Totals of each DAG, the one with the most node time first. */
+export function byDag(nights: readonly Night[]): OfDag[] {
+  const totals = new Map<string, Total>();
+  for (const night of nights) {
+    totals.set(night.task.dag_id, add(totals.get(night.task.dag_id) ?? noTotal(), night));
+  }
+  return [...totals]
+    .map(([dagId, total]) => ({ dagId, total }))
+    .sort((one, other) => allSeconds(other.total.seconds) - allSeconds(one.total.seconds));
+}

@@ -1,0 +1,254 @@
+// Browse > GPU pools, from top to bottom: what would stop a night, each pool now, thirty nights, totals by DAG.
+
+import { Badge, Box, Button, Heading, Spinner, Table, Text } from "@chakra-ui/react";
+import { useSearchParams } from "react-router-dom";
+
+import { Bars, costOf, extraOf } from "./chart.tsx";
+import { day as dayOf, duration, moment, money, timeZone } from "./format.ts";
+import { LookNow } from "./actions.tsx";
+import { DAYS, loadNights, loadNow, type Nights, type Now } from "./load.ts";
+import { beginOf, byDag, byDay, extraCost, type Night } from "./nights.ts";
+import { PHASES } from "./records.ts";
+import { PoolCard } from "./pool-card.tsx";
+import { useLoaded } from "./use-loaded.ts";
+import { DagLink, Notice, NodesLink, RunLink, Section, Sentence, TaskLink } from "./words.tsx";
+
+const A_LOOK = 60_000;
+const HISTORY = 600_000;
+
+export const Page = () => {
+  const now = useLoaded("now", loadNow, A_LOOK);
+  const nights = useLoaded("nights", () => loadNights(), HISTORY);
+  return (
+    <Box p={4} maxW="1400px" w="100%" mx="auto">
+      <Box display="flex" alignItems="baseline" gap={3} flexWrap="wrap">
+        <Heading as="h1" size="lg">
+          GPU pools
+        </Heading>
+        <Text fontSize="sm" color="fg.muted">
+          Times are in {timeZone()}.
+        </Text>
+      </Box>
+      {now.error ? <Notice status="error">What the pools are now could not be read: {now.error}</Notice> : null}
+      {now.value ? <Health now={now.value} /> : null}
+      {now.value ? <Pools now={now.value} nights={nights.value} reload={now.reload} /> : null}
+      {!now.value && !now.error ? <Spinner mt={4} /> : null}
+      {nights.error ? <Notice status="error">The nights could not be read: {nights.error}</Notice> : null}
+      {nights.value ? <History found={nights.value} /> : null}
+      {!nights.value && !nights.error ? <Spinner mt={4} /> : null}
+    </Box>
+  );
+};
+
+const Health = ({ now }: { now: Now }) => {
+  const worst = (result: string) => now.findings.filter(({ finding }) => finding.result === result);
+  const problems = worst("problem");
+  const warnings = worst("warning");
+  return (
+    <Section title="What would stop a night">
+      {problems.map(({ finding, task }, index) => (
+        <Notice key={index} status="error" title={`${finding.pool}: ${finding.check}`}>
+          {finding.said} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+        </Notice>
+      ))}
+      {now.leftovers.map(({ leftover, task }, index) => (
+        <Notice key={index} status="error" title={`${leftover.pool}: ${leftover.kind} ${leftover.name} is left over`}>
+          {leftover.why} (<TaskLink task={task} />)
+        </Notice>
+      ))}
+      {warnings.map(({ finding, task }, index) => (
+        <Notice key={index} status="warning" title={`${finding.pool}: ${finding.check}`}>
+          {finding.said} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+        </Notice>
+      ))}
+      {now.unreadable.map(({ task, why }, index) => (
+        <Notice key={index} status="info">
+          <TaskLink task={task} /> of {task.dag_id} {why}, so what it saw is unknown here.
+        </Notice>
+      ))}
+      {now.findings.length && !problems.length && !now.leftovers.length ? (
+        <Sentence>The doctor found no problem.</Sentence>
+      ) : null}
+      {!now.findings.length ? (
+        <Sentence>No doctor has looked yet: GpuPoolDoctorOperator in a DAG on a schedule says what would stop a night.</Sentence>
+      ) : null}
+    </Section>
+  );
+};
+
+const Pools = ({ now, nights, reload }: { now: Now; nights: Nights | null; reload: () => void }) => {
+  const seen = new Map(now.pools.map((pool) => [pool.status.pool, pool]));
+  const live = now.live.map((run) => run.pool).filter((pool) => pool !== null);
+  const past = (nights?.nights ?? []).map((night) => night.pool).filter((pool) => pool !== null);
+  const names = [...new Set([...seen.keys(), ...live, ...past])].sort();
+  const lost = now.live.filter((run) => run.pool === null);
+  return (
+    <Section title="Pools now">
+      {!names.length ? (
+        <>
+          <Sentence>
+            No task has looked at a pool yet, and no run has used one in {DAYS} days. GpuPoolStatusOperator in a DAG on a
+            schedule, as in example_dags/janitor.py, says what there is.
+          </Sentence>
+          <LookNow janitor={now.janitor} done={reload} />
+        </>
+      ) : null}
+      {now.running.length ? (
+        <Sentence>
+          A look goes on: <TaskLink task={now.running[0]!} />.
+        </Sentence>
+      ) : null}
+      {names.map((name) => (
+        <PoolCard key={name} pool={name} seen={seen.get(name)} now={now} reload={reload} />
+      ))}
+      {lost.map((run) => (
+        <Sentence key={`${run.dagId} ${run.runId}`}>
+          <RunLink dagId={run.dagId} runId={run.runId} /> has tasks for GPUs too; their pool is not known yet.
+        </Sentence>
+      ))}
+    </Section>
+  );
+};
+
+const History = ({ found }: { found: Nights }) => {
+  const [query, setQuery] = useSearchParams();
+  const choose = (name: string, value: string | null) =>
+    setQuery((before) => {
+      const after = new URLSearchParams(before);
+      if (value === null) after.delete(name);
+      else after.set(name, value);
+      return after;
+    });
+  const pool = query.get("pool");
+  const chosenDay = query.get("day");
+  const pools = [...new Set(found.nights.map((night) => night.pool ?? "unknown"))].sort();
+  const nights = found.nights.filter((night) => !pool || (night.pool ?? "unknown") === pool);
+  const shown = nights.filter((night) => !chosenDay || dayOf(beginOf(night)) === chosenDay);
+  const filters = pools.length > 1 ? <Filter names={pools} chosen={pool} choose={(name) => choose("pool", name)} /> : null;
+  if (!found.nights.length) {
+    return (
+      <Section title={`The last ${DAYS} days`}>
+        <Sentence>No run has scaled a GPU pool down in the last {DAYS} days.</Sentence>
+      </Section>
+    );
+  }
+  return (
+    <>
+      <Section title={`The last ${DAYS} days`} aside={filters}>
+        {found.total > found.nights.length ? (
+          <Sentence>
+            The newest {found.nights.length} of {found.total} scale-downs are shown; the others go on, or are older.
+          </Sentence>
+        ) : null}
+        <Bars days={byDay(nights, Date.now(), DAYS)} onPick={(day) => choose("day", chosenDay === day ? null : day)} />
+      </Section>
+      <Section title="By DAG">
+        <DagTable nights={nights} />
+      </Section>
+      <Section
+        title={chosenDay ? `Nights of ${chosenDay}` : "Nights"}
+        aside={
+          chosenDay ? (
+            <Button size="xs" variant="outline" onClick={() => choose("day", null)}>
+              All days
+            </Button>
+          ) : null
+        }
+      >
+        <NightTable nights={shown.slice(0, 50)} />
+        {shown.length > 50 ? <Sentence>The newest 50 of {shown.length}; a bar shows those of its day.</Sentence> : null}
+      </Section>
+    </>
+  );
+};
+
+type FilterProps = { names: string[]; chosen: string | null; choose: (name: string | null) => void };
+
+const Filter = ({ names, chosen, choose }: FilterProps) => (
+  <Box display="flex" gap={1} flexWrap="wrap">
+    {[null, ...names].map((name) => (
+      <Button key={name ?? ""} size="xs" variant={name === chosen ? "solid" : "outline"} onClick={() => choose(name)}>
+        {name ?? "all pools"}
+      </Button>
+    ))}
+  </Box>
+);
+
+const Head = ({ names }: { names: string[] }) => (
+  <Table.Header>
+    <Table.Row>
+      {names.map((name, index) => (
+        <Table.ColumnHeader key={name} textAlign={index ? "end" : "start"} w={index ? undefined : "30%"}>
+          {name}
+        </Table.ColumnHeader>
+      ))}
+    </Table.Row>
+  </Table.Header>
+);
+
+const DagTable = ({ nights }: { nights: Night[] }) => (
+  <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Totals of each DAG">
+    <Head names={["DAG", "Nights", ...PHASES, "Cost", "Idle autoscaler"]} />
+    <Table.Body>
+      {byDag(nights).map(({ dagId, total }) => (
+        <Table.Row key={dagId} data-dag={dagId}>
+          <Table.Cell overflowWrap="anywhere">
+            <DagLink dagId={dagId} />
+          </Table.Cell>
+          <Table.Cell textAlign="end">
+            {total.nights}
+            {total.red ? <Badge colorPalette="red" ml={2}>{`${total.red} red`}</Badge> : null}
+          </Table.Cell>
+          {PHASES.map((phase) => (
+            <Table.Cell key={phase} textAlign="end">
+              {total.nights > total.withoutBill ? duration(total.seconds[phase]) : "unknown"}
+            </Table.Cell>
+          ))}
+          <Table.Cell textAlign="end">{costOf(total)}</Table.Cell>
+          <Table.Cell textAlign="end">{extraOf(total)}</Table.Cell>
+        </Table.Row>
+      ))}
+    </Table.Body>
+  </Table.Root>
+);
+
+const NightTable = ({ nights }: { nights: Night[] }) => (
+  <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Nights">
+    <Head names={["Run", "Began", ...PHASES, "Cost", "Idle autoscaler"]} />
+    <Table.Body>
+      {nights.map((night) => (
+        <NightRow key={`${night.task.dag_id} ${night.task.dag_run_id} ${night.task.task_id} ${night.task.map_index}`} night={night} />
+      ))}
+    </Table.Body>
+  </Table.Root>
+);
+
+const NightRow = ({ night }: { night: Night }) => {
+  const { task, usage } = night;
+  const extra = usage ? extraCost(usage) : null;
+  return (
+    <Table.Row data-night={task.dag_run_id}>
+      <Table.Cell overflowWrap="anywhere">
+        <NodesLink dagId={task.dag_id} runId={task.dag_run_id}>
+          {task.dag_id} {task.dag_run_id}
+        </NodesLink>{" "}
+        {task.state === "failed" ? <Badge colorPalette="red">scale-down failed</Badge> : null}
+        <Text fontSize="xs" color="fg.muted">
+          {night.pool ?? "unknown pool"}
+          {usage ? "" : `: its scale-down ${night.why}, so its node time is unknown`}
+        </Text>
+      </Table.Cell>
+      <Table.Cell textAlign="end">{moment(beginOf(night))}</Table.Cell>
+      {PHASES.map((phase) => (
+        <Table.Cell key={phase} textAlign="end">
+          {duration(usage ? usage.seconds[phase] : null)}
+        </Table.Cell>
+      ))}
+      <Table.Cell textAlign="end" title={usage?.at_least ?? undefined}>
+        {usage?.at_least ? "at least " : ""}
+        {money(usage ? usage.cost.total : null)}
+      </Table.Cell>
+      <Table.Cell textAlign="end">{extra === null ? "unknown" : `+${money(extra)}`}</Table.Cell>
+    </Table.Row>
+  );
+};

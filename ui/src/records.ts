@@ -1,0 +1,206 @@
+// What this package's tasks leave in XCom (docs/xcom.md), read without trust: a field that is missing, or a reference
+// of a custom XCom backend in place of a value, is "not known" (null).
+
+export type Phase = "booting" | "working" | "idle";
+export const PHASES: readonly Phase[] = ["booting", "working", "idle"];
+
+export type Span = [from: string, to: string];
+
+export type Machine = {
+  machine: string;
+  node: string;
+  group: string;
+  market: string;
+  launched_at: string | null;
+  usable_at: string | null;
+  gone_at: string | null;
+  worked: Span[];
+};
+
+export type Usage = {
+  pool: string | null;
+  machines: number | null;
+  at_least: string | null;
+  seconds: Record<Phase, number>;
+  cost: Record<Phase | "total", number | null>;
+  timeline: Machine[];
+  left_out: number;
+  autoscaler: { idle_minutes: number | null; seconds: number | null; cost: number | null } | null;
+};
+
+export type Finding = { pool: string; check: string; result: string; said: string; fix: string };
+
+export type TimedPhase = { phase: string; seconds: number | null; at: string | null };
+
+export type Leftover = { pool: string; kind: string; name: string; why: string };
+
+export type MachineNow = {
+  machine: string;
+  node: string;
+  group: string;
+  state: string;
+  gpus: number | null;
+  gpus_used: number | null;
+  pods: string[];
+  age: number | null;
+  cost: number | null;
+};
+
+export type Lease = { run: string; nodes: number | null; until: string; live: boolean };
+
+export type Status = {
+  pool: string;
+  where: string;
+  wanted: number | null;
+  wanted_by: string;
+  nodes: number | null;
+  booting: number | null;
+  out_of_use: number | null;
+  launching: number | null;
+  cost_per_hour: number | null;
+  machines: MachineNow[];
+  leases: Lease[];
+};
+
+type Json = Record<string, unknown>;
+
+const isObject = (value: unknown): value is Json => typeof value === "object" && value !== null && !Array.isArray(value);
+const objects = (value: unknown): Json[] => (Array.isArray(value) ? value.filter(isObject) : []);
+const text = (value: unknown): string => (typeof value === "string" ? value : "");
+const number = (value: unknown): number | null =>
+  typeof value === "number" && Number.isFinite(value) ? value : null;
+const time = (value: unknown): string | null =>
+  typeof value === "string" && !Number.isNaN(Date.parse(value)) ? value : null;
+
+/** The value of an XCom entry: the API gives JSON as it is, or as text. A reference stays text. */
+export function xcomValue(value: unknown): unknown {
+  if (typeof value !== "string") return value;
+  try {
+    return JSON.parse(value);
+  } catch {
+    return value;
+  }
+}
+
+/** The bill of a run, or null where the value is none. */
+export function readUsage(value: unknown): Usage | null {
+  if (!isObject(value) || !isObject(value.node_seconds)) return null;
+  const seconds = value.node_seconds;
+  const cost = isObject(value.cost) ? value.cost : {};
+  return {
+    pool: text(value.pool) || null,
+    machines: number(value.machines),
+    at_least: text(value.at_least) || null,
+    seconds: byPhase((phase) => Math.max(0, number(seconds[phase]) ?? 0)),
+    cost: { ...byPhase((phase) => number(cost[phase])), total: number(cost.total) },
+    timeline: objects(value.timeline).map(readMachine),
+    left_out: number(value.timeline_left_out) ?? 0,
+    autoscaler: isObject(value.autoscaler) ? readAutoscaler(value.autoscaler) : null,
+  };
+}
+
+const byPhase = <T>(of: (phase: Phase) => T) => ({ booting: of("booting"), working: of("working"), idle: of("idle") });
+
+function readAutoscaler(value: Json) {
+  const seconds = isObject(value.seconds) ? PHASES.map((phase) => number((value.seconds as Json)[phase])) : [null];
+  return {
+    idle_minutes: number(value.idle_minutes),
+    seconds: seconds.reduce((sum, each) => (sum === null || each === null ? null : sum + each), 0),
+    cost: number(value.total_cost),
+  };
+}
+
+function readMachine(value: Json): Machine {
+  return {
+    machine: text(value.machine),
+    node: text(value.node),
+    group: text(value.group),
+    market: text(value.market),
+    launched_at: time(value.launched_at),
+    usable_at: time(value.usable_at),
+    gone_at: time(value.gone_at),
+    worked: (Array.isArray(value.worked) ? value.worked : []).filter(isSpan),
+  };
+}
+
+const isSpan = (value: unknown): value is Span =>
+  Array.isArray(value) && value.length === 2 && value.every((each) => time(each) !== null);
+
+export function readFindings(value: unknown): Finding[] {
+  return objects(value).map((each) => ({
+    pool: text(each.pool),
+    check: text(each.check),
+    result: text(each.result),
+    said: text(each.said),
+    fix: text(each.fix),
+  }));
+}
+
+export function readTimeline(value: unknown): TimedPhase[] {
+  return objects(value).map((each) => ({ phase: text(each.phase), seconds: number(each.seconds), at: time(each.at) }));
+}
+
+/** What the janitor found and could not remove. */
+export function readLeft(value: unknown): Leftover[] {
+  return objects(value).flatMap((each) => [
+    ...objects(each.left).map((left) => ({
+      pool: text(each.pool),
+      kind: text(left.kind),
+      name: text(left.name),
+      why: text(left.why),
+    })),
+    ...(text(each.error) ? [{ pool: text(each.pool), kind: "pool", name: text(each.pool), why: text(each.error) }] : []),
+  ]);
+}
+
+export function readStatus(value: unknown): Status[] {
+  return objects(value).map((each) => ({
+    pool: text(each.pool),
+    where: text(each.where),
+    wanted: number(each.wanted),
+    wanted_by: text(each.wanted_by),
+    nodes: number(each.nodes),
+    booting: number(each.booting),
+    out_of_use: number(each.out_of_use),
+    launching: number(each.launching),
+    cost_per_hour: number(each.cost_per_hour),
+    machines: objects(each.machines).map(readMachineNow),
+    leases: objects(each.leases).map((lease) => ({
+      run: text(lease.run),
+      nodes: number(lease.nodes),
+      until: text(lease.until),
+      live: lease.live === true,
+    })),
+  }));
+}
+
+function readMachineNow(value: Json): MachineNow {
+  return {
+    machine: text(value.machine),
+    node: text(value.node),
+    group: text(value.group),
+    state: text(value.state),
+    gpus: number(value.gpus),
+    gpus_used: number(value.gpus_used),
+    pods: (Array.isArray(value.pods) ? value.pods : []).map(text),
+    age: number(value.age_seconds),
+    cost: number(value.cost_so_far),
+  };
+}
+
+/** Why a machine is still there. */
+export function whyItStays(machine: MachineNow, status: Status): string {
+  if (machine.pods.length) return `runs ${machine.pods.join(", ")}`;
+  if (machine.state === "cordoned" || machine.state === "taken") return "takes no new pods: it is being released";
+  if (machine.state === "broken") return "its GPUs cannot be used";
+  if (machine.state === "coming") return "boots";
+  const wanted = status.leases.filter((lease) => lease.live);
+  if (wanted.length) return `wanted by ${wanted.map((lease) => lease.run).join(", ")}`;
+  return (status.wanted ?? 0) > 0 ? `wanted by ${status.wanted_by}` : "nobody wants it: the next look releases it";
+}
+
+/** The run of a demand Lease, which is `dag_id/run_id` and perhaps `/block`; DAG ids have no slash. */
+export function runOfLease(run: string): { dagId: string; runId: string } | null {
+  const match = /^([^/]+)\/([^/]+)/.exec(run);
+  return match ? { dagId: match[1]!, runId: match[2]! } : null;
+}

@@ -1,0 +1,160 @@
+// The tab on a DAG run: its nodes from the first ask until they were gone, on one clock, and what they cost.
+
+import { Box, Spinner, Table, Text } from "@chakra-ui/react";
+
+import { eachOf, list, runPath } from "./api.ts";
+import { Chart } from "./lanes-chart.tsx";
+import { clock, count, day, duration, money, timeZone } from "./format.ts";
+import { lanesOf, type RunRecords } from "./lanes.ts";
+import { type Entry, valueOf, whyUnreadable } from "./load.ts";
+import { extraCost } from "./nights.ts";
+import { PHASES, readTimeline, readUsage, type TimedPhase, type Usage } from "./records.ts";
+import { LIVE, OF_A_RUN, poolOf, SCALE_DOWN, type Task } from "./tasks.ts";
+import { useLoaded } from "./use-loaded.ts";
+import { Legend, Notice, Section, Sentence, TaskLink, taskName } from "./words.tsx";
+
+type Props = { dagId: string; runId: string };
+
+const keyOf = (taskId: string, mapIndex: number) => JSON.stringify([taskId, mapIndex]);
+
+async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
+  const run = runPath(dagId, runId);
+  const query = { operator: OF_A_RUN, order_by: "start_date" };
+  const [tasks, usages, timelines, results] = await Promise.all([
+    list<Task>(`${run}/taskInstances`, "task_instances", query, 300),
+    ...["usage", "timeline", "return_value"].map((key) =>
+      list<Entry>(`${run}/taskInstances/~/xcomEntries`, "xcom_entries", { xcom_key: key }, 300),
+    ),
+  ] as const);
+  const ensures = new Set(tasks.found.filter((task) => task.operator === "EnsureGpuPoolOperator").map((task) => task.task_id));
+  const told = [...timelines!.found, ...results!.found.filter((entry) => ensures.has(entry.task_id))];
+  const phases = new Map<string, TimedPhase[]>();
+  await eachOf(told, async (entry) => {
+    const value = await valueOf(entry);
+    const timeline = entry.key === "timeline" ? value : (value as { timeline?: unknown } | null)?.timeline;
+    phases.set(keyOf(entry.task_id, entry.map_index), readTimeline(timeline));
+  });
+  const left = new Map(usages!.found.map((entry) => [keyOf(entry.task_id, entry.map_index), entry]));
+  const scaleDowns = tasks.found.filter((task) => SCALE_DOWN.includes(task.operator ?? ""));
+  const bills = await eachOf(scaleDowns, async (task) => {
+    const entry = left.get(keyOf(task.task_id, task.map_index));
+    const value = entry ? await valueOf(entry) : null;
+    const usage = readUsage(value);
+    return { task, pool: usage?.pool ?? poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
+  });
+  return { tasks: tasks.found, phases: (task) => phases.get(keyOf(task.task_id, task.map_index)) ?? [], bills };
+}
+
+export const RunTab = (props: Props) => {
+  const { value, error } = useLoaded(`run ${props.dagId} ${props.runId}`, () => loadRun(props), 60_000);
+  return (
+    <Box p={4} w="100%" minW={0}>
+      {error ? <Notice status="error">The run could not be read: {error}</Notice> : null}
+      {!value && !error ? <Spinner /> : null}
+      {value ? <Run records={value} /> : null}
+    </Box>
+  );
+};
+
+const Run = ({ records }: { records: RunRecords }) => {
+  if (!records.tasks.length) return <Sentence>This run wanted no GPU nodes.</Sentence>;
+  const lanes = lanesOf(records, Date.now());
+  return (
+    <>
+      <Text fontSize="sm" color="fg.muted">
+        Times are in {timeZone()}.
+      </Text>
+      {lanes.length ? (
+        <Section title="From ask to gone">
+          <Chart lanes={lanes} />
+          <Legend />
+          <Clock records={records} />
+        </Section>
+      ) : (
+        <Sentence>No task of this run that needs GPU nodes has begun.</Sentence>
+      )}
+      <Section title="What it cost">
+        {records.bills.length ? null : <Sentence>This run has no scale-down, so nothing was billed to it.</Sentence>}
+        {records.bills.map((bill) => (
+          <Bill key={keyOf(bill.task.task_id, bill.task.map_index)} {...bill} />
+        ))}
+      </Section>
+    </>
+  );
+};
+
+const Bill = ({ task, pool, usage, why }: RunRecords["bills"][number]) => {
+  if (!usage) {
+    const ended = !LIVE.includes(task.state ?? "") && (task.state === "success" || task.state === "failed");
+    return (
+      <Sentence>
+        {pool ?? "Unknown pool"}: <TaskLink task={task} />{" "}
+        {ended ? `${why}, so what its nodes cost is unknown.` : "has not ended; it writes the bill."}
+      </Sentence>
+    );
+  }
+  return (
+    <Box my={3} data-bill={task.task_id}>
+      <Text>
+        {pool ?? "Unknown pool"}: {usage.machines === null ? "unknown nodes" : count(usage.machines, "node")}, {words(usage)} (
+        <TaskLink task={task} />)
+      </Text>
+      {task.state === "failed" ? <Notice status="error">The scale-down failed: see its log for what is left.</Notice> : null}
+      {usage.at_least ? <Notice status="warning">It may be more: {usage.at_least}</Notice> : null}
+      <Autoscaler usage={usage} />
+      {usage.left_out ? (
+        <Sentence>{count(usage.left_out, "machine")} more are in the bill and not in the chart.</Sentence>
+      ) : null}
+    </Box>
+  );
+};
+
+function words(usage: Usage): string {
+  const phases = PHASES.map((phase) => `${duration(usage.seconds[phase])} ${phase} (${money(usage.cost[phase])})`);
+  return `${phases.join(", ")}; cost in all: ${usage.at_least ? "at least " : ""}${money(usage.cost.total)}`;
+}
+
+const Autoscaler = ({ usage }: { usage: Usage }) => {
+  const extra = extraCost(usage);
+  const minutes = usage.autoscaler?.idle_minutes ?? 10;
+  return (
+    <Text fontSize="sm" color="fg.muted">
+      An autoscaler with {count(minutes, "idle minute")}: {extra === null ? "unknown" : `+${money(extra)}`}
+      {usage.autoscaler ? ` (${duration(usage.autoscaler.seconds)} of node time)` : ""}
+    </Text>
+  );
+};
+
+const Clock = ({ records }: { records: RunRecords }) => (
+  <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }} aria-label="Times">
+    <Table.Header>
+      <Table.Row>
+        <Table.ColumnHeader w="28%">Task</Table.ColumnHeader>
+        <Table.ColumnHeader w="18%">State</Table.ColumnHeader>
+        <Table.ColumnHeader w="24%">From, to</Table.ColumnHeader>
+        <Table.ColumnHeader w="30%">Phases</Table.ColumnHeader>
+      </Table.Row>
+    </Table.Header>
+    <Table.Body>
+      {records.tasks.map((task) => (
+        <Table.Row key={keyOf(task.task_id, task.map_index)} data-task={taskName(task)}>
+          <Table.Cell overflowWrap="anywhere">
+            <TaskLink task={task} />
+            {task.try_number > 1 ? ` (try ${task.try_number})` : ""}
+          </Table.Cell>
+          <Table.Cell>{task.state ?? "not begun"}</Table.Cell>
+          <Table.Cell>
+            {task.start_date ? `${day(task.start_date)} ${clock(task.start_date)}` : ""}
+            {task.end_date ? ` – ${clock(task.end_date)}` : ""}
+          </Table.Cell>
+          <Table.Cell overflowWrap="anywhere">
+            {records
+              .phases(task)
+              .map((phase) => `${phase.at ? `${clock(phase.at)} ` : ""}${phase.phase} ${duration(phase.seconds)}`)
+              .join(", ")}
+          </Table.Cell>
+        </Table.Row>
+      ))}
+    </Table.Body>
+  </Table.Root>
+);

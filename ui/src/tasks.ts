@@ -1,0 +1,113 @@
+// What the states of this package's tasks tell, between two looks at the cluster.
+
+export type Task = {
+  dag_id: string;
+  dag_run_id: string;
+  task_id: string;
+  map_index: number;
+  try_number: number;
+  state: string | null;
+  operator: string | null;
+  run_after: string;
+  start_date: string | null;
+  end_date: string | null;
+  rendered_fields?: Record<string, unknown>;
+};
+
+export const SCALE_DOWN = ["ScaleDownSensor"];
+export const ENSURE = ["EnsureGpuPoolOperator"];
+export const PLUGIN = ["InstallDevicePluginOperator"];
+export const PODS = ["GpuPodOperator", "GpuWorkloadOperator", "GpuDecoratedOperator"];
+export const OF_A_RUN = [...ENSURE, ...PLUGIN, ...PODS, ...SCALE_DOWN];
+export const STATUS = "GpuPoolStatusOperator";
+export const DOCTOR = "GpuPoolDoctorOperator";
+export const REAP = "ReapGpuPoolsOperator";
+export const EXTEND = "ExtendGpuPoolOperator";
+export const LIVE = ["running", "deferred", "queued", "restarting", "up_for_retry", "up_for_reschedule"];
+
+export type Stage = "booting" | "working" | "draining";
+
+export type LiveRun = { dagId: string; runId: string; pool: string | null; stage: Stage; tasks: Task[] };
+
+/** The pool of a task, by its rendered argument or by the block's name before its id; null where neither says it. */
+export function poolOf(task: Task): string | null {
+  const spec = task.rendered_fields?.gpu_pool;
+  if (typeof spec === "object" && spec !== null && "name" in spec) return String(spec.name);
+  const named = typeof spec === "string" ? /['"]?\bname['"]?\s*[=:]\s*['"]([^'"]+)['"]/.exec(spec) : null;
+  if (named) return named[1]!;
+  const group = /^(?:.*\.)?([^.]+)\.(?:ensure|device_plugin|scale_down)$/.exec(task.task_id);
+  return group ? group[1]! : null;
+}
+
+export function stageOf(task: Task): Stage {
+  const operator = task.operator ?? "";
+  if (SCALE_DOWN.includes(operator)) return "draining";
+  return PODS.includes(operator) ? "working" : "booting";
+}
+
+/** Runs with a task of this package that has not ended: one entry for each pool of a run. */
+export function liveRuns(tasks: readonly Task[]): LiveRun[] {
+  const found = new Map<string, LiveRun>();
+  const pools = poolsOfRuns(tasks);
+  for (const task of tasks) {
+    const run = JSON.stringify([task.dag_id, task.dag_run_id]);
+    const known = pools.get(run);
+    const pool = poolOf(task) ?? (known?.size === 1 ? [...known][0]! : null);
+    const key = `${run} ${pool}`;
+    const entry = found.get(key) ?? newRun(task, pool);
+    entry.tasks.push(task);
+    entry.stage = later(entry.stage, stageOf(task));
+    found.set(key, entry);
+  }
+  return [...found.values()];
+}
+
+const newRun = (task: Task, pool: string | null): LiveRun => ({
+  dagId: task.dag_id,
+  runId: task.dag_run_id,
+  pool,
+  stage: "booting",
+  tasks: [],
+});
+
+function poolsOfRuns(tasks: readonly Task[]): Map<string, Set<string>> {
+  const pools = new Map<string, Set<string>>();
+  for (const task of tasks) {
+    const pool = poolOf(task);
+    if (pool === null) continue;
+    const run = JSON.stringify([task.dag_id, task.dag_run_id]);
+    pools.set(run, (pools.get(run) ?? new Set()).add(pool));
+  }
+  return pools;
+}
+
+/** A run that works is told as working, whatever else it does. */
+function later(one: Stage, other: Stage): Stage {
+  const order: Stage[] = ["booting", "draining", "working"];
+  return order.indexOf(one) >= order.indexOf(other) ? one : other;
+}
+
+/** The last of each task that has ended (in one of `states`), newest first. */
+export function lastOfEach(tasks: readonly Task[], operator: string, states = ["success", "failed"]): Task[] {
+  const last = new Map<string, Task>();
+  for (const task of tasks) {
+    if (task.operator !== operator || !states.includes(task.state ?? "")) continue;
+    const key = JSON.stringify([task.dag_id, task.task_id, task.map_index]);
+    const known = last.get(key);
+    if (!known || endOf(task) > endOf(known)) last.set(key, task);
+  }
+  return [...last.values()].sort((one, other) => endOf(other) - endOf(one));
+}
+
+export const endOf = (task: Task) => Date.parse(task.end_date ?? task.start_date ?? task.run_after);
+
+const HALF_AN_HOUR = 30 * 60_000;
+
+/** Milliseconds between two scheduled looks: the shortest there was, or half an hour as in example_dags/janitor.py. */
+export function lookPeriod(looks: readonly Task[]): number {
+  const times = [...new Set(looks.filter((each) => each.dag_run_id.startsWith("scheduled__")).map((each) => each.run_after))]
+    .map((at) => Date.parse(at))
+    .sort((one, other) => one - other);
+  const gaps = times.slice(1).map((at, index) => at - times[index]!);
+  return gaps.length ? Math.min(...gaps) : HALF_AN_HOUR;
+}

@@ -1,0 +1,49 @@
+// Loads something, and again while the page is seen; what was there stays shown meanwhile.
+
+import { useCallback, useEffect, useRef, useState } from "react";
+
+import { inWords } from "./api.ts";
+
+export type Loaded<T> = { value: T | null; error: string; reload: () => void };
+
+const kept = new Map<string, unknown>();
+
+/**
+ * `name` is what is kept for the page's next visit, `every` the milliseconds between two loads; 0: once. A hidden page
+ * asks nothing, and asks at once when it is seen again and the time has come.
+ */
+export function useLoaded<T>(name: string, load: () => Promise<T>, every: number): Loaded<T> {
+  const [value, setValue] = useState<T | null>((kept.get(name) as T | undefined) ?? null);
+  const [error, setError] = useState("");
+  const latest = useRef(load);
+  latest.current = load;
+  const last = useRef(-Infinity);
+
+  const reload = useCallback(async () => {
+    last.current = Date.now();
+    try {
+      const found = await latest.current();
+      kept.set(name, found);
+      setValue(found);
+      setError("");
+    } catch (problem) {
+      setError(inWords(problem));
+    }
+  }, [name]);
+
+  useEffect(() => {
+    void reload();
+    if (!every) return undefined;
+    const ask = () => {
+      if (!document.hidden && Date.now() - last.current >= every) void reload();
+    };
+    const timer = window.setInterval(ask, Math.min(every, 5_000));
+    document.addEventListener("visibilitychange", ask);
+    return () => {
+      window.clearInterval(timer);
+      document.removeEventListener("visibilitychange", ask);
+    };
+  }, [reload, every]);
+
+  return { value, error, reload: () => void reload() };
+}

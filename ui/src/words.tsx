@@ -1,0 +1,96 @@
+// The small parts that all of the page is made of.
+
+import { Alert, Box, Heading, Link as ChakraLink, Text } from "@chakra-ui/react";
+import type { ReactNode } from "react";
+import { Link } from "react-router-dom";
+
+import { runPath, segment } from "./api.ts";
+import type { Phase } from "./records.ts";
+import type { Task } from "./tasks.ts";
+
+/** Colours that tell the phases apart in light and in dark. */
+export const COLORS: Record<Phase | "other", string> = {
+  booting: "var(--chakra-colors-orange-solid)",
+  working: "var(--chakra-colors-green-solid)",
+  idle: "var(--chakra-colors-purple-solid)",
+  other: "var(--chakra-colors-gray-solid)",
+};
+
+type Children = { children: ReactNode };
+
+export const Sentence = ({ children }: Children) => (
+  <Text color="fg.muted" my={2}>
+    {children}
+  </Text>
+);
+
+type NoticeProps = Children & { status: "error" | "warning" | "info" | "success"; title?: string };
+
+export const Notice = ({ status, title, children }: NoticeProps) => (
+  <Alert.Root status={status} my={2}>
+    <Alert.Indicator />
+    <Alert.Content minW={0} overflowWrap="anywhere">
+      {title ? <Alert.Title>{title}</Alert.Title> : null}
+      <Alert.Description>{children}</Alert.Description>
+    </Alert.Content>
+  </Alert.Root>
+);
+
+export const Section = ({ title, aside, children }: Children & { title: string; aside?: ReactNode }) => (
+  <Box as="section" aria-label={title} mt={6}>
+    <Box display="flex" flexWrap="wrap" alignItems="baseline" gap={3}>
+      <Heading as="h2" size="md">
+        {title}
+      </Heading>
+      {aside}
+    </Box>
+    {children}
+  </Box>
+);
+
+const To = ({ to, children }: Children & { to: string }) => (
+  <ChakraLink asChild color="fg.info" overflowWrap="anywhere" display="inline">
+    <Link to={to}>{children}</Link>
+  </ChakraLink>
+);
+
+export const DagLink = ({ dagId }: { dagId: string }) => <To to={`/dags/${segment(dagId)}`}>{dagId}</To>;
+
+const uiPath = (dagId: string, runId: string) => `/${runPath(dagId, runId).replace("/dagRuns/", "/runs/")}`;
+
+export const RunLink = ({ dagId, runId, children }: { dagId: string; runId: string; children?: ReactNode }) => (
+  <To to={uiPath(dagId, runId)}>{children ?? `${dagId} ${runId}`}</To>
+);
+
+export const NodesLink = ({ dagId, runId, children }: { dagId: string; runId: string; children: ReactNode }) => (
+  <To to={`${uiPath(dagId, runId)}/plugin/gpu_nodes`}>{children}</To>
+);
+
+export const TaskLink = ({ task, children }: { task: Task; children?: ReactNode }) => {
+  const mapped = task.map_index >= 0 ? `/mapped/${task.map_index}` : "";
+  return (
+    <To to={`${uiPath(task.dag_id, task.dag_run_id)}/tasks/${segment(task.task_id)}${mapped}`}>
+      {children ?? taskName(task)}
+    </To>
+  );
+};
+
+export const taskName = (task: Task) => (task.map_index >= 0 ? `${task.task_id} [${task.map_index}]` : task.task_id);
+
+const LEGEND: [Phase, string][] = [
+  ["booting", "booting"],
+  ["working", "working"],
+  ["idle", "idle"],
+];
+
+export const Legend = ({ children }: { children?: ReactNode }) => (
+  <Box display="flex" gap={4} flexWrap="wrap" fontSize="sm" my={1}>
+    {LEGEND.map(([phase, name]) => (
+      <Box key={phase} display="flex" alignItems="center" gap={1}>
+        <Box as="span" w={3} h={3} style={{ background: COLORS[phase] }} />
+        {name}
+      </Box>
+    ))}
+    {children}
+  </Box>
+);

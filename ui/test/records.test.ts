@@ -1,0 +1,168 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { money } from "../src/format.ts";
+import { laneOfMachine } from "../src/lanes.ts";
+import { add, allSeconds, byDag, byDay, extraCost, type Night, noTotal } from "../src/nights.ts";
+import { readFindings, readStatus, readUsage, runOfLease, whyItStays, xcomValue } from "../src/records.ts";
+import { lastOfEach, liveRuns, lookPeriod, poolOf, type Task } from "../src/tasks.ts";
+
+const BILL = {
+  machines: 1,
+  at_least: null,
+  node_seconds: { booting: 100, working: 3000, idle: 50 },
+  cost: { booting: 0.1, working: 3, idle: 0.05, total: 3.15 },
+  timeline: [],
+  timeline_left_out: 0,
+  autoscaler: { idle_minutes: 10, seconds: { booting: 100, working: 3000, idle: 600 }, cost: {}, total_cost: 3.7 },
+};
+
+const task = (changed: Partial<Task> = {}): Task => ({
+  dag_id: "nightly",
+  dag_run_id: "scheduled__2026-03-01T02:00:00+00:00",
+  task_id: "train-gpu.scale_down",
+  map_index: -1,
+  try_number: 1,
+  state: "success",
+  operator: "ScaleDownSensor",
+  run_after: "2026-03-01T02:00:00Z",
+  start_date: "2026-03-01T03:00:00Z",
+  end_date: "2026-03-01T03:01:00Z",
+  ...changed,
+});
+
+const night = (value: unknown, changed: Partial<Task> = {}): Night => ({
+  task: task(changed),
+  pool: "train-gpu",
+  usage: readUsage(value),
+  why: "",
+});
+
+test("what is no bill is not read as an empty one", () => {
+  for (const value of [null, undefined, 3, "s3://bucket/key", [], {}, { node_seconds: 3 }]) {
+    assert.equal(readUsage(value), null);
+  }
+});
+
+test("an unknown price stays unknown, and is told as such in totals", () => {
+  const unknown = { ...BILL, cost: { booting: "unknown", working: "unknown", idle: "unknown", total: "unknown" } };
+  assert.equal(readUsage(unknown)!.cost.total, null);
+  assert.equal(money(null), "unknown");
+  const total = add(add(noTotal(), night(BILL)), night(unknown));
+  assert.deepEqual([total.nights, total.withoutCost, total.cost], [2, 1, 3.15]);
+});
+
+test("a night without a bill counts as a night and adds no seconds", () => {
+  const total = add(noTotal(), night("s3://bucket/key", { state: "failed" }));
+  assert.deepEqual([total.nights, total.withoutBill, total.red, allSeconds(total.seconds)], [1, 1, 1, 0]);
+});
+
+test("an autoscaler is never shown as cheaper than it would have been", () => {
+  assert.ok(Math.abs(extraCost(readUsage(BILL)!)! - 0.55) < 1e-9);
+  assert.equal(extraCost(readUsage({ ...BILL, autoscaler: { ...BILL.autoscaler, total_cost: 1 } })!), 0);
+  assert.equal(extraCost(readUsage({ ...BILL, autoscaler: undefined })!), null);
+});
+
+test("days without a night are there, and the sums of days are those of the bills", () => {
+  const days = byDay([night(BILL), night(BILL)], Date.parse("2026-03-02T12:00:00Z"), 30);
+  assert.equal(days.length, 30);
+  assert.equal(days.reduce((sum, each) => sum + allSeconds(each.total.seconds), 0), 2 * 3150);
+  assert.deepEqual(days.map((each) => each.day), [...days.map((each) => each.day)].sort());
+});
+
+test("DAGs come with the most node time first", () => {
+  const more = { ...BILL, node_seconds: { booting: 0, working: 9000, idle: 0 } };
+  assert.deepEqual(
+    byDag([night(BILL), night(more, { dag_id: "weekly" })]).map((each) => each.dagId),
+    ["weekly", "nightly"],
+  );
+});
+
+test("XComs come as JSON or as its text; a reference stays text", () => {
+  assert.deepEqual(xcomValue('{"a": 1}'), { a: 1 });
+  assert.deepEqual(xcomValue([1]), [1]);
+  assert.equal(xcomValue("s3://bucket/key"), "s3://bucket/key");
+});
+
+test("findings keep their words as they are", () => {
+  assert.equal(readFindings([{ pool: "p", check: "quota", result: "problem", said: "<b>0</b>", fix: "" }])[0]!.said, "<b>0</b>");
+  assert.deepEqual(readFindings("s3://bucket/key"), []);
+});
+
+test("a machine is told with its reason to stay", () => {
+  const row = { machine: "i-1", node: "n", group: "g", state: "usable", pods: [], gpus: 1, gpus_used: 0 };
+  const lease = { run: "nightly/r", nodes: 1, until: "2026-03-01T09:00:00Z", live: true };
+  const why = (of: object, status: object = {}) => {
+    const [read] = readStatus([{ pool: "p", wanted: 0, machines: [{ ...row, ...of }], leases: [], ...status }]);
+    return whyItStays(read!.machines[0]!, read!);
+  };
+  assert.equal(why({ pods: ["default/train"] }), "runs default/train");
+  assert.equal(why({ state: "coming" }), "boots");
+  assert.match(why({ state: "cordoned" }), /is being released/);
+  assert.equal(why({}, { leases: [lease] }), "wanted by nightly/r");
+  assert.match(why({}, { leases: [{ ...lease, live: false }] }), /nobody wants it/);
+});
+
+test("the run of a lease, whose id may have anything but a slash", () => {
+  assert.deepEqual(runOfLease("nightly/scheduled__2026-03-01T02:00:00+00:00/block"), {
+    dagId: "nightly",
+    runId: "scheduled__2026-03-01T02:00:00+00:00",
+  });
+  assert.equal(runOfLease("nobody"), null);
+});
+
+test("a task's pool is its rendered argument's, else its block's", () => {
+  assert.equal(poolOf(task({ rendered_fields: { gpu_pool: { name: "big", kind: "eks" } } })), "big");
+  assert.equal(poolOf(task({ rendered_fields: { gpu_pool: "Truncated. {'kind': 'eks', 'name': 'big'..." } })), "big");
+  assert.equal(poolOf(task()), "train-gpu");
+  assert.equal(poolOf(task({ task_id: "group.train-gpu.ensure" })), "train-gpu");
+  assert.equal(poolOf(task({ task_id: "train" })), null);
+});
+
+test("a pod without a word of its pool is of its run's only one", () => {
+  const ensure = task({ task_id: "train-gpu.ensure", operator: "EnsureGpuPoolOperator", state: "running" });
+  const pod = task({ task_id: "train", operator: "GpuPodOperator", state: "deferred" });
+  assert.deepEqual(liveRuns([ensure, pod]).map(({ pool, stage }) => [pool, stage]), [["train-gpu", "working"]]);
+  assert.deepEqual(liveRuns([pod]).map(({ pool }) => pool), [null]);
+  assert.deepEqual(liveRuns([ensure]).map(({ stage }) => stage), ["booting"]);
+  assert.deepEqual(liveRuns([task({ state: "deferred" })]).map(({ stage }) => stage), ["draining"]);
+});
+
+test("of each task the last that ended counts", () => {
+  const looks = [
+    task({ operator: "GpuPoolStatusOperator", task_id: "status", end_date: "2026-03-01T01:00:00Z" }),
+    task({ operator: "GpuPoolStatusOperator", task_id: "status", end_date: "2026-03-01T02:00:00Z" }),
+    task({ operator: "GpuPoolStatusOperator", task_id: "status", state: "running", end_date: null }),
+  ];
+  assert.deepEqual(lastOfEach(looks, "GpuPoolStatusOperator").map((each) => each.end_date), ["2026-03-01T02:00:00Z"]);
+});
+
+test("the period of looks is that of the schedule, and half an hour where there is none to see", () => {
+  assert.equal(lookPeriod([task()]), 1_800_000);
+  const later = task({ dag_run_id: "scheduled__2", run_after: "2026-03-01T02:10:00Z" });
+  assert.equal(lookPeriod([task(), later, task({ dag_run_id: "manual__1", run_after: "2026-03-01T02:11:00Z" })]), 600_000);
+});
+
+test("a machine's lane is whole, in order, and as long as its life", () => {
+  const machine = {
+    machine: "i-1",
+    node: "n",
+    group: "g",
+    market: "spot",
+    launched_at: "2026-03-01T02:00:00Z",
+    usable_at: "2026-03-01T02:02:00Z",
+    gone_at: "2026-03-01T03:00:00Z",
+    worked: [
+      ["2026-03-01T02:30:00Z", "2026-03-01T02:50:00Z"],
+      ["2026-03-01T02:05:00Z", "2026-03-01T02:20:00Z"],
+    ] as [string, string][],
+  };
+  const { pieces } = laneOfMachine(machine, 0);
+  assert.deepEqual(pieces.map((piece) => piece.kind), ["booting", "idle", "working", "idle", "working", "idle"]);
+  assert.ok(pieces.every((piece, index) => index === 0 || piece.from === pieces[index - 1]!.to));
+  assert.equal(pieces.reduce((sum, piece) => sum + piece.to - piece.from, 0), 3_600_000);
+  const never = laneOfMachine({ ...machine, usable_at: null, worked: [] }, 0);
+  assert.deepEqual(never.pieces.map((piece) => piece.kind), ["booting"]);
+  const working = laneOfMachine({ ...machine, usable_at: null }, 0).pieces.map((piece) => piece.kind);
+  assert.deepEqual(working, ["booting", "working", "booting", "working", "booting"]);
+});
