@@ -13,8 +13,8 @@ INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
 JOBS ?= 2
-# Each with up to three control planes, 2 GB at most; their tests wait for a third of their time.
-SANDBOXES ?= 6
+# Each with up to three control planes, 2 GB at most. With six, two cores are never idle, and a test's own clocks are late.
+SANDBOXES ?= 4
 # Each with a sandbox and an Airflow, 2.5 GB; their nights wait for most of their time.
 AIRFLOWS ?= 3
 

@@ -38,6 +38,9 @@ class ContainerState:
     finished_at: datetime | None = None
 
 
+_KUEUE_TARGET = "TerminationTarget"  # the condition that Kueue gives a pod before it deletes it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Disruption:
     """The condition DisruptionTarget: Kubernetes takes the pod away for a reason that is not the pod's own."""
@@ -122,7 +125,7 @@ class PodState:
             gates=tuple(gate["name"] for gate in spec.get("schedulingGates") or ()),
             deletion_asked_at=_deletion_asked_at(metadata, gone_by, grace, base) if gone_by else None,
             gone_by=gone_by,
-            disruption=_disruption(conditions.get("DisruptionTarget")),
+            disruption=_disruption(conditions.get("DisruptionTarget")) or _disruption(conditions.get(_KUEUE_TARGET)),
             base=base,
             others=tuple(c for c in containers if c.name != base_container),
             memory_limit=str(limits.get("memory") or ""),

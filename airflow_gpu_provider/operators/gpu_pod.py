@@ -25,6 +25,7 @@ from airflow_gpu_provider.operators.several_nodes import check_nodes, check_rank
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.checkpoint import check_location
 from airflow_gpu_provider.pods.hook import PoolHook
+from airflow_gpu_provider.pods.kueue import check_queue_name
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place, resources_of
 from airflow_gpu_provider.pods.pod_try import PodTry
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 
 SCHEDULE_TIMEOUT = timedelta(minutes=30)
 STARTUP_TIMEOUT = timedelta(minutes=20)
+_TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
 
 
 class GpuPodOperator(MovedArguments, KubernetesPodOperator):
@@ -67,6 +69,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         log_ranks: With nodes=: whose lines are written into the task's log, a rank or a list of them. Default: all.
         hang_timeout: With nodes=: after how long without a line from any rank the task fails with GangHung, in seconds
             or as a timedelta. Default None: never.
+        queue_name: The LocalQueue of Kueue that admits it: docs/workloads.md. Templated. Default None.
         shm_size: Size of /dev/shm, like "8Gi". Default: as much as the container's memory limit, or else the node's
             memory; what is in it counts as the container's memory. "0" leaves the container runtime's 64 MiB.
         schedule_timeout_seconds: How long the pod may wait for a node, node boot included. Time in which the pool has
@@ -97,7 +100,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         TaskKilled: The task was told to stop; the pod is deleted.
     """
 
-    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, "gpu_pool", "block_id", "checkpoint")
+    template_fields: Sequence[str] = (*KubernetesPodOperator.template_fields, *_TEMPLATED)
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -110,6 +113,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         nodes: int = 1,
         log_ranks: int | Sequence[int] | None = None,
         hang_timeout: float | timedelta | None = None,
+        queue_name: str | None = None,
         shm_size: str | None = None,
         schedule_timeout_seconds: int = int(SCHEDULE_TIMEOUT.total_seconds()),
         startup_timeout_seconds: int = int(STARTUP_TIMEOUT.total_seconds()),
@@ -138,6 +142,8 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self.hang_timeout = hang_timeout
         check_nodes(self.task_id, self.nodes, self.gpu_pool, kwargs)
         check_ranks(self)
+        check_queue_name(queue_name)
+        self.queue_name = queue_name
         self.shm_size = shm_size
         self.checkpoint = checkpoint
         self.on_preemption = on_preemption
@@ -158,6 +164,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
         check_nodes(made.kwargs["task_id"], kwargs.get("nodes", 1), kwargs.get("gpu_pool"), kwargs)
+        check_queue_name(kwargs.get("queue_name"))
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -261,9 +268,9 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         )
 
     def _placement(self) -> Placement:
-        pool = self._rendered_pool()
+        pool, queue = self._rendered_pool(), self.queue_name or ""
         container = self.base_container_name
-        return Placement(pool=pool, gpus=int(self.gpus), base_container=container, shm_size=self.shm_size)
+        return Placement(pool=pool, gpus=int(self.gpus), base_container=container, shm_size=self.shm_size, queue=queue)
 
     def _preemptions(self) -> Preemptions:
         return Preemptions.of(

@@ -17,6 +17,7 @@ from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
 from airflow_gpu_provider.operators.workload_task import preemptions_of, workload_task
 from airflow_gpu_provider.pods.checkpoint import check_location
+from airflow_gpu_provider.pods.kueue import check_queue_name
 from airflow_gpu_provider.pods.pod_try import PodTry
 from airflow_gpu_provider.pods.preemptions import MAX_PREEMPTIONS, OnPreemption
 from airflow_gpu_provider.pods.verdict import Watched
@@ -28,7 +29,6 @@ from airflow_gpu_provider.triggers.workload import GpuWorkloadTrigger
 from airflow_gpu_provider.workloads.gpu_requests import nodes_needed
 from airflow_gpu_provider.workloads.manifest import (
     FILES,
-    check_queue_name,
     is_still_text,
     named,
     read_manifest,

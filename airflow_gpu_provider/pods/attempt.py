@@ -112,6 +112,7 @@ class PodAttempt(TaskAttempt):
             deadline=deadline,
             until=until,
             is_covered=self.deadlines.is_covered,
+            queue=self._task.placement.queue,
         )
 
     def watch_here(self) -> Watched:

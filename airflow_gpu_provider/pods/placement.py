@@ -14,6 +14,7 @@ from typing import Any
 from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 
+from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
@@ -46,6 +47,7 @@ class Placement:
         active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one of the user's stays.
         labels, annotations: More of the package's own.
         avoid: Values of kubernetes.io/hostname of nodes that are not to be used.
+        queue: The LocalQueue of Kueue that admits the pod; empty for none.
         env: Variables for the base container; where the user's have the same name, theirs stay.
     """
 
@@ -57,6 +59,7 @@ class Placement:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     avoid: tuple[str, ...] = ()
+    queue: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -154,6 +157,8 @@ def _base_container(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Container:
 
 def _set_metadata(pod: k8s.V1Pod, placement: Placement) -> None:
     own = {POOL_LABEL: placement.pool.name, **placement.labels}
+    if placement.queue:
+        own[QUEUE_LABEL] = placement.queue
     pod.metadata.labels = {**(pod.metadata.labels or {}), **own}
     stays = _protection(pod.spec, placement.pool)
     pod.metadata.annotations = {**stays, **(pod.metadata.annotations or {}), **placement.annotations}

@@ -56,6 +56,7 @@ class PodSnapshot:
         no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty where one has all.
         too_large: Why the pod can never have a node of the pool, while it waits for one.
         no_capacity: Why the pool gets no machine now, where that is stock or a quota.
+        queued: Its place in its queue, and why it is not admitted, in words; empty where nobody says it.
         notes: What else is true now, in words: a stock-out, an API server that does not answer.
     """
 
@@ -71,6 +72,7 @@ class PodSnapshot:
     no_node_has: str = ""
     too_large: GpuError | None = None
     no_capacity: GpuError | None = None
+    queued: str = ""
     notes: tuple[str, ...] = ()
 
 
@@ -85,6 +87,7 @@ class PodWait(Record):
         start_seconds: How long it may take from the node to the running container: volumes, images, init containers.
         deadline: When the pod has to have ended.
         until: What is waited for.
+        queue: The LocalQueue of Kueue that admits it; empty for none.
         is_covered: A demand Lease covers the pod. Where none does, somebody has to look at the pool once it is placed.
     """
 
@@ -98,6 +101,7 @@ class PodWait(Record):
     deadline: datetime
     until: Literal["started", "ended"] = "ended"
     is_covered: bool = True
+    queue: str = ""
 
     def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
@@ -269,7 +273,8 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         said = [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
         return [f"placed on node {pod.node}", *said]
     if pod.gates:
-        return [f"waits to be admitted: its scheduling gate {', '.join(pod.gates)} is not lifted yet"]
+        gates = f"its scheduling gate {', '.join(pod.gates)} is not lifted yet"
+        return [f"waits to be admitted: {snapshot.queued or gates}"]
     if snapshot.is_full:
         queued = "all nodes that the pool may have are up and taken: the pod is queued"
         has_other_reason = pod.unschedulable and GPU_RESOURCE not in pod.unschedulable

@@ -22,6 +22,7 @@ from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempt
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pods.fit import check_fits, not_on_any, requests_of, size_of, waits_for_other_pods
+from airflow_gpu_provider.pods.kueue import KueueQueue
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -63,7 +64,8 @@ async def watch_pod(
         GpuError: The cluster, or credentials for it, cannot be found.
     """
     own = dict.fromkeys((pods(wait.namespace), pod_events(wait.namespace)), wait.name)
-    wants = {**own, **pool_nodes(pool.node_selector)}
+    queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+    wants = {**own, **queue.wants(), **pool_nodes(pool.node_selector)}
     open_access = open_access or partial(cluster_access, pool)
     async with watching(pool.cluster_identity, open_access, wants) as feed:
         view = PodView(wait, pool, feed, on_pod)
@@ -119,6 +121,7 @@ class PodView:
         self._pool = pool
         self._feed = feed
         self._pods = pods(wait.namespace)
+        self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
         self._patience = Patience(wait.deadline, worked=True)  # the pod was created by the same access
         self._pod: PodState | None = None
         self._shown = False
@@ -201,7 +204,7 @@ class PodView:
 
     def take(self, changes: list[Change], now: datetime) -> None:
         """Take what the feed tells."""
-        for change in changes:
+        for change in self._queue.take(changes):
             if change.kind == "trouble" and change.error:
                 self._trouble[change.resource] = change.error
                 continue
@@ -275,6 +278,7 @@ class PodView:
             no_node_has=self._no_node_has(),
             too_large=self._too_large() if self.waits_for_node else None,
             no_capacity=self.pool_news.no_capacity,
+            queued=self._queue.in_words,
             notes=(*self.pool_news.said, *self._lost_label.values(), *troubles_in_words(self._troubles)),
         )
 

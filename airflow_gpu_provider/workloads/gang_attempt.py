@@ -85,15 +85,15 @@ class GangAttempt(TaskAttempt):
     def owner(self) -> Ownership:
         """Whose it is; a gang that no demand covers is that of a Lease of its own, so that its nodes come together."""
         owner = super().owner
-        if self.deadlines.is_covered:
+        if not self.owns_demand:
             return owner
         block = f"{owner.key.block}/{owner.task_id}/{owner.map_index}".lstrip("/")
         return replace(owner, key=replace(owner.key, block=block))
 
     @property
     def owns_demand(self) -> bool:
-        """Whether no block's demand covers it."""
-        return not self.deadlines.is_covered
+        """Whether no block's demand covers it. In a queue of Kueue it wants nothing; once admitted, its pods do."""
+        return not (self.deadlines.is_covered or self._task.placement.queue)
 
     def _want_nodes(self) -> None:
         """Write the gang's own demand: single pods of it would have their nodes one by one."""
@@ -177,6 +177,7 @@ class GangAttempt(TaskAttempt):
             deadline=deadline,
             is_covered=self.deadlines.is_covered,
             hang_seconds=self._task.hang_seconds,
+            queue=self._task.placement.queue,
         )
 
     def watch_here(self) -> Watched:

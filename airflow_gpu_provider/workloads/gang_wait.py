@@ -42,6 +42,7 @@ class GangSnapshot:
         ranks: Each rank's pod, as far as there is one.
         queued: Why it is not admitted, in words; empty where nobody says it.
         is_queued: As many nodes as it needs are there: it waits for others, or for its turn.
+        evicted: Why Kueue has taken its place away, once it had admitted it; empty where it has not.
         queued_at: When that was last so while it was suspended.
         no_capacity: Why the pool gets no machine now, where that is stock or a quota.
         silence: For how long no rank has printed anything; None where that is not known.
@@ -52,6 +53,7 @@ class GangSnapshot:
     gone: bool = False
     ranks: Mapping[int, PodSnapshot] = field(default_factory=dict)
     queued: str = ""
+    evicted: str = ""
     is_queued: bool = False
     queued_at: datetime | None = None
     no_capacity: NoCapacity | None = None
@@ -72,6 +74,7 @@ class GangWait(Record):
         nodes: How many ranks it has.
         schedule_seconds: How long it may wait for nodes: suspended, without as many nodes as it needs; and then each of
             its pods.
+        queue: The LocalQueue of Kueue that admits it; empty where this package does.
         hang_seconds: After how long without a line from any rank the gang counts as hung; None for never.
         start_seconds, deadline, base_container, started, is_covered: As PodWait has them.
     """
@@ -87,6 +90,7 @@ class GangWait(Record):
     deadline: datetime
     is_covered: bool = True
     hang_seconds: float | None = None
+    queue: str = ""
 
     def step(self, snapshot: GangSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
@@ -95,6 +99,9 @@ class GangWait(Record):
         look = _Look(self, snapshot, now)
         if look.are_all_well:
             return Progress(done=True, lines=lines, result=look.result())
+        if snapshot.evicted:
+            what = f"Job {self.name} has lost its place in queue {self.queue}: {snapshot.evicted}."
+            return Progress(error=PodPreempted(what, _RETRY, job=self.name), lines=lines, result=look.result())
         if ends := look.ends:
             return self._failed(ends, look, lines)
         if snapshot.gone or (job is not None and job.is_deleting):

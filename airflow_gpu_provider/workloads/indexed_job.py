@@ -12,6 +12,7 @@ from typing import Any
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 
 from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
+from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 
 MASTER_PORT = 29500
@@ -48,6 +49,7 @@ def indexed_job(pod: dict[str, Any], *, nodes: int, gpus: int, base_container: s
     """
     name, template = job_name(pod["metadata"]["name"]), copy.deepcopy(pod)
     labels = {**(pod["metadata"].get("labels") or {}), GANG_LABEL: str(nodes)}
+    of_pods = {name: value for name, value in labels.items() if name != QUEUE_LABEL}  # the Job is queued as a whole
     annotations = pod["metadata"].get("annotations") or {}
     spec = template["spec"]
     spec["subdomain"] = name
@@ -77,7 +79,7 @@ def indexed_job(pod: dict[str, Any], *, nodes: int, gpus: int, base_container: s
             "podReplacementPolicy": "Failed",
             "ttlSecondsAfterFinished": _TTL_SECONDS,
             **({"activeDeadlineSeconds": deadline + _AFTER_PODS} if deadline else {}),
-            "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": spec},
+            "template": {"metadata": {"labels": of_pods, "annotations": annotations}, "spec": spec},
         },
     }
 

@@ -20,7 +20,6 @@ FILES = (".yaml", ".yml", ".json")
 
 _SUFFIX = "bcdfghjklmnpqrstvwxz2456789"  # as Kubernetes makes names: no words, and nothing that looks alike
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def is_still_text(manifest: Any) -> bool:
@@ -86,16 +85,6 @@ def named(manifest: Manifest, *, namespace: str | None, prefix: str) -> Manifest
     begin = metadata.pop("generateName", None) or f"{_NOT_IN_NAMES.sub('-', prefix.lower()).strip('-')[:40]}-"
     metadata.setdefault("name", f"{begin}{''.join(random.choices(_SUFFIX, k=5))}")
     return {**manifest, "metadata": metadata}
-
-
-def check_queue_name(queue_name: str | None) -> None:
-    """Raise PoolSpecError unless it can be the name of a LocalQueue."""
-    if queue_name is None or is_template(queue_name):
-        return
-    if not isinstance(queue_name, str) or len(queue_name) > 63 or not _DNS_LABEL.fullmatch(queue_name):
-        raise PoolSpecError(
-            f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
-        )
 
 
 def _parsed(text: str) -> Any:

@@ -16,6 +16,7 @@ from airflow_gpu_provider.cluster.unshown import Unshown
 from airflow_gpu_provider.cluster.watched import NODES, Resource, gang_events, gang_pods, gangs, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted
 from airflow_gpu_provider.patience import Patience
+from airflow_gpu_provider.pods.kueue import KueueQueue
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.pods.watch import cluster_access
 from airflow_gpu_provider.pools import GpuPool
@@ -78,7 +79,8 @@ async def watch_object(
 
     `view_of` is what the watches tell of it, in the form by which `wait` steps.
     """
-    wants = {**view_of.wants(wait), **pool_nodes(pool.node_selector)}
+    queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+    wants = {**view_of.wants(wait), **queue.wants(), **pool_nodes(pool.node_selector)}
     open_access = open_access or partial(cluster_access, pool)
     async with watching(pool.cluster_identity, open_access, wants) as feed:
         view, pace = view_of(wait, pool, feed, on_pod, silence), _Pace()
@@ -141,9 +143,6 @@ class _Pace:
 class GangView:
     """What the feed has told so far about one gang: its Job, its pods, their events and its pool's nodes."""
 
-    is_admitted_here = True
-    """While it is suspended, it waits for the pool's keeper to admit it."""
-
     def __init__(
         self,
         wait: Any,
@@ -158,6 +157,8 @@ class GangView:
         self._on_pod = on_pod
         self._silence = silence
         self._gang = f"{wait.namespace}/{wait.name}"
+        self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+        self._was_admitted = False
         self._jobs, self._pods, *_ = self.wants(wait)
         self._patience = Patience(wait.deadline, worked=True)
         self._job: Any = None
@@ -193,6 +194,11 @@ class GangView:
         return rank, PodState.parse(raw, self._wait.base_container)
 
     @property
+    def is_admitted_here(self) -> bool:
+        """Whether the pool's keeper is to admit it while it is suspended; else Kueue does."""
+        return not self._wait.queue
+
+    @property
     def is_suspended(self) -> bool:
         return self._job is not None and not self._is_gone and bool(self._job.is_suspended)
 
@@ -200,6 +206,8 @@ class GangView:
     def needs_keeper(self) -> bool:
         if self._job is None or self._is_gone:
             return False
+        if self._job.is_suspended and not self.is_admitted_here:
+            return False  # it is no demand yet
         placed = [uid for uid, (_, pod) in self._states.items() if pod.scheduled_at and uid not in self._gone]
         return bool(self._job.is_suspended or len(placed) < self._wait.nodes)
 
@@ -244,7 +252,7 @@ class GangView:
         """
         if self._is_blind and now < self._wait.deadline:
             return False
-        if not isinstance(error, PodPreempted) or self._is_gone:
+        if not isinstance(error, PodPreempted) or self._is_gone or (self._was_admitted and self._queue.evicted):
             return True
         try:
             raw = await self._feed.api.get(self._job_path)
@@ -258,7 +266,7 @@ class GangView:
 
     def take(self, changes: list[Change]) -> None:
         """Take what the feed tells."""
-        for change in changes:
+        for change in self._queue.take(changes):
             if change.kind == "trouble" and change.error:
                 self._trouble[change.resource] = change.error
                 continue
@@ -290,7 +298,8 @@ class GangView:
             job=self._job,
             gone=self._is_gone,
             ranks={rank: self._seen(uid) for rank, uid in self._newest().items()},
-            queued=self.pool_news.gangs.get(self._gang, ""),
+            queued=self._queue.in_words or self.pool_news.gangs.get(self._gang, ""),
+            evicted=self._queue.evicted if self._was_admitted else "",
             is_queued=is_queued,
             queued_at=self._queued_at,
             no_capacity=self.pool_news.no_capacity,
@@ -305,9 +314,11 @@ class GangView:
         return (pod for uid, (_, pod) in self._states.items() if uid not in self._gone)
 
     def _is_queued(self) -> bool:
-        """Return True if it is not admitted though as many nodes as it needs are there: others use them."""
+        """Return True if it is not admitted though as many nodes as it needs are there, or Kueue has its turn."""
         if self._job is None or not self._job.is_suspended:
             return False
+        if not self.is_admitted_here:
+            return True
         needed: int = self._wait.nodes
         return sum(node.usable and node.gpus > 0 for node in self._nodes.values()) >= needed
 
@@ -337,6 +348,7 @@ class GangView:
         elif change.raw and change.raw["metadata"]["uid"] == self._wait.uid:
             self._is_gone = change.kind == "gone"
             self._job = self._parsed(change.raw)
+            self._was_admitted = self._was_admitted or not self._job.is_suspended
 
     def _take_pod(self, change: Change) -> None:
         member = self._member(change.raw) if change.raw else None

@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
-from airflow_gpu_provider.cluster.informer import Change, connected
+from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
-from airflow_gpu_provider.cluster.watched import Resource, all_pod_events, kueue_workloads, workload_pods, workloads
+from airflow_gpu_provider.cluster.watched import Resource, all_pod_events, workload_pods, workloads
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
@@ -16,7 +16,6 @@ from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.workloads.kinds import KINDS
-from airflow_gpu_provider.workloads.kueue import evicted_in_words, queued_in_words
 from airflow_gpu_provider.workloads.watch import GangView, watch_object
 from airflow_gpu_provider.workloads.workload_logs import WorkloadLogs
 from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
@@ -68,30 +67,16 @@ class WorkloadView(GangView):
     _job: WorkloadState | None
     _failed_at: datetime | None = None
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        self._queue: dict[str, Json] = {}  # Kueue's Workloads of the same queue, by their uids
-
     @classmethod
     def wants(cls, wait: WorkloadWait) -> dict[Resource, str]:
         """Return what to watch: the objects of the kind, the pods of workloads, and events about any pods."""
         objects = workloads(wait.path.rpartition("/")[0])
-        own = {objects: wait.name, workload_pods(wait.namespace): wait.task, all_pod_events(wait.namespace): ""}
-        return {**own, **({kueue_workloads(wait.namespace): wait.queue} if wait.queue else {})}
+        return {objects: wait.name, workload_pods(wait.namespace): wait.task, all_pod_events(wait.namespace): ""}
 
-    def take(self, changes: list[Change]) -> None:
-        """Take what the feed tells, Kueue's part first."""
-        kueue = kueue_workloads(self._wait.namespace)
-        for change in changes:
-            if change.resource != kueue or not change.raw:
-                continue
-            if change.kind == "present":
-                self._queue[change.raw["metadata"]["uid"]] = change.raw
-            elif change.kind == "gone":
-                self._queue.pop(change.raw["metadata"]["uid"], None)
-        super().take([change for change in changes if change.resource != kueue or not change.raw])
-
-    is_admitted_here = False
+    @property
+    def is_admitted_here(self) -> bool:
+        """Return False: what lets a workload begin is its own controller, or Kueue."""
+        return False
 
     @property
     def needs_keeper(self) -> bool:
@@ -102,7 +87,7 @@ class WorkloadView(GangView):
 
     def snapshot(self, now: datetime) -> WorkloadSnapshot:
         """Return what is known now."""
-        workload, wait = self._job, self._wait
+        workload = self._job
         if workload is not None and workload.is_suspended:
             self._queued_at = now
         if workload is not None and workload.end is not None and not workload.end.succeeded:
@@ -112,8 +97,8 @@ class WorkloadView(GangView):
             gone=self._is_gone,
             pods={title: self._seen(uid) for title, uid in self._newest().items()},
             failed_at=self._failed_at,
-            queued=queued_in_words(wait.uid, wait.queue, self._queue.values()) if wait.queue else "",
-            evicted=evicted_in_words(wait.uid, self._queue.values()),
+            queued=self._queue.in_words,
+            evicted=self._queue.evicted,
             queued_at=self._queued_at,
             notes=self._notes(),
         )

@@ -49,8 +49,8 @@ def copy_of(trigger: Any) -> Any:
     return rebuilt(trigger.serialize())
 
 
-def eventually(look: Callable[[], Any], *, seconds: float = 120.0) -> Any:
-    """Return what `look` returns once it is true."""
+def eventually(look: Callable[[], Any], *, seconds: float = 600.0) -> Any:
+    """Return what `look` returns once it is true; the bound is for a machine under any load."""
     import time
 
     deadline = time.monotonic() + seconds

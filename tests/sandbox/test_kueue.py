@@ -1,4 +1,4 @@
-"""GpuWorkloadOperator under the real controllers of JobSet, Kubeflow Trainer and Kueue."""
+"""GpuWorkloadOperator and GpuPodOperator under the real controllers of JobSet, Kubeflow Trainer and Kueue."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from kubernetes import client, config, dynamic
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.rest import call
-from airflow_gpu_provider.errors import PodFailed
+from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pods.placement import Placement
 from airflow_gpu_provider.pools import EksGpuPool, KubernetesGpuPool
@@ -24,6 +26,34 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run
 from tests.sandbox.test_engines import QUEUES, create
 from tests.unit.workloads.manifests import a
+
+BY_PRIORITY = """
+    apiVersion: kueue.x-k8s.io/v1beta2
+    kind: ResourceFlavor
+    metadata: {name: by-priority}
+---
+    apiVersion: kueue.x-k8s.io/v1beta2
+    kind: WorkloadPriorityClass
+    metadata: {name: urgent}
+    value: 1000
+---
+    apiVersion: kueue.x-k8s.io/v1beta2
+    kind: ClusterQueue
+    metadata: {name: by-priority}
+    spec:
+      namespaceSelector: {}
+      preemption: {withinClusterQueue: LowerPriority}
+      resourceGroups:
+      - coveredResources: [nvidia.com/gpu]
+        flavors: [{name: by-priority, resources: [{name: nvidia.com/gpu, nominalQuota: 2}]}]
+---
+    apiVersion: kueue.x-k8s.io/v1beta2
+    kind: LocalQueue
+    metadata: {name: urgent-first, namespace: default}
+    spec: {clusterQueue: by-priority}
+"""
+URGENT = {"kueue.x-k8s.io/priority-class": "urgent"}
+FOREVER = "trap 'exit 0' TERM; echo up; while :; do sleep 0.1; done"
 
 JOBSET = "jobset.x-k8s.io/v1alpha2"
 
@@ -160,3 +190,96 @@ def test_kueue_admits_one_and_says_why_the_other_waits(pool: KubernetesGpuPool, 
         holder.join()
     assert any("1st of 1 in queue workloads; couldn't assign flavors" in line for line in lines)
     assert sum(line.endswith("] done") for line in lines) == 2
+
+
+@pytest.fixture(scope="module")
+def queue(objects: dynamic.DynamicClient) -> str:
+    """A queue with a quota of two GPUs, in which what is urgent takes the place of what is not."""
+    for each in BY_PRIORITY.split("---"):
+        create(objects, each)
+    return "urgent-first"
+
+
+def queued(pool: KubernetesGpuPool, task_id: str, script: str, **changes: Any) -> GpuPodOperator:
+    usual = {"task_id": task_id, "gpu_pool": pool, "image": "busybox:1.36", "cmds": ["sh", "-c", script]}
+    return GpuPodOperator(**{**usual, "termination_grace_period": 1, "block_id": task_id, **changes})
+
+
+class Running:
+    """A task that runs in a thread of its own, and the error that it ends with."""
+
+    def __init__(self, task: GpuPodOperator) -> None:
+        self.error: GpuError | None = None
+        self.task_id = task.task_id
+        self._task = task
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            run(self._task)
+        except GpuError as error:
+            self.error = error
+
+    @property
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def ended(self) -> GpuError | None:
+        """Wait for its end, and return its error."""
+        self._thread.join(timeout=600)
+        assert not self._thread.is_alive()
+        return self.error
+
+
+def running(core: client.CoreV1Api, task_id: str) -> list[str]:
+    pods = core.list_namespaced_pod("default", label_selector=f"task_id={task_id}").items
+    return [pod.metadata.name for pod in pods if pod.status.phase == "Running"]
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+def test_pod_waits_in_words_and_one_that_is_less_urgent_is_evicted_for_it(
+    pool: KubernetesGpuPool, objects: dynamic.DynamicClient, queue: str, deferrable: bool
+) -> None:
+    core = client.CoreV1Api(objects.client)
+    usual = {"queue_name": queue, "deferrable": deferrable}
+    with capture_logs() as told:
+
+        def is_told(words: str) -> bool:
+            lines = (str(each["event"]) % tuple(each.get("positional_args") or ()) for each in [*told])
+            return any(words in line for line in lines)
+
+        first = Running(queued(pool, "first", FOREVER, gpus=1, **usual))
+        eventually(lambda: running(core, "first"))
+        # With nodes of one GPU each the second has a node too; a third one waits for its quota.
+        second = Running(queued(pool, "second", FOREVER, gpus=1, **usual))
+        eventually(lambda: running(core, "second"))
+        third = Running(queued(pool, "third", "echo third", gpus=1, **usual))
+        eventually(lambda: is_told(f"waits to be admitted: 1st of 1 in queue {queue}; couldn't assign flavors"))
+        urgent = queued(pool, "urgent", "echo urgent", gpus=1, labels=URGENT, **usual)
+        assert Running(urgent).ended() is None
+    evicted = eventually(lambda: next((each for each in (first, second) if not each.is_alive), None))
+    assert isinstance(evicted.error, PodPreempted)
+    assert "Preempted" in str(evicted.error)
+    assert third.ended() is None
+    left = second if evicted is first else first
+    core.delete_namespaced_pod(running(core, left.task_id)[0], "default", grace_period_seconds=1)
+    assert isinstance(left.ended(), PodPreempted)
+
+
+@pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+def test_gang_is_admitted_by_kueue_alone_and_preempted_when_kueue_takes_it_back(
+    pool: KubernetesGpuPool, objects: dynamic.DynamicClient, queue: str, deferrable: bool
+) -> None:
+    core = client.CoreV1Api(objects.client)
+    usual = {"queue_name": queue, "nodes": 2, "deferrable": deferrable}
+    held = Running(queued(pool, "held", FOREVER, **usual))
+    eventually(lambda: len(running(core, "held")) == 2)
+    assert not [lease for lease in list_demand(objects.client) if "held" in lease.key.block]
+    lines = lines_of(lambda: run(queued(pool, "urgent", "echo rank $AIRFLOW_GPU_NODE_RANK", labels=URGENT, **usual)))
+    for rank in (0, 1):
+        assert lines.count(f"[rank {rank}] rank {rank}") == 1
+    error = held.ended()
+    assert isinstance(error, PodPreempted)
+    assert f"has lost its place in queue {queue}: Preempted" in str(error)
+    eventually(lambda: not core.list_namespaced_pod("default").items)

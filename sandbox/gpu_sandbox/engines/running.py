@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpu_sandbox.build import binary_of
-from gpu_sandbox.control_plane import LOOPBACK, START_TIMEOUT, STOP_TIMEOUT, ControlPlane
+from gpu_sandbox.control_plane import LOOPBACK, STOP_TIMEOUT, ControlPlane
 from gpu_sandbox.engines.catalogue import ENGINES, Engine, EngineName
 from gpu_sandbox.engines.manifests import manifests
 from gpu_sandbox.errors import ComponentFailed
@@ -20,6 +20,7 @@ from gpu_sandbox.pki import CertificateAuthority, KeyPair
 from gpu_sandbox.processes import ComponentProcess, stop_together
 
 _POLL = 0.05
+_START_TIMEOUT = 600.0  # five controllers and fifty schemas, on a machine that may have other things to do
 _CRD = "CustomResourceDefinition"
 _WEBHOOKS = ("MutatingWebhookConfiguration", "ValidatingWebhookConfiguration")
 _PATHS = {
@@ -66,7 +67,7 @@ class Engines:
         self._data_dir.mkdir(mode=0o700)
         authority = CertificateAuthority(self._data_dir / "pki", name="engines")
         serving = authority.server("tls", LOOPBACK)
-        deadline = time.monotonic() + START_TIMEOUT
+        deadline = time.monotonic() + _START_TIMEOUT
         try:
             installs = [_Installed(engine, certificate=authority.certificate) for engine in self._engines]
             self._create_resources(installs, deadline)
@@ -75,10 +76,10 @@ class Engines:
             for install in installs:
                 self._wait_until_listening(install, deadline)
                 for made in install.webhooks():
-                    self._create(made)
+                    self._create(made, deadline)
             for install in installs:
                 for made in install.objects():
-                    self._create(made)
+                    self._create(made, deadline)
         except BaseException:
             self.stop()
             raise
@@ -95,12 +96,13 @@ class Engines:
     def _create_resources(self, installs: Iterable[_Installed], deadline: float) -> None:
         crds = [crd for install in installs for crd in install.resources()]
         for crd in crds:
-            self._create(crd)
+            self._create(crd, deadline)
         for crd in crds:
             self._wait_until_served(crd["spec"], deadline)
 
-    def _create(self, wanted: Mapping[str, Any]) -> None:
-        status, reply = self._control_plane.request("POST", _PATHS[wanted["kind"]], wanted)
+    def _create(self, wanted: Mapping[str, Any], deadline: float) -> None:
+        """Create it; an answer that did not come is waited for anew, and then says that it is there (409)."""
+        status, reply = self._answer("POST", _PATHS[wanted["kind"]], deadline, wanted)
         if status not in (201, 409):
             raise ComponentFailed(f"{wanted['kind']} {wanted['metadata']['name']} was refused: {str(reply)[:2000]}")
 
@@ -108,10 +110,18 @@ class Engines:
         # That it is established is not enough: its API group is registered some moments later.
         version = next(each["name"] for each in crd["versions"] if each["storage"])
         path = f"/apis/{crd['group']}/{version}/{crd['names']['plural']}"
-        while (answer := self._control_plane.request("GET", path))[0] != 200:
+        while (answer := self._answer("GET", path, deadline))[0] != 200:
             if time.monotonic() > deadline:
                 raise ComponentFailed(f"the API server did not serve {path} in time; last: {str(answer)[:2000]}")
             time.sleep(_POLL)
+
+    def _answer(self, method: str, path: str, deadline: float, body: Any = None) -> tuple[int, Any]:
+        while True:
+            try:
+                return self._control_plane.request(method, path, body)
+            except ConnectionError:
+                if time.monotonic() > deadline:
+                    raise
 
     def _launch(self, install: _Installed, serving: KeyPair) -> None:
         engine = install.engine

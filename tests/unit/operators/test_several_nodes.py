@@ -21,6 +21,7 @@ from tests.unit.pods.test_pod_placement import a_pool
         ({"nodes": True}, "nodes=True"),
         ({"nodes": "{{ params.nodes }}"}, "nodes="),
         ({"nodes": 3}, "max_nodes=2"),
+        ({"queue_name": "Team A"}, "queue_name='Team A'"),
         ({"nodes": 2, "hostname": "a"}, "hostname"),
         ({"nodes": 2, "subdomain": "a"}, "subdomain"),
         ({"nodes": 2, "progress_callback": print}, "progress_callback"),

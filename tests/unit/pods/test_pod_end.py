@@ -84,6 +84,13 @@ def error_of(state: PodState) -> Any:
     return end.error
 
 
+def test_pod_that_kueue_takes_away_is_preempted_in_its_words() -> None:
+    condition = {**disrupted("Preempted", at=50), "type": "TerminationTarget", "message": "for a higher priority"}
+    error = error_of(pod(ended(143, at=60), phase="Failed", conditions=(condition,), deleted_at=51))
+    assert type(error) is PodPreempted
+    assert "Preempted: for a higher priority" in str(error)
+
+
 def test_running_pod_has_no_end() -> None:
     assert end_of(pod(running())) is None
     assert end_of(pod(phase="Pending")) is None

@@ -81,6 +81,16 @@ def test_rank_that_was_deleted_and_answered_with_exit_0_has_not_ended_well() -> 
     assert error.details["rank"] == 1
 
 
+def test_gang_that_kueue_has_evicted_is_preempted_in_its_words() -> None:
+    queued = replace(WAIT, queue="team-a")
+    going = pod(running(), deleted_at=90, conditions=(SCHEDULED,))
+    suspended = replace(JOB, is_suspended=True, admitted_at=None)
+    error = step(going, going, going, wait=queued, job=suspended, evicted="Preempted: for a higher priority").error
+    assert type(error) is PodPreempted
+    assert "lost its place in queue team-a: Preempted: for a higher priority" in str(error)
+    assert step(WELL, WELL, WELL, wait=queued, evicted="Preempted: too late").done
+
+
 def test_job_that_failed_without_a_pod_to_show() -> None:
     assert type(step(job=replace(JOB, failed="DeadlineExceeded: Job was active longer")).error) is PodDeadline
     assert type(step(job=replace(JOB, failed="BackoffLimitExceeded: Job has reached")).error) is PodFailed

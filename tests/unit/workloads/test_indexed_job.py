@@ -51,6 +51,14 @@ def test_job_and_pods_say_whose_they_are() -> None:
         assert meta["annotations"] == {"a": "b"}
 
 
+def test_queue_is_the_jobs_alone() -> None:
+    body = a_pod()
+    body["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team-a"
+    made = indexed_job(body, nodes=3, gpus=8, base_container="base")
+    assert made["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team-a"
+    assert "kueue.x-k8s.io/queue-name" not in made["spec"]["template"]["metadata"]["labels"]
+
+
 def test_ranks_find_each_other_and_the_users_own_values_win() -> None:
     found = environment(job())
     assert found["PET_NNODES"] == "3"

@@ -1,14 +1,68 @@
 """What Kueue's Workload objects say of one that waits in a queue: its place, why it waits, and that it lost its place.
 
-Pure. Conditions, reasons and priorities are those of kueue.x-k8s.io/v1beta1 (Kueue 0.6 to 0.16).
+KueueQueue has them from the shared watch; all else is pure. Conditions, reasons and priorities are those of
+kueue.x-k8s.io/v1beta1 (Kueue 0.6 to 0.16).
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
+from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.pod_state import Json
+from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads
+from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.backoff import ordinal
+from airflow_gpu_provider.pools.values import is_template
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+
+
+def check_queue_name(queue_name: str | None) -> None:
+    """Raise PoolSpecError unless it can be the name of a LocalQueue."""
+    if queue_name is None or is_template(queue_name):
+        return
+    if not isinstance(queue_name, str) or len(queue_name) > 63 or not _DNS_LABEL.fullmatch(queue_name):
+        raise PoolSpecError(
+            f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
+        )
+
+
+class KueueQueue:
+    """What is known of one object in its LocalQueue; with `queue` empty, of one that waits in none: nothing."""
+
+    def __init__(self, namespace: str, queue: str, uid: str) -> None:
+        self._resource = kueue_workloads(namespace)
+        self._queue = queue
+        self._uid = uid
+        self._workloads: dict[str, Json] = {}  # of the whole queue, by their uids
+
+    def wants(self) -> dict[Resource, str]:
+        """Return what to watch."""
+        return {self._resource: self._queue} if self._queue else {}
+
+    def take(self, changes: Iterable[Change]) -> list[Change]:
+        """Take what the feed tells of Workloads, and return the rest of it."""
+        rest = []
+        for change in changes:
+            if change.resource != self._resource or not change.raw:
+                rest.append(change)
+            elif change.kind == "present":
+                self._workloads[change.raw["metadata"]["uid"]] = change.raw
+            elif change.kind == "gone":
+                self._workloads.pop(change.raw["metadata"]["uid"], None)
+        return rest
+
+    @property
+    def in_words(self) -> str:
+        """Its place, and why it is not admitted; empty for an object in no queue."""
+        return queued_in_words(self._uid, self._queue, self._workloads.values()) if self._queue else ""
+
+    @property
+    def evicted(self) -> str:
+        """Why its place was taken away, empty where it was not."""
+        return evicted_in_words(self._uid, self._workloads.values())
 
 
 def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:

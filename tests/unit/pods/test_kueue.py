@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.workloads.kueue import evicted_in_words, queued_in_words
+from airflow_gpu_provider.pods.kueue import evicted_in_words, queued_in_words
 
 NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor l4, 2 more"
 
