@@ -190,7 +190,7 @@ async function nightOf(task: Task, entry: Entry | undefined): Promise<Night> {
   try {
     const value = await valueOf(entry);
     const usage = readUsage(value);
-    return { task, pool: usage?.pool ?? poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
+    return { task, pool: poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
   } catch (error) {
     const why = error instanceof Error ? error.message : "could not be read";
     return { task, pool: poolOf(task), usage: null, why };

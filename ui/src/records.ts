@@ -18,7 +18,6 @@ export type Machine = {
 };
 
 export type Usage = {
-  pool: string | null;
   machines: number | null;
   at_least: string | null;
   seconds: Record<Phase, number>;
@@ -88,7 +87,6 @@ export function readUsage(value: unknown): Usage | null {
   const seconds = value.node_seconds;
   const cost = isObject(value.cost) ? value.cost : {};
   return {
-    pool: text(value.pool) || null,
     machines: number(value.machines),
     at_least: text(value.at_least) || null,
     seconds: byPhase((phase) => Math.max(0, number(seconds[phase]) ?? 0)),
@@ -102,11 +100,12 @@ export function readUsage(value: unknown): Usage | null {
 const byPhase = <T>(of: (phase: Phase) => T) => ({ booting: of("booting"), working: of("working"), idle: of("idle") });
 
 function readAutoscaler(value: Json) {
-  const seconds = isObject(value.seconds) ? PHASES.map((phase) => number((value.seconds as Json)[phase])) : [null];
+  const bySeconds = isObject(value.node_seconds) ? value.node_seconds : {};
+  const seconds = PHASES.map((phase) => number(bySeconds[phase]));
   return {
     idle_minutes: number(value.idle_minutes),
     seconds: seconds.reduce((sum, each) => (sum === null || each === null ? null : sum + each), 0),
-    cost: number(value.total_cost),
+    cost: isObject(value.cost) ? number(value.cost.total) : null,
   };
 }
 

@@ -40,7 +40,7 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
     const entry = left.get(keyOf(task.task_id, task.map_index));
     const value = entry ? await valueOf(entry) : null;
     const usage = readUsage(value);
-    return { task, pool: usage?.pool ?? poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
+    return { task, pool: poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
   });
   return { tasks: tasks.found, phases: (task) => phases.get(keyOf(task.task_id, task.map_index)) ?? [], bills };
 }

@@ -14,7 +14,7 @@ const BILL = {
   cost: { booting: 0.1, working: 3, idle: 0.05, total: 3.15 },
   timeline: [],
   timeline_left_out: 0,
-  autoscaler: { idle_minutes: 10, seconds: { booting: 100, working: 3000, idle: 600 }, cost: {}, total_cost: 3.7 },
+  autoscaler: { idle_minutes: 10, node_seconds: { booting: 100, working: 3000, idle: 600 }, cost: { total: 3.7 } },
 };
 
 const task = (changed: Partial<Task> = {}): Task => ({
@@ -59,8 +59,9 @@ test("a night without a bill counts as a night and adds no seconds", () => {
 
 test("an autoscaler is never shown as cheaper than it would have been", () => {
   assert.ok(Math.abs(extraCost(readUsage(BILL)!)! - 0.55) < 1e-9);
-  assert.equal(extraCost(readUsage({ ...BILL, autoscaler: { ...BILL.autoscaler, total_cost: 1 } })!), 0);
+  assert.equal(extraCost(readUsage({ ...BILL, autoscaler: { ...BILL.autoscaler, cost: { total: 1 } } })!), 0);
   assert.equal(extraCost(readUsage({ ...BILL, autoscaler: undefined })!), null);
+  assert.equal(extraCost(readUsage({ ...BILL, autoscaler: { ...BILL.autoscaler, cost: { total: "unknown" } } })!), null);
 });
 
 test("days without a night are there, and the sums of days are those of the bills", () => {
