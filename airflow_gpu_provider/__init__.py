@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.operators.delete import DeleteGpuPoolOperator
     from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
     from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+    from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
     from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
     from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
     from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator, GpuPoolStatusOperator
@@ -30,6 +31,7 @@ _NAMES = {
     "DeleteGpuPoolOperator": "operators.delete",
     "EksGpuPool": "pools.eks",
     "EnsureGpuPoolOperator": "operators.ensure",
+    "ExtendGpuPoolOperator": "operators.extend",
     "GkeGpuPool": "pools.gke",
     "GpuPodOperator": "operators.gpu_pod",
     "GpuPoolDoctorOperator": "operators.reports",
@@ -48,6 +50,7 @@ __all__ = [
     "DeleteGpuPoolOperator",
     "EksGpuPool",
     "EnsureGpuPoolOperator",
+    "ExtendGpuPoolOperator",
     "GkeGpuPool",
     "GpuPodOperator",
     "GpuPoolDoctorOperator",

@@ -21,6 +21,7 @@ AirflowSensorTimeout, which it never sees.
       DemandLockLost  DemandLockBusy
       PoolNotReleased              scale-down did not finish in time
       PoolNotUsable                a check before the run found what would stop it
+      DemandNotExtended            a run's nodes cannot stay longer: it wants none, or no reason is given
       PoolInUse                    a pool is to be deleted while its nodes run pods or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
@@ -277,6 +278,12 @@ class PoolNotReleased(GpuError):
 
 class PoolNotUsable(GpuError):
     """A check found what would stop a run; nothing was changed."""
+
+    retryable = False
+
+
+class DemandNotExtended(GpuError):
+    """What a run wants of a pool does not last longer: it wants nothing, or max_runtime needs a reason. Unchanged."""
 
     retryable = False
 

@@ -24,6 +24,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import PoolStatus, read_status
 from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
+from airflow_gpu_provider.scaling.extension import extend_demand
 from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
@@ -162,6 +163,27 @@ def reap(args: Namespace) -> None:
         _tell(f"Still there: {', '.join(left)}. The same again goes on." if left else "All of it is gone.")
     if any(each.error or (args.yes and each.left) for each in reaped):
         raise SystemExit(1)
+
+
+@_command
+def extend(args: Namespace) -> None:
+    """Have the nodes of a run that goes on stay longer."""
+    if not args.dag_id:
+        raise PoolSpecError("--dag-id is missing.", "Say whose nodes are to stay: --dag-id and --run-id.")
+    pools = _pools(args)
+    if len(pools) > 1:
+        raise PoolSpecError(f"There are {len(pools)} pools in {_where(args)}.", "Name one of them.")
+    extended = extend_demand(
+        _open(pools[0]),
+        dag_id=args.dag_id,
+        run_id=args.run_id,
+        by=timedelta(hours=args.hours),
+        reason=args.reason or "",
+    )
+    rows = [
+        {"pool": pools[0].name, "run": str(e.key), "before": f"{e.before}", "until": f"{e.until}"} for e in extended
+    ]
+    _print(rows, args.output)
 
 
 @_command
@@ -322,6 +344,7 @@ def _lease_rows(found: list[PoolStatus]) -> list[Row]:
             "airflow": row.installation,
             "nodes": row.nodes,
             "until": f"{datetime.fromisoformat(row.until):%Y-%m-%d %H:%M}Z{'' if row.live else ', which is over'}",
+            "extended": row.extended,
         }
         for each in found
         for row in each.leases

@@ -13,6 +13,7 @@ _COMMANDS = {
     "status": "Show nodes, GPUs in use and idle, who wants nodes, and what they cost an hour",
     "doctor": "Look for what would stop the next run: credentials, permissions, groups, quota, stock, plugin, driver",
     "reap": "Show what nobody wants any more, and remove it with --yes",
+    "extend": "Have the nodes of a DAG run that goes on stay longer",
     "accept": "Try a pool's nights on its own account, for money, and write a report; --yes-it-costs does it",
 }
 
@@ -38,6 +39,11 @@ def get_commands() -> list[CLICommand]:
         "reap": (
             _argument("--yes", action="store_true", help="Remove what is found; without it nothing is changed"),
             _argument("--timeout", type=float, default=300.0, help="Seconds to wait until all is gone (default: 300)"),
+        ),
+        "extend": (
+            _argument("--run-id", required=True, help="Whose nodes: the run of the DAG that --dag-id names"),
+            _argument("--hours", type=float, required=True, help="How much longer"),
+            _argument("--reason", help="Why; needed beyond the pool's max_runtime"),
         ),
         "accept": (
             _argument("--image", required=True, help="Image with a way to add on a GPU: vectorAdd, python3 or nvcc"),

@@ -114,6 +114,7 @@ class DemandLease:
         gang: So many of the nodes have to be in one zone: they come together, or none of them. 0: each may be anywhere.
         warm: Where an autoscaler adds nodes: the image of the pods that make it do so before the run's own pods are
             there; empty: they come with those.
+        extended: Why it lasts longer than its run's Ensure has said; empty where it does not, or nobody has told why.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
     """
@@ -128,6 +129,7 @@ class DemandLease:
     attempt_since: datetime | None = None
     resume_at: datetime | None = None
     warm: str = ""
+    extended: str = ""
     unreadable: tuple[Unreadable, ...] = field(default=(), compare=False)
 
     def live(self, now: datetime) -> bool:
@@ -153,6 +155,7 @@ class DemandLease:
             attempt_since=notes.read_if_there("attempt-since", _time, None),
             resume_at=notes.read_if_there("resume-at", _time, None),
             warm=notes.read_if_there("warm", str, ""),
+            extended=notes.read_if_there("extended", str, ""),
             unreadable=tuple(notes.unreadable),
         )
 
@@ -163,6 +166,7 @@ class DemandLease:
             f"{_PREFIX}nodes": str(self.nodes),
             f"{_PREFIX}until": format_time(self.until),
             **({f"{_PREFIX}warm": self.warm} if self.warm else {}),
+            **({f"{_PREFIX}extended": self.extended} if self.extended else {}),
         }
         if self.groups:
             notes[f"{_PREFIX}groups"] = json.dumps(self.groups)

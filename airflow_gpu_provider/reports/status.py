@@ -46,7 +46,10 @@ class MachineRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRow:
-    """Demand of one DAG run; it counts while it is live, which is until `until`."""
+    """Demand of one DAG run; it counts while it is live, which is until `until`.
+
+    `extended` is why that is later than its Ensure has said; empty where it is not.
+    """
 
     pool: str
     run: str
@@ -54,6 +57,7 @@ class LeaseRow:
     nodes: int
     until: str
     live: bool
+    extended: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +158,7 @@ def _lease_rows(snapshot: PoolSnapshot) -> tuple[LeaseRow, ...]:
             nodes=lease.nodes,
             until=format_time(lease.until),
             live=lease.live(snapshot.now),
+            extended=lease.extended,
         )
         for lease in snapshot.leases
     )

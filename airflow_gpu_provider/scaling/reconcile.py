@@ -32,6 +32,8 @@ from airflow_gpu_provider.scaling.writes import Outcome, Writes, do_nothing
 PATIENCE = timedelta(seconds=60)
 """How long to wait for the pool's lock: longer than a dead holder has it."""
 
+_BY_HAND = "no reason given"
+
 PATIENCE_IN_A_LOOP = timedelta(seconds=1)
 """The same in an event loop, which tries again: between two tries it waits without a thread."""
 
@@ -114,6 +116,30 @@ class Reconciler(PoolAccess):
             def write() -> None:
                 write_demand(self.api, lease, check=lock.check)
                 self.ledger.begin(key, before.now, until)
+
+            return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
+
+    def extend(self, key: DemandKey, by: timedelta, *, reason: str) -> Outcome:
+        """Have the run's demand last `by` longer, its switch first; a run that has none gets none.
+
+        Raises:
+            DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
+            GpuError: An error of the cluster or the cloud.
+        """
+        with self._lock() as lock:
+            before = self.snapshot(lock)
+            after = [
+                replace(lease, until=lease.until + by, extended=reason or lease.extended or _BY_HAND)
+                for lease in before.leases
+                if lease.key == key and lease.live(before.now)
+            ]
+            others = tuple(lease for lease in before.leases if lease.key not in {each.key for each in after})
+            snapshot = replace(before, leases=(*others, *after))
+
+            def write() -> None:
+                for lease in after:
+                    write_demand(self.api, lease, check=lock.check)
+                    self.ledger.begin(key, before.now, lease.until)
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 
@@ -268,6 +294,8 @@ def _lease(before: PoolSnapshot, key: DemandKey, nodes: int, until: datetime) ->
     """Return the run's new demand; while it is live it keeps its place in the queue."""
     old = next((lease for lease in before.leases if lease.key == key and lease.live(before.now)), None)
     groups = tuple(group.name for group in before.groups if not group.owned)
-    return DemandLease(
+    made = DemandLease(
         key=key, nodes=nodes, until=until, created_at=old.created_at if old else before.now, groups=groups
     )
+    is_longer = old is not None and old.extended and old.until > until
+    return replace(made, until=old.until, extended=old.extended) if old and is_longer else made

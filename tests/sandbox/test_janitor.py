@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
 from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
 from airflow_gpu_provider.operators.reports import GpuPoolDoctorOperator, GpuPoolStatusOperator
 from airflow_gpu_provider.pools import EksGpuPool
@@ -158,6 +161,45 @@ def test_forgotten_pools_are_found_in_the_cluster(gpu_sandbox: Sandbox, pool: Ek
     assert (found["jan-named"]["named"], found[pool.name]["named"]) == (True, False)
     assert found[pool.name]["cost"] > 0
     assert status(pool)["machines"] == []
+
+
+def extend(pool: EksGpuPool, run_id: str, hours: Any, *, living: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
+    operator = ExtendGpuPoolOperator(
+        task_id="extend", gpu_pools=[pool], dag_id_of_run="nightly", run_id=run_id, hours=hours, **more
+    )
+    context = context_of(operator)
+    context["ti"].get_dr_count = lambda dag_id, run_ids, states: sum(each in living for each in run_ids)
+    extended: list[dict[str, Any]] = operator.execute(context)
+    return extended
+
+
+def test_more_time_moves_the_demand_and_the_switch_and_is_told(gpu_sandbox: Sandbox, pool: EksGpuPool) -> None:
+    pool = replace(pool, max_runtime=timedelta(hours=6))
+    ensure(pool, "r1")
+    (before,) = status(pool)["leases"]
+    reconciler = open_pool(pool, owner="tests/nightly", holder="test", say=print)
+    (switch,) = {group.switch_at for group in reconciler.platform.observe()}
+    with pytest.raises(DemandNotExtended, match=r"max_runtime of 6:00:00 ends at"):
+        extend(pool, "r1", 2, living=("r1",))
+    (done,) = extend(pool, "r1", "2", living=("r1",), reason="a larger data set")
+    until = datetime.fromisoformat(before["until"]) + timedelta(hours=2)
+    assert (done["before"], datetime.fromisoformat(done["until"])) == (before["until"], until)
+    (after,) = status(pool)["leases"]
+    assert (datetime.fromisoformat(after["until"]), after["extended"]) == (until, "a larger data set")
+    (moved,) = {group.switch_at for group in reconciler.platform.observe()}
+    assert moved - switch == timedelta(hours=2)
+    ensure(pool, "r1")  # its next try takes nothing back
+    (kept,) = status(pool)["leases"]
+    assert (datetime.fromisoformat(kept["until"]), kept["extended"]) == (until, "a larger data set")
+
+
+@pytest.mark.parametrize(
+    ("run_id", "hours", "living", "said"),
+    [("over", 1, (), "is over"), ("other", 1, ("other",), "wants no nodes now"), ("r1", "soon", ("r1",), "no number")],
+)
+def test_more_time_is_refused(pool: EksGpuPool, run_id: str, hours: Any, living: tuple[str, ...], said: str) -> None:
+    with pytest.raises(DemandNotExtended, match=said):
+        extend(pool, run_id, hours, living=living, reason="why not")
 
 
 def test_doctor_as_a_task_fails_where_the_cluster_is_not_there(pool: EksGpuPool) -> None:

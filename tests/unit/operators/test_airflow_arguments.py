@@ -26,6 +26,7 @@ from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy
 from airflow_gpu_provider import (
     DeleteGpuPoolOperator,
     EnsureGpuPoolOperator,
+    ExtendGpuPoolOperator,
     GpuPodOperator,
     GpuPoolDoctorOperator,
     GpuPoolStatusOperator,
@@ -190,6 +191,12 @@ ROWS = [
     Row(DeleteGpuPoolOperator, EmptyOperator, {"gpu_pool": EKS}),
     Row(ReapGpuPoolsOperator, EmptyOperator, POOLS, expanded="gpu_pools"),
     Row(GpuPoolStatusOperator, EmptyOperator, POOLS, expanded="gpu_pools"),
+    Row(
+        ExtendGpuPoolOperator,
+        EmptyOperator,
+        {**POOLS, "dag_id_of_run": "n", "run_id": "r", "hours": 1},
+        expanded="hours",
+    ),
     Row(GpuPoolDoctorOperator, EmptyOperator, POOLS, expanded="gpu_pools"),
     Row(
         BlockVerdictOperator,

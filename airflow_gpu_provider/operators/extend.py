@@ -1,0 +1,133 @@
+"""ExtendGpuPoolOperator: a run's nodes stay longer, for a DAG that people trigger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.errors import DemandNotExtended, PoolSpecError
+from airflow_gpu_provider.pool_operator import PoolOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from airflow_gpu_provider.pools import GpuPool
+
+
+class ExtendGpuPoolOperator(PoolOperator):
+    """Have the nodes of a DAG run stay longer: its demand for a pool, and the groups' own switches with it.
+
+    It is for a night that goes on: tasks that come after, a training that resumes. A pod that runs already ends at its
+    own deadline all the same, since Kubernetes lets that be lowered and not raised.
+
+    Args:
+        gpu_pools: The pools of which one can be chosen.
+        pool_name: The one; default: the only one that there is.
+        dag_id_of_run, run_id: Whose nodes.
+        hours: How much longer: a number, or text that is one.
+        reason: Why. Needed beyond the pool's `max_runtime`, counted from the run's Ensure, and told by
+            `airflow gpu status`.
+        block_id: EnsureGpuPoolOperator's. Default: all of the run's blocks on the pool.
+
+    Returns:
+        `[{"pool", "run", "before", "until"}]`, one for each block, in ISO 8601.
+
+    Raises:
+        PoolSpecError: No pool is given (when the DAG is parsed), or none has this name.
+        DemandNotExtended: The run is over or wants no nodes of the pool, or `hours` or `reason` will not do.
+    """
+
+    template_fields: Sequence[str] = (
+        "gpu_pools",
+        "pool_name",
+        "dag_id_of_run",
+        "run_id",
+        "hours",
+        "reason",
+        "block_id",
+    )
+    _doing = "extended a run's demand"
+    ui_color = "#e6ddf2"
+
+    def __init__(
+        self,
+        *,
+        gpu_pools: Sequence[GpuPool],
+        dag_id_of_run: str,
+        run_id: str,
+        hours: float | str,
+        pool_name: str | None = None,
+        reason: str | None = None,
+        block_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.gpu_pools = gpu_pools
+        self.pool_name = pool_name
+        self.dag_id_of_run = dag_id_of_run
+        self.run_id = run_id
+        self.hours = hours
+        self.reason = reason
+        self.block_id = block_id
+        if not gpu_pools:
+            raise PoolSpecError(f"{self.task_id}: gpu_pools is empty.", "Name the pools that runs use.")
+
+    def execute(self, context: Context) -> list[dict[str, Any]]:
+        from airflow_gpu_provider.cluster.clock import format_time
+        from airflow_gpu_provider.run_identity import pool_opener
+        from airflow_gpu_provider.scaling.extension import extend_demand
+
+        pool = self._chosen()
+        if (
+            int(context["ti"].get_dr_count(self.dag_id_of_run, run_ids=[self.run_id], states=["queued", "running"]))
+            == 0
+        ):
+            what = f"Run {self.dag_id_of_run}/{self.run_id} is over, or was never there: nothing of it is extended."
+            raise DemandNotExtended(what, "Name a run that goes on.", pool=pool.name)
+        done = extend_demand(
+            pool_opener(context, self.log.info)(pool),
+            dag_id=self.dag_id_of_run,
+            run_id=self.run_id,
+            by=self._by(),
+            reason=self.reason or "",
+            block=self.block_id,
+        )
+        for each in done:
+            for line in each.said:
+                self.log.info("%s", line)
+            times = (f"{at:%Y-%m-%d %H:%MZ}" for at in (each.until, each.before))
+            because = f" ({self.reason})" if self.reason else ""
+            self.log.info(
+                "Pool %s: the nodes of %s are wanted until %s, and no more until %s%s",
+                pool.name,
+                each.key,
+                *times,
+                because,
+            )
+        return [
+            {
+                "pool": pool.name,
+                "run": str(each.key),
+                "before": format_time(each.before),
+                "until": format_time(each.until),
+            }
+            for each in done
+        ]
+
+    def _chosen(self) -> GpuPool:
+        names = [pool.name for pool in self.gpu_pools]
+        if self.pool_name is None and len(names) == 1:
+            return self.gpu_pools[0]
+        found = [pool for pool in self.gpu_pools if pool.name == self.pool_name]
+        if not found:
+            raise PoolSpecError(
+                f"{self.task_id}: there is no pool {self.pool_name!r}.", f"There is {', '.join(names)}."
+            )
+        return found[0]
+
+    def _by(self) -> timedelta:
+        try:
+            return timedelta(hours=float(self.hours))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise DemandNotExtended(f"hours={self.hours!r} is no number.", "Give hours, like 2 or 0.5.") from error

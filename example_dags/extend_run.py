@@ -1,0 +1,50 @@
+"""More time for a run whose nodes would go: trigger it, or press "More time" on the page GPU pools.
+
+It asks for the pool, the run and the hours. Beyond the pool's `max_runtime` it needs a reason, which `airflow gpu
+status` tells then. A pod that runs already ends at its own deadline all the same; what starts later has the new one.
+
+The Variables are those of `nightly_training_eks.py`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from airflow_gpu_provider import EksGpuPool, ExtendGpuPoolOperator
+
+train_gpu = EksGpuPool(
+    name="train-gpu",
+    cluster_name="{{ var.value.get('gpu_cluster', 'k8s-ml') }}",
+    region="{{ var.value.get('gpu_region', 'us-west-2') }}",
+    instance_types=["g6.xlarge"],
+    max_nodes=1,
+    max_runtime=timedelta(hours=6),
+    price_per_hour=0.8048,
+    node_labels={"role": "train-gpu"},
+)
+
+with DAG(
+    "extend_run",
+    schedule=None,
+    doc_md=__doc__,
+    tags=["gpu"],
+    params={
+        "pool": Param("train-gpu", type="string"),
+        "dag_id": Param("nightly_training_eks", type="string"),
+        "run_id": Param("", type="string", title="Run ID"),
+        "hours": Param(1.0, type="number", exclusiveMinimum=0),
+        "reason": Param("", type=["string", "null"]),
+    },
+):
+    ExtendGpuPoolOperator(
+        task_id="extend",
+        gpu_pools=[train_gpu],
+        pool_name="{{ params.pool }}",
+        dag_id_of_run="{{ params.dag_id }}",
+        run_id="{{ params.run_id }}",
+        hours="{{ params.hours }}",
+        reason="{{ params.reason or '' }}",
+        retries=0,
+    )
