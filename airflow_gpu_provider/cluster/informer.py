@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.threads import in_thread
@@ -38,6 +39,7 @@ WATCH_SECONDS = 290  # the server ends a watch after this; kube-apiserver's own 
 SILENCE = 90.0  # bookmarks come every minute, so a connection that is silent for longer may be dead (events have none)
 _SOON, _LATEST = 0.2, 30.0
 _QUIET_START = 1.0
+_OPTIONAL_PAUSE = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,14 +252,17 @@ class _Informer:
             if time.monotonic() - self._open_since > _QUIET_START:
                 failures, expiries = int(self._trouble is not None), 0
             if in_a_row := max(failures, expiries - 1):
-                await asyncio.sleep(_pause(in_a_row, self._trouble))
+                await asyncio.sleep(_pause(in_a_row, self._trouble, is_optional=self._resource.is_optional))
 
     async def _list(self) -> str:
         """Take what is there now for the truth; what went or changed while nobody watched is told as changes."""
         items: list[Json] = []
         params = {**self._resource.params, "limit": PAGE}
         while True:
-            page = await self._api.get(self._resource.path, **params) or {"items": [], "metadata": {}}
+            page = await self._api.get(self._resource.path, **params)
+            if page is None and self._resource.is_optional:
+                raise ObjectNotFound(f"The API server serves no {self._resource.path}.")
+            page = page or {"items": [], "metadata": {}}
             items += page["items"]
             if not page["metadata"].get("continue"):
                 break
@@ -343,8 +348,10 @@ class _Informer:
                 feed.put(change)
 
 
-def _pause(failures: int, trouble: GpuError | None) -> float:
+def _pause(failures: int, trouble: GpuError | None, *, is_optional: bool = False) -> float:
     """Return how long to wait before the next attempt: longer with each failure, never all waiters at once."""
+    if is_optional and trouble is not None and not isinstance(trouble, ClusterUnreachable):
+        return _OPTIONAL_PAUSE
     asked = trouble.details.get("retry_after", 0) if trouble else 0
     longest = min(_LATEST, _SOON * 2.0 ** min(failures, 10))
     return float(max(asked, longest * random.uniform(0.5, 1.0)))

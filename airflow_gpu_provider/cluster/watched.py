@@ -23,12 +23,14 @@ class Resource:
         label_selector: Only objects with these labels.
         field_selector: Only objects with these fields.
         key: Says which key an object has; a feed asks for one key.
+        is_optional: No wait depends on it: where it is refused or not there, it is asked for once a minute.
     """
 
     path: str
     key: Callable[[Json], str]
     label_selector: str = ""
     field_selector: str = ""
+    is_optional: bool = False
 
     @property
     def params(self) -> dict[str, str]:
@@ -70,7 +72,8 @@ def workloads(path: str) -> Resource:
 
 def kueue_workloads(namespace: str) -> Resource:
     """Kueue's Workloads of a namespace; keyed by their LocalQueue."""
-    return Resource(path=f"apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads", key=_queue)
+    path = f"apis/kueue.x-k8s.io/v1beta1/namespaces/{namespace}/workloads"
+    return Resource(path=path, key=_queue, is_optional=True)
 
 
 def workload_pods(namespace: str) -> Resource:

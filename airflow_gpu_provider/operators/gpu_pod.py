@@ -25,7 +25,7 @@ from airflow_gpu_provider.operators.several_nodes import check_nodes, check_rank
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.checkpoint import check_location
 from airflow_gpu_provider.pods.hook import PoolHook
-from airflow_gpu_provider.pods.kueue import check_queue_name
+from airflow_gpu_provider.pods.kueue import check_queue_name, queue_of
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place, resources_of
 from airflow_gpu_provider.pods.pod_try import PodTry
@@ -142,7 +142,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         self.hang_timeout = hang_timeout
         check_nodes(self.task_id, self.nodes, self.gpu_pool, kwargs)
         check_ranks(self)
-        check_queue_name(queue_name)
+        check_queue_name(queue_name, self.labels)
         self.queue_name = queue_name
         self.shm_size = shm_size
         self.checkpoint = checkpoint
@@ -164,7 +164,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
         check_nodes(made.kwargs["task_id"], kwargs.get("nodes", 1), kwargs.get("gpu_pool"), kwargs)
-        check_queue_name(kwargs.get("queue_name"))
+        check_queue_name(kwargs.get("queue_name"), kwargs.get("labels"))
 
     # -- the run ---------------------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         )
 
     def _placement(self) -> Placement:
-        pool, queue = self._rendered_pool(), self.queue_name or ""
+        pool, queue = self._rendered_pool(), queue_of(self.queue_name, self.labels)
         container = self.base_container_name
         return Placement(pool=pool, gpus=int(self.gpus), base_container=container, shm_size=self.shm_size, queue=queue)
 

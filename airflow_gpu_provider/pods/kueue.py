@@ -7,26 +7,42 @@ kueue.x-k8s.io/v1beta1 (Kueue 0.6 to 0.16).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.informer import Change
+from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import ordinal
 from airflow_gpu_provider.pools.values import is_template
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
-def check_queue_name(queue_name: str | None) -> None:
-    """Raise PoolSpecError unless it can be the name of a LocalQueue."""
+def check_queue_name(queue_name: str | None, labels: Any = None) -> None:
+    """Raise PoolSpecError unless it can be the name of a LocalQueue, and the labels given with it name no other."""
     if queue_name is None or is_template(queue_name):
         return
     if not isinstance(queue_name, str) or len(queue_name) > 63 or not _DNS_LABEL.fullmatch(queue_name):
         raise PoolSpecError(
             f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
         )
+    labelled = labels.get(QUEUE_LABEL, queue_name) if isinstance(labels, Mapping) else queue_name
+    if labelled != queue_name and not is_template(labelled):
+        raise PoolSpecError(f"queue_name={queue_name!r}, but the label {QUEUE_LABEL} is {labelled!r}.", "Give one.")
+
+
+def queue_of(queue_name: str | None, labels: Any) -> str:
+    """Return the LocalQueue of something with these labels, both rendered; empty for none.
+
+    Raises:
+        PoolSpecError: As `check_queue_name`.
+    """
+    check_queue_name(queue_name, labels)
+    return queue_name or str((labels or {}).get(QUEUE_LABEL, ""))
 
 
 class KueueQueue:
@@ -37,6 +53,8 @@ class KueueQueue:
         self._queue = queue
         self._uid = uid
         self._workloads: dict[str, Json] = {}  # of the whole queue, by their uids
+        self._trouble: GpuError | None = None
+        self._is_synced = False
 
     def wants(self) -> dict[Resource, str]:
         """Return what to watch."""
@@ -46,9 +64,12 @@ class KueueQueue:
         """Take what the feed tells of Workloads, and return the rest of it."""
         rest = []
         for change in changes:
-            if change.resource != self._resource or not change.raw:
+            if change.resource != self._resource:
                 rest.append(change)
-            elif change.kind == "present":
+                continue
+            self._trouble = change.error
+            self._is_synced = self._is_synced or change.kind == "synced"
+            if change.kind == "present":
                 self._workloads[change.raw["metadata"]["uid"]] = change.raw
             elif change.kind == "gone":
                 self._workloads.pop(change.raw["metadata"]["uid"], None)
@@ -57,7 +78,23 @@ class KueueQueue:
     @property
     def in_words(self) -> str:
         """Its place, and why it is not admitted; empty for an object in no queue."""
-        return queued_in_words(self._uid, self._queue, self._workloads.values()) if self._queue else ""
+        if not self._queue:
+            return ""
+        if self.is_unknown:
+            return f"its place in queue {self._queue} is unknown: {self._trouble}"
+        if not self._is_synced:
+            return f"in queue {self._queue}"
+        return queued_in_words(self._uid, self._queue, self._workloads.values())
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nobody tells why it waits, or why it lost its place."""
+        return self._trouble is not None and not isinstance(self._trouble, ClusterUnreachable)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether there is no Kueue whose objects this package knows, so that as a rule nobody admits it."""
+        return isinstance(self._trouble, ObjectNotFound)
 
     @property
     def evicted(self) -> str:

@@ -156,7 +156,8 @@ class PodView:
         node that was there the pod waits for nothing.
         """
         is_placed = self._pod is not None and not self._gone and self._pod.scheduled_at is not None
-        return self.waits_for_node or (is_placed and not self._wait.is_covered and not self._looked_at)
+        is_demand = self.waits_for_node and self._pod is not None and not self._pod.gates
+        return is_demand or (is_placed and not self._wait.is_covered and not self._looked_at)
 
     def refusal(self, now: datetime) -> GpuError | None:
         """Return why nothing can be known of the pod, where that has lasted: a permission is missing, say.

@@ -12,6 +12,7 @@ import yaml
 
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pods.kueue import check_queue_name
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.workloads.kinds import Manifest, kind_of, templates_of
 
@@ -51,9 +52,10 @@ def with_queue(manifest: Manifest, queue_name: str | None) -> Manifest:
     """Return the manifest with its Kueue queue, suspended until Kueue admits it.
 
     Raises:
-        PoolSpecError: It is suspended, and in no queue, so that nothing would ever start it.
+        PoolSpecError: It is suspended, and in no queue, so that nothing would ever start it; or in another one.
     """
     kind, metadata = kind_of(manifest), manifest.get("metadata") or {}
+    check_queue_name(queue_name, metadata.get("labels"))
     labels = {**(metadata.get("labels") or {}), **({QUEUE_LABEL: queue_name} if queue_name else {})}
     if QUEUE_LABEL not in labels:
         if kind.is_suspended(manifest):

@@ -252,7 +252,7 @@ class GangView:
         """
         if self._is_blind and now < self._wait.deadline:
             return False
-        if not isinstance(error, PodPreempted) or self._is_gone or (self._was_admitted and self._queue.evicted):
+        if not isinstance(error, PodPreempted) or self._is_gone or self._evicted:
             return True
         try:
             raw = await self._feed.api.get(self._job_path)
@@ -299,7 +299,7 @@ class GangView:
             gone=self._is_gone,
             ranks={rank: self._seen(uid) for rank, uid in self._newest().items()},
             queued=self._queue.in_words or self.pool_news.gangs.get(self._gang, ""),
-            evicted=self._queue.evicted if self._was_admitted else "",
+            evicted=self._evicted,
             is_queued=is_queued,
             queued_at=self._queued_at,
             no_capacity=self.pool_news.no_capacity,
@@ -318,9 +318,17 @@ class GangView:
         if self._job is None or not self._job.is_suspended:
             return False
         if not self.is_admitted_here:
-            return True
+            return not self._queue.is_absent
         needed: int = self._wait.nodes
         return sum(node.usable and node.gpus > 0 for node in self._nodes.values()) >= needed
+
+    @property
+    def _evicted(self) -> str:
+        """Why Kueue has taken its place away, once it had admitted it; where nobody says it, that it is suspended."""
+        if not self._was_admitted:
+            return ""
+        is_taken_back = self._wait.queue and self.is_suspended and self._queue.is_unknown
+        return self._queue.evicted or ("it is suspended again" if is_taken_back else "")
 
     def _newest(self) -> dict[Any, str]:
         """Return the uid of each rank's newest pod; one that is there counts before one that is gone."""

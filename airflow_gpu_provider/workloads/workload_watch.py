@@ -98,7 +98,7 @@ class WorkloadView(GangView):
             pods={title: self._seen(uid) for title, uid in self._newest().items()},
             failed_at=self._failed_at,
             queued=self._queue.in_words,
-            evicted=self._queue.evicted,
+            evicted=self._queue.evicted or self._evicted,
             queued_at=self._queued_at,
             notes=self._notes(),
         )

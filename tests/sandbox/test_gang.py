@@ -90,6 +90,23 @@ def lines_of(do: Callable[[], Any]) -> tuple[Any, list[str]]:
     return result, [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
 
 
+def test_in_a_queue_nobody_but_kueue_admits_it_and_without_kueue_its_place_is_unknown(
+    pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api
+) -> None:
+    with capture_logs() as told:
+        task = threading.Thread(target=lambda: run(gang(pool, "echo up", queue_name="team-a", deferrable=False)))
+        task.start()
+        unknown = "waits to be admitted: its place in queue team-a is unknown"
+        eventually(lambda: any(unknown in str(each["event"]) for each in [*told]))
+        (job,) = batch.list_namespaced_job("default", label_selector="kueue.x-k8s.io/queue-name=team-a").items
+        assert job.spec.suspend
+        assert not api.list_namespaced_pod("default").items
+        batch.patch_namespaced_job(job.metadata.name, "default", {"spec": {"suspend": False}})  # as Kueue does
+        task.join(timeout=600)
+    lines = [str(each["event"]) % tuple(each.get("positional_args") or ()) for each in told]
+    assert [lines.count(f"[rank {rank}] up") for rank in (0, 1)] == [1, 1]
+
+
 @BOTH_WAYS
 def test_both_ranks_run_and_rank_0_has_the_result(
     pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api, deferrable: bool

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster import informer
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.informer import Feed
-from airflow_gpu_provider.cluster.watched import pods
+from airflow_gpu_provider.cluster.watched import kueue_workloads, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
 
 PODS = pods("ml")
@@ -152,3 +153,23 @@ def test_pauses_grow_and_no_two_waiters_come_together() -> None:
 def test_a_server_that_asks_for_time_gets_it() -> None:
     assert informer._pause(1, ClusterUnreachable("Too many requests.", retry_after=17)) >= 17
     assert informer._pause(1, GpuError("Something else.")) < 1
+
+
+def test_what_no_wait_depends_on_is_asked_for_once_a_minute_where_it_is_refused() -> None:
+    assert informer._pause(1, PermissionDenied("No."), is_optional=True) == 60
+    assert informer._pause(1, ClusterUnreachable("It broke off."), is_optional=True) < 1
+
+
+async def test_a_collection_that_may_not_be_there_is_no_empty_one() -> None:
+    class WithoutKueue(Server):
+        async def get(self, path: str, **params: str) -> Any:
+            self.lists += 1
+
+    server = WithoutKueue()
+    watching = informer._Informer(cast("AsyncApi", server), kueue_workloads("ml"))
+    feed = Feed(cast("AsyncApi", server))
+    watching.subscribe(feed, "team-a")
+    (change,) = await feed.changes(5)
+    assert (change.kind, type(change.error)) == ("trouble", ObjectNotFound)
+    await watching.stop()
+    assert (server.lists, server.watched_from) == (1, [])

@@ -104,7 +104,7 @@ class VersionedServer:
         """Nothing is open."""
 
     async def get(self, path: str, **params: str) -> Raw | None:
-        is_list = path.rpartition("/")[2] in ("pods", "nodes", "events", "jobs")
+        is_list = path.rpartition("/")[2] in ("pods", "nodes", "events", "jobs", "workloads")
         await self._admit("list" if is_list else "get", path)
         if not is_list:
             return deepcopy(self._objects.get(path))

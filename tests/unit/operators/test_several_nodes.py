@@ -22,6 +22,8 @@ from tests.unit.pods.test_pod_placement import a_pool
         ({"nodes": "{{ params.nodes }}"}, "nodes="),
         ({"nodes": 3}, "max_nodes=2"),
         ({"queue_name": "Team A"}, "queue_name='Team A'"),
+        ({"queue_name": ""}, "queue_name=''"),
+        ({"queue_name": "a", "labels": {"kueue.x-k8s.io/queue-name": "b"}}, "is 'b'"),
         ({"nodes": 2, "hostname": "a"}, "hostname"),
         ({"nodes": 2, "subdomain": "a"}, "subdomain"),
         ({"nodes": 2, "progress_callback": print}, "progress_callback"),

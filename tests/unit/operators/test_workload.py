@@ -25,6 +25,10 @@ def workload(manifest: Any, **arguments: Any) -> GpuWorkloadOperator:
     return GpuWorkloadOperator(task_id="train", manifest=manifest, **({"gpu_pool": POOL} | arguments))
 
 
+def queued(manifest: Any, queue: str) -> Any:
+    return {**manifest, "metadata": {**manifest["metadata"], "labels": {"kueue.x-k8s.io/queue-name": queue}}}
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_manifest_is_a_dict_or_yaml(kind: str) -> None:
     for manifest in (a(kind), yaml.safe_dump(a(kind))):
@@ -54,6 +58,7 @@ def test_nodes_of_a_template_are_not_known_before_the_run() -> None:
         ([a("Job")], {}, "Give a dict"),
         ({**a("Job"), "spec": {**a("Job")["spec"], "suspend": True}}, {}, "nothing would let it begin"),
         (a("Job"), {"queue_name": "Team A"}, "LocalQueue"),
+        (queued(a("Job"), "b"), {"queue_name": "a"}, "is 'b'"),
         (a("Job"), {"on_finish_action": "keep"}, "on_finish_action='keep'"),
         (a("Job"), {"on_preemption": "stop"}, "on_preemption='stop'"),
         (a("Job"), {"checkpoint": "models"}, "checkpoint='models'"),

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.pods.kueue import evicted_in_words, queued_in_words
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.informer import Change
+from airflow_gpu_provider.cluster.watched import kueue_workloads, pods
+from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied, PoolSpecError
+from airflow_gpu_provider.pods.kueue import KueueQueue, evicted_in_words, queue_of, queued_in_words
 
 NO_QUOTA = "couldn't assign flavors to pod set main: insufficient unused quota for nvidia.com/gpu in flavor l4, 2 more"
 
 
 def workload(uid: str, *conditions: dict[str, str], priority: int = 0, at: str = "2026-01-01T00:00:00Z") -> Any:
     return {
-        "metadata": {"name": f"job-{uid}", "creationTimestamp": at, "ownerReferences": [{"uid": uid}]},
+        "metadata": {
+            "name": f"job-{uid}",
+            "uid": f"w-{uid}",
+            "creationTimestamp": at,
+            "ownerReferences": [{"uid": uid}],
+        },
         "spec": {"queueName": "team-a", "priority": priority},
         "status": {"conditions": [*conditions]},
     }
@@ -60,3 +70,43 @@ def test_eviction_says_why() -> None:
     )
     assert evicted_in_words("mine", [workload("mine", {**said, "status": "False"})]) == ""
     assert evicted_in_words("mine", [workload("other", said)]) == ""
+
+
+def change(kind: Any, raw: Any = None, **more: Any) -> Change:
+    return Change(resource=kueue_workloads("ml"), kind=kind, raw=raw or {}, **more)
+
+
+def test_place_is_told_as_far_as_it_is_known() -> None:
+    queue = KueueQueue("ml", "team-a", "mine")
+    assert queue.in_words == "in queue team-a"
+    others = Change(resource=pods("ml"), kind="synced")
+    assert queue.take([change("present", workload("mine", PENDING)), change("synced"), others]) == [others]
+    assert queue.in_words == f"1st of 1 in queue team-a; {NO_QUOTA}"
+    queue.take([change("trouble", error=ClusterUnreachable("The watch broke off."))])
+    assert queue.in_words == f"1st of 1 in queue team-a; {NO_QUOTA}"
+    assert not queue.is_unknown
+
+
+def test_place_that_may_not_be_read_is_unknown_and_no_trouble_of_the_wait() -> None:
+    queue = KueueQueue("ml", "team-a", "mine")
+    refused = change("trouble", error=PermissionDenied("Cannot list workloads.", "Grant it."))
+    assert queue.take([refused]) == []
+    assert queue.in_words == "its place in queue team-a is unknown: Cannot list workloads. Grant it."
+    assert (queue.is_unknown, queue.is_absent) == (True, False)
+    queue.take([change("recovered"), change("synced")])
+    assert not queue.is_unknown
+    queue.take([change("trouble", error=ObjectNotFound("The API server serves no workloads."))])
+    assert queue.is_absent
+
+
+def test_who_is_in_no_queue_watches_nothing() -> None:
+    queue = KueueQueue("ml", "", "mine")
+    assert (queue.wants(), queue.in_words, queue.evicted) == ({}, "", "")
+
+
+def test_queue_of_something_is_its_argument_or_else_its_label() -> None:
+    label = {"kueue.x-k8s.io/queue-name": "team-b"}
+    assert (queue_of("team-a", {}), queue_of(None, label), queue_of(None, None)) == ("team-a", "team-b", "")
+    for rendered, labels in (("None", {}), ("", {}), ("team-a", label)):
+        with pytest.raises(PoolSpecError, match="queue_name="):
+            queue_of(rendered, labels)

@@ -382,6 +382,15 @@ def test_a_pod_that_no_demand_covers_has_the_pool_looked_at_once_it_is_placed() 
         assert not view.needs_keeper
 
 
+def test_a_pod_at_a_scheduling_gate_is_no_demand_and_has_nobody_look_after_the_pool() -> None:
+    view, raw = a_view(), raw_pod()
+    raw["spec"]["schedulingGates"] = [{"name": "kueue.x-k8s.io/admission"}]
+    view.take([present(PODS, raw)], NOW)
+    assert not view.needs_keeper
+    view.take([present(PODS, raw_pod())], NOW)
+    assert view.needs_keeper
+
+
 def test_a_look_before_the_pod_is_placed_is_not_the_one() -> None:
     view = PodView(replace(WAIT, is_covered=False), a_pool(), cast("Feed", Woken()))
     view.take([present(PODS, raw_pod())], NOW)

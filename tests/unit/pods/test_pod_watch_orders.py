@@ -48,7 +48,7 @@ DONE_WITHIN = 60.0  # seconds, on a machine under any load
 @pytest.fixture(autouse=True, scope="module")
 def pauses_of_milliseconds() -> Any:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(informer, "_pause", lambda failures, trouble: 0.001)
+        patched.setattr(informer, "_pause", lambda failures, trouble, **_: 0.001)
         patched.setattr(pod_watch, "_LONGEST", 0.01)
         patched.setattr(unshown, "AGAIN", timedelta(milliseconds=5))
         yield

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider.cluster import informer
-from airflow_gpu_provider.errors import PodFailed
+from airflow_gpu_provider.errors import PodFailed, PodPreempted
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
@@ -25,6 +25,7 @@ from tests.unit.pods.test_pod_watch_orders import DONE_WITHIN
 
 POOL = replace(a_pool(), max_nodes=64)
 JOB = "apis/batch/v1/namespaces/ml/jobs/train"
+WORKLOADS = "apis/kueue.x-k8s.io/v1beta1/namespaces/ml/workloads"
 
 
 class Cluster:
@@ -34,6 +35,7 @@ class Cluster:
         self.server = VersionedServer()
         self.lines: list[str] = []
         self.ranks = ranks
+        self.queue = ""
         labels = {POOL_LABEL: POOL.name, "airflow-gpu-provider/gang": str(ranks)}
         meta = {"namespace": "ml", "name": "train", "uid": "j1", "labels": labels}
         meta = {**meta, "creationTimestamp": stamp(0)}
@@ -63,6 +65,9 @@ class Cluster:
         pod["status"] |= {"phase": "Running", "containerStatuses": [{"name": "base", "state": state, "image": "i"}]}
         self.server.put(path, pod)
 
+    def suspend(self) -> None:
+        self.server.put(JOB, {**self.server.read(JOB), "spec": {"suspend": True}})
+
     async def watch(self) -> Progress:
         now = datetime.now(UTC)
         wait = GangWait(
@@ -70,6 +75,7 @@ class Cluster:
             name="train",
             uid="j1",
             nodes=self.ranks,
+            queue=self.queue,
             base_container="base",
             started=now,
             schedule_seconds=600,
@@ -91,9 +97,15 @@ def stamp(seconds: float) -> str:
 START = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
 
 
-def run(ranks: int, what: Callable[[Cluster], Any]) -> tuple[Cluster, Progress]:
+def run(
+    ranks: int, what: Callable[[Cluster], Any], queue: str = "", *, suspended: bool = False
+) -> tuple[Cluster, Progress]:
     async def go() -> tuple[Cluster, Progress]:
         cluster = Cluster(ranks)
+        cluster.queue = queue
+        if suspended:
+            cluster.suspend()
+        cluster.server.unreadable = WORKLOADS
 
         async def opened(open_access: Any) -> Any:
             return cluster.server
@@ -135,3 +147,26 @@ def test_the_first_failure_is_found_among_many() -> None:
     assert type(progress.error) is PodFailed
     assert progress.error.details["rank"] == 5
     assert progress.error.details["exit_code"] == 3
+
+
+def test_gang_that_kueue_takes_back_is_preempted_also_where_its_workloads_may_not_be_read() -> None:
+    async def what(cluster: Cluster) -> None:
+        await cluster.says("2 of 2 ranks run")
+        cluster.suspend()
+
+    _, progress = run(2, what, queue="team-a")
+    assert type(progress.error) is PodPreempted
+    assert "lost its place in queue team-a: it is suspended again" in str(progress.error)
+
+
+def test_gang_that_waits_says_that_its_place_is_unknown_and_is_not_preempted() -> None:
+    async def what(cluster: Cluster) -> None:
+        await cluster.says("its place in queue team-a is unknown: May not list")
+        cluster.server.put(JOB, {**cluster.server.read(JOB), "spec": {}})
+        await cluster.says("2 of 2 ranks run")
+        for rank in range(2):
+            cluster.set_rank(rank, ended(0))
+
+    cluster, progress = run(2, what, queue="team-a", suspended=True)
+    assert progress.done
+    assert not any("PermissionDenied" in line for line in cluster.lines), cluster.lines
