@@ -65,6 +65,18 @@ def gang_events(namespace: str) -> Resource:
     return Resource(path=path, key=_job_about, field_selector="involvedObject.kind=Pod")
 
 
+def job_events(namespace: str) -> Resource:
+    """Events about Jobs of a namespace; keyed by the Job's name."""
+    path = f"api/v1/namespaces/{namespace}/events"
+    return Resource(path=path, key=_about, field_selector="involvedObject.kind=Job")
+
+
+def all_job_events(namespace: str) -> Resource:
+    """Events about Jobs of a namespace, for one who does not know their names; all have the key ""."""
+    path = f"api/v1/namespaces/{namespace}/events"
+    return Resource(path=path, key=_any, field_selector="involvedObject.kind=Job")
+
+
 def workloads(path: str) -> Resource:
     """The objects of one kind that this package placed in a namespace, whose path it is; keyed by name."""
     return Resource(path=path, key=_name, label_selector=POOL_LABEL)

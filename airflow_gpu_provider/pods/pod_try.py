@@ -152,6 +152,8 @@ class PodTry:
 
     def _take_setback(self, error: GpuError) -> bool:
         """Count a failure that says nothing of the pod; return False for any other one, and for one that lasts."""
+        if self.attempt.is_released:
+            return False  # how it ended was decided before
         now = self._cluster.now()
         setbacks = self._setbacks.one_more(now)
         deadline = self.attempt.record.deadline

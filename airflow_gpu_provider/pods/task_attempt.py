@@ -134,6 +134,11 @@ class TaskAttempt(ABC):
         return call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)
 
     @property
+    def is_released(self) -> bool:
+        """Whether it has been decided how it ended, and what it left is deleted, or left, as the task wants it."""
+        return self._is_released
+
+    @property
     def owner(self) -> Ownership:
         return replace(self._owner_of_try(), attempt=self.record.number)
 

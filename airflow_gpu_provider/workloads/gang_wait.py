@@ -22,6 +22,7 @@ from airflow_gpu_provider.workloads.first_failure import RankEnd, ended_at, firs
 from airflow_gpu_provider.workloads.gang_lines import gang_lines
 from airflow_gpu_provider.workloads.gang_timeline import gang_timeline
 from airflow_gpu_provider.workloads.job_state import JobState
+from airflow_gpu_provider.workloads.refused_pods import Refusal
 from airflow_gpu_provider.workloads.silence import Silence
 
 SETTLED_AFTER = timedelta(seconds=2)
@@ -45,6 +46,7 @@ class GangSnapshot:
         evicted: Why Kueue has taken its place away, once it had admitted it; empty where it has not.
         queued_at: When that was last so while it was suspended.
         no_capacity: Why the pool gets no machine now, where that is stock or a quota.
+        refused: Why the API server refuses some of its pods; None where it does not.
         silence: For how long no rank has printed anything; None where that is not known.
         notes: What else is true now, in words.
     """
@@ -57,6 +59,7 @@ class GangSnapshot:
     is_queued: bool = False
     queued_at: datetime | None = None
     no_capacity: NoCapacity | None = None
+    refused: Refusal | None = None
     silence: Silence | None = None
     notes: tuple[str, ...] = ()
 
@@ -95,7 +98,8 @@ class GangWait(Record):
     def step(self, snapshot: GangSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
         job = snapshot.job
-        lines = (*gang_lines(job, snapshot.ranks, self.nodes, snapshot.queued), *snapshot.notes)
+        refused = (snapshot.refused.in_words,) if snapshot.refused else ()
+        lines = (*gang_lines(job, snapshot.ranks, self.nodes, snapshot.queued), *refused, *snapshot.notes)
         look = _Look(self, snapshot, now)
         if look.are_all_well:
             return Progress(done=True, lines=lines, result=look.result())
@@ -110,7 +114,8 @@ class GangWait(Record):
         if job is not None and job.failed:
             error: GpuError | None = self._job_error(job.failed)
         else:
-            error = self._late(snapshot, now) or self._hung(snapshot)
+            refused_too_long = snapshot.refused.error_at(now, self.schedule_seconds) if snapshot.refused else None
+            error = refused_too_long or self._late(snapshot, now) or self._hung(snapshot)
         return Progress(error=error, lines=lines, result=look.result() if error else None)
 
     def next_deadline(self, snapshot: GangSnapshot, now: datetime) -> datetime:
@@ -120,6 +125,8 @@ class GangWait(Record):
         if job is not None and job.is_suspended:
             times.append(self._admission_deadline(job, snapshot))
         times += [self.of_rank(seen).next_deadline(seen) for seen in look.undecided]
+        if snapshot.refused:
+            times.append(snapshot.refused.ends_at(self.schedule_seconds))
         if (left := self._until_hung(snapshot)) is not None:
             times.append(now + left)
         times += [at + SETTLED_AFTER for end in look.ends.values() if (at := ended_at(end))]

@@ -13,7 +13,7 @@ from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_word
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.unshown import Unshown
-from airflow_gpu_provider.cluster.watched import NODES, Resource, gang_events, gang_pods, gangs, pool_nodes
+from airflow_gpu_provider.cluster.watched import NODES, Resource, gang_events, gang_pods, gangs, job_events, pool_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.pods.kueue import KueueQueue
@@ -26,6 +26,7 @@ from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.workloads.gang_wait import GangSnapshot, GangWait
 from airflow_gpu_provider.workloads.job_state import JobState, rank_of
+from airflow_gpu_provider.workloads.refused_pods import RefusedPods
 from airflow_gpu_provider.workloads.silence import Silence
 
 _LONGEST = 60.0
@@ -158,6 +159,7 @@ class GangView:
         self._silence = silence
         self._gang = f"{wait.namespace}/{wait.name}"
         self._queue = KueueQueue(wait.namespace, wait.queue, wait.uid)
+        self._refused = RefusedPods(self._job_events(wait), self._is_own_job)
         self._was_admitted = False
         self._jobs, self._pods, *_ = self.wants(wait)
         self._patience = Patience(wait.deadline, worked=True)
@@ -180,7 +182,15 @@ class GangView:
     def wants(cls, wait: Any) -> dict[Resource, str]:
         """Return what to watch: the objects, their pods, and the events about these."""
         namespace = wait.namespace
-        return dict.fromkeys((gangs(namespace), gang_pods(namespace), gang_events(namespace)), wait.name)
+        own = (gangs(namespace), gang_pods(namespace), gang_events(namespace), cls._job_events(wait))
+        return dict.fromkeys(own, wait.name)
+
+    @classmethod
+    def _job_events(cls, wait: Any) -> Resource:
+        return job_events(wait.namespace)
+
+    def _is_own_job(self, name: str) -> bool:
+        return bool(name == self._wait.name)
 
     def _parsed(self, raw: Json) -> Any:
         """Return the object as a record."""
@@ -266,7 +276,7 @@ class GangView:
 
     def take(self, changes: list[Change]) -> None:
         """Take what the feed tells."""
-        for change in self._queue.take(changes):
+        for change in self._refused.take(self._queue.take(changes)):
             if change.kind == "trouble" and change.error:
                 self._trouble[change.resource] = change.error
                 continue
@@ -291,6 +301,8 @@ class GangView:
 
     def snapshot(self, now: datetime) -> Any:
         """Return what is known now, in the form by which the wait steps."""
+        if len(self._newest()) >= self._wait.nodes:
+            self._refused.forget()
         is_queued = self._is_queued()
         if is_queued:
             self._queued_at = now
@@ -304,6 +316,7 @@ class GangView:
             queued_at=self._queued_at,
             no_capacity=self.pool_news.no_capacity,
             silence=self._silence(),
+            refused=self._refused.now(),
             notes=self._notes(),
         )
 

@@ -21,6 +21,7 @@ from airflow_gpu_provider.workloads.first_failure import RankEnd, first_failure,
 from airflow_gpu_provider.workloads.gang_lines import pod_in_words
 from airflow_gpu_provider.workloads.gang_timeline import gang_timeline
 from airflow_gpu_provider.workloads.kinds import KINDS, Json, WorkloadEnd
+from airflow_gpu_provider.workloads.refused_pods import Refusal
 from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
 
 SETTLED_AFTER = timedelta(seconds=2)
@@ -42,6 +43,7 @@ class WorkloadSnapshot:
         queued: Why nobody lets it begin, in words; empty where nobody says it.
         queued_at: When it was last suspended.
         evicted: Why its queue has taken its place away; empty where it has not.
+        refused: Why the API server refuses its pods, while it has none.
         notes: What else is true now, in words.
     """
 
@@ -52,6 +54,7 @@ class WorkloadSnapshot:
     queued: str = ""
     queued_at: datetime | None = None
     evicted: str = ""
+    refused: Refusal | None = None
     notes: tuple[str, ...] = ()
 
 
@@ -94,7 +97,8 @@ class WorkloadWait(Record):
     def step(self, snapshot: WorkloadSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
         workload = snapshot.workload
-        lines = (*_lines(snapshot), *snapshot.notes)
+        refused = (snapshot.refused.in_words,) if snapshot.refused else ()
+        lines = (*_lines(snapshot), *refused, *snapshot.notes)
         error = self._error(snapshot, now)
         is_done = error is None and workload is not None and workload.end is not None and workload.end.succeeded
         return Progress(done=is_done, error=error, lines=lines, result=_result(snapshot) if is_done or error else None)
@@ -106,6 +110,7 @@ class WorkloadWait(Record):
             times.append(snapshot.failed_at + SETTLED_AFTER)
         if snapshot.workload is not None and not snapshot.workload.is_suspended:
             times += [self._begin_deadline(snapshot)] if not snapshot.pods else []
+            times += [snapshot.refused.ends_at(self.schedule_seconds)] if snapshot.refused else []
             times += [self.of_pod(seen).next_deadline(seen) for seen in snapshot.pods.values()]
         return min(times)
 
@@ -143,6 +148,8 @@ class WorkloadWait(Record):
 
     def _stuck(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:
         """Return why it never will begin, or has not in its time. A pod that is lost is its controller's affair."""
+        if snapshot.refused and (error := snapshot.refused.error_at(now, self.schedule_seconds)):
+            return error
         if not snapshot.pods and now >= self._begin_deadline(snapshot):
             waited = format_seconds(timedelta(seconds=self.schedule_seconds))
             what = f"{self.kind} {self.name} has no pod after {waited}{_because(snapshot)}."

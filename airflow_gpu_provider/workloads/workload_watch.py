@@ -8,7 +8,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
-from airflow_gpu_provider.cluster.watched import Resource, all_pod_events, workload_pods, workloads
+from airflow_gpu_provider.cluster.watched import Resource, all_job_events, all_pod_events, workload_pods, workloads
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
@@ -71,7 +71,16 @@ class WorkloadView(GangView):
     def wants(cls, wait: WorkloadWait) -> dict[Resource, str]:
         """Return what to watch: the objects of the kind, the pods of workloads, and events about any pods."""
         objects = workloads(wait.path.rpartition("/")[0])
-        return {objects: wait.name, workload_pods(wait.namespace): wait.task, all_pod_events(wait.namespace): ""}
+        own = {objects: wait.name, workload_pods(wait.namespace): wait.task}
+        return {**own, all_pod_events(wait.namespace): "", cls._job_events(wait): ""}
+
+    @classmethod
+    def _job_events(cls, wait: WorkloadWait) -> Resource:
+        return all_job_events(wait.namespace)
+
+    def _is_own_job(self, name: str) -> bool:
+        """Return True for the Job itself, and for those that JobSet and Trainer name for what they are made for."""
+        return name == self._wait.name or name.startswith(f"{self._wait.name}-")
 
     @property
     def is_admitted_here(self) -> bool:
@@ -99,6 +108,7 @@ class WorkloadView(GangView):
             failed_at=self._failed_at,
             queued=self._queue.in_words,
             evicted=self._queue.evicted or self._evicted,
+            refused=self._refused.now() if not self._newest() else None,
             queued_at=self._queued_at,
             notes=self._notes(),
         )

@@ -22,7 +22,15 @@ from structlog.testing import capture_logs
 
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
-from airflow_gpu_provider.errors import GangHung, PodDeadline, PodFailed, PodPreempted, TaskKilled
+from airflow_gpu_provider.errors import (
+    AdmissionDenied,
+    GangHung,
+    PodDeadline,
+    PodFailed,
+    PodPreempted,
+    ResourceQuotaExceeded,
+    TaskKilled,
+)
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -273,6 +281,40 @@ def test_next_try_ends_the_gang_of_the_one_before(pool: EksGpuPool, batch: clien
     _, lines = lines_of(lambda: run(gang(pool, "true"), try_number=2))
     assert f"Deleting Job {first.metadata.name} of an earlier try or attempt." in lines
     assert not [job for job in batch.list_namespaced_job("default").items if not job.metadata.deletion_timestamp]
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("kind", ["ResourceQuota", "LimitRange"])
+def test_pods_that_a_quota_or_a_policy_refuses_are_told_and_end_it_typed(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool, kind: str
+) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.workloads.refused_pods.AT_LEAST", timedelta(seconds=3))
+    meta = client.V1ObjectMeta(name="one-gpu")
+    if kind == "ResourceQuota":
+        spec = client.V1ResourceQuotaSpec(hard={"requests.nvidia.com/gpu": "1"})
+        api.create_namespaced_resource_quota("default", client.V1ResourceQuota(metadata=meta, spec=spec))
+        remove, error, said = (
+            api.delete_namespaced_resource_quota,
+            ResourceQuotaExceeded,
+            "ResourceQuota one-gpu is used up",
+        )
+    else:
+        limit = client.V1LimitRangeItem(type="Container", max={"nvidia.com/gpu": "0"})
+        body = client.V1LimitRange(metadata=meta, spec=client.V1LimitRangeSpec(limits=[limit]))
+        api.create_namespaced_limit_range("default", body)
+        remove, error, said = (
+            api.delete_namespaced_limit_range,
+            AdmissionDenied,
+            "maximum nvidia.com/gpu usage per Container",
+        )
+    try:
+        with pytest.raises(error, match=said), capture_logs() as told:
+            run(gang(pool, FOREVER, schedule_timeout_seconds=5, deferrable=deferrable))
+    finally:
+        remove("one-gpu", "default")
+    lines = [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    assert any("the API server refuses its pods: " in line and said in line for line in lines)
+    eventually(lambda: not api.list_namespaced_pod("default").items)
 
 
 @BOTH_WAYS
