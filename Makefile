@@ -109,10 +109,11 @@ test-airflow: .venv control-plane
 	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(AIRFLOWS) --dist loadfile -v
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
-# WORLDS=3 runs three at a time, each beside an Airflow and a sandbox of its own; PACE=real SPEED=20 in the clouds' times.
+# GANGS=1 runs those of the matrix that train on two nodes; WORLDS=3 runs three at a time, each beside an Airflow and a sandbox
+# of its own; PACE=real SPEED=20 in the clouds' times.
 CHAOS_PACE = --pace $(or $(PACE),quick) --speed $(or $(SPEED),20)
 chaos: .venv control-plane
-	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) --worlds $(or $(WORLDS),1) $(CHAOS_PACE) $(if $(RESUME),--resume)
+	@$(BIN)/python -m tests.airflow.chaos --count $(or $(N),0) --seed $(or $(SEED),0) --worlds $(or $(WORLDS),1) $(CHAOS_PACE) $(if $(GANGS),--gangs) $(if $(RESUME),--resume)
 
 # Each moment, each fault, and the pairs that a part of the design is there for.
 chaos-cover: .venv control-plane

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.airflow.chaos.cell import Cell, Strike
-from tests.airflow.chaos.checks import lost_trainings, promise_of
-from tests.airflow.chaos.faults import FAULTS
+from tests.airflow.chaos.checks import has_trained, lost_trainings, promise_of
 from tests.airflow.chaos.matrix import NotRun
 from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.pods import PodStory
@@ -37,6 +36,19 @@ FAILED = NotRun.of(
 def test_a_training_that_was_there_and_did_not_end_by_itself_is_lost(pod: PodStory, killed: bool) -> None:
     assert pod.killed is killed
     assert bool(lost_trainings([RUNNING], [pod])) is killed
+
+
+def test_a_gang_has_trained_when_each_of_its_ranks_has_ended_well() -> None:
+    ended = replace(RUNNING, exit_code=0)
+    assert has_trained([replace(RUNNING, exit_code=137), ended])
+    assert not has_trained([])
+    assert not has_trained([ended, replace(RUNNING, rank=1)])
+    assert has_trained([ended, replace(RUNNING, rank=1, gone=True), replace(ended, rank=1)])
+
+
+def test_no_rank_is_owed_to_go_on_where_its_peer_is_lost() -> None:
+    assert Strike(when="gang-running", what="api-server-down").promise.keeps_pod
+    assert not Strike(when="rank-lost", what="api-server-down").promise.keeps_pod
 
 
 def test_a_night_that_is_struck_twice_owes_what_both_faults_leave_it() -> None:
@@ -105,13 +117,27 @@ def test_what_failed_to_run_is_told_and_is_run_again(tmp_path: Path) -> None:
 
 
 def test_the_matrix_tells_failed_to_run_from_not_run() -> None:
-    (line,) = (
-        line
-        for line in by_moment([ROW, FAILED], "eks").splitlines()
-        if line.startswith(f"| {MOMENTS['train-deferred'].says} |")
-    )
-    cells = dict(zip(FAULTS, line.split(" | ")[1:], strict=True))
+    cells = cells_at("train-deferred", by_moment([ROW, FAILED], "eks"))
     assert cells["api-server-down"] == "0"
-    assert cells["two-runs"].startswith("failed to run")
+    assert cells["two-runs"] == "failed to run"
     assert cells["worker-killed"] == "-"
     assert cells["run-deleted"] == "not run"
+    assert "job-controller-away" not in cells
+
+
+def test_trainings_on_two_nodes_have_a_table_of_their_own() -> None:
+    row = replace(ROW, when=["gang-running"], what=["job-controller-away"], seconds_to_zero=3.0)
+    table = by_moment([ROW, row], "eks", of_gang=True)
+    cells = cells_at("gang-running", table)
+    assert cells["job-controller-away"] == "3"
+    assert cells["worker-killed"] == "-"
+    assert cells["one-node-lost"] == "not run"
+    assert MOMENTS["train-deferred"].says not in table
+
+
+def cells_at(moment: str, table: str) -> dict[str, str]:
+    """A moment's row, by the names of the faults."""
+    _, _, head, _, *rows = table.splitlines()
+    (row,) = (row for row in rows if row.startswith(f"| {MOMENTS[moment].says} |"))
+    names, told = (line.removesuffix(" |").split(" | ")[1:] for line in (head, row))
+    return dict(zip(names, told, strict=True))

@@ -1,4 +1,7 @@
-"""`python -m tests.airflow.chaos`: the full matrix; `--count N`: N nights drawn by `--seed`; `--cover`: CI's cells."""
+"""`python -m tests.airflow.chaos`: the full matrix; `--count N`: N nights drawn by `--seed`; `--cover`: CI's cells.
+
+`--gangs`: those of the matrix that are about a training on two nodes.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,8 @@ def _cells(arguments: argparse.Namespace) -> list[Cell]:
     if arguments.count:
         cells = schedule.drawn(arguments.count, seed=arguments.seed)
     else:
-        cells = (schedule.cover if arguments.cover else schedule.full_matrix)(seed=arguments.seed)
+        of = schedule.cover if arguments.cover else schedule.of_gangs if arguments.gangs else schedule.full_matrix
+        cells = of(seed=arguments.seed)
     return [cell for cell in cells if not arguments.only or any(word in str(cell) for word in arguments.only)]
 
 
@@ -60,12 +64,13 @@ def _write(arguments: argparse.Namespace, told: Sequence[Outcome]) -> None:
 
 
 def _kind(arguments: argparse.Namespace) -> report.Kind:
-    return "drawn" if arguments.count else "cover" if arguments.cover else "matrix"
+    return "drawn" if arguments.count else "cover" if arguments.cover else "gangs" if arguments.gangs else "matrix"
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.airflow.chaos", description=__doc__)
     parser.add_argument("--cover", action="store_true")
+    parser.add_argument("--gangs", action="store_true")
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpu_sandbox.airflow_api import AirflowApiError, RunStatus
@@ -42,7 +42,8 @@ class Strike:
     @property
     def promise(self) -> Promise:
         """What the night owes that it meets."""
-        return self.fault.promise_at.get(self.when, self.fault.promise)
+        promise = self.fault.promise_at.get(self.when, self.fault.promise)
+        return promise if self.moment.keeps_pod else replace(promise, keeps_pod=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,6 +135,9 @@ class Night:
 
     def wait_for(self, moment: Moment) -> None:
         """Return at the moment. Raises MomentMissed."""
+        if moment.brought_by:
+            self.wait_for(MOMENTS[moment.follows])
+            moment.brought_by(Look(self.world, self.run, self.pool))
         self.moment = moment
         deadline = time.monotonic() + MOMENT_WITHIN
         looks_at_run = time.monotonic()

@@ -61,11 +61,17 @@ def broken_promises(night: Night, promise: Promise, *, ended: bool) -> list[str]
     state = night.state()
     if promise.ends != "any" and state != _ENDED[promise.ends]:
         broken.append(f"the run is {state}, and was to be {_ENDED[promise.ends]}")
-    if state == "success" and not any(pod.ended_well for pod in night.pods):
+    if state == "success" and not has_trained(night.pods):
         broken.append("the run is green, and no training has ended well")
     if promise.keeps_pod:
         broken += lost_trainings(night.at_strike, night.pods)
     return broken
+
+
+def has_trained(pods: list[PodStory]) -> bool:
+    """Whether a training has ended well: on each rank where it is a gang."""
+    ranks = {pod.rank for pod in pods}
+    return bool(ranks) and ranks == {pod.rank for pod in pods if pod.ended_well}
 
 
 def lost_trainings(before: list[PodStory], after: list[PodStory]) -> list[str]:

@@ -34,8 +34,8 @@ class Cloud(Protocol):
     def deadline(self, pool: str) -> datetime | None:
         """When the cloud itself is to have ended all of the pool's machines; None where it has none."""
 
-    def interrupt_spot(self, pool: str) -> bool:
-        """Give the pool's spot machines that run their notice; False where none does."""
+    def interrupt_spot(self, pool: str, *, one: bool = False) -> bool:
+        """Give the pool's spot machines that run their notice, or only one of them; False where none does."""
 
     def hold_back_gpus(self, hold: bool) -> None:
         """Have the GPUs of new nodes never become allocatable, or do so again."""
@@ -79,8 +79,9 @@ class Eks:
                 times += [action["StartTime"] for action in found["ScheduledUpdateGroupActions"]]
         return max(times, default=None)
 
-    def interrupt_spot(self, pool: str) -> bool:
-        return any([_is_interrupted(self._sandbox, instance=each) for each in self.instances(pool)])
+    def interrupt_spot(self, pool: str, *, one: bool = False) -> bool:
+        found = (_is_interrupted(self._sandbox, instance=each) for each in self.instances(pool))
+        return any(found) if one else any([*found])
 
     def hold_back_gpus(self, hold: bool) -> None:
         """There is no device plugin."""
@@ -118,9 +119,10 @@ class Gke:
         limited = [seconds for seconds in lifetimes if seconds is not None]
         return datetime.now(UTC) + timedelta(seconds=max(limited)) if limited else None
 
-    def interrupt_spot(self, pool: str) -> bool:
+    def interrupt_spot(self, pool: str, *, one: bool = False) -> bool:
         """By their nodes, which are called as they are."""
-        return any([_is_interrupted(self._sandbox, node=each) for each in self.instances(pool)])
+        found = (_is_interrupted(self._sandbox, node=each) for each in self.instances(pool))
+        return any(found) if one else any([*found])
 
     def hold_back_gpus(self, hold: bool) -> None:
         """NVIDIA's driver never becomes ready."""

@@ -60,7 +60,7 @@ class Fault:
         strike: The fault, as a context: it is there inside, and over after it.
         lasts: Seconds that it is there; None: until the run has ended.
         promise: What a night owes; `promise_at` has the moments at which that differs, by their names.
-        meets: Whether it can meet a night at that moment at all; else `why_not` says why.
+        can_meet: Whether it can meet a night at that moment at all; else `why_not` says why.
         conf: What the night's configuration has to say for it.
         scarce: Whether it strikes the machine type of its own that nights have for that.
     """
@@ -72,10 +72,14 @@ class Fault:
     lasts: float | None = 0.0
     promise: Promise
     promise_at: Mapping[str, Promise] = field(default_factory=dict)
-    meets: Callable[[Moment], bool] = lambda moment: True
+    can_meet: Callable[[Moment], bool] = lambda moment: True
     why_not: str = ""
     conf: Mapping[str, Any] = field(default_factory=dict)
     scarce: bool = False
+
+    def meets(self, moment: Moment) -> bool:
+        """Whether the matrix has it at that moment."""
+        return self.can_meet(moment) and (moment.met_by is None or self.name in moment.met_by)
 
 
 # -- Airflow's processes -----------------------------------------------------------------------------------------
@@ -190,6 +194,14 @@ def run_cleared(world: World, night: Night) -> Iterator[None]:
 
 
 @contextmanager
+def task_cleared(world: World, night: Night) -> Iterator[None]:
+    """With what comes after it, as Airflow's UI proposes."""
+    run, task = night.run, night.moment.task
+    insist(lambda: world.home.api.clear_task(run.dag_id, run.run_id, task, downstream=True))
+    yield
+
+
+@contextmanager
 def run_deleted(world: World, night: Night) -> Iterator[None]:
     """Airflow deletes no run that is running; one that was set back to queued goes in the midst of its tasks."""
     for _ in range(20):
@@ -233,6 +245,17 @@ def api_server_down(world: World, night: Night) -> Iterator[None]:
 def api_server_hangs(world: World, night: Night) -> Iterator[None]:
     world.sandbox.hang_apiserver(20)
     yield
+
+
+@contextmanager
+def job_controller_away(world: World, night: Night) -> Iterator[None]:
+    """As where the control plane's leader is lost: what is written is kept, and nothing comes of it."""
+    controller = world.sandbox.control_plane.pids()["kube-controller-manager"]
+    os.kill(controller, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(controller, signal.SIGCONT)
 
 
 @contextmanager
@@ -291,6 +314,14 @@ def spot_lost(world: World, night: Night) -> Iterator[None]:
 
 
 @contextmanager
+def one_node_lost(world: World, night: Night) -> Iterator[None]:
+    give_up_at = time.monotonic() + 10
+    while not world.cloud.interrupt_spot(night.pool, one=True) and time.monotonic() < give_up_at:
+        time.sleep(0.2)
+    yield
+
+
+@contextmanager
 def driver_never_ready(world: World, night: Night) -> Iterator[None]:
     world.cloud.hold_back_gpus(True)
     try:
@@ -327,7 +358,7 @@ def _write_leases(world: World, pool: str, over: threading.Event) -> None:
 _BEFORE_NODES = frozenset({"ensure-before-create", "ensure-after-create"})
 _BEFORE_GPUS = _BEFORE_NODES | {"ensure-deferred"}
 # Where a trigger waits for as long as the fault lasts. Ensure's may end by itself in the moment in which its run does.
-_HAS_TRIGGER = frozenset({"train-deferred"})
+_HAS_TRIGGER = frozenset({"train-deferred", "gang-half-up", "gang-running"})
 _AFTER_TRAINING = frozenset({"train-ended", "scale-down-begins", "scale-down-goes"})
 
 
@@ -342,7 +373,7 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=worker_killed,
             promise=Promise(keeps_pod=False),
-            meets=lambda moment: moment.in_worker,
+            can_meet=lambda moment: moment.in_worker,
             why_not="no worker",
         ),
         Fault(
@@ -383,7 +414,7 @@ FAULTS: Mapping[str, Fault] = {
             hits="all",
             strike=airflow_dead,
             promise=Promise(ends="any", keeps_pod=False, zero_by="max_runtime"),
-            meets=lambda moment: moment.name not in _BEFORE_NODES,
+            can_meet=lambda moment: moment.name not in _BEFORE_NODES,
             why_not="no machine yet",
         ),
         Fault(
@@ -401,6 +432,15 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=run_cleared,
             promise=Promise(keeps_pod=False),
+        ),
+        Fault(
+            name="task-cleared",
+            says="the training's task is cleared, with what comes after it",
+            hits="run",
+            strike=task_cleared,
+            promise=Promise(keeps_pod=False),
+            can_meet=lambda moment: moment.of_gang,
+            why_not="tests/airflow has it for a pod",
         ),
         Fault(
             name="run-deleted",
@@ -424,6 +464,16 @@ FAULTS: Mapping[str, Fault] = {
             hits="all",
             strike=api_server_down,
             promise=Promise(),
+        ),
+        Fault(
+            name="job-controller-away",
+            says="Kubernetes' controllers, the Job controller too, stand still for 20 s",
+            hits="all",
+            strike=job_controller_away,
+            lasts=20,
+            promise=Promise(),
+            can_meet=lambda moment: moment.of_gang,
+            why_not="no Job",
         ),
         Fault(
             name="api-server-hangs",
@@ -478,7 +528,7 @@ FAULTS: Mapping[str, Fault] = {
             strike=stockout,
             lasts=None,
             promise=RED,
-            meets=lambda moment: moment.name in _BEFORE_NODES,
+            can_meet=lambda moment: moment.name in _BEFORE_NODES,
             why_not="the machine is there",
             scarce=True,
         ),
@@ -488,8 +538,18 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=spot_lost,
             promise=Promise(keeps_pod=False),
-            meets=lambda moment: moment.name not in _BEFORE_NODES,
+            can_meet=lambda moment: moment.name not in _BEFORE_NODES,
             why_not="no machine yet",
+            conf={"market": "SPOT"},
+        ),
+        Fault(
+            name="one-node-lost",
+            says="one of two spot machines is taken, two seconds after its notice",
+            hits="run",
+            strike=one_node_lost,
+            promise=Promise(keeps_pod=False),
+            can_meet=lambda moment: moment.of_gang,
+            why_not="there is one machine",
             conf={"market": "SPOT"},
         ),
         Fault(
@@ -499,7 +559,7 @@ FAULTS: Mapping[str, Fault] = {
             strike=driver_never_ready,
             lasts=None,
             promise=RED,
-            meets=lambda moment: moment.name in _BEFORE_GPUS,
+            can_meet=lambda moment: moment.name in _BEFORE_GPUS,
             why_not="the GPUs are allocatable",
         ),
         Fault(

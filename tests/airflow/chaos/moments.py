@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -61,6 +61,30 @@ class Look:
         """Whether the training itself said that it has begun."""
         return self._world.trainings.begun[self._run.run_id] > 0
 
+    @property
+    def has_suspended_gang(self) -> bool:
+        """Whether the run's Job is there, and nobody has admitted it."""
+        return any(job["spec"].get("suspend") for job in self._world.jobs(self.pool))
+
+    @property
+    def ranks_that_train(self) -> Sequence[int]:
+        """Those that said so and that nobody has asked to end; for a pod alone, rank 0."""
+        said = self._world.trainings.begun[self._run.run_id]
+        runs = [pod.rank for pod in self._world.pods.of_run(self._run.run_id) if pod.runs]
+        return sorted(runs) if said >= len(runs) else ()
+
+    @property
+    def has_lost_rank(self) -> bool:
+        """Whether rank 1 is to end or has ended, and its Job is there, its loss not dealt with."""
+        lost = any(pod.rank == 1 and pod.killed for pod in self._world.pods.of_run(self._run.run_id))
+        return lost and bool(self._world.jobs(self.pool)) and self.state(TRAIN) not in TASK_ENDED
+
+    def evict(self, rank: int) -> None:
+        """Take away a rank's pod, as `kubectl drain` does."""
+        self._world.evict(
+            next(pod for pod in self._world.pods.of_run(self._run.run_id) if pod.runs and pod.rank == rank)
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
@@ -73,6 +97,9 @@ class Moment:
         holds: Whether the training goes on until the fault is over.
         task: Whose step it is.
         in_worker: Whether a worker has a process for it.
+        met_by: The faults that are tried at it, by their names; None: all that can meet it.
+        follows: The moment at which `brought_by` brings this one about; "": it comes by itself.
+        keeps_pod: Whether a training that runs at it may be owed to go on.
     """
 
     name: str
@@ -82,6 +109,35 @@ class Moment:
     dag_id: str = "chaos_deferred"
     holds: bool = False
     in_worker: bool = False
+    met_by: frozenset[str] | None = None
+    follows: str = ""
+    brought_by: Callable[[Look], None] | None = None
+    keeps_pod: bool = True
+
+    @property
+    def of_gang(self) -> bool:
+        """Whether it is one of a training on two nodes."""
+        return self.met_by is not None
+
+
+MEET_GANGS = frozenset(
+    {
+        "worker-killed",
+        "triggerer-killed",
+        "scheduler-killed",
+        "airflow-killed",
+        "run-failed",
+        "run-cleared",
+        "task-cleared",
+        "run-deleted",
+        "dagrun-timeout",
+        "api-server-down",
+        "job-controller-away",
+        "spot-lost",
+        "one-node-lost",
+    }
+)
+"""What can be another thing for pods of one Job than for a pod alone."""
 
 
 MOMENTS: Mapping[str, Moment] = {
@@ -163,6 +219,57 @@ MOMENTS: Mapping[str, Moment] = {
             task=TRAIN,
             has_come=lambda look: look.state(TRAIN) == "up_for_retry",
             dag_id="chaos_retried",
+        ),
+        Moment(
+            name="gang-suspended",
+            says="the gang's Job has been created, and is not admitted",
+            task=TRAIN,
+            has_come=lambda look: look.has_suspended_gang and look.is_running(TRAIN),
+            dag_id="chaos_gang",
+            in_worker=True,
+            met_by=MEET_GANGS,
+        ),
+        Moment(
+            name="gang-half-up",
+            says="one rank of the gang runs, the other not yet",
+            task=TRAIN,
+            has_come=lambda look: (
+                look.ranks_that_train == [0] and look.phases.count("Pending") == 1 and look.waits_in_triggerer(TRAIN)
+            ),
+            dag_id="chaos_gang_half_up",
+            holds=True,
+            met_by=MEET_GANGS,
+        ),
+        Moment(
+            name="gang-running",
+            says="both ranks of the gang run, its task deferred",
+            task=TRAIN,
+            has_come=lambda look: look.ranks_that_train == [0, 1] and look.waits_in_triggerer(TRAIN),
+            dag_id="chaos_gang",
+            holds=True,
+            met_by=MEET_GANGS,
+        ),
+        Moment(
+            name="gang-in-worker",
+            says="both ranks of the gang run, its task in a worker",
+            task=TRAIN,
+            has_come=lambda look: look.ranks_that_train == [0, 1] and look.is_running(TRAIN),
+            dag_id="chaos_gang_blocking",
+            holds=True,
+            in_worker=True,
+            met_by=MEET_GANGS,
+        ),
+        Moment(
+            name="rank-lost",
+            says="one rank of the gang is gone, the other has not been ended",
+            task=TRAIN,
+            has_come=lambda look: look.has_lost_rank,
+            dag_id="chaos_gang",
+            holds=True,
+            met_by=MEET_GANGS,
+            follows="gang-running",
+            brought_by=lambda look: look.evict(rank=1),
+            keeps_pod=False,  # the other rank ends with it
         ),
         Moment(
             name="scale-down-begins",

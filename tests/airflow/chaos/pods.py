@@ -12,17 +12,23 @@ from typing import Any
 from kubernetes import client, config, watch
 
 POOL_LABEL = "airflow-gpu-provider/pool"
+_RANK = "batch.kubernetes.io/job-completion-index"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodStory:
-    """One pod as it was last seen. `deleted_early`: somebody asked for its end before its container had ended."""
+    """One pod as it was last seen. `deleted_early`: somebody asked for its end before its container had ended.
+
+    `rank`: of its gang; 0 for a pod alone.
+    """
 
     uid: str
     name: str
     pool: str
     run_id: str
     phase: str
+    rank: int = 0
+    namespace: str = "default"
     exit_code: int | None = None
     deleted_early: bool = False
     gone: bool = False
@@ -30,6 +36,11 @@ class PodStory:
     @property
     def ended_well(self) -> bool:
         return self.exit_code == 0
+
+    @property
+    def runs(self) -> bool:
+        """Whether it runs, and nobody has asked for its end."""
+        return self.phase == "Running" and not (self.gone or self.deleted_early)
 
     @property
     def killed(self) -> bool:
@@ -102,6 +113,8 @@ class PodStories:
             pool=pool,
             run_id=metadata.get("labels", {}).get("run_id", ""),
             phase=status.get("phase", ""),
+            rank=int((metadata.get("annotations") or {}).get(_RANK, 0)),
+            namespace=metadata["namespace"],
             exit_code=before.exit_code if exit_code is None and before else exit_code,
             deleted_early=early or bool(before and before.deleted_early),
             gone=gone,

@@ -19,7 +19,7 @@ from tests.airflow.chaos.matrix import NotRun, Outcome, Row
 from tests.airflow.chaos.moments import MOMENTS
 from tests.airflow.chaos.schedule import full_matrix
 
-Kind = Literal["matrix", "cover", "drawn"]
+Kind = Literal["matrix", "gangs", "cover", "drawn"]
 
 
 def write_json(outcomes: Iterable[Outcome], path: Path, kind: Kind) -> None:
@@ -75,6 +75,8 @@ def write_tables(outcomes: Sequence[Outcome], path: Path, kind: Kind, *, seed: i
     parts = [_summary(outcomes, seed), by_fault(outcomes)]
     if kind == "matrix":
         parts += [by_moment([each for each in outcomes if each.platform == where], where) for where in _CLUSTERS]
+    if kind in ("matrix", "gangs"):
+        parts.append(by_moment(outcomes, "eks", of_gang=True))
     if kind == "cover":
         parts.append(by_cell(outcomes))
     parts += [notes(outcomes)]
@@ -144,13 +146,15 @@ _BY = {
 _CLUSTERS: dict[Platform, str] = {"eks": "EKS", "gke": "GKE"}
 
 
-def by_moment(outcomes: Sequence[Outcome], platform: Platform) -> str:
+def by_moment(outcomes: Sequence[Outcome], platform: Platform, *, of_gang: bool = False) -> str:
     """Seconds to zero for each fault at each moment of one platform's cells; what is none of its cells is a dash."""
     found = {(outcome.when[0], outcome.what[0]): outcome for outcome in outcomes}
-    cells = [cell.strikes[0] for cell in full_matrix() if cell.platform == platform]
+    all_cells = [cell.strikes[0] for cell in full_matrix() if cell.platform == platform]
+    cells = [strike for strike in all_cells if strike.moment.of_gang is of_gang]
     pairs = {(strike.when, strike.what) for strike in cells}
     faults = [what for what in FAULTS if any(strike.what == what for strike in cells)]
-    lines = [f"On {_CLUSTERS[platform]}, seconds to zero from when the run had ended:", ""]
+    where = f"On two nodes of {_CLUSTERS[platform]}" if of_gang else f"On {_CLUSTERS[platform]}"
+    lines = [f"{where}, seconds to zero from when the run had ended:", ""]
     lines += ["| | " + " | ".join(faults) + " |", "|---" * (len(faults) + 1) + "|"]
     for when, moment in MOMENTS.items():
         if not any(strike.when == when for strike in cells):

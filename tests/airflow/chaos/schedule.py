@@ -23,6 +23,12 @@ NAMED_PAIRS: tuple[tuple[str, str], ...] = (
     ("train-deferred", "api-server-down"),
     ("train-deferred", "spot-lost"),
     ("train-in-worker", "scheduler-killed"),
+    ("gang-suspended", "job-controller-away"),
+    ("gang-half-up", "one-node-lost"),
+    ("gang-running", "task-cleared"),
+    ("gang-running", "dagrun-timeout"),
+    ("gang-in-worker", "worker-killed"),
+    ("rank-lost", "triggerer-killed"),
     ("scale-down-begins", "worker-killed"),
     ("scale-down-begins", "two-runs"),
     ("scale-down-begins", "cloud-errors"),
@@ -86,6 +92,11 @@ def meetings() -> Iterator[Strike]:
 def full_matrix(*, seed: int = 0) -> list[Cell]:
     """One cell for each fault at each moment on EKS, and those of GKE."""
     return _numbered(list(meetings()), _strikes(ON_GKE), seed)
+
+
+def of_gangs(*, seed: int = 0) -> list[Cell]:
+    """The matrix's nights of trainings on two nodes, with the numbers that they have there."""
+    return [cell for cell in full_matrix(seed=seed) if cell.strikes[0].moment.of_gang]
 
 
 def cover(*, seed: int = 0) -> list[Cell]:

@@ -12,7 +12,10 @@ from contextlib import suppress
 
 
 class Trainings:
-    """Listens on `port`. A training of a run that is held waits; any other ends at once, and well."""
+    """Listens on `port`. A training of a run that is held waits; any other ends at once, and well.
+
+    What says a second word is a rank that has not begun, and begins when it is told so.
+    """
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -47,9 +50,9 @@ class Trainings:
                 threading.Thread(target=self._greet, args=(connection,), daemon=True).start()
 
     def _greet(self, connection: socket.socket) -> None:
-        run_id = connection.makefile().readline().strip()
+        run_id, _, waits = connection.makefile().readline().strip().partition(" ")
         with self._lock:
-            self.begun[run_id] += 1
+            self.begun[run_id] += not waits
             if run_id in self._held:
                 self._waiting.setdefault(run_id, []).append(connection)
                 return

@@ -23,13 +23,14 @@ from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.pace import Pace
 from tests.airflow.chaos.clouds import Cloud, Platform, cloud_of
-from tests.airflow.chaos.pods import POOL_LABEL, PodStories
+from tests.airflow.chaos.pods import POOL_LABEL, PodStories, PodStory
 from tests.airflow.chaos.trainings import Trainings
 from tests.airflow.harness import Airflow
 
 T = TypeVar("T")
 
 LEASES = "/apis/coordination.k8s.io/v1/namespaces/airflow-gpu-provider/leases"
+JOBS = "/apis/batch/v1/jobs"
 
 # A machine that is watched for a death is missed after minutes; here after seconds, so that a cell takes one minute.
 QUICK_TO_MISS = {
@@ -83,16 +84,17 @@ class PoolLeft:
     instances: int
     desired: int
     pods: int
+    jobs: int
     leases: int
 
     @property
     def nothing(self) -> bool:
-        return not (self.nodes or self.instances or self.desired or self.pods or self.leases)
+        return not (self.nodes or self.instances or self.desired or self.pods or self.jobs or self.leases)
 
     def __str__(self) -> str:
         return (
             f"{self.nodes} nodes, {self.instances} instances, desired size {self.desired}, {self.pods} pods, "
-            f"{self.leases} leases"
+            f"{self.jobs} Jobs, {self.leases} leases"
         )
 
 
@@ -170,6 +172,17 @@ class World:
         selector = f"airflow-gpu-provider%2Fkind%3Ddemand,{POOL_LABEL.replace('/', '%2F')}%3D{pool}"
         return self.items(f"{LEASES}?labelSelector={selector}")
 
+    def jobs(self, pool: str) -> list[dict[str, Any]]:
+        """The pool's gangs."""
+        return self.items(f"{JOBS}?labelSelector={POOL_LABEL.replace('/', '%2F')}%3D{pool}")
+
+    def evict(self, pod: PodStory) -> None:
+        """Have a pod end, as a node's drain does."""
+        path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
+        metadata = {"name": pod.name, "namespace": pod.namespace}
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": metadata}
+        insist_on(self.sandbox, "POST", f"{path}/eviction", body)
+
     def living_pods(self, pool: str) -> list[dict[str, Any]]:
         """Those that hold a GPU or wait for one."""
         return [
@@ -186,6 +199,7 @@ class World:
             instances=len(self.cloud.instances(pool)),
             desired=self.desired(pool),
             pods=len(self.living_pods(pool)),
+            jobs=len(self.jobs(pool)),
             leases=len(self.leases(pool)),
         )
 

@@ -21,6 +21,20 @@ read -r word <&3
 test "$word" = end || exit 4
 echo trained
 """
+# Rank 1 of a gang that comes up by halves begins when it is told so.
+RANK_1_WAITS = {
+    "name": "begins-later",
+    "image": "busybox:1.36",
+    "command": ["bash", "-c"],
+    "args": [
+        """
+        test "$JOB_COMPLETION_INDEX" = 1 || exit 0
+        exec 3<>/dev/tcp/127.0.0.1/{{ dag_run.conf['port'] }} || exit 3
+        echo "{{ run_id }} waits" >&3
+        read -r word <&3
+        """
+    ],
+}
 # A night has two tries, as most have, and no outage lasts for both: Airflow's own retry_delay is 5 minutes.
 # Nothing waits for longer than a machine under load needs.
 ARGUMENTS = {"retries": 1, "retry_delay": timedelta(seconds=20)}
@@ -62,10 +76,21 @@ def gke_pool(**fields: Any) -> GkeGpuPool:
     return GkeGpuPool(**{**defaults, **fields})
 
 
-def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, fails: int = 0, **fields: Any) -> DAG:
+def night(
+    dag_id: str,
+    *,
+    plugin: bool = False,
+    deferrable: bool = True,
+    fails: int = 0,
+    nodes: int = 1,
+    training: dict[str, Any] | None = None,
+    **fields: Any,
+) -> DAG:
     """A night; without `plugin`, the cluster brings the device plugin (see ../world.py), as GKE always does.
 
     fails: so many of the training's first tries fail.
+    nodes: what the training runs on.
+    training: more arguments of the training's task.
     """
     if not plugin and PLATFORM == "eks":
         fields["node_labels"] = {"example.com/device-plugin": "there"}
@@ -81,7 +106,7 @@ def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, fails: 
         ) as dag,
         gpu_nodes(
             pool(**fields),
-            gpus=1,
+            nodes=nodes,
             group_id="gpus",
             install_device_plugin=plugin,
             ensure_args={"timeout": PATIENCE},
@@ -98,6 +123,8 @@ def night(dag_id: str, *, plugin: bool = False, deferrable: bool = True, fails: 
             schedule_timeout_seconds=60,
             termination_grace_period=1,
             retries=1 + fails,
+            nodes=nodes,
+            **(training or {}),
         )
     return dag
 
@@ -106,6 +133,13 @@ deferred = night("chaos_deferred")
 blocking = night("chaos_blocking", deferrable=False)
 with_plugin = night("chaos_plugin", plugin=True)
 retried = night("chaos_retried", fails=1)
+gang = night("chaos_gang", nodes=2)
+gang_blocking = night("chaos_gang_blocking", nodes=2, deferrable=False)
+gang_half_up = night(
+    "chaos_gang_half_up",
+    nodes=2,
+    training={"pod_template_dict": {"spec": {"initContainers": [RANK_1_WAITS], "containers": [{"name": "base"}]}}},
+)
 # What goes on beside the matrix, for hours, while the cloud's deadlines come far sooner than the clock says.
 bystander = night("chaos_bystander", max_runtime=timedelta(days=30))
 
