@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json
@@ -97,9 +99,27 @@ class KueueQueue:
         return isinstance(self._trouble, ObjectNotFound)
 
     @property
+    def admitted_at(self) -> datetime | None:
+        """Since when Kueue admits it; None where it does not, or nobody says so."""
+        return since(self._uid, "Admitted", self._workloads.values())
+
+    @property
     def evicted(self) -> str:
         """Why its place was taken away, empty where it was not."""
         return evicted_in_words(self._uid, self._workloads.values())
+
+    @property
+    def evicted_at(self) -> datetime | None:
+        """When that was."""
+        return since(self._uid, "Evicted", self._workloads.values())
+
+
+def since(uid: str, kind: str, workloads: Iterable[Json]) -> datetime | None:
+    """Return since when a condition of the object's Workload is true; None where it is not."""
+    own = next((each for each in workloads if is_of(each, uid)), None)
+    condition = _condition(own, kind) if own is not None else None
+    is_true = condition is not None and condition["status"] == "True"
+    return parse_time(condition.get("lastTransitionTime")) if condition is not None and is_true else None
 
 
 def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:

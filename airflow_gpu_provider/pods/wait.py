@@ -56,6 +56,7 @@ class PodSnapshot:
         no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty where one has all.
         too_large: Why the pod can never have a node of the pool, while it waits for one.
         no_capacity: Why the pool gets no machine now, where that is stock or a quota.
+        admitted_at: When its queue let it begin; None where that is not known, or it is in none.
         queued: Its place in its queue, and why it is not admitted, in words; empty where nobody says it.
         notes: What else is true now, in words: a stock-out, an API server that does not answer.
     """
@@ -72,6 +73,7 @@ class PodSnapshot:
     no_node_has: str = ""
     too_large: GpuError | None = None
     no_capacity: GpuError | None = None
+    admitted_at: datetime | None = None
     queued: str = ""
     notes: tuple[str, ...] = ()
 
@@ -210,7 +212,7 @@ class PodWait(Record):
         pod = snapshot.pod
         has_ended = not snapshot.gone and pod is not None and pod.base is not None and pod.base.status == "terminated"
         result = {
-            "timeline": timeline(pod, snapshot.events) if pod else [],
+            "timeline": timeline(pod, snapshot.events, snapshot.admitted_at) if pod else [],
             "container_ended": has_ended,
             "machine": snapshot.machine,
         }
@@ -235,11 +237,14 @@ def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
     return lost_with_node(pod, "is not Ready any more") if node is not None and not node.ready else end
 
 
-def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str, Any]]:
+def timeline(
+    pod: PodState, events: tuple[PodEvent, ...] = (), admitted_at: datetime | None = None
+) -> list[dict[str, Any]]:
     """Return the phases of the pod's life that are over, each since when and how long, by its timestamps and events.
 
     A pull of a second or more is a phase of its own, "image pull", with `image` and `bytes` (0 where the node does not
-    say it). "start" is the rest of the way from the node to the running container: volumes, init containers.
+    say it). "start" is the rest of the way from the node to the running container: volumes, init containers. A pod that
+    a queue admitted later than it was created has "waited for its turn" until then.
     """
     if pod.scheduled_at is None:
         return []
@@ -248,7 +253,9 @@ def timeline(pod: PodState, events: tuple[PodEvent, ...] = ()) -> list[dict[str,
         (event.at, event.pull) for event in events if event.pull and (started_at is None or event.at <= started_at)
     ]
     pulls = [(at, pull) for at, pull in pulls if pull.is_worth_telling]
-    phases = [phase("waited for a node", pod.created_at, pod.scheduled_at)]
+    admitted_at = min(max(admitted_at, pod.created_at), pod.scheduled_at) if admitted_at else None
+    phases = [phase("waited for its turn", pod.created_at, admitted_at)] if admitted_at else []
+    phases.append(phase("waited for a node", admitted_at or pod.created_at, pod.scheduled_at))
     phases += [
         phase("image pull", at - timedelta(seconds=pull.seconds), at, image=pull.image, bytes=pull.bytes)
         for at, pull in pulls
@@ -293,7 +300,7 @@ def _why_late(snapshot: PodSnapshot) -> list[str]:
     if pod is None:
         return [*snapshot.notes]
     if pod.started:
-        phases = timeline(pod, snapshot.events)
+        phases = timeline(pod, snapshot.events, snapshot.admitted_at)
         return [f"{each['phase']}: {format_seconds(timedelta(seconds=each['seconds']))}" for each in phases]
     since = pod.scheduled_at or pod.created_at
     newest = _event_lines(tuple(event for event in snapshot.events if event.at >= since))[-_EVENTS_IN_ERROR:]

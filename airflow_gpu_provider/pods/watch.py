@@ -279,6 +279,7 @@ class PodView:
             no_node_has=self._no_node_has(),
             too_large=self._too_large() if self.waits_for_node else None,
             no_capacity=self.pool_news.no_capacity,
+            admitted_at=self._queue.admitted_at,
             queued=self._queue.in_words,
             notes=(*self.pool_news.said, *self._lost_label.values(), *troubles_in_words(self._troubles)),
         )

@@ -19,6 +19,7 @@ class JobState:
     Attributes:
         is_suspended: Nobody has admitted it, or somebody has suspended it again; its pods are deleted.
         admitted_at: When this package admitted it last, also where it is suspended again; None where others admit it.
+        suspended_at: Since when its controller has it suspended; None where it has not.
         is_deleting: Somebody has deleted it.
         failed: Why it has failed, "reason: message"; empty where it has not.
         completed: The ranks that have ended well, as the Job controller has counted them (status.completedIndexes);
@@ -33,6 +34,7 @@ class JobState:
     is_deleting: bool
     failed: str
     completed: frozenset[int] = frozenset()
+    suspended_at: datetime | None = None
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -48,6 +50,7 @@ class JobState:
             is_deleting="deletionTimestamp" in metadata,
             failed=f"{failed.get('reason', '')}: {failed.get('message', '')}".strip(": "),
             completed=_indexes(status.get("completedIndexes") or ""),
+            suspended_at=parse_time((conditions.get("Suspended") or {}).get("lastTransitionTime")),
         )
 
 

@@ -336,9 +336,15 @@ class GangView:
         return sum(node.usable and node.gpus > 0 for node in self._nodes.values()) >= needed
 
     @property
+    def _has_been_admitted(self) -> bool:
+        """Whether it was seen unsuspended, or was suspended anew for its eviction, before anybody looked here."""
+        suspended_at, evicted_at = getattr(self._job, "suspended_at", None), self._queue.evicted_at
+        return self._was_admitted or bool(suspended_at and evicted_at and suspended_at >= evicted_at)
+
+    @property
     def _evicted(self) -> str:
         """Why Kueue has taken its place away, once it had admitted it; where nobody says it, that it is suspended."""
-        if not self._was_admitted:
+        if not self._has_been_admitted:
             return ""
         is_taken_back = self._wait.queue and self.is_suspended and self._queue.is_unknown
         return self._queue.evicted or ("it is suspended again" if is_taken_back else "")

@@ -384,6 +384,14 @@ def test_timeline_has_only_what_is_over() -> None:
     assert [each["phase"] for each in timeline(STARTING, (PULLED,))] == ["waited for a node", "image pull"]
 
 
+@given(seconds=st.floats(-10, 200))
+def test_timeline_has_the_time_in_the_queue_apart_from_that_without_a_node(seconds: float) -> None:
+    turn, node = timeline(STARTING, (), at(seconds))
+    assert (turn["phase"], node["phase"]) == ("waited for its turn", "waited for a node")
+    assert turn["seconds"] == pytest.approx(min(max(seconds, 0), 100), abs=0.1)
+    assert turn["seconds"] + node["seconds"] == pytest.approx(100, abs=0.2)
+
+
 def test_timeline_has_the_pulls_before_the_container_with_their_size() -> None:
     ran = pod(ended(0, started=160, at=200), conditions=(scheduled(100),))
     quick = event("Pulled", 'Successfully pulled image "init:1" in 12ms (12ms including waiting)', seconds=101)

@@ -98,14 +98,14 @@ START = datetime.now(UTC).replace(microsecond=0) - timedelta(minutes=1)
 
 
 def run(
-    ranks: int, what: Callable[[Cluster], Any], queue: str = "", *, suspended: bool = False
+    ranks: int, what: Callable[[Cluster], Any], queue: str = "", *, suspended: bool = False, may_read: bool = False
 ) -> tuple[Cluster, Progress]:
     async def go() -> tuple[Cluster, Progress]:
         cluster = Cluster(ranks)
         cluster.queue = queue
         if suspended:
             cluster.suspend()
-        cluster.server.unreadable = WORKLOADS
+        cluster.server.unreadable = "" if may_read else WORKLOADS
 
         async def opened(open_access: Any) -> Any:
             return cluster.server
@@ -170,3 +170,27 @@ def test_gang_that_waits_says_that_its_place_is_unknown_and_is_not_preempted() -
     cluster, progress = run(2, what, queue="team-a", suspended=True)
     assert progress.done
     assert not any("PermissionDenied" in line for line in cluster.lines), cluster.lines
+
+
+def evicted(at: float) -> dict[str, Any]:
+    said = {"type": "Evicted", "status": "True", "reason": "Preempted", "message": "For one that is more important."}
+    meta = {"name": "job-train", "uid": "w1", "creationTimestamp": stamp(0), "ownerReferences": [{"uid": "j1"}]}
+    status = {"conditions": [{**said, "lastTransitionTime": stamp(at)}]}
+    return {"metadata": meta, "spec": {"queueName": "team-a"}, "status": status}
+
+
+def test_gang_that_kueue_took_back_while_nobody_looked_is_preempted_and_one_that_never_began_is_not() -> None:
+    def suspended_at(cluster: Cluster, seconds: float) -> None:
+        condition = {"type": "Suspended", "status": "True", "lastTransitionTime": stamp(seconds)}
+        job = {**cluster.server.read(JOB), "spec": {"suspend": True}, "status": {"conditions": [condition]}}
+        cluster.server.put(JOB, job)
+
+    async def what(cluster: Cluster) -> None:
+        suspended_at(cluster, 0)
+        cluster.server.put(f"{WORKLOADS}/job-train", evicted(at=20))
+        await cluster.says("1st of 1 in queue team-a")
+        suspended_at(cluster, 21)
+
+    _, progress = run(2, what, queue="team-a", suspended=True, may_read=True)
+    assert type(progress.error) is PodPreempted
+    assert "queue team-a: Preempted: For one that is more important" in str(progress.error)
