@@ -22,7 +22,7 @@ AIRFLOWS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat ui bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat ui ui-check bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
@@ -148,6 +148,10 @@ ui:
 	@echo "== ui: TypeScript, its tests, and the bundle"
 	@command -v npm >/dev/null || { echo "npm is missing (Node 20 or newer)"; exit 1; }
 	@cd ui && npm ci --no-progress --loglevel=error && npm test --silent && npm run build --silent
+
+# The bundle that is committed is the one that its sources give.
+ui-check: ui
+	@git diff --exit-code --stat -- airflow_gpu_provider/plugins/static || { echo "commit the bundle that 'make ui' has built"; exit 1; }
 
 bench: .venv
 	@AIRFLOW__LOGGING__LOGGING_LEVEL=WARNING $(BIN)/python -m benchmarks

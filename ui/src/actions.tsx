@@ -4,7 +4,7 @@
 import { Box, Button, Dialog, Field, Input, Portal, Text } from "@chakra-ui/react";
 import { type ReactNode, useState } from "react";
 
-import { inWords, patch, post, runPath, segment } from "./api.ts";
+import { ApiError, inWords, patch, post, runPath, segment } from "./api.ts";
 import { Notice } from "./words.tsx";
 
 type Answer = { status: "error" | "success"; text: string };
@@ -26,18 +26,23 @@ function useCall(done: () => void) {
   return { busy, call, said, refuse: (text: string) => setAnswer({ status: "error", text }) };
 }
 
-const trigger = (dagId: string, conf: Record<string, unknown>) =>
-  post<{ dag_run_id: string }>(`dags/${segment(dagId)}/dagRuns`, { logical_date: null, conf });
+async function trigger(dagId: string, conf: Record<string, unknown>, operator: string) {
+  try {
+    return await post<{ dag_run_id: string }>(`dags/${segment(dagId)}/dagRuns`, { logical_date: null, conf });
+  } catch (error) {
+    if (!(error instanceof ApiError) || error.status !== 404) throw error;
+    throw new ApiError(404, `There is no DAG ${dagId} that you may run, and none with ${operator} has run yet: example_dags has one.`);
+  }
+}
 
+/** `janitor` is the DAG that looked last; where none has, the one of this package's examples is tried. */
 export const LookNow = ({ janitor, done }: { janitor: string | null; done: () => void }) => {
-  const { busy, call, said, refuse } = useCall(done);
-  const press = () => {
-    if (!janitor) return refuse("No DAG with GpuPoolStatusOperator has run here: example_dags/janitor.py is one.");
+  const { busy, call, said } = useCall(done);
+  const press = () =>
     void call(async () => {
-      const run = await trigger(janitor, {});
-      return `${janitor} was started as ${run.dag_run_id}: what it sees is shown within minutes.`;
+      const run = await trigger(janitor ?? "janitor", {}, "GpuPoolStatusOperator");
+      return `${janitor ?? "janitor"} was started as ${run.dag_run_id}: what it sees is shown within minutes.`;
     });
-  };
   return (
     <Box>
       <Button size="xs" variant="outline" loading={busy} onClick={press}>
@@ -50,14 +55,17 @@ export const LookNow = ({ janitor, done }: { janitor: string | null; done: () =>
 
 type Of = { dagId: string; runId: string };
 
-export const ZeroNow = ({ run, pods, done }: { run: Of; pods: readonly string[]; done: () => void }) => {
+/** `pods` are those that the pool's nodes run; `alone` says that all of them are this run's. */
+type ZeroNowProps = { run: Of; pods: readonly string[]; alone: boolean; done: () => void };
+
+export const ZeroNow = ({ run, pods, alone, done }: ZeroNowProps) => {
   const { busy, call, said } = useCall(done);
   const confirm = () =>
     call(async () => {
       await patch(runPath(run.dagId, run.runId), { state: "failed" });
       return "The run was marked as failed: its tasks are stopped, its pods deleted, and its machines released.";
     });
-  const what = pods.length ? `and ends ${pods.join(", ")}` : "and ends its pods, if it has any";
+  const what = pods.length ? `and ends ${alone ? "" : "its own of "}${pods.join(", ")}` : "and ends its pods, if it has any";
   return (
     <Confirm name="Zero now" title="Stop this run?" verb="Mark as failed" busy={busy} confirm={confirm} said={said}>
       <Text overflowWrap="anywhere">
@@ -75,17 +83,18 @@ export const MoreTime = ({ pool, run, extender, done }: MoreTimeProps) => {
   const [reason, setReason] = useState("");
   const confirm = () => {
     if (!(Number(hours) > 0)) return refuse("Hours is a number above 0.");
-    if (!extender) return refuse("No DAG with ExtendGpuPoolOperator was found here: docs/web-ui.md shows one.");
     return void call(async () => {
       const conf = { pool, dag_id: run.dagId, run_id: run.runId, hours: Number(hours), reason };
-      const started = await trigger(extender, conf);
-      return `${extender} was started as ${started.dag_run_id}: its log says until when the nodes are wanted then.`;
+      const dagId = extender ?? "extend_run";
+      const started = await trigger(dagId, conf, "ExtendGpuPoolOperator");
+      return `${dagId} was started as ${started.dag_run_id}: its log says until when the nodes are wanted then.`;
     });
   };
   return (
     <Confirm name="More time" title="Keep the nodes longer?" verb="Ask" busy={busy} confirm={confirm} said={said}>
       <Text overflowWrap="anywhere" mb={3}>
-        The run {run.runId} of {run.dagId} wants nodes of {pool} for longer than its spec&apos;s max_runtime.
+        The nodes of {pool} stay longer for the run {run.runId} of {run.dagId}. Beyond the pool&apos;s max_runtime it takes a
+        reason. A pod that runs already keeps its own deadline.
       </Text>
       <Field.Root mb={2}>
         <Field.Label>Hours more</Field.Label>

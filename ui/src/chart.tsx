@@ -85,7 +85,7 @@ export const Bars = ({ days, onPick }: { days: readonly Day[]; onPick: (day: str
             />
             <Stack total={each.total} width={step * 0.55} y={y} />
             {each.total.red ? (
-              <text x={step * 0.35} y={HEIGHT + BOTTOM - 6} textAnchor="middle" fill="var(--chakra-colors-fg-error)" style={{ fontSize: 12 }}>
+              <text x={step * 0.35} y={HEIGHT + BOTTOM - 6} textAnchor="middle" fill="var(--chakra-colors-fg)" style={{ fontSize: 12 }}>
                 ✕
               </text>
             ) : null}

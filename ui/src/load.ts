@@ -2,7 +2,7 @@
 // value that a task left does not change: they stay here while the tab is open, whichever of its pages is shown.
 
 import { eachOf, get, list, runPath, segment } from "./api.ts";
-import { type Night } from "./nights.ts";
+import type { Night } from "./nights.ts";
 import {
   type Finding,
   type Leftover,
@@ -36,17 +36,6 @@ const ALL_TASKS = "dags/~/dagRuns/~/taskInstances";
 export type Entry = { dag_id: string; run_id: string; task_id: string; map_index: number; key: string; timestamp: string };
 
 const values = new Map<string, unknown>();
-
-/** Forget all values; for tests. */
-export const forget = () => values.clear();
-
-export const entryOf = (task: Task, key: string): Omit<Entry, "timestamp"> => ({
-  dag_id: task.dag_id,
-  run_id: task.dag_run_id,
-  task_id: task.task_id,
-  map_index: task.map_index,
-  key,
-});
 
 export const entriesPath = (dagId: string, runId: string, taskId: string) =>
   `${runPath(dagId, runId)}/taskInstances/${segment(taskId)}/xcomEntries`;
@@ -172,7 +161,7 @@ export function whyUnreadable(value: unknown): string {
 
 export type Nights = { nights: Night[]; total: number };
 
-/** The nights of the last 30 days, newest first. `tell` is called with each batch, for the first ones show at once. */
+/** The nights of the last 30 days, newest first. */
 export async function loadNights(now = Date.now()): Promise<Nights> {
   const since = { run_after_gte: new Date(now - DAYS * 86_400_000).toISOString(), order_by: "-run_after" };
   const [tasks, usages] = await Promise.all([

@@ -124,14 +124,16 @@ const Runs = ({ pool, live, seen, now, reload }: RunsProps) => {
       </Table.Header>
       <Table.Body>
         {rows.map((row) => (
-          <RunRowView key={row.name} row={row} pool={pool} seen={seen} now={now} reload={reload} />
+          <RunRowView key={row.name} row={row} alone={rows.length === 1} pool={pool} seen={seen} now={now} reload={reload} />
         ))}
       </Table.Body>
     </Table.Root>
   );
 };
 
-const RunRowView = ({ row, pool, seen, now, reload }: { row: RunRow; pool: string; seen: PoolNow | undefined; now: Now; reload: () => void }) => {
+type RunRowProps = Omit<RunsProps, "live"> & { row: RunRow; alone: boolean };
+
+const RunRowView = ({ row, alone, pool, seen, now, reload }: RunRowProps) => {
   const pods = (seen?.status.machines ?? []).flatMap((machine) => machine.pods);
   return (
     <Table.Row data-run={row.name}>
@@ -147,7 +149,7 @@ const RunRowView = ({ row, pool, seen, now, reload }: { row: RunRow; pool: strin
         {row.dagId ? (
           <Box display="flex" gap={1} flexWrap="wrap" justifyContent="end">
             <MoreTime pool={pool} run={row} extender={now.extender} done={reload} />
-            <ZeroNow run={row} pods={pods} done={reload} />
+            <ZeroNow run={row} pods={pods} alone={alone} done={reload} />
           </Box>
         ) : null}
       </Table.Cell>
@@ -158,7 +160,7 @@ const RunRowView = ({ row, pool, seen, now, reload }: { row: RunRow; pool: strin
 const untilOf = (lease: Lease) =>
   `${lease.nodes === null ? UNKNOWN : count(lease.nodes, "node")} ${lease.live ? "until" : "until (over)"} ${
     Number.isNaN(Date.parse(lease.until)) ? UNKNOWN : moment(lease.until)
-  }`;
+  }${lease.reason ? ` (${lease.reason})` : ""}`;
 
 const Live = ({ run }: { run: LiveRun }) => (
   <>

@@ -45,7 +45,7 @@ export type MachineNow = {
   cost: number | null;
 };
 
-export type Lease = { run: string; nodes: number | null; until: string; live: boolean };
+export type Lease = { run: string; nodes: number | null; until: string; live: boolean; reason: string };
 
 export type Status = {
   pool: string;
@@ -169,6 +169,7 @@ export function readStatus(value: unknown): Status[] {
       nodes: number(lease.nodes),
       until: text(lease.until),
       live: lease.live === true,
+      reason: text(lease.extended),
     })),
   }));
 }
