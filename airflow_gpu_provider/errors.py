@@ -25,7 +25,7 @@ AirflowSensorTimeout, which it never sees.
       PoolInUse                    a pool is to be deleted while its nodes run pods or a run wants nodes
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
-                                   PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GangHung
+                                   PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GangHung GpuIdle
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
 
@@ -354,6 +354,10 @@ class PodDeadline(PodFailed):
 
 class GangHung(PodFailed):
     """No rank of a gang has printed anything for hang_timeout; `details["last_lines"]` has each rank's last line."""
+
+
+class GpuIdle(PodFailed):
+    """The pod held GPUs and did not compute on them for idle_gpu_timeout; it was deleted."""
 
 
 class BlockFailed(GpuError):

@@ -19,7 +19,7 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
-from airflow_gpu_provider.operators.moved_arguments import MovedArguments
+from airflow_gpu_provider.operators.gpu_use_arguments import GpuUseArguments
 from airflow_gpu_provider.operators.pod_callbacks import call_back, tell_progress
 from airflow_gpu_provider.operators.several_nodes import check_nodes, check_ranks, ranks_of, seconds_of
 from airflow_gpu_provider.pods.attempt import PodAttempt
@@ -52,7 +52,7 @@ STARTUP_TIMEOUT = timedelta(minutes=20)
 _TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
 
 
-class GpuPodOperator(MovedArguments, KubernetesPodOperator):
+class GpuPodOperator(GpuUseArguments, KubernetesPodOperator):
     """Run a pod on a GPU pool.
 
     Every argument of KubernetesPodOperator works. The pod selects the pool's nodes, tolerates their taints, gets its
@@ -84,6 +84,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             on new capacity, without using one of Airflow's retries; "fail" raises PodPreempted. Default: "resume" with
             a checkpoint, else "fail". All pods of a try have one deadline.
         max_preemptions: How often one try may resume. Default 3.
+        utilization, idle_gpu_warning, idle_gpu_timeout: See gpu_use_arguments.
         **kwargs: KubernetesPodOperator's, and those that EksPodOperator and GKEStartPodOperator add to them (see
             moved_arguments). `log_pod_spec_on_failure` is False by default. The connection is the pool's own;
             in_cluster and config_file are not used.
@@ -96,7 +97,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
         CheckpointUnusable: The checkpoint would be lost with the pod or its node.
         PodOutOfMemory, GpuOutOfMemory, DriverMissing, BadGpu, PodImageError, PodPreempted, PodDeadline, PodFailed: How
             the pod ended, or with nodes= the rank that failed first.
-        GangHung: No rank has printed anything for hang_timeout.
+        GangHung, GpuIdle: No rank has printed anything for hang_timeout; no GPU computed for idle_gpu_timeout.
         TaskKilled: The task was told to stop; the pod is deleted.
     """
 
@@ -260,6 +261,7 @@ class GpuPodOperator(MovedArguments, KubernetesPodOperator):
             on_pod=self._show,
             trigger_kwargs=self.trigger_kwargs or {},
             nodes=self.nodes,
+            gpus=self._gpu_watching,
             log_ranks=ranks_of(self.log_ranks),
             hang_seconds=seconds_of(self.hang_timeout),
             new_attempt=GangAttempt if self.nodes > 1 else PodAttempt,

@@ -9,10 +9,11 @@ from typing import Any, Literal
 from kubernetes.client import V1ObjectMeta, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import GpuError, GpuIdle
 from airflow_gpu_provider.pods.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, find_or_create
 from airflow_gpu_provider.pods.end import PodEnd, end_of
+from airflow_gpu_provider.pods.gpu_use import GpuUse
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task_attempt import Found, TaskAttempt
 from airflow_gpu_provider.pods.verdict import Watched
@@ -113,6 +114,7 @@ class PodAttempt(TaskAttempt):
             until=until,
             is_covered=self.deadlines.is_covered,
             queue=self._task.placement.queue,
+            gpus=self._task.gpus,
         )
 
     def watch_here(self) -> Watched:
@@ -147,9 +149,12 @@ class PodAttempt(TaskAttempt):
                 pod, state, error, watched, cluster=self._cluster, extract=self._task.extract_result
             )
         self._tell_timeline(watched.timeline)
+        self._tell_use(watched.use)
         if end_of(state) is not None:
             self._task.call_back("on_pod_completion", pod=pod)
             self._task.call_back("on_pod_teardown", pod=pod)
+        if isinstance(error, GpuIdle):  # it would hold them on, whatever on_finish_action says
+            self._cluster.pods.delete(pod)
         self._release(pod, result)
         if error is not None:
             raise error
@@ -171,9 +176,15 @@ class PodAttempt(TaskAttempt):
 
     def _collect_gone(self, error: GpuError | None, watched: Watched) -> Any:
         self._tell_timeline(watched.timeline)
+        self._tell_use(watched.use)
         if error is not None:
             raise error
         return result_of_gone(watched) if self._task.has_result else None
+
+    def _tell_use(self, use: GpuUse) -> None:
+        if use.is_known:
+            self._task.log.info("  %s", use.in_words())
+            self._task.push("utilization", use.to_json())
 
     def _release(self, pod: V1Pod, result: Any) -> None:
         self._is_released = True

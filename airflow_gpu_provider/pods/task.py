@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kubernetes.client import V1Pod
 
+from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
 from airflow_gpu_provider.pods.preemptions import Attempt, Preemptions
@@ -48,6 +49,7 @@ class PodTask:
         push: Takes the key and the value of an XCom.
         on_pod: Takes the pod as it is known now, or None.
         trigger_kwargs: More entries for the trigger's event.
+        gpus: What to do about GPUs that do not compute; None: nobody asks what they do. For one node.
         nodes: On how many nodes it runs, with a pod on each.
         log_ranks: Whose lines of several nodes' are wanted; None for all.
         hang_seconds: See GangWait. For several nodes.
@@ -85,6 +87,7 @@ class PodTask:
     push: Callable[[str, Any], None]
     on_pod: Callable[[V1Pod | None], None]
     trigger_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    gpus: GpuWatching | None = None
     nodes: int = 1
     log_ranks: Sequence[int] | None = None
     hang_seconds: float | None = None

@@ -13,6 +13,7 @@ from typing import Any, Protocol, Self
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pods.end import PodEnd, certain_at, end_of, end_of_gone
+from airflow_gpu_provider.pods.gpu_use import GpuUse
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.scaling.waits import Progress
 
@@ -53,6 +54,7 @@ class Watched:
         logs: How far its log is written: PodLogs.rest.
         result: The text of its result file, where it was read already.
         wait: The wait itself, to be taken up again.
+        use: What its GPUs were seen to do.
     """
 
     namespace: str
@@ -66,6 +68,7 @@ class Watched:
     logs: Mapping[str, Any] = field(default_factory=dict)
     result: str | None = None
     wait: AttemptWait | None = None
+    use: GpuUse = field(default_factory=GpuUse)
 
     @classmethod
     def of_event(cls, event: Mapping[str, Any], waits: _Waits = PodWait) -> Self:
@@ -85,10 +88,13 @@ class Watched:
             logs=event.get("logs") or {},
             result=event.get("result"),
             wait=waits.from_record(event["wait"]) if event.get("wait") else None,
+            use=GpuUse.from_record(event.get("gpu_use") or {}),
         )
 
     @classmethod
-    def of_progress(cls, wait: AttemptWait, progress: Progress, logs: Mapping[str, Any]) -> Self:
+    def of_progress(
+        cls, wait: AttemptWait, progress: Progress, logs: Mapping[str, Any], use: GpuUse | None = None
+    ) -> Self:
         """Read the outcome of a worker's own wait."""
         result = progress.result or {}
         return cls(
@@ -102,6 +108,7 @@ class Watched:
             timeline=result.get("timeline") or (),
             logs=logs,
             wait=wait,
+            use=use or GpuUse(),
         )
 
     def end(self, pod: PodState | None, now: datetime) -> PodEnd | None:

@@ -27,6 +27,7 @@ from airflow_gpu_provider.pods.end import (
     lost_with_node,
     why_disrupted,
 )
+from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.phases import phase
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
@@ -90,6 +91,7 @@ class PodWait(Record):
         deadline: When the pod has to have ended.
         until: What is waited for.
         queue: The LocalQueue of Kueue that admits it; empty for none.
+        gpus: What to do about GPUs that do not compute; None, as in an earlier release's record: nobody asks.
         is_covered: A demand Lease covers the pod. Where none does, somebody has to look at the pool once it is placed.
     """
 
@@ -104,6 +106,7 @@ class PodWait(Record):
     until: Literal["started", "ended"] = "ended"
     is_covered: bool = True
     queue: str = ""
+    gpus: GpuWatching | None = None
 
     def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""

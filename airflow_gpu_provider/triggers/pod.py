@@ -23,6 +23,7 @@ from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pods.end import end_of
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN, PodLogs
+from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, each_follows
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
 from airflow_gpu_provider.pools import deserialize_pool
@@ -51,7 +52,8 @@ class GpuPodTrigger(BaseTrigger):
     "timeout": it is given up; "error": it could not be watched), `name`, `namespace`, `uid`, `wait`, `message`,
     `error` (a GpuError's record or None), `timeline`, `machine`, `logs` (PodLogs.safe_rest) and `result`, the text of
     the result file: read at once, for the pod's node may be gone before a worker comes; None where it is longer than
-    LONGEST_RESULT, or could not be read. It never raises: what an exception in a trigger becomes has lost its type.
+    LONGEST_RESULT, or could not be read. And `gpu_use`, a GpuUse's record. It never raises: what an exception in a
+    trigger becomes has lost its type.
 
     A cluster that cannot be reached, or opened, is tried again until the pod's deadline. A record of a later release is
     handed back to a worker, which goes on with the same pod: see `records`.
@@ -73,6 +75,7 @@ class GpuPodTrigger(BaseTrigger):
         self._connection = AsyncExitStack()
         self._api: AsyncApi | None = None
         self._logs: PodLogs | GangLogs | None = None
+        self._gpus: GpuSampler | None = None
         self._own: set[str] = set()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -90,6 +93,8 @@ class GpuPodTrigger(BaseTrigger):
         event = await self._event(wait)
         await settle(self.record["deferred_at"])
         extra = {**(self.record.get("extra") or {}), "logs": await self._logs_so_far()}
+        if self._gpus is not None:
+            extra["gpu_use"] = self._gpus.use.to_record()
         about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
         yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
 
@@ -121,8 +126,11 @@ class GpuPodTrigger(BaseTrigger):
         if wanted is not None and self._logs is not None:
             wanted = {**wanted, "positions": self._logs.rest()["positions"]}
         logs = self._logs = PodLogs(self._api, wait, wanted, self.log.log)
-        async with logs:
-            progress = await watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=logs.follow)
+        gpus = self._gpus = self._gpus or GpuSampler(self._api, wait, say=self.log.info, warn=self.log.warning)
+        async with logs, gpus:
+            on_pod = each_follows(logs, gpus)
+            watching = watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=on_pod)
+            progress = await gpus.beside(watching)
             await settle(self.record["deferred_at"])
             if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
                 await logs.drain(LAST_WORDS_WITHIN)

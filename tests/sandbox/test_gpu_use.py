@@ -1,0 +1,97 @@
+"""What a training's GPUs did, asked of nvidia-smi in its container, by real pods and their kubelet's exec."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from kubernetes import client, config
+
+from airflow_gpu_provider.errors import GpuIdle
+from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pools import EksGpuPool
+from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.running import context_of, eventually, run
+
+OWN = {"PATH": "/tmp/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
+"""In which a training's own nvidia-smi comes first."""
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler.SAMPLE_EVERY", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+
+
+@pytest.fixture(scope="module")
+def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
+    """A pool with one node of four GPUs."""
+    pool = EksGpuPool(
+        name="use",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=("g6.12xlarge",),
+        zones=(gpu_sandbox.zones[0],),
+        node_role=gpu_sandbox.node_role_arn,
+        max_nodes=1,
+    )
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
+    return pool
+
+
+def train(pool: EksGpuPool, script: str, **arguments: Any) -> tuple[GpuPodOperator, dict[str, Any]]:
+    operator = GpuPodOperator(
+        task_id="train", gpu_pool=pool, image="busybox:1.36", cmds=["sh", "-c", script], env_vars=OWN, **arguments
+    )
+    return operator, context_of(operator)
+
+
+def playing(line: str, *, asked: int) -> str:
+    """A training that ends when its nvidia-smi was asked so often; `$n` is how often it was asked before."""
+    smi = f'n=$(cat /tmp/n); echo $((n+1)) > /tmp/n; echo "$@" >> /tmp/asked; echo "{line}"'
+    make = f"mkdir -p /tmp/bin; cat > /tmp/bin/nvidia-smi <<'EOF'\n#!/bin/sh\n{smi}\nEOF\nchmod +x /tmp/bin/nvidia-smi"
+    return f"echo 0 > /tmp/n; {make}\nwhile [ $(cat /tmp/n || echo 0) -lt {asked} ]; do sleep 0.1; done; sleep 1"
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_use_that_varies(pool: EksGpuPool, deferrable: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """8 samples of 10, 30, 50, 70, 10, ... percent are 40 on average; one more or less, within 2 points."""
+    script = playing("$(( n % 4 * 20 + 10 )), $(( n * 100 )), [N/A]", asked=40)
+    operator, context = train(pool, script, deferrable=deferrable)
+    run(operator, context)
+    told = context["ti"].xcoms["utilization"]
+    assert told["samples"] >= 38
+    assert told["mean"] == pytest.approx(40, abs=2)
+    assert told["computed_fraction"] == pytest.approx(0.4, abs=0.02)
+    assert told["max"] == 70
+    assert told["memory_mib_max"] >= 3700
+    assert told["power_w_mean"] is None
+
+
+def test_gpus_that_do_not_compute_end_the_pod_when_asked(pool: EksGpuPool) -> None:
+    operator, context = train(pool, "sleep 3600", idle_gpu_timeout=1.5, on_finish_action="keep_pod")
+    with pytest.raises(GpuIdle, match="have not computed for"):
+        run(operator, context)
+    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+    name = context["ti"].xcoms["pod_name"]
+    eventually(lambda: name not in {pod.metadata.name for pod in core.list_namespaced_pod("default").items})
+    assert context["ti"].xcoms["utilization"]["mean"] == 0
+
+
+def test_container_without_nvidia_smi_is_asked_once(pool: EksGpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._UNTIL_THE_END_SHOWS", 0.5)
+    fails = playing("NVIDIA-SMI has failed", asked=1) + "; sleep 4; [ $(cat /tmp/n) = 1 ]"
+    operator, context = train(pool, fails)
+    run(operator, context)
+    assert "utilization" not in context["ti"].xcoms
+
+
+def test_nothing_is_asked_where_that_is_turned_off(pool: EksGpuPool) -> None:
+    untouched = playing("90, 1, 1", asked=0) + "; sleep 3; [ $(cat /tmp/n) = 0 ]"
+    operator, context = train(pool, untouched, utilization=False)
+    run(operator, context)
+    assert "utilization" not in context["ti"].xcoms
