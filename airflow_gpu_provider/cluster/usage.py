@@ -11,7 +11,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
@@ -80,6 +80,16 @@ class MachineUse:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Computed:
+    """For which share of its time (0 to 1) the GPUs of a pod computed, by samples."""
+
+    node: str
+    span: Span
+    gpus: int
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunUsage:
     """What is known of one run's use of a pool.
 
@@ -87,12 +97,14 @@ class RunUsage:
         wanted: When it wanted nodes. The last span ends at the demand's `until` while it still wants them.
         open: Whether it still wants them.
         worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
+        computed: Those of its pods whose GPUs were sampled, by uid.
     """
 
     key: DemandKey
     wanted: tuple[Span, ...] = ()
     open: bool = False
     worked: Mapping[str, tuple[Span, ...]]
+    computed: Mapping[str, Computed] = field(default_factory=dict)
 
     @classmethod
     def new(cls, key: DemandKey) -> Self:
@@ -151,6 +163,15 @@ def record_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
         work.setdefault(pod.owner, []).append((pod.node, span))
     for owner, done in work.items():
         _amend_run(api, owner, lambda usage, done=done: _with_work(usage, done))  # type: ignore[misc]
+
+
+def record_computed(api: ApiClient, pod: Pod, share: float, now: datetime) -> None:
+    """Write down for which share of its time a pod's GPUs computed, where it says whose it is."""
+    span = pod.ran(now)
+    if pod.owner is None or pod.node is None or not pod.gpus or span is None:
+        return
+    said = Computed(node=pod.node, span=span, gpus=pod.gpus, share=round(share, 4))
+    _amend_run(api, pod.owner, lambda usage: replace(usage, computed={**usage.computed, pod.uid: said}))
 
 
 def _with_work(usage: RunUsage, done: Iterable[tuple[str, Span]]) -> RunUsage:
@@ -239,16 +260,24 @@ def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
         wanted=_spans(said.get("wanted", ())),
         open=bool(said.get("open")),
         worked={node: _spans(spans) for node, spans in said.get("worked", {}).items()},
+        computed={uid: _computed(*each) for uid, each in said.get("computed", {}).items()},
     )
 
 
 def _run_to_notes(usage: RunUsage) -> dict[str, str]:
-    said = {
+    said: dict[str, Any] = {
         "wanted": [[format_time(at) for at in span] for span in usage.wanted],
         "open": usage.open,
         "worked": {node: [[format_time(at) for at in span] for span in spans] for node, spans in usage.worked.items()},
     }
+    if usage.computed:
+        pods = usage.computed.items()
+        said["computed"] = {uid: [pod.node, *map(format_time, pod.span), pod.gpus, pod.share] for uid, pod in pods}
     return {**usage.key.annotations, f"{_PREFIX}usage": _packed(said)}
+
+
+def _computed(node: str, start: str, end: str, gpus: int, share: float) -> Computed:
+    return Computed(node=node, span=_spans([(start, end)])[0], gpus=gpus, share=share)
 
 
 def _spans(raw: Iterable[Any]) -> tuple[Span, ...]:

@@ -149,7 +149,7 @@ class PodAttempt(TaskAttempt):
                 pod, state, error, watched, cluster=self._cluster, extract=self._task.extract_result
             )
         self._tell_timeline(watched.timeline)
-        self._tell_use(watched.use)
+        self._tell_use(watched.use, pod)
         if end_of(state) is not None:
             self._task.call_back("on_pod_completion", pod=pod)
             self._task.call_back("on_pod_teardown", pod=pod)
@@ -176,15 +176,17 @@ class PodAttempt(TaskAttempt):
 
     def _collect_gone(self, error: GpuError | None, watched: Watched) -> Any:
         self._tell_timeline(watched.timeline)
-        self._tell_use(watched.use)
+        self._tell_use(watched.use, None)
         if error is not None:
             raise error
         return result_of_gone(watched) if self._task.has_result else None
 
-    def _tell_use(self, use: GpuUse) -> None:
+    def _tell_use(self, use: GpuUse, pod: V1Pod | None) -> None:
         if use.is_known:
             self._task.log.info("  %s", use.in_words())
             self._task.push("utilization", use.to_json())
+        if pod is not None and use.mean is not None:
+            self._cluster.pods.note_computed(pod, use.mean / 100)
 
     def _release(self, pod: V1Pod, result: Any) -> None:
         self._is_released = True

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
-from kubernetes.client import CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
+from kubernetes.client import ApiClient, CoreV1Api, V1DeleteOptions, V1Pod, V1Preconditions
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError
 
@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
 from airflow_gpu_provider.cluster.pods import STUCK_AFTER, UNCOLLECTED, Pod
-from airflow_gpu_provider.cluster.usage import record_pods
+from airflow_gpu_provider.cluster.usage import record_computed, record_pods
 from airflow_gpu_provider.errors import GpuError, PermissionDenied, PodFailed
 from airflow_gpu_provider.pods.hook import PoolHook
 from airflow_gpu_provider.pods.ownership import Ownership
@@ -125,6 +125,10 @@ class TaskPods:
         with mapped("delete", "pods"):
             self._manager.delete_pod(pod)
 
+    def note_computed(self, pod: V1Pod, share: float) -> None:
+        """Write down for which share of its time (0 to 1) the pod's GPUs computed, for its run's bill."""
+        _note(self._hook.core_v1_client, pod, lambda api, read, now: record_computed(api, read, share, now))
+
     def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
         """Delete with a client of its own, for the interrupted code may hold locks; failures are logged."""
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
@@ -180,13 +184,18 @@ class CarefulPodManager(PodManager):
 
 
 def _note_use(client: CoreV1Api, pod: Any) -> None:
-    """Write down when and where the pod ran; a bill that is too low is no reason for a task to fail."""
+    """Write down when and where the pod ran."""
+    _note(client, pod, lambda api, read, now: record_pods(api, [read], now))
+
+
+def _note(client: CoreV1Api, pod: Any, record: Callable[[ApiClient, Pod, datetime], None]) -> None:
+    """Write down something of a pod; a bill that is too low is no reason for a task to fail."""
     try:
         raw = client.api_client.sanitize_for_serialization(pod)
         if "phase" in (raw.get("status") or {}):  # a delete that is done at once answers with a Status
-            record_pods(client.api_client, [Pod.parse(raw)], ServerClock(client.api_client).now())
+            record(client.api_client, Pod.parse(raw), ServerClock(client.api_client).now())
     except (GpuError, ApiException, HTTPError) as error:
-        _log.warning("When pod %s ran could not be written down for the run's bill: %s", pod.metadata.name, error)
+        _log.warning("What pod %s did could not be written down for the run's bill: %s", pod.metadata.name, error)
 
 
 def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -> bool:

@@ -19,6 +19,7 @@ from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.scaling.computed import ComputedShare, computed_share
 from airflow_gpu_provider.scaling.cost import UNKNOWN
 
 Phase = Literal["booting", "working", "idle"]
@@ -69,6 +70,7 @@ class Bill:
         lanes: When each of these machines was launched, usable, at work and gone.
         autoscaler: What it would have been with an autoscaler that removes a node when it has been idle for
             `IDLE_AUTOSCALER`; None in such a bill itself.
+        computed: How much of the working time the GPUs computed; None where nothing is known.
     """
 
     seconds: Mapping[Phase, float]
@@ -77,6 +79,7 @@ class Bill:
     at_least: str = ""
     lanes: Sequence[Lane] = ()
     autoscaler: Bill | None = None
+    computed: ComputedShare | None = None
 
     @property
     def total_seconds(self) -> float:
@@ -99,6 +102,7 @@ class Bill:
         found = {
             "machines": self.machines,
             "at_least": self.at_least or None,
+            "computed": self.computed.to_json() if self.computed else None,
             **self._amounts(),
             "timeline": [lane.to_json() for lane in shown],
             "timeline_left_out": len(self.lanes) - len(shown),
@@ -130,7 +134,9 @@ def bill(
         amounts.add(machine, mine)
         by_autoscaler.add(machine, {**mine, "idle": mine.get("idle", 0.0) + _idle_after(machine, key, runs)})
     autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least)
-    return replace(amounts.bill(machines=len(lanes), at_least=at_least), lanes=lanes, autoscaler=autoscaler)
+    computed = next((computed_share(run) for run in runs if run.key == key), None)
+    whole = amounts.bill(machines=len(lanes), at_least=at_least)
+    return replace(whole, lanes=lanes, autoscaler=autoscaler, computed=computed)
 
 
 class _Amounts:

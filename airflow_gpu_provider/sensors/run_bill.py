@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.scaling.bill import MUCH_IDLE, PHASES, Bill
+from airflow_gpu_provider.scaling.bill import MUCH_IDLE, PHASES, Bill, Phase
 from airflow_gpu_provider.scaling.cost import UNKNOWN
 
 
 def log_bill(log: Any, key: DemandKey, bill: Bill) -> None:
     """Say it in the task's log; too much idle time is a warning."""
-    what = ", ".join(f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase])})" for phase in PHASES)
+    what = ", ".join(_phase(bill, phase) for phase in PHASES)
     machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"
     total = f"{_hours(bill.total_seconds)} of node time on {machines}: {what}; cost in all: {_money(bill.total_cost)}."
     if bill.at_least:
@@ -42,6 +42,11 @@ def measure(key: DemandKey, bill: Bill) -> None:
         cost = bill.cost[phase]
         if cost is not None:
             Stats.gauge(f"gpu_provider.cost.{phase}", cost, tags=tags)
+
+
+def _phase(bill: Bill, phase: Phase) -> str:
+    said = f"{_hours(bill.seconds[phase])} {phase} ({_money(bill.cost[phase])})"
+    return f"{said}, {bill.computed.in_words()}" if phase == "working" and bill.computed else said
 
 
 def _hours(seconds: float) -> str:
