@@ -13,7 +13,7 @@ import { PoolCard } from "./pool-card.tsx";
 import { useLoaded } from "./use-loaded.ts";
 import { DagLink, Notice, NodesLink, RunLink, Section, Sentence, TaskLink } from "./words.tsx";
 
-const A_LOOK = 60_000;
+const A_LOOK = 75_000;
 const HISTORY = 600_000;
 
 export const Page = () => {
