@@ -115,6 +115,7 @@ class GpuSampler:
         return Progress(error=error, result={"timeline": phases, "container_ended": False, "machine": ""})
 
     async def _sample(self) -> None:
+        self._idleness = Idleness()  # what came before an interruption says nothing of the time of it
         await asyncio.sleep(SAMPLE_EVERY / 2)
         while not self._is_refused:
             began = time.monotonic()

@@ -1,0 +1,120 @@
+"""When the sampler warns, ends a wait, and gives a container up; what is asked and answered is played."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle
+from airflow_gpu_provider.pods.gpu_sampler import GpuSampler
+from airflow_gpu_provider.pods.gpu_use import GpuWatching
+from airflow_gpu_provider.pods.wait import PodWait
+from airflow_gpu_provider.scaling.waits import Progress
+from tests.unit.scaling.pools import NOW
+
+RUNNING = cast(PodState, SimpleNamespace(base=SimpleNamespace(status="running"), scheduled_at=None))
+
+
+class Api:
+    """Answers each exec with the next answer, and with the last one from then on."""
+
+    def __init__(self, *answers: bytes | Exception | None) -> None:
+        self._answers = list(answers)
+        self.asked = 0
+
+    async def output(self, *_: Any, **__: Any) -> bytes | None:
+        self.asked += 1
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class Sampled:
+    def __init__(self, api: Api, gpus: GpuWatching | None) -> None:
+        wait = PodWait(
+            namespace="default",
+            name="train",
+            uid="1",
+            base_container="base",
+            started=NOW,
+            schedule_seconds=60,
+            start_seconds=60,
+            deadline=NOW,
+            gpus=gpus,
+        )
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        self.sampler = GpuSampler(cast(Any, api), wait, say=self.said.append, warn=self.warned.append)
+
+    async def until(self, is_so: Any) -> None:
+        async with asyncio.timeout(60):
+            while not is_so():  # noqa: ASYNC110 - a list and a count tell nobody
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler.SAMPLE_EVERY", 0.01)
+    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._UNTIL_THE_END_SHOWS", 0.0)
+
+
+async def never() -> Progress:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+async def test_gpus_that_do_not_compute_are_told_once_and_end_the_wait() -> None:
+    seen = Sampled(Api(b"0, 1, 1\n"), GpuWatching(warn_seconds=0.02, end_seconds=0.2))
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, {})
+        progress = await asyncio.wait_for(sampler.beside(never()), 60)
+    assert type(progress.error) is GpuIdle
+    assert len(seen.warned) == 1
+
+
+async def test_wait_that_ends_by_itself_outranks_it() -> None:
+    seen = Sampled(Api(b"90, 1, 1\n"), GpuWatching(end_seconds=0.01))
+    over = Progress(done=True)
+
+    async def watch() -> Progress:
+        await seen.until(lambda: seen.sampler.use.samples >= 5)
+        return over
+
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, {})
+        assert await sampler.beside(watch()) is over
+    assert not seen.warned
+
+
+@pytest.mark.parametrize("answer", [None, b"NVIDIA-SMI has failed\n"])
+async def test_container_that_says_nothing_is_asked_once(answer: bytes | None) -> None:
+    api = Api(answer)
+    seen = Sampled(api, GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, {})
+        await seen.until(lambda: seen.said)
+        await asyncio.sleep(0.1)
+        sampler.follow(RUNNING, {})
+    assert api.asked == len(seen.said) == 1
+
+
+async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
+    away = ClusterUnreachable("It did not answer.", "Wait.")
+    seen = Sampled(Api(away, away, b"5, 1, 1\n"), GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, {})
+        await seen.until(lambda: seen.sampler.use.samples)
+    assert len(seen.said) == 1
+
+
+async def test_nothing_is_asked_where_nobody_wants_it() -> None:
+    api = Api(b"0, 1, 1\n")
+    async with Sampled(api, None).sampler as sampler:
+        sampler.follow(RUNNING, {})
+        await asyncio.sleep(0.05)
+    assert api.asked == 0
