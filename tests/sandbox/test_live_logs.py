@@ -85,7 +85,7 @@ class TaskLogs:
         """The numbers that `count` has printed."""
         return [int(line.removeprefix("[base] line ")) for line in self.of(task) if line.startswith("[base] line ")]
 
-    async def until(self, is_so: Callable[[], Any], *, seconds: float = 120) -> None:
+    async def until(self, is_so: Callable[[], Any], *, seconds: float = 280) -> None:
         async with asyncio.timeout(seconds):
             while not is_so():
                 self.news.clear()
@@ -331,7 +331,7 @@ async def test_containers_that_are_asked_for(pool: EksGpuPool, core: client.Core
         Task,
         pool,
         "train",
-        "echo trains; sleep 2",
+        "echo trains; while ! [ -e /tmp/end ]; do sleep 0.1; done",
         full_pod_spec=spec,
         container_logs=["base", "exporter"],
         init_container_logs="data",
@@ -342,6 +342,7 @@ async def test_containers_that_are_asked_for(pool: EksGpuPool, core: client.Core
     async with task.triggered() as event:
         await logs.until(lambda: wanted <= {*logs.of("train")})
         assert not event.done()
+        assert await asyncio.to_thread(execute, core, task.pod_name, "touch /tmp/end") == ("", "", 0)
         await asyncio.to_thread(task.finish, await event)
     said = [line for line in logs.of("train") if line in wanted | {"nobody asks"}]
     assert sorted(said) == sorted(wanted)
