@@ -65,11 +65,12 @@ engines: .venv control-plane
 # make demo FAULT=train-fails            a red night, and nothing left
 # make demo DEMO=two-nodes               one training on two nodes of one zone
 # make demo DEMO=two-nodes FAULT=spot-lost    one of both is taken away, and it goes on from its checkpoint
+# make demo UI=1                         Airflow stays up after the night, with ten earlier ones, and says where the page is
 # The control plane takes minutes to compile, so it begins as soon as Go is there, beside the installation.
 demo:
 	@$(MAKE) --no-print-directory --jobs 2 control-plane $(if $(filter two-nodes,$(DEMO)),$(TWO_NODES),$(DEMONSTRABLE))
 	@mkdir -p build
-	@$(BIN)/gpu-sandbox demo $(if $(DEMO),--training $(DEMO)) --report $(REPORT) $(if $(FAULT),--fault $(FAULT))
+	@$(BIN)/gpu-sandbox demo $(if $(DEMO),--training $(DEMO)) --report $(REPORT) $(if $(FAULT),--fault $(FAULT)) $(if $(UI),--ui)
 
 test: lint test-unit test-sandbox test-airflow
 

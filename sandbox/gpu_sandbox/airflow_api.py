@@ -155,13 +155,17 @@ class AirflowApi:
         conf: Mapping[str, Any] | None = None,
         run_id: str | None = None,
         logical_date: datetime | None = None,
+        due: datetime | None = None,
     ) -> RunStatus:
         """Start a DAG run now, with `conf` as its configuration; Airflow names it where no `run_id` is given.
 
         logical_date: the date that the run is for; runs with one have an order.
+        due: when it was to run, in the past; by default now.
         """
         at = logical_date.isoformat() if logical_date else None
         body = {"logical_date": at, "conf": dict(conf or {}), "dag_run_id": run_id}
+        if due is not None:
+            body["run_after"] = due.isoformat()
         return RunStatus.from_json(self._call("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body))
 
     def backfill(self, dag_id: str, first: datetime, last: datetime, *, max_active_runs: int) -> None:

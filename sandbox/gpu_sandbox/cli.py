@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _demo(arguments: argparse.Namespace) -> int:
     from gpu_sandbox import demo
 
-    return demo.run(training=arguments.training, faults=arguments.fault, report=arguments.report)
+    return demo.run(training=arguments.training, faults=arguments.fault, report=arguments.report, ui=arguments.ui)
 
 
 def _up(arguments: argparse.Namespace) -> None:
@@ -263,6 +263,7 @@ def _parser() -> argparse.ArgumentParser:
         help="stockout:ZONE, train-fails, or spot-lost with two-nodes; may be repeated",
     )
     demo.add_argument("--report", type=Path, default=Path("build/demo-report.json"), help="(default: %(default)s)")
+    demo.add_argument("--ui", action="store_true", help="leave Airflow up after the night, with ten earlier ones")
     demo.set_defaults(run=_demo)
     return parser
 

@@ -12,7 +12,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from gpu_sandbox.demo_journal import Journal
 from gpu_sandbox.demo_report import Report, make_report, render
 from gpu_sandbox.demo_spot_loss import SpotLoss
 from gpu_sandbox.demo_trainings import TRAININGS, Training, claim_checkpoints, example_dags
+from gpu_sandbox.demo_ui import MORE_DAGS, stay
 from gpu_sandbox.demo_watchers import AirflowWatch, CloudWatch, ClusterWatch
 from gpu_sandbox.errors import Interrupted, SandboxError
 from gpu_sandbox.faults import Stockout
@@ -93,11 +94,19 @@ class Scenario:
         return SPOT_LOST_TIMEOUT if self.spot_lost else RUN_TIMEOUT
 
 
-def run(*, training: str = "one-node", faults: Sequence[str] = (), report: Path, console: Console | None = None) -> int:
+def run(
+    *,
+    training: str = "one-node",
+    faults: Sequence[str] = (),
+    report: Path,
+    console: Console | None = None,
+    ui: bool = False,
+) -> int:
     """Show one night of a training of TRAININGS; return the process's exit status.
 
     0: the run has the colour that it should have and nothing is left. 1: not so, or it could not be shown.
-    2: a training or a fault that it does not know. 130: Ctrl-C. `report` is the JSON file to write.
+    2: a training or a fault that it does not know. 130: Ctrl-C. `report` is the JSON file to write. With `ui` Airflow
+    stays up after the night, until Ctrl-C.
     """
     console = console or Console()
     try:
@@ -109,18 +118,21 @@ def run(*, training: str = "one-node", faults: Sequence[str] = (), report: Path,
     journal = Journal()
     with _one_interrupt():
         try:
-            made = _Night(scenario, console, journal).watch()
+            made = _Night(scenario, console, journal).watch(lambda made: _tell(made, report, console), stays=ui)
         except KeyboardInterrupt:
             console.print("Interrupted; everything that was started is stopped.")
             return INTERRUPTED
         except (AirflowApiError, AirflowNotHealthy, SandboxError) as error:
             console.print(f"The night could not be shown: {error}", markup=False, soft_wrap=True)
             return 1
+    return 0 if made.good else 1
+
+
+def _tell(made: Report, report: Path, console: Console) -> None:
     report.parent.mkdir(parents=True, exist_ok=True)
     report.write_text(json.dumps(made.as_json(), indent=2) + "\n")
     console.print(render(made), markup=False, highlight=False, soft_wrap=True)
     console.print(f"The report is in {report}.")
-    return 0 if made.good else 1
 
 
 class _Night:
@@ -129,11 +141,14 @@ class _Night:
         self._console = console
         self._journal = journal
 
-    def watch(self) -> Report:
-        """Start everything, watch the run to its end, stop everything; the report is made in between."""
-        title = " ".join([self._dag_id, *(f"[{name}]" for name in self._scenario.names)])
+    def watch(self, tell: Callable[[Report], None], *, stays: bool) -> Report:
+        """Start everything, watch the run to its end, and stop everything; `tell` takes the report.
+
+        With `stays` everything goes on until Ctrl-C once the report is told.
+        """
         with contextlib.ExitStack() as stack:
-            stack.enter_context(shown_on(self._console, self._journal, title=title))
+            screen = stack.enter_context(contextlib.ExitStack())
+            screen.enter_context(shown_on(self._console, self._journal, title=self._title))
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-demo-")))
             with self._stage("sandbox up"):
                 sandbox = stack.enter_context(self._sandbox())
@@ -142,8 +157,28 @@ class _Night:
             if self._scenario.spot_lost:
                 SpotLoss(sandbox, self._journal, after=SPOT_LOST_AFTER)
             with self._stage("Airflow up"):
-                airflow = stack.enter_context(self._airflow(sandbox, folder))
-            return self._night(sandbox, airflow, stack)
+                more = MORE_DAGS if stays else ()
+                airflow = stack.enter_context(self._airflow(sandbox, folder, more))
+            made = self._night(sandbox, airflow, screen)
+            if stays:
+                screen.close()
+                tell(made)
+                self._stay(sandbox, airflow)
+                return made
+        tell(made)
+        return made
+
+    def _stay(self, sandbox: Sandbox, airflow: AirflowHome) -> None:
+        def say(line: str) -> None:
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+        with contextlib.suppress(KeyboardInterrupt):
+            stay(airflow, sandbox.faults, self._scenario.training, sandbox.zones[0], say)
+        say("Ending all that was started.")
+
+    @property
+    def _title(self) -> str:
+        return " ".join([self._dag_id, *(f"[{name}]" for name in self._scenario.names)])
 
     def _night(self, sandbox: Sandbox, airflow: AirflowHome, stack: contextlib.ExitStack) -> Report:
         cluster = ClusterWatch(sandbox.kubeconfig, self._journal, ordinary_nodes=frozenset({SYSTEM_NODE}))
@@ -189,12 +224,13 @@ class _Night:
             sandbox.faults.add(stockout)
         return sandbox
 
-    def _airflow(self, sandbox: Sandbox, folder: Path) -> AirflowHome:
+    def _airflow(self, sandbox: Sandbox, folder: Path, more: Sequence[str]) -> AirflowHome:
         python_path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")]))
         dags = folder / "dags"
         dags.mkdir(parents=True)
-        # This one alone: others import providers' operators, seconds of CPU each, or are of another platform.
-        (dags / f"{self._dag_id}.py").symlink_to(example_dags() / f"{self._dag_id}.py")
+        # No others: they import providers' operators, seconds of CPU each, or are of another platform.
+        for name in (self._dag_id, *more):
+            (dags / f"{name}.py").symlink_to(example_dags() / f"{name}.py")
         return AirflowHome(folder, dags, sandbox.env() | {"PYTHONPATH": python_path})
 
     @contextlib.contextmanager

@@ -7,12 +7,8 @@ import type { Task } from "./tasks.ts";
 /** One scale-down: what it billed; null where it left no bill that can be read. */
 export type Night = { task: Task; pool: string | null; usage: Usage | null; why: string };
 
-/** When it began: with its first machine's launch, where that is known, else with its scale-down. */
-export function beginOf({ task, usage }: Night): string {
-  const launches = (usage?.timeline ?? []).flatMap((each) => (each.launched_at ? [each.launched_at] : []));
-  const first = launches.sort((one, other) => Date.parse(one) - Date.parse(other))[0];
-  return first ?? task.start_date ?? task.run_after;
-}
+/** Which night it is: when its run was due. A repeat of it, days later, is of the same night. */
+export const beginOf = ({ task }: Night): string => task.run_after;
 
 export type Total = {
   seconds: Record<Phase, number>;
