@@ -112,6 +112,11 @@ def lines_of(do: Callable[[], Any]) -> list[str]:
     """Return the lines that it has logged."""
     with capture_logs() as told:
         do()
+    return said(told)
+
+
+def said(told: list[Any]) -> list[str]:
+    """Return what `capture_logs` has caught, as lines."""
     return [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
 
 
@@ -178,18 +183,19 @@ def test_kueue_admits_one_and_says_why_the_other_waits(pool: KubernetesGpuPool, 
             .replace("name: team-a", "name: workloads")
             .replace("name: l4", "name: engines-l4"),
         )
-    core = client.CoreV1Api(objects.client)
-    holder = threading.Thread(target=lambda: run(workload(pool, a_job("sleep 8"), "first", queue_name="workloads")))
-    holder.start()
-    try:
-        eventually(
-            lambda: [pod.status.phase for pod in core.list_namespaced_pod("default").items].count("Running") == 2
-        )
-        lines = lines_of(lambda: run(workload(pool, a_job("echo done"), "second", queue_name="workloads")))
-    finally:
-        holder.join()
-    assert any("1st of 1 in queue workloads; couldn't assign flavors" in line for line in lines)
-    assert sum(line.endswith("] done") for line in lines) == 2
+    core, batch = client.CoreV1Api(objects.client), client.BatchV1Api(objects.client)
+    first = Running(workload(pool, a_job(FOREVER), "first", queue_name="workloads"))
+    eventually(lambda: [pod.status.phase for pod in core.list_namespaced_pod("default").items].count("Running") == 2)
+    with capture_logs() as told:
+        second = Running(workload(pool, a_job("echo done"), "second", queue_name="workloads"))
+        words = "1st of 1 in queue workloads; couldn't assign flavors"
+        eventually(lambda: any(words in line for line in said([*told])))
+        names = [job.metadata.name for job in batch.list_namespaced_job("default").items]
+        (held,) = (name for name in names if name.startswith("first-"))
+        batch.delete_namespaced_job(held, "default", propagation_policy="Background")
+        assert second.ended() is None
+    assert isinstance(first.ended(), PodPreempted)
+    assert sum(line.endswith("] done") for line in said(told)) == 2
 
 
 @pytest.fixture(scope="module")
@@ -208,7 +214,7 @@ def queued(pool: KubernetesGpuPool, task_id: str, script: str, **changes: Any) -
 class Running:
     """A task that runs in a thread of its own, and the error that it ends with."""
 
-    def __init__(self, task: GpuPodOperator) -> None:
+    def __init__(self, task: GpuPodOperator | GpuWorkloadOperator) -> None:
         self.error: GpuError | None = None
         self.task_id = task.task_id
         self._task = task
@@ -244,18 +250,14 @@ def test_pod_waits_in_words_and_one_that_is_less_urgent_is_evicted_for_it(
     core = client.CoreV1Api(objects.client)
     usual = {"queue_name": queue, "deferrable": deferrable}
     with capture_logs() as told:
-
-        def is_told(words: str) -> bool:
-            lines = (str(each["event"]) % tuple(each.get("positional_args") or ()) for each in [*told])
-            return any(words in line for line in lines)
-
         first = Running(queued(pool, "first", FOREVER, gpus=1, **usual))
         eventually(lambda: running(core, "first"))
         # With nodes of one GPU each the second has a node too; a third one waits for its quota.
         second = Running(queued(pool, "second", FOREVER, gpus=1, **usual))
         eventually(lambda: running(core, "second"))
         third = Running(queued(pool, "third", "echo third", gpus=1, **usual))
-        eventually(lambda: is_told(f"waits to be admitted: 1st of 1 in queue {queue}; couldn't assign flavors"))
+        words = f"waits to be admitted: 1st of 1 in queue {queue}; couldn't assign flavors"
+        eventually(lambda: any(words in line for line in said([*told])))
         urgent = queued(pool, "urgent", "echo urgent", gpus=1, labels=URGENT, **usual)
         assert Running(urgent).ended() is None
     evicted = eventually(lambda: next((each for each in (first, second) if not each.is_alive), None))
