@@ -22,7 +22,7 @@ AIRFLOWS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-kubelet test-chaos chaos chaos-cover compat ui ui-check bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
@@ -108,6 +108,11 @@ test-autoscaler: .venv
 test-airflow: .venv control-plane
 	@echo "== tests/airflow: under a real scheduler and triggerer"
 	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(AIRFLOWS) --dist loadfile -v
+
+# The page in Airflow's web UI, by Debian's Chromium. BROWSER_IMAGES=docs/images makes the pictures of the README anew.
+test-browser: .venv
+	@echo "== tests/browser: the page in a real Airflow, by a browser"
+	@$(BIN)/pytest tests/browser -v
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
 # GANGS=1 runs those of the matrix that train on two nodes; WORLDS=3 runs three at a time, each beside an Airflow and a sandbox

@@ -1,0 +1,99 @@
+"""What tasks of this package leave in XCom, made by the same functions: nights on one machine, looks of a janitor."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from airflow_gpu_provider import KubernetesGpuPool
+from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage
+from airflow_gpu_provider.reports.doctor import Finding
+from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
+from airflow_gpu_provider.scaling.bill import bill
+from airflow_gpu_provider.scaling.phases import phase
+
+Conf = dict[str, Any]
+
+BOOT, WORK, IDLE = timedelta(minutes=2), timedelta(hours=1), timedelta(seconds=90)
+
+
+def usage(launched: datetime, *, price: float | None = 1.0, at_least: str = "", work: timedelta = WORK) -> Conf:
+    """The bill of a night on one machine, which boots for two minutes and is idle for one and a half."""
+    pool = KubernetesGpuPool(name="train-gpu", max_nodes=1, nodes=["node-1"], price_per_hour=price)
+    key = DemandKey(installation="here", dag_id="nightly", run_id="any", pool=pool.name)
+    usable = launched + BOOT
+    worked, gone = (usable, usable + work), usable + work + IDLE
+    machine = MachineUse(
+        id=f"i-{launched:%m%d%H}",
+        node=f"node-{launched:%m%d%H}",
+        group="train-gpu-a",
+        market="spot",
+        launched_at=launched,
+        usable_at=usable,
+        seen_until=gone,
+    )
+    run = RunUsage(key=key, wanted=((launched, gone),), worked={machine.node: (worked,)})
+    return bill(pool, key, [run], [machine], at_least=at_least).to_json()
+
+
+def night(pool: str, launched: datetime, bill: Any, *, error: str = "") -> Conf:
+    """A run's conf: what each of its tasks leaves. A `bill` that is text is a custom XCom backend's reference."""
+    usable = launched + BOOT
+    waited = [phase("machine launched", launched, launched + timedelta(seconds=20)), phase("booted", launched, usable)]
+    ran = [phase("image pulled", usable, usable + timedelta(seconds=10)), phase("ran", usable, usable + WORK)]
+    ensured = {"pool": pool, "nodes": ["node-1"], "timeline": waited}
+    return {
+        f"{pool}.ensure": {"xcoms": {"return_value": ensured}},
+        f"{pool}-train": {"xcoms": {"timeline": ran}},
+        f"{pool}.scale_down": {"xcoms": {"usage": bill}, "error": error},
+    }
+
+
+def status(pool: str, runs: dict[str, datetime], **changed: Any) -> Conf:
+    """A pool with a node that runs a pod and a machine that boots; `runs` want a node each, until those times."""
+
+    def machine(name: str, **of_row: Any) -> MachineRow:
+        usual: Conf = {"state": "usable", "gpus": 1, "gpus_used": 0, "pods": (), "age_seconds": 900.0}
+        costs = {"cost_per_hour": 1.0, "cost_so_far": 0.25}
+        names = {"machine": f"i-{name}", "node": f"node-{name}", "group": f"{pool}-a"}
+        return MachineRow(pool=pool, **(names | usual | costs | of_row))
+
+    def lease(run: str, until: datetime) -> LeaseRow:
+        is_live = until > datetime.now(UTC)
+        return LeaseRow(pool=pool, run=run, installation="here", nodes=1, until=format_time(until), live=is_live)
+
+    seen: Conf = {
+        "where": "account 123456789012, cluster k8s-ml",
+        "wanted": len(runs),
+        "wanted_by": ", ".join(f"{run} (1 node)" for run in runs) or "nobody",
+        "nodes": 1,
+        "booting": 1,
+        "out_of_use": 0,
+        "launching": 0,
+        "gpus": 1,
+        "gpus_used": 1,
+        "gpus_idle": 0,
+        "cost_per_hour": 2.0,
+        "machines": (
+            machine("1", gpus_used=1, pods=("default/train-abc",)),
+            machine("2", node="", state="coming", gpus=0),
+        ),
+        "leases": tuple(lease(run, until) for run, until in runs.items()),
+    }
+    return PoolStatus(pool=pool, **(seen | changed)).to_json()
+
+
+def finding(result: Any, said: str, *, pool: str = "train-gpu", check: str = "quota", fix: str = "") -> Conf:
+    return Finding(pool=pool, check=check, result=result, said=said, fix=fix).to_json()
+
+
+def look(statuses: Any, findings: list[Conf]) -> Conf:
+    """A janitor's run; a doctor that found a problem fails."""
+    problems = [each["said"] for each in findings if each["result"] == "problem"]
+    return {
+        "reap": {"xcoms": {"reaped": []}},
+        "doctor": {"xcoms": {"findings": findings}, "error": "; ".join(problems)},
+        "status": {"xcoms": {"return_value": statuses}},
+    }

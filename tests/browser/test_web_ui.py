@@ -1,0 +1,334 @@
+"""GPU pools in Airflow's web UI, by a browser: the page, the tab of a run, and what is said where something is missing.
+
+The first test comes before anything was recorded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from gpu_sandbox.airflow_home import AirflowHome
+from tests.browser import recorded
+from tests.browser.conftest import PATIENCE, Person, Recorded, Visit, look_at
+
+pytestmark = pytest.mark.timeout(900)  # the first test of all starts Airflow
+expect.set_options(timeout=PATIENCE * 1000 / 3)
+
+CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
+IMAGES = os.environ.get("BROWSER_IMAGES", "")
+PHASES = ("booting", "working", "idle")
+
+
+def run_path(dag_id: str, run_id: str) -> str:
+    return f"/dags/{dag_id}/runs/{quote(run_id, safe='')}"
+
+
+def shows(page: Page, text: str | re.Pattern[str]) -> None:
+    expect(page.get_by_text(text).first).to_be_visible()
+
+
+def loaded(page: Page) -> Page:
+    """The page when both of its parts are there."""
+    expect(page.get_by_role("heading", name="Pools now")).to_be_visible()
+    expect(page.get_by_role("heading", name=re.compile("The last 30 days"))).to_be_visible()
+    return page
+
+
+# -- before anything has run ---------------------------------------------------------------------------------
+
+
+def test_an_airflow_without_looks_and_nights_says_so(admin: Person, visit: Visit) -> None:
+    tab = visit()
+    page = loaded(tab.open())
+    shows(page, re.compile("No task has looked at a pool yet"))
+    shows(page, re.compile("No doctor has looked yet"))
+    shows(page, re.compile("No run has scaled a GPU pool down"))
+    assert not tab.problems
+    page.get_by_role("button", name="Look now").click()
+    shows(page, re.compile("There is no DAG janitor that you may run, and none with GpuPoolStatusOperator has run yet"))
+
+
+# -- finding the way -----------------------------------------------------------------------------------------
+
+
+def test_menu_page_and_tab_without_a_reload_and_back(nights: Recorded, visit: Visit) -> None:
+    tab = visit()
+    page = tab.open("/")
+    page.evaluate("window.isTheSame = true")
+    page.get_by_text("Browse", exact=True).click()
+    page.get_by_text("GPU pools", exact=True).click()
+    loaded(page)
+    page.locator("[data-night='plain+02:00']").get_by_role("link").first.click()
+    shows(page, "What it cost")
+    expect(page.locator("[data-lane='train-gpu.ensure']")).to_be_visible()
+    page.go_back()
+    loaded(page)
+    assert page.evaluate("window.isTheSame")
+    assert not tab.problems
+
+
+def test_page_and_tab_below_a_sub_path(nights: Recorded, below_a_path: str, visit: Visit) -> None:
+    tab = visit(url=below_a_path)
+    page = loaded(tab.open())
+    page.locator("[data-night='plain+02:00']").get_by_role("link").first.click()
+    shows(page, "What it cost")
+    assert page.url.startswith(f"{below_a_path}/dags/nightly/runs/")
+    assert not tab.problems
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_can_be_read_in_light_and_dark_and_needs_no_sideways_scroll(
+    theme: str, nights: Recorded, visit: Visit
+) -> None:
+    tab = visit(theme=theme)
+    for path in ("/plugin/gpu_pools", f"{run_path('two_blocks', 'two_blocks+02:00')}/plugin/gpu_nodes"):
+        page = tab.open(path)
+        shows(page, "By DAG" if "pools" in path else "What it cost")
+        expect(page.locator("svg[role=img]")).to_be_visible()
+        assert page.evaluate(CONTRAST, 4.5) == []
+        assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+        wide = "[...document.querySelectorAll('section, section table, [data-pool]')]"
+        assert page.evaluate(f"{wide}.filter(each => each.scrollWidth > each.clientWidth + 1).length") == 0
+        if IMAGES and "pools" in path:
+            page.set_viewport_size({"width": 1000, "height": 1500})
+            page.screenshot(path=f"{IMAGES}/gpu-pools-{theme}.png")
+            page.set_viewport_size({"width": 1000, "height": 900})
+    assert not tab.problems
+
+
+# -- what it says --------------------------------------------------------------------------------------------
+
+
+def test_problems_come_first_and_stay_text(seen: Page) -> None:
+    first = seen.get_by_role("region", name="What would stop a night")
+    expect(first).to_contain_text("The quota for <b>g6</b> is 0. What to do: Ask AWS for more.")
+    expect(first).to_contain_text("A launch failed. What to do: Name more zones.")
+    assert first.locator("b").count() == 0
+
+
+def test_a_pool_is_shown_with_its_machines_and_why_each_is_there(seen: Page) -> None:
+    card = seen.locator("[data-pool='train-gpu']")
+    expect(card).to_contain_text("runs default/train-abc")
+    expect(card).to_contain_text("boots")
+    expect(card).to_contain_text("2.00")
+    expect(card).not_to_contain_text("This is stale")
+
+
+def test_a_look_that_is_hours_old_is_called_stale(nights: Recorded, visit: Visit) -> None:
+    tab = visit(clock=True)
+    tab.context.clock.set_fixed_time(datetime.now(UTC) + timedelta(hours=3))
+    expect(loaded(tab.open()).locator("[data-pool='train-gpu']")).to_contain_text(
+        "This is stale: the last look was 3.0 h ago"
+    )
+
+
+def test_a_pool_that_no_task_has_looked_at_says_so(seen: Page) -> None:
+    card = seen.locator("[data-pool='big-gpu']")
+    expect(card).to_contain_text("No task has looked at this pool yet")
+    expect(card).to_contain_text("No run wants nodes of this pool now.")
+
+
+@pytest.mark.parametrize(
+    ("night", "said"),
+    [
+        ("red", "scale-down failed"),
+        ("unpriced", "unknown"),
+        ("at_least", "at least 1.06"),
+        ("by_reference", "custom XCom backend"),
+        ("plain", "+0.1417"),
+    ],
+)
+def test_each_kind_of_night_has_its_word(night: str, said: str, seen: Page) -> None:
+    expect(seen.locator(f"[data-night='{night}+02:00']")).to_contain_text(said)
+
+
+def test_bars_and_totals_are_the_sums_of_the_bills(nights: Recorded, seen: Page) -> None:
+    xcoms = [task["xcoms"]["usage"] for conf in nights.confs.values() for key, task in conf.items() if "scale" in key]
+    bills = [each for each in xcoms if isinstance(each, dict)]
+    for phase in PHASES:
+        bars = seen.locator(f"[data-phase={phase}]").evaluate_all(
+            "all => all.map(each => Number(each.dataset.seconds))"
+        )
+        assert sum(bars) == pytest.approx(sum(bill["node_seconds"][phase] for bill in bills))
+    priced = [bill["cost"]["total"] for bill in bills if bill["cost"]["total"] != "unknown"]
+    told = seen.locator("[data-dag]").evaluate_all("all => all.map(row => row.children[5].textContent)")
+    assert sum(float(cost.removeprefix("at least ")) for cost in told) == pytest.approx(sum(priced), abs=0.02)
+
+
+def test_a_run_without_gpus_says_so(nights: Recorded, visit: Visit) -> None:
+    tab = visit()
+    page = tab.open(f"{run_path('no_gpus', 'no_gpus+02:00')}/plugin/gpu_nodes")
+    shows(page, "This run wanted no GPU nodes.")
+    assert not tab.problems
+
+
+def test_a_run_of_two_blocks_with_mapped_and_retried_tasks(nights: Recorded, visit: Visit) -> None:
+    tab = visit()
+    page = tab.open(f"{run_path('two_blocks', 'two_blocks+02:00')}/plugin/gpu_nodes")
+    for lane in ("train-gpu.ensure", "sweep [0]", "sweep [1]", "big-gpu-train", "big-gpu.scale_down"):
+        expect(page.locator(f"[data-lane='{lane}']")).to_be_visible()
+    for pool in ("train-gpu", "big-gpu"):
+        expect(page.locator(f"[data-bill='{pool}.scale_down']")).to_contain_text("120 s booting")
+    expect(page.locator("[data-task='big-gpu-train']")).to_contain_text("try 2")
+    machines = page.locator("[data-lane^='node-']")
+    assert machines.count() == 2
+    for lane in machines.all():
+        kinds = lane.locator("[data-kind]").evaluate_all("all => all.map(each => each.dataset.kind)")
+        assert kinds == ["booting", "working", "idle"]
+    assert not tab.problems
+
+
+# -- while a run goes on -------------------------------------------------------------------------------------
+
+
+def test_a_run_boots_works_and_drains_and_is_shown_so(
+    nights: Recorded, admin: Person, visit: Visit, tmp_path: Path
+) -> None:
+    stages = {"train-gpu.ensure": "booting", "train-gpu-train": "working", "train-gpu.scale_down": "draining"}
+    conf = {task: {"until": str(tmp_path / stage)} for task, stage in stages.items()}
+    run = admin.record("nightly", conf)
+    tab = visit(clock=True)
+    page = tab.page
+    for number, (task, stage) in enumerate(stages.items()):
+        admin.wait_for_task(run.dag_id, run.run_id, task, states=frozenset({"running"}))
+        if number:
+            tab.context.clock.fast_forward(76_000)
+        else:
+            loaded(tab.open())
+        row = page.locator(f"[data-run='nightly/{run.run_id}']")
+        expect(row).to_contain_text(stage)
+        (tmp_path / stage).touch()
+    admin.wait_for_run(run.dag_id, run.run_id)
+    tab.context.clock.fast_forward(76_000)
+    expect(page.locator(f"[data-run='nightly/{run.run_id}']")).to_have_count(0)
+    assert not tab.problems
+
+
+def test_a_page_that_is_hidden_asks_nothing(nights: Recorded, visit: Visit) -> None:
+    tab = visit(clock=True)
+    page = loaded(tab.open())
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url) if "/api/v2/dags/~/" in request.url else None)
+    page.wait_for_load_state("networkidle")
+    asked.clear()
+    for _ in range(3):
+        with page.expect_request(lambda request: "state=deferred" in request.url):
+            tab.context.clock.fast_forward(76_000)
+        page.wait_for_load_state("networkidle")
+    assert len(asked) <= 2 * 3
+    page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.isHidden ?? true})")
+    asked.clear()
+    for _ in range(5):
+        tab.context.clock.fast_forward(76_000)
+    assert asked == []
+    with page.expect_request(lambda request: "state=deferred" in request.url):
+        page.evaluate("window.isHidden = false; document.dispatchEvent(new Event('visibilitychange'))")
+
+
+# -- buttons -------------------------------------------------------------------------------------------------
+
+
+def test_who_may_only_read_is_refused_each_button_in_words(
+    nights: Recorded, admin: Person, visit: Visit, tmp_path: Path
+) -> None:
+    admin.wait_for_run("more_time", admin.record("more_time", {}).run_id)
+    run = admin.record("nightly", {"train-gpu.ensure": {"until": str(tmp_path / "go")}}, run_id="now+02:00")
+    admin.wait_for_task(run.dag_id, run.run_id, "train-gpu.ensure", states=frozenset({"running"}))
+    wanted = {f"nightly/{run.run_id}": datetime.now(UTC) + timedelta(hours=3)}
+    look_at(admin, [recorded.status("train-gpu", wanted)], [recorded.finding("ok", "as it should be")])
+    before = len(admin.runs("looks")), len(admin.runs("more_time"))
+    page = loaded(visit("viewer").open())
+    shows(page, "The doctor found no problem.")
+    card = page.locator("[data-pool='train-gpu']")
+    card.get_by_role("button", name="Look now").click()
+    expect(card).to_contain_text("Airflow does not allow it to you")
+    for button, verb in (("Zero now", "Mark as failed"), ("More time", "Ask")):
+        card.get_by_role("button", name=button).click()
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_contain_text(run.run_id)
+        dialog.get_by_role("button", name=verb).click()
+        expect(dialog).to_contain_text("Airflow does not allow it to you")
+        dialog.get_by_role("button", name="Close").click()
+        expect(dialog).to_have_count(0)
+    assert (len(admin.runs("looks")), len(admin.runs("more_time"))) == before
+    assert admin.run(run.dag_id, run.run_id).state == "running"
+
+
+def test_who_may_run_dags_looks_asks_for_time_and_stops_a_run(nights: Recorded, admin: Person, visit: Visit) -> None:
+    page = loaded(visit("user").open())
+    card = page.locator("[data-pool='train-gpu']")
+    row = card.locator("[data-run='nightly/now+02:00']")
+    expect(row).to_contain_text("booting")
+    expect(row).to_contain_text("1 node until")
+    row.get_by_role("button", name="More time").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("Hours more").fill("2")
+    dialog.get_by_label("Reason").fill("the model has not converged")
+    dialog.get_by_role("button", name="Ask").click()
+    expect(dialog).to_contain_text("more_time was started as")
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+    confs = [admin.conf_of(run) for run in admin.runs("more_time")]
+    reason = "the model has not converged"
+    asked = {"pool": "train-gpu", "dag_id": "nightly", "run_id": "now+02:00", "hours": 2, "reason": reason}
+    assert asked in confs
+    row.get_by_role("button", name="Zero now").click()
+    expect(dialog).to_contain_text("now+02:00 of nightly as failed and ends default/train-abc")
+    dialog.get_by_role("button", name="Mark as failed").click()
+    expect(dialog).to_contain_text("The run was marked as failed")
+    dialog.get_by_role("button", name="Close").click()
+    # Not the run's state: its leaf is skipped here, and a scheduler that looks at that moment calls that a success.
+    assert admin.wait_for_task("nightly", "now+02:00", "train-gpu.ensure").state == "failed"
+    admin.wait_for_run("nightly", "now+02:00")
+    before = len(admin.runs("looks"))
+    card.get_by_role("button", name="Look now").click()
+    expect(card).to_contain_text("looks was started as")
+    assert len(admin.runs("looks")) == before + 1
+
+
+# -- who may not ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_forbidden_is_told_and_the_rest_is_shown(nights: Recorded, visit: Visit) -> None:
+    tab = visit()
+    forbidden = {"status": 403, "json": {"detail": "Forbidden"}}
+    tab.page.route(re.compile("xcom_key=usage"), lambda route: route.fulfill(**forbidden))
+    page = tab.open()
+    shows(page, "The nights could not be read: Airflow does not allow it to you: Forbidden.")
+    expect(page.get_by_role("heading", name="Pools now")).to_be_visible()
+
+
+def test_an_airflow_that_does_not_list_its_plugins_is_whole_without_the_page(nights: Recorded, visit: Visit) -> None:
+    tab = visit()
+    tab.page.route(re.compile("/api/v2/plugins"), lambda route: route.fulfill(status=403, json={"detail": "Forbidden"}))
+    page = tab.open("/dags")
+    expect(page.get_by_role("link", name="two_blocks")).to_be_visible()
+
+
+def test_who_is_logged_out_is_led_to_the_log_in(nights: Recorded, visit: Visit) -> None:
+    tab = visit(clock=True)
+    page = loaded(tab.open())
+    tab.context.clear_cookies()
+    tab.context.clock.fast_forward(76_000)
+    page.wait_for_url(re.compile("/auth/(simple/)?login"))
+    assert "gpu_pools" in page.url
+
+
+def test_nobody_gets_more_than_the_script(airflow: AirflowHome, admin: Person) -> None:
+    with httpx.Client(base_url=airflow.url, trust_env=False, timeout=60) as nobody:
+        (ours,) = (each for each in admin.plugins() if each["name"] == "gpu_pools")
+        script = nobody.get("/" + ours["react_apps"][0]["bundle_url"])
+        assert (script.status_code, "AirflowPlugin" in script.text) == (200, True)
+        for path in ("/", "/static", "/static/", "/docs", "/openapi.json", "/dags", "/static/%2e%2e/gpu_pools.py"):
+            answer = nobody.get(f"/gpu-pools{path}")
+            assert answer.status_code in (307, 404), path
+            assert nobody.post(f"/gpu-pools{path}").status_code in (307, 404, 405)
+        assert nobody.get("/api/v2/dags/~/dagRuns/~/taskInstances").status_code == 401
