@@ -24,7 +24,7 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.doctor import Finding, examine
 from airflow_gpu_provider.reports.status import PoolStatus, read_status
 from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
-from airflow_gpu_provider.scaling.extension import extend_demand
+from airflow_gpu_provider.scaling.extension import extend_demand, hours
 from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
@@ -177,9 +177,13 @@ def extend(args: Namespace) -> None:
         _open(pools[0]),
         dag_id=args.dag_id,
         run_id=args.run_id,
-        by=timedelta(hours=args.hours),
+        by=hours(args.hours),
+        run_is_over=run_is_over,
         reason=args.reason or "",
+        block=args.block_id,
     )
+    for line in dict.fromkeys(line for each in extended for line in each.said):
+        _tell(line)
     rows = [
         {"pool": pools[0].name, "run": str(e.key), "before": f"{e.before}", "until": f"{e.until}"} for e in extended
     ]

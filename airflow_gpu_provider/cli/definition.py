@@ -44,6 +44,7 @@ def get_commands() -> list[CLICommand]:
             _argument("--run-id", required=True, help="Whose nodes: the run of the DAG that --dag-id names"),
             _argument("--hours", type=float, required=True, help="How much longer"),
             _argument("--reason", help="Why; needed beyond the pool's max_runtime"),
+            _argument("--block-id", help="Only this block of the run (default: all of them)"),
         ),
         "accept": (
             _argument("--image", required=True, help="Image with a way to add on a GPU: vectorAdd, python3 or nvcc"),

@@ -114,7 +114,7 @@ class DemandLease:
         gang: So many of the nodes have to be in one zone: they come together, or none of them. 0: each may be anywhere.
         warm: Where an autoscaler adds nodes: the image of the pods that make it do so before the run's own pods are
             there; empty: they come with those.
-        extended: Why it lasts longer than its run's Ensure has said; empty where it does not, or nobody has told why.
+        extended: Why it lasts longer than its run's Ensure has said, or that nobody said why; empty where it does not.
         unreadable: What of its Lease could not be read, with what it is taken for. It is demand all the same: a run
             whose Lease somebody has edited by hand keeps its nodes.
     """

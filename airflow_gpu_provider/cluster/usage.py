@@ -81,12 +81,18 @@ class MachineUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Computed:
-    """For which share of its time (0 to 1) the GPUs of a pod computed, by samples."""
+    """For which share (0 to 1) of the span the GPUs of a pod computed, by samples."""
 
     node: str
     span: Span
     gpus: int
     share: float
+
+    @classmethod
+    def of_samples(cls, node: str, ran: Span, gpus: int, share: float, *, sampled: timedelta) -> Self:
+        """Return what samples that stand for so much of a pod's time say; of the rest nothing is known."""
+        since, until = ran
+        return cls(node=node, span=(since, min(until, since + sampled)), gpus=gpus, share=round(share, 4))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,12 +171,15 @@ def record_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
         _amend_run(api, owner, lambda usage, done=done: _with_work(usage, done))  # type: ignore[misc]
 
 
-def record_computed(api: ApiClient, pod: Pod, share: float, now: datetime) -> None:
-    """Write down for which share of its time a pod's GPUs computed, where it says whose it is."""
-    span = pod.ran(now)
-    if pod.owner is None or pod.node is None or not pod.gpus or span is None:
+def record_computed(api: ApiClient, pod: Pod, share: float, now: datetime, *, sampled: timedelta) -> None:
+    """Write down for which share of its time a pod's GPUs computed, where it says whose it is.
+
+    `sampled` is how much of that time the samples stand for; no more of it is known.
+    """
+    ran = pod.ran(now)
+    if pod.owner is None or pod.node is None or not pod.gpus or ran is None:
         return
-    said = Computed(node=pod.node, span=span, gpus=pod.gpus, share=round(share, 4))
+    said = Computed.of_samples(pod.node, ran, pod.gpus, share, sampled=sampled)
     _amend_run(api, pod.owner, lambda usage: replace(usage, computed={**usage.computed, pod.uid: said}))
 
 

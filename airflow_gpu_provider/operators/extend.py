@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.errors import DemandNotExtended, PoolSpecError
+from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pool_operator import PoolOperator
 
 if TYPE_CHECKING:
@@ -75,21 +75,16 @@ class ExtendGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> list[dict[str, Any]]:
         from airflow_gpu_provider.cluster.clock import format_time
-        from airflow_gpu_provider.run_identity import pool_opener
-        from airflow_gpu_provider.scaling.extension import extend_demand
+        from airflow_gpu_provider.run_identity import pool_opener, run_is_over
+        from airflow_gpu_provider.scaling.extension import extend_demand, hours
 
         pool = self._chosen()
-        if (
-            int(context["ti"].get_dr_count(self.dag_id_of_run, run_ids=[self.run_id], states=["queued", "running"]))
-            == 0
-        ):
-            what = f"Run {self.dag_id_of_run}/{self.run_id} is over, or was never there: nothing of it is extended."
-            raise DemandNotExtended(what, "Name a run that goes on.", pool=pool.name)
         done = extend_demand(
             pool_opener(context, self.log.info)(pool),
             dag_id=self.dag_id_of_run,
             run_id=self.run_id,
-            by=self._by(),
+            by=hours(self.hours),
+            run_is_over=partial(run_is_over, context),
             reason=self.reason or "",
             block=self.block_id,
         )
@@ -125,9 +120,3 @@ class ExtendGpuPoolOperator(PoolOperator):
                 f"{self.task_id}: there is no pool {self.pool_name!r}.", f"There is {', '.join(names)}."
             )
         return found[0]
-
-    def _by(self) -> timedelta:
-        try:
-            return timedelta(hours=float(self.hours))
-        except (TypeError, ValueError, OverflowError) as error:
-            raise DemandNotExtended(f"hours={self.hours!r} is no number.", "Give hours, like 2 or 0.5.") from error

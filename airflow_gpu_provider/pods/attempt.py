@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +14,7 @@ from airflow_gpu_provider.errors import GpuError, GpuIdle
 from airflow_gpu_provider.pods.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, find_or_create
 from airflow_gpu_provider.pods.end import PodEnd, end_of
+from airflow_gpu_provider.pods.gpu_sampler import SAMPLE_EVERY
 from airflow_gpu_provider.pods.gpu_use import GpuUse
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task_attempt import Found, TaskAttempt
@@ -186,7 +188,8 @@ class PodAttempt(TaskAttempt):
             self._task.log.info("  %s", use.in_words())
             self._task.push("utilization", use.to_json())
         if pod is not None and use.mean is not None:
-            self._cluster.pods.note_computed(pod, use.mean / 100)
+            sampled = timedelta(seconds=use.samples * SAMPLE_EVERY)
+            self._cluster.pods.note_computed(pod, use.mean / 100, sampled=sampled)
 
     def _release(self, pod: V1Pod, result: Any) -> None:
         self._is_released = True

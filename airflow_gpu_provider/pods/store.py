@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import PodManager
@@ -125,9 +125,13 @@ class TaskPods:
         with mapped("delete", "pods"):
             self._manager.delete_pod(pod)
 
-    def note_computed(self, pod: V1Pod, share: float) -> None:
-        """Write down for which share of its time (0 to 1) the pod's GPUs computed, for its run's bill."""
-        _note(self._hook.core_v1_client, pod, lambda api, read, now: record_computed(api, read, share, now))
+    def note_computed(self, pod: V1Pod, share: float, *, sampled: timedelta) -> None:
+        """Write down, for the bill, for which share (0 to 1) of the time that was sampled the pod's GPUs computed."""
+
+        def record(api: ApiClient, read: Pod, now: datetime) -> None:
+            record_computed(api, read, share, now, sampled=sampled)
+
+        _note(self._hook.core_v1_client, pod, record)
 
     def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
         """Delete with a client of its own, for the interrupted code may hold locks; failures are logged."""

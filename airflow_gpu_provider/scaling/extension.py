@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, list_demand
 from airflow_gpu_provider.errors import DemandNotExtended
@@ -22,7 +24,14 @@ class Extension:
 
 
 def extend_demand(
-    reconciler: Reconciler, *, dag_id: str, run_id: str, by: timedelta, reason: str = "", block: str | None = None
+    reconciler: Reconciler,
+    *,
+    dag_id: str,
+    run_id: str,
+    by: timedelta,
+    run_is_over: Callable[[DemandKey], bool],
+    reason: str = "",
+    block: str | None = None,
 ) -> list[Extension]:
     """Have a run's nodes stay longer: its demand, and with it the groups' switches, last `by` more.
 
@@ -33,34 +42,50 @@ def extend_demand(
         reconciler: The pool's.
         dag_id, run_id: Whose demand, of whichever installation of Airflow.
         by: How much longer.
+        run_is_over: Asks this Airflow whether a run has ended.
         reason: Why; needed to go beyond the pool's max_runtime, counted from the demand's begin. It is kept with the
             demand, and `airflow gpu status` tells it.
         block: The `gpu_nodes` block, "" for one without a name. Default: all of the run's on this pool.
 
     Raises:
-        DemandNotExtended: The run wants no nodes of the pool now, or `by` is not more than nothing, or it would be
-            beyond max_runtime and there is no reason.
+        DemandNotExtended: The run is over, or wants no nodes of the pool now, or `by` is not more than nothing, or it
+            would be beyond max_runtime and there is no reason. Nothing is changed then.
     """
     pool, run = reconciler.pool, f"{dag_id}/{run_id}"
     if by <= timedelta(0):
         raise DemandNotExtended(f"Pool {pool.name}: {by} more for {run}.", "Give more than zero hours.", pool=pool.name)
     now = reconciler.clock.now()
-    leases = [
-        lease
+    keys = [
+        lease.key
         for lease in list_demand(reconciler.api, pool.name)
         if (lease.key.dag_id, lease.key.run_id) == (dag_id, run_id)
         and lease.live(now)
         and block in (None, lease.key.block)
     ]
-    if not leases:
-        what = f"Pool {pool.name}: {run} wants no nodes now, so there is nothing to extend."
-        raise DemandNotExtended(what, "See `airflow gpu status` for the runs that do.", pool=pool.name, run=run)
-    for lease in leases:
-        _check_bound(pool, lease, by, reason)
-    return [_extend(reconciler, lease, by, reason) for lease in leases]
+    if not keys:
+        raise _wants_nothing(pool, run)
+    if run_is_over(keys[0]):
+        raise DemandNotExtended(f"Run {run} is over: nothing of it is extended.", "Name a run that goes on.", run=run)
+    outcome = reconciler.extend(keys, by, reason=reason.strip(), check=partial(_check_bound, pool, by, reason))
+    after = [lease for lease in outcome.snapshot.leases if lease.key in keys]
+    if not after:
+        raise _wants_nothing(pool, run)
+    return [Extension(key=each.key, before=each.until - by, until=each.until, said=outcome.said) for each in after]
 
 
-def _check_bound(pool: GpuPool, lease: DemandLease, by: timedelta, reason: str) -> None:
+def hours(given: float | str) -> timedelta:
+    """Read how much longer.
+
+    Raises:
+        DemandNotExtended: It is no number of hours.
+    """
+    try:
+        return timedelta(hours=float(given))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DemandNotExtended(f"hours={given!r} is no number of hours.", "Give one, like 2 or 0.5.") from error
+
+
+def _check_bound(pool: GpuPool, by: timedelta, reason: str, lease: DemandLease) -> None:
     last = lease.created_at + pool.max_runtime
     if lease.until + by > last and not reason.strip():
         raise DemandNotExtended(
@@ -71,10 +96,6 @@ def _check_bound(pool: GpuPool, lease: DemandLease, by: timedelta, reason: str) 
         )
 
 
-def _extend(reconciler: Reconciler, lease: DemandLease, by: timedelta, reason: str) -> Extension:
-    outcome = reconciler.extend(lease.key, by, reason=reason.strip())
-    after = next((each for each in outcome.snapshot.leases if each.key == lease.key), None)
-    if after is None or after.until <= lease.until:
-        what = f"Pool {reconciler.pool.name}: {lease.key} has given up its nodes meanwhile."
-        raise DemandNotExtended(what, "Nothing is left to extend.", pool=reconciler.pool.name)
-    return Extension(key=lease.key, before=lease.until, until=after.until, said=outcome.said)
+def _wants_nothing(pool: GpuPool, run: str) -> DemandNotExtended:
+    what = f"Pool {pool.name}: {run} wants no nodes now, so there is nothing to extend."
+    return DemandNotExtended(what, "See `airflow gpu status` for the runs that do.", pool=pool.name, run=run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -32,7 +32,9 @@ from airflow_gpu_provider.scaling.writes import Outcome, Writes, do_nothing
 PATIENCE = timedelta(seconds=60)
 """How long to wait for the pool's lock: longer than a dead holder has it."""
 
-_BY_HAND = "no reason given"
+
+NO_REASON = "no reason given"
+"""What a demand's `extended` says where it was extended within max_runtime, and nobody said why."""
 
 PATIENCE_IN_A_LOOP = timedelta(seconds=1)
 """The same in an event loop, which tries again: between two tries it waits without a thread."""
@@ -119,8 +121,12 @@ class Reconciler(PoolAccess):
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 
-    def extend(self, key: DemandKey, by: timedelta, *, reason: str) -> Outcome:
-        """Have the run's demand last `by` longer, its switch first; a run that has none gets none.
+    def extend(
+        self, keys: Collection[DemandKey], by: timedelta, *, reason: str, check: Callable[[DemandLease], None]
+    ) -> Outcome:
+        """Have demand last `by` longer, its switch first; of what is gone, or over, nothing is written.
+
+        `check` raises where a Lease may not last longer; it is asked of all before the first is written.
 
         Raises:
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
@@ -128,18 +134,20 @@ class Reconciler(PoolAccess):
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
+            found = [lease for lease in before.leases if lease.key in keys and lease.live(before.now)]
+            for lease in found:
+                check(lease)
             after = [
-                replace(lease, until=lease.until + by, extended=reason or lease.extended or _BY_HAND)
-                for lease in before.leases
-                if lease.key == key and lease.live(before.now)
+                replace(lease, until=lease.until + by, extended=reason or lease.extended or NO_REASON)
+                for lease in found
             ]
-            others = tuple(lease for lease in before.leases if lease.key not in {each.key for each in after})
+            others = tuple(lease for lease in before.leases if lease not in found)
             snapshot = replace(before, leases=(*others, *after))
 
             def write() -> None:
                 for lease in after:
                     write_demand(self.api, lease, check=lock.check)
-                    self.ledger.begin(key, before.now, lease.until)
+                    self.ledger.begin(lease.key, before.now, lease.until)
 
             return Writes(self, lock, snapshot, decide(snapshot)).carry_out(write)
 

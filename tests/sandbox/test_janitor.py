@@ -195,11 +195,14 @@ def test_more_time_moves_the_demand_and_the_switch_and_is_told(gpu_sandbox: Sand
 
 @pytest.mark.parametrize(
     ("run_id", "hours", "living", "said"),
-    [("over", 1, (), "is over"), ("other", 1, ("other",), "wants no nodes now"), ("r1", "soon", ("r1",), "no number")],
+    [("r1", 1, (), "r1 is over"), ("other", 1, ("other",), "wants no nodes now"), ("r1", "nan", ("r1",), "no number")],
 )
 def test_more_time_is_refused(pool: EksGpuPool, run_id: str, hours: Any, living: tuple[str, ...], said: str) -> None:
+    ensure(pool, "r1")
+    (before,) = status(pool)["leases"]
     with pytest.raises(DemandNotExtended, match=said):
         extend(pool, run_id, hours, living=living, reason="why not")
+    assert status(pool)["leases"] == [before]
 
 
 def test_doctor_as_a_task_fails_where_the_cluster_is_not_there(pool: EksGpuPool) -> None:

@@ -37,6 +37,15 @@ def test_pods_count_by_their_gpus_and_their_time() -> None:
     assert computed_share(half) == ComputedShare(share=pytest.approx(0.3), known=1.0)
 
 
+def test_samples_stand_for_no_more_than_their_own_time() -> None:
+    ran = NOW, NOW + timedelta(minutes=60)
+    few = Computed.of_samples("a", ran, 1, 0.5, sampled=timedelta(minutes=15))
+    assert computed_share(replace(run(pod(0, 60, 0.0), sampled=0), computed={"u": few})) == ComputedShare(
+        share=pytest.approx(0.5), known=0.25
+    )
+    assert Computed.of_samples("a", ran, 1, 0.5, sampled=timedelta(hours=2)).span == ran
+
+
 def test_what_was_not_sampled_is_unknown_and_not_idle() -> None:
     found = computed_share(run(pod(0, 60, 0.8), pod(0, 180, 0.0, node="b"), sampled=1))
     assert found == ComputedShare(share=pytest.approx(0.8), known=0.25)
