@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kubernetes import client, config
 
-from benchmarks import imports, large_pool, ready_nodes, waiting_pods, waiting_runs
+from benchmarks import gang_ranks, imports, large_pool, ready_nodes, waiting_pods, waiting_runs
 from benchmarks.figure import Figure, table
 from gpu_sandbox import Sandbox
 
@@ -30,6 +30,8 @@ def main() -> None:
         api = client.CoreV1Api(config.new_client_from_config(str(sandbox.kubeconfig)))
         print("== how soon allocatable GPUs are heard of", flush=True)
         figures += ready_nodes.measure(api)
+        print("== what waiting for a gang costs", flush=True)
+        figures += gang_ranks.measure(api)
         print("== what waiting for pods costs", flush=True)
         waiting, grown = waiting_pods.measure(api)
         figures += waiting

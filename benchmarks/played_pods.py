@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from types import TracebackType
@@ -58,8 +58,19 @@ class PlayedPods:
         self._leases.create_namespaced_lease("kube-node-lease", {"metadata": {"name": name}, "spec": spec})
         self._nodes.append(name)
 
-    def create(self, count: int, state: State, *, prefix: str, labels: dict[str, str]) -> list[dict[str, str]]:
-        """Create pods, and return name and uid of each. What is pending selects a node that there is not."""
+    def create(
+        self,
+        count: int,
+        state: State,
+        *,
+        prefix: str,
+        labels: dict[str, str],
+        metadata: Callable[[int], dict[str, Any]] = lambda number: {},
+    ) -> list[dict[str, str]]:
+        """Create pods, and return name and uid of each. What is pending selects a node that there is not.
+
+        `metadata` returns what a pod's has besides, by its number.
+        """
 
         def one(number: int) -> dict[str, str]:
             where = {"nodeName": NODE} if state == "running" else {"nodeSelector": labels}
@@ -71,7 +82,7 @@ class PlayedPods:
                 "tolerations": [{"operator": "Exists"}],
                 **where,
             }
-            body = {"metadata": {"name": f"{prefix}-{number}", "labels": labels}, "spec": spec}
+            body = {"metadata": {"name": f"{prefix}-{number}", "labels": labels, **metadata(number)}, "spec": spec}
             pod = self._api.create_namespaced_pod("default", body)
             if state == "running":
                 self._report(pod.metadata.name, "Running", {"running": {"startedAt": _now()}})

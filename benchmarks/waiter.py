@@ -1,8 +1,8 @@
 """waiter: a process that waits for pods as a triggerer does - many triggers in one event loop - and says what it costs.
 
-`python -m benchmarks.waiter ours|peer`: the first line on stdin is a JSON list of pods (name, uid, pool). Each further
-line asks for a sample: CPU seconds so far, resident memory, how many triggers have ended. Each event of a trigger is
-told as it comes. All answers are JSON, a line each.
+`python -m benchmarks.waiter ours|peer|gang`: the first line on stdin is a JSON list of pods or gangs (name, uid, pool,
+nodes). Each further line asks for a sample: CPU seconds so far, resident memory, how many triggers have ended.
+Each event of a trigger is told as it comes. All answers are JSON, a line each.
 """
 
 from __future__ import annotations
@@ -56,6 +56,35 @@ def our_trigger(pod: dict[str, str]) -> Any:
     )
 
 
+def gang_trigger(job: dict[str, str]) -> Any:
+    from airflow_gpu_provider.triggers.gang import GpuGangTrigger
+    from airflow_gpu_provider.triggers.pod import RECORD_VERSION
+    from airflow_gpu_provider.workloads.gang_wait import GangWait
+
+    now = datetime.now(UTC)
+    wait = GangWait(
+        namespace="default",
+        name=job["name"],
+        uid=job["uid"],
+        nodes=int(job["nodes"]),
+        base_container="base",
+        started=now,
+        schedule_seconds=3600,
+        start_seconds=3600,
+        deadline=now + timedelta(hours=1),
+    )
+    return GpuGangTrigger(
+        {
+            "version": RECORD_VERSION,
+            "pool": pool(job["pool"]).serialize(),
+            "wait": wait.to_record(),
+            "owner": "bench",
+            "deferred_at": time.time() - 60,
+            "delete_on_kill": False,
+        }
+    )
+
+
 def peer_trigger(pod: dict[str, str]) -> Any:
     from airflow.providers.cncf.kubernetes.triggers.pod import KubernetesPodTrigger
 
@@ -100,5 +129,5 @@ def _resident() -> float:
 if __name__ == "__main__":
     logging.disable(logging.WARNING)
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what triggers log is no answer
-    make = {"ours": our_trigger, "peer": peer_trigger}[sys.argv[1]]
+    make = {"ours": our_trigger, "peer": peer_trigger, "gang": gang_trigger}[sys.argv[1]]
     asyncio.run(wait_for_all(json.loads(sys.stdin.readline()), make))

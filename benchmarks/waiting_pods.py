@@ -33,7 +33,7 @@ PEER = "KubernetesPodOperator"
 LOG = Path("build/bench-triggers.log")
 """What the triggers of both sides log: a thousand waiting peers say much."""
 
-Side = Literal["ours", "peer"]
+Side = Literal["ours", "peer", "gang"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,10 +119,10 @@ def _cost(api: client.CoreV1Api, played: PlayedPods, side: Side, case: Case) -> 
         made = played.create(case.pods // case.pools, case.state, prefix=prefix, labels=labels)
         pods += [{**pod, "pool": _pool(number)} for pod in made]
     try:
-        idle = _requests_in(api, MEASURE_SECONDS)
-        with _Waiter(side, pods) as waiter:
+        idle = requests_in(api, MEASURE_SECONDS)
+        with Waiter(side, pods) as waiter:
             waiter.wait_settled()
-            before, requests = waiter.sample(), _requests_in(api, MEASURE_SECONDS)
+            before, requests = waiter.sample(), requests_in(api, MEASURE_SECONDS)
             after = waiter.sample()
             ended = played.end(pods) if case.state == "running" else {}
             heard = waiter.wait_heard(ended)
@@ -139,7 +139,7 @@ def _cost(api: client.CoreV1Api, played: PlayedPods, side: Side, case: Case) -> 
     )
 
 
-def _requests_in(api: client.CoreV1Api, seconds: float) -> int:
+def requests_in(api: client.CoreV1Api, seconds: float) -> int:
     """Count the API server's requests that waiting can make, in the next `seconds`."""
     before = _requests(api)
     time.sleep(seconds)
@@ -155,14 +155,14 @@ def _requests(api: client.CoreV1Api) -> int:
 
 
 @dataclass
-class _Waiter:
+class Waiter:
     """The process of one side, and what it has told."""
 
     side: Side
     pods: list[dict[str, str]]
     told: list[dict[str, Any]] = field(default_factory=list)
 
-    def __enter__(self) -> _Waiter:
+    def __enter__(self) -> Waiter:
         command = [sys.executable, "-m", "benchmarks.waiter", self.side]
         LOG.parent.mkdir(exist_ok=True)
         with LOG.open("a") as log:
