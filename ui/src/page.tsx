@@ -214,7 +214,7 @@ const DagTable = ({ nights }: { nights: Night[] }) => (
 
 const NightTable = ({ nights }: { nights: Night[] }) => (
   <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Nights">
-    <Head names={["Run", "Began", ...PHASES, "Cost", "Idle autoscaler"]} />
+    <Head names={["Run", "Due", ...PHASES, "Cost", "Idle autoscaler"]} />
     <Table.Body>
       {nights.map((night) => (
         <NightRow key={`${night.task.dag_id} ${night.task.dag_run_id} ${night.task.task_id} ${night.task.map_index}`} night={night} />
