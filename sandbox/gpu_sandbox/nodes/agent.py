@@ -22,6 +22,8 @@ from typing import Any
 from gpu_sandbox.nodes.errors import NamespacesForbidden
 from gpu_sandbox.nodes.launcher import fork_zygote
 
+_ENDS_WITHIN = 60.0  # seconds; whoever stops it in order has less patience
+
 
 def main(argv: Sequence[str]) -> int:
     """Run the agent until its parent lets go of it; returns the exit code."""
@@ -61,12 +63,15 @@ async def _serve(arguments: argparse.Namespace, zygote: socket.socket) -> None:
     loop = asyncio.get_running_loop()
     over = loop.create_future()
 
+    parent = os.pidfd_open(os.getppid())
+
     def end(*_: object) -> None:
+        loop.remove_reader(parent)  # it stays readable, and the loop would spin for as long as the end takes
         if not over.done():
             over.set_result(None)
 
     loop.add_signal_handler(signal.SIGTERM, end)
-    loop.add_reader(os.pidfd_open(os.getppid()), end)
+    loop.add_reader(parent, end)
     reader = asyncio.StreamReader(limit=2**24)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     images = [Image.from_json(item) for item in json.loads(arguments.images)]
@@ -78,6 +83,8 @@ async def _serve(arguments: argparse.Namespace, zygote: socket.socket) -> None:
         commands = asyncio.create_task(_obey(reader, nodes))
         await asyncio.wait([over, commands, nodes.broken], return_when=asyncio.FIRST_COMPLETED)
         commands.cancel()
+        # Where the parent is gone nobody else ends it: a reader of logs, say, may hold its server open.
+        loop.call_later(_ENDS_WITHIN, os._exit, 1)
 
 
 async def _obey(reader: asyncio.StreamReader, nodes: Any) -> None:
