@@ -285,11 +285,14 @@ def log_of(core: client.CoreV1Api, name: str, **options: Any) -> str:
     return str(reply.read().decode())
 
 
-def execute(core: client.CoreV1Api, name: str, script: str, stdin: str | None = None) -> tuple[str, str, int]:
+def execute(
+    core: client.CoreV1Api, name: str, script: str, stdin: str | None = None, container: str | None = None
+) -> tuple[str, str, int]:
     session = stream.stream(
         core.connect_get_namespaced_pod_exec,
         name,
         "default",
+        container=container,
         command=["sh", "-c", script],
         stdin=stdin is not None,
         stdout=True,

@@ -49,8 +49,8 @@ def copy_of(trigger: Any) -> Any:
     return rebuilt(trigger.serialize())
 
 
-def eventually(look: Callable[[], Any], *, seconds: float = 600.0) -> Any:
-    """Return what `look` returns once it is true; the bound is for a machine under any load."""
+def eventually(look: Callable[[], Any], *, seconds: float = 240.0) -> Any:
+    """Return what `look` returns once it is true; the bound is below what pytest-timeout gives a test, for the message."""
     import time
 
     deadline = time.monotonic() + seconds

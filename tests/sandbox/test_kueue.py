@@ -150,7 +150,9 @@ def test_job_set_runs_with_all_its_pods_logs(pool: KubernetesGpuPool, objects: d
     for index in (0, 1):
         assert lines.count(f"[workers 0-{index}] index {index}") == 1
     sets = objects.resources.get(api_version=JOBSET, kind="JobSet")
-    eventually(lambda: not sets.get(namespace="default").items)
+    eventually(
+        lambda: not [each for each in sets.get(namespace="default").items if each.metadata.name.startswith("train-")]
+    )
 
 
 def test_job_set_fails_with_the_pod_that_failed_first(pool: KubernetesGpuPool) -> None:
@@ -185,7 +187,9 @@ def test_kueue_admits_one_and_says_why_the_other_waits(pool: KubernetesGpuPool, 
         )
     core, batch = client.CoreV1Api(objects.client), client.BatchV1Api(objects.client)
     first = Running(workload(pool, a_job(FOREVER), "first", queue_name="workloads"))
-    eventually(lambda: [pod.status.phase for pod in core.list_namespaced_pod("default").items].count("Running") == 2)
+    eventually(
+        lambda: [pod.metadata.name[:6] for pod in pods_of(core) if pod.status.phase == "Running"] == 2 * ["first-"]
+    )
     with capture_logs() as told:
         second = Running(workload(pool, a_job("echo done"), "second", queue_name="workloads"))
         words = "1st of 1 in queue workloads; couldn't assign flavors"
@@ -238,9 +242,13 @@ class Running:
         return self.error
 
 
+def pods_of(core: client.CoreV1Api, selector: str = "") -> list[client.V1Pod]:
+    pods: list[client.V1Pod] = core.list_namespaced_pod("default", label_selector=selector).items
+    return pods
+
+
 def running(core: client.CoreV1Api, task_id: str) -> list[str]:
-    pods = core.list_namespaced_pod("default", label_selector=f"task_id={task_id}").items
-    return [pod.metadata.name for pod in pods if pod.status.phase == "Running"]
+    return [pod.metadata.name for pod in pods_of(core, f"task_id={task_id}") if pod.status.phase == "Running"]
 
 
 @pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
@@ -284,4 +292,4 @@ def test_gang_is_admitted_by_kueue_alone_and_preempted_when_kueue_takes_it_back(
     error = held.ended()
     assert isinstance(error, PodPreempted)
     assert f"has lost its place in queue {queue}: Preempted" in str(error)
-    eventually(lambda: not core.list_namespaced_pod("default").items)
+    eventually(lambda: not pods_of(core, "task_id in (held, urgent)"))

@@ -342,7 +342,8 @@ async def test_containers_that_are_asked_for(pool: EksGpuPool, core: client.Core
     async with task.triggered() as event:
         await logs.until(lambda: wanted <= {*logs.of("train")})
         assert not event.done()
-        assert await asyncio.to_thread(execute, core, task.pod_name, "touch /tmp/end") == ("", "", 0)
+        ended = await asyncio.to_thread(execute, core, task.pod_name, "touch /tmp/end", container="base")
+        assert ended == ("", "", 0)
         await asyncio.to_thread(task.finish, await event)
     said = [line for line in logs.of("train") if line in wanted | {"nobody asks"}]
     assert sorted(said) == sorted(wanted)
