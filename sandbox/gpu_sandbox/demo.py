@@ -159,7 +159,8 @@ class _Night:
             with self._stage("Airflow up"):
                 more = MORE_DAGS if stays else ()
                 airflow = stack.enter_context(self._airflow(sandbox, folder, more))
-            made = self._night(sandbox, airflow, screen)
+            with contextlib.ExitStack() as watches:  # they end before what they watch
+                made = self._night(sandbox, airflow, watches)
             if stays:
                 screen.close()
                 tell(made)
@@ -180,11 +181,11 @@ class _Night:
     def _title(self) -> str:
         return " ".join([self._dag_id, *(f"[{name}]" for name in self._scenario.names)])
 
-    def _night(self, sandbox: Sandbox, airflow: AirflowHome, stack: contextlib.ExitStack) -> Report:
+    def _night(self, sandbox: Sandbox, airflow: AirflowHome, watches: contextlib.ExitStack) -> Report:
         cluster = ClusterWatch(sandbox.kubeconfig, self._journal, ordinary_nodes=frozenset({SYSTEM_NODE}))
-        stack.callback(cluster.stop)
+        watches.callback(cluster.stop)
         cloud = CloudWatch(sandbox.aws, self._journal)
-        stack.callback(cloud.stop)
+        watches.callback(cloud.stop)
         with self._stage("DAG parsed"):
             airflow.api.wait_for_dag(self._dag_id)
         dag_run = airflow.api.trigger(

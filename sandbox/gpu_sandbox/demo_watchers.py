@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -99,7 +100,8 @@ class Changes:
     def end(self) -> None:
         """Unblock the thread that waits for the next change: the API server's own stop would wait for it."""
         if self._stream is not None:
-            self._stream.shutdown()
+            with contextlib.suppress(ValueError, RuntimeError):  # it has ended by itself
+                self._stream.shutdown()
 
 
 class ClusterWatch:
