@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.clock import format_time
@@ -171,16 +172,24 @@ def record_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
         _amend_run(api, owner, lambda usage, done=done: _with_work(usage, done))  # type: ignore[misc]
 
 
-def record_computed(api: ApiClient, pod: Pod, share: float, now: datetime, *, sampled: timedelta) -> None:
-    """Write down for which share of its time a pod's GPUs computed, where it says whose it is.
+def record_computed(api: ApiClient, pods: Iterable[Pod], share: float, now: datetime, *, sampled: timedelta) -> None:
+    """Write down for which share of their time pods' GPUs computed, of those that say whose they are.
 
     `sampled` is how much of that time the samples stand for; no more of it is known.
     """
-    ran = pod.ran(now)
-    if pod.owner is None or pod.node is None or not pod.gpus or ran is None:
-        return
-    said = Computed.of_samples(pod.node, ran, pod.gpus, share, sampled=sampled)
-    _amend_run(api, pod.owner, lambda usage: replace(usage, computed={**usage.computed, pod.uid: said}))
+    said: dict[DemandKey, dict[str, Computed]] = {}
+    for pod in pods:
+        ran = pod.ran(now)
+        if pod.owner is None or pod.node is None or not pod.gpus or ran is None:
+            continue
+        of_pod = Computed.of_samples(pod.node, ran, pod.gpus, share, sampled=sampled)
+        said.setdefault(pod.owner, {})[pod.uid] = of_pod
+    for owner, more in said.items():
+        _amend_run(api, owner, partial(_with_computed, more))
+
+
+def _with_computed(more: Mapping[str, Computed], usage: RunUsage) -> RunUsage:
+    return replace(usage, computed={**usage.computed, **more})
 
 
 def _with_work(usage: RunUsage, done: Iterable[tuple[str, Span]]) -> RunUsage:

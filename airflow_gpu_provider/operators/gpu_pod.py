@@ -20,6 +20,7 @@ from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
 from airflow_gpu_provider.operators.gpu_use_arguments import GpuUseArguments
+from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.operators.pod_callbacks import call_back, tell_progress
 from airflow_gpu_provider.operators.several_nodes import check_nodes, check_ranks, ranks_of, seconds_of
 from airflow_gpu_provider.pods.attempt import PodAttempt
@@ -52,7 +53,7 @@ STARTUP_TIMEOUT = timedelta(minutes=20)
 _TEMPLATED = ("gpu_pool", "block_id", "queue_name", "checkpoint")
 
 
-class GpuPodOperator(GpuUseArguments, KubernetesPodOperator):
+class GpuPodOperator(GpuUseArguments, MovedArguments, KubernetesPodOperator):
     """Run a pod on a GPU pool.
 
     Every argument of KubernetesPodOperator works. The pod selects the pool's nodes, tolerates their taints, gets its
@@ -261,7 +262,7 @@ class GpuPodOperator(GpuUseArguments, KubernetesPodOperator):
             on_pod=self._show,
             trigger_kwargs=self.trigger_kwargs or {},
             nodes=self.nodes,
-            gpus=self._gpu_watching,
+            gpus=self.gpu_watching,
             log_ranks=ranks_of(self.log_ranks),
             hang_seconds=seconds_of(self.hang_timeout),
             new_attempt=GangAttempt if self.nodes > 1 else PodAttempt,

@@ -1,4 +1,4 @@
-"""GpuPodOperator's arguments about what the pod's GPUs do while it runs."""
+"""Arguments about what a training's GPUs do while it runs, of the operators that run one."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
-from airflow_gpu_provider.pool_operator import duration
+from airflow_gpu_provider.pool_operator import PoolOperator, duration
 
 IDLE_GPU_WARNING = timedelta(minutes=15)
 
 
-class GpuUseArguments(MovedArguments):
+class GpuUseArguments(PoolOperator):
     """Takes these, next to the arguments that other operators have.
 
     Args:
-        utilization: Ask nvidia-smi in the container once a minute what the GPUs do: docs/gpu-pod.md. Default True.
+        utilization: Ask nvidia-smi in the container once a minute what the GPUs do, of several pods in one of them at a
+            time: docs/gpu-pod.md. Default True.
         idle_gpu_warning: After how long without computing the log has a warning, in seconds or as a timedelta; None or
             0 for never. Default 15 minutes.
         idle_gpu_timeout: After how long without computing the task fails with GpuIdle, in seconds or as a timedelta;
-            its pod is deleted. None or 0 for never. Default None.
+            its pods are deleted. None or 0 for never. Default None.
 
     Raises:
         PoolSpecError: idle_gpu_timeout without utilization, or no duration.
@@ -45,7 +45,7 @@ class GpuUseArguments(MovedArguments):
             raise PoolSpecError(
                 f"Task {self.task_id}: idle_gpu_timeout with utilization=False.", "Leave out one of the two."
             )
-        self._gpu_watching = GpuWatching(warn_seconds=warn, end_seconds=end) if utilization else None
+        self.gpu_watching = GpuWatching(warn_seconds=warn, end_seconds=end) if utilization else None
 
 
 def _seconds(name: str, given: float | timedelta | None) -> float | None:

@@ -44,7 +44,7 @@ def check_nodes(task_id: str, nodes: Any, pool: Any, given: Mapping[str, Any]) -
 
 
 def check_ranks(task: GpuPodOperator) -> None:
-    """Check `log_ranks`, `hang_timeout` and `idle_gpu_timeout`.
+    """Check `log_ranks` and `hang_timeout`.
 
     Raises:
         PoolSpecError: They are not for the task's `nodes`, or nothing would be heard of the ranks.
@@ -52,9 +52,6 @@ def check_ranks(task: GpuPodOperator) -> None:
     ranks, seconds = ranks_of(task.log_ranks), seconds_of(task.hang_timeout)
     if task.nodes == 1 and (ranks is not None or seconds is not None):
         raise PoolSpecError(f"Task {task.task_id}: log_ranks and hang_timeout are for several nodes.", "Give nodes=.")
-    if task.nodes > 1 and task.idle_gpu_timeout:
-        what = f"Task {task.task_id}: idle_gpu_timeout with nodes={task.nodes}."
-        raise PoolSpecError(what, "Give hang_timeout= instead.")
     if wrong := [rank for rank in ranks or () if not 0 <= rank < task.nodes]:
         raise PoolSpecError(f"Task {task.task_id}: log_ranks has {wrong}.", f"Ranks are 0 to {task.nodes - 1}.")
     if seconds is not None and (not task.get_logs or task.log_formatter is not None):

@@ -15,13 +15,13 @@ from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
 from airflow_gpu_provider.links import NodeGroupsLink
 from airflow_gpu_provider.open_blocks import block_of, current_pool
+from airflow_gpu_provider.operators.gpu_use_arguments import GpuUseArguments
 from airflow_gpu_provider.operators.workload_task import preemptions_of, workload_task
 from airflow_gpu_provider.pods.checkpoint import check_location
 from airflow_gpu_provider.pods.kueue import check_queue_name
 from airflow_gpu_provider.pods.pod_try import PodTry
 from airflow_gpu_provider.pods.preemptions import MAX_PREEMPTIONS, OnPreemption
 from airflow_gpu_provider.pods.verdict import Watched
-from airflow_gpu_provider.pool_operator import PoolOperator
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.triggers.pod import RECORD_VERSION
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 OnFinish = Literal["delete_pod", "delete_succeeded_pod", "keep_pod"]
 
 
-class GpuWorkloadOperator(PoolOperator):
+class GpuWorkloadOperator(GpuUseArguments):
     """Run a Kubernetes object that makes pods, on a GPU pool.
 
     Each pod template whose containers ask for nvidia.com/gpu is placed as GpuPodOperator places its pod; one without,
@@ -67,6 +67,7 @@ class GpuWorkloadOperator(PoolOperator):
         checkpoint, on_preemption, max_preemptions: See GpuPodOperator; a workload that resumes is deleted and created
             anew. What its own controller restarts (backoffLimit, maxRestarts) is not counted.
         get_logs: Write the pods' logs into the task's. Default True.
+        utilization, idle_gpu_warning, idle_gpu_timeout: See gpu_use_arguments.
         on_finish_action: "delete_pod" (default) deletes the object and its pods when it has ended,
             "delete_succeeded_pod" only when it has succeeded, "keep_pod" never.
         reattach_on_restart: Go on with the object that this try has created before its worker died. Default True.

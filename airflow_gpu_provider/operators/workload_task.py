@@ -63,6 +63,7 @@ def workload_task(operator: GpuWorkloadOperator, context: Context) -> PodTask:
         call_back=_of_a_pod,
         push=lambda key, value: ti.xcom_push(key=key, value=value),
         on_pod=lambda pod: None,
+        gpus=operator.gpu_watching,
         manifest=lambda: operator.named_manifest,
         new_attempt=WorkloadAttempt,
         keeps=lambda succeeded: _is_kept(operator, succeeded),

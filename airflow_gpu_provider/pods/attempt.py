@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from typing import Any, Literal
 
@@ -14,8 +13,6 @@ from airflow_gpu_provider.errors import GpuError, GpuIdle
 from airflow_gpu_provider.pods.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, find_or_create
 from airflow_gpu_provider.pods.end import PodEnd, end_of
-from airflow_gpu_provider.pods.gpu_sampler import SAMPLE_EVERY
-from airflow_gpu_provider.pods.gpu_use import GpuUse
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task_attempt import Found, TaskAttempt
 from airflow_gpu_provider.pods.verdict import Watched
@@ -151,7 +148,7 @@ class PodAttempt(TaskAttempt):
                 pod, state, error, watched, cluster=self._cluster, extract=self._task.extract_result
             )
         self._tell_timeline(watched.timeline)
-        self._tell_use(watched.use, pod)
+        self._tell_use(watched.use, [pod])
         if end_of(state) is not None:
             self._task.call_back("on_pod_completion", pod=pod)
             self._task.call_back("on_pod_teardown", pod=pod)
@@ -178,18 +175,10 @@ class PodAttempt(TaskAttempt):
 
     def _collect_gone(self, error: GpuError | None, watched: Watched) -> Any:
         self._tell_timeline(watched.timeline)
-        self._tell_use(watched.use, None)
+        self._tell_use(watched.use, [])
         if error is not None:
             raise error
         return result_of_gone(watched) if self._task.has_result else None
-
-    def _tell_use(self, use: GpuUse, pod: V1Pod | None) -> None:
-        if use.is_known:
-            self._task.log.info("  %s", use.in_words())
-            self._task.push("utilization", use.to_json())
-        if pod is not None and use.mean is not None:
-            sampled = timedelta(seconds=use.samples * SAMPLE_EVERY)
-            self._cluster.pods.note_computed(pod, use.mean / 100, sampled=sampled)
 
     def _release(self, pod: V1Pod, result: Any) -> None:
         self._is_released = True

@@ -1,16 +1,17 @@
-"""GpuSampler: asks a running pod's own container what its GPUs do, beside the wait for it and never in its way."""
+"""GpuSampler: asks running pods' own containers what their GPUs do, beside the wait for them and never in its way."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import aiohttp
 
 from airflow_gpu_provider.errors import GpuError, GpuIdle
-from airflow_gpu_provider.pods.gpu_use import QUERY, GpuUse, Idleness, parse
+from airflow_gpu_provider.pods.gpu_use import QUERY, GpuUse, GpuWatching, Idleness, parse
 from airflow_gpu_provider.pods.wait import PodWait, timeline
 from airflow_gpu_provider.scaling.waits import Progress
 
@@ -23,138 +24,194 @@ SAMPLE_EVERY = 60.0
 _WITHIN = 10.0
 _UNTIL_THE_END_SHOWS = 5.0
 _REFUSALS = range(400, 500)
+_TRANSIENT = (408, 429)  # the API server's word for "later": its own time-out, and too many requests at a time
+_GONE = 404  # the pod's end has not been seen yet
 
 
-class _Follows(Protocol):
-    def follow(self, pod: PodState, raw: Json, /) -> None: ...
+def each(*take: Callable[..., None]) -> Callable[..., None]:
+    """Return what gives a pod to each of them."""
+
+    def give(*pod: Any) -> None:
+        for one in take:
+            one(*pod)
+
+    return give
 
 
-def each_follows(*them: _Follows) -> Callable[[PodState, Json], None]:
-    """Return what shows each of them the pod."""
+class Sampled(Protocol):
+    """A wait for pods whose GPUs may be sampled; a PodWait is one."""
 
-    def show(pod: PodState, raw: Json) -> None:
-        for one in them:
-            one.follow(pod, raw)
+    @property
+    def namespace(self) -> str: ...
 
-    return show
+    @property
+    def gpus(self) -> GpuWatching | None: ...
 
 
-class GpuSampler:
-    """Samples one pod's GPUs while its base container runs. Use it as an async context manager around the wait.
+class GpuSampler(ABC):
+    """Samples the GPUs of pods while their base containers run. Use it as an async context manager around the wait.
+
+    Of several pods one is asked at a time, in turn: ranks of a training compute, and wait, together.
 
     An exec that is refused, or fails in the container (no nvidia-smi, no shell is needed), is not repeated. One that
-    the node or the network does not answer is, with the next sample. Both are said once.
+    the node, the network or a busy API server does not answer is, with the next sample. Both are said once.
 
     Args:
         api: The cluster.
-        wait: The pod; nothing is done where its `gpus` are None.
+        wait: What is waited for; nothing is done where its `gpus` are None.
+        what, named: It in words, and in the details of an error.
         say: Takes a line for the task's log.
         warn: Takes a warning.
 
     Attributes:
         use: What has been seen.
+        follow: Takes a pod as it is now, in the form in which the wait tells of it.
     """
 
+    follow: Callable[..., None]
+
     def __init__(
-        self, api: AsyncApi, wait: PodWait, *, say: Callable[[str], object], warn: Callable[[str], object]
+        self,
+        api: AsyncApi,
+        wait: Sampled,
+        *,
+        what: str,
+        named: Mapping[str, str],
+        say: Callable[[str], object],
+        warn: Callable[[str], object],
     ) -> None:
         self._api = api
-        self._wait = wait
+        self._what = what
+        self._named = named
+        self._watching = wait.gpus
+        self._namespace = wait.namespace
         self._say = say
         self._warn = warn
-        self._pod: PodState | None = None
+        self._running: dict[str, PodState] = {}
+        self._turn = 0
         self._task: asyncio.Task[None] | None = None
         self._idleness = Idleness()
         self._is_over = asyncio.Event()
         self._has_warned = self._has_failed = self._is_refused = False
         self.use = GpuUse()
 
+    @abstractmethod
+    def _end(self, error: GpuIdle) -> Progress:
+        """Return how the wait ends that is given up for it."""
+
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._stop()
-
-    async def _stop(self) -> None:
         if (task := self._task) is not None:
             self._task = None
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def follow(self, pod: PodState, _: Json) -> None:
-        """Take the pod as it is now: its GPUs are sampled from its container's start to its end."""
-        self._pod = pod
-        is_running = pod.base is not None and pod.base.status == "running"
-        if not is_running:
+    def _take(self, pod: PodState) -> None:
+        """Take a pod as it is now: its GPUs are sampled from its container's start to its end."""
+        if pod.base is not None and pod.base.status == "running":
+            self._running[pod.name] = pod
+        else:
+            self._running.pop(pod.name, None)
+        if not self._running:
             if self._task is not None:
                 self._task.cancel()
-        elif self._task is None and self._wait.gpus is not None and not self._is_refused:
+                self._task = None
+        elif self._task is None and self._watching is not None and not self._is_refused:
             self._task = asyncio.create_task(self._sample())
 
     async def beside(self, watching: Coroutine[Any, Any, Progress]) -> Progress:
         """Return how a wait ends: by itself, or since the GPUs have not computed for as long as they may."""
-        if self._wait.gpus is None or self._wait.gpus.end_seconds is None:
+        if self._watching is None or self._watching.end_seconds is None:
             return await watching
         watch, idle = asyncio.create_task(watching), asyncio.create_task(self._is_over.wait())
         try:
             await asyncio.wait({watch, idle}, return_when=asyncio.FIRST_COMPLETED)
-            return watch.result() if watch.done() else self._idle()
+            return watch.result() if watch.done() else self._end(self._error())
         finally:
             for task in (watch, idle):
                 task.cancel()
             await asyncio.gather(watch, idle, return_exceptions=True)
 
-    def _idle(self) -> Progress:
-        pod, lasted = self._wait.name, self._idleness.in_words
-        error = GpuIdle(
-            f"The GPUs of pod {pod} have not computed for {lasted}; the pod is deleted.",
+    def _error(self) -> GpuIdle:
+        return GpuIdle(
+            f"The GPUs of {self._what} have not computed for {self._idleness.in_words}; it is deleted.",
             "Look at what its last lines wait for; if that is work without GPUs, raise idle_gpu_timeout.",
-            pod=pod,
+            **self._named,
         )
-        phases = timeline(self._pod) if self._pod is not None else []
-        return Progress(error=error, result={"timeline": phases, "container_ended": False, "machine": ""})
 
     async def _sample(self) -> None:
         self._idleness = Idleness()  # what came before an interruption says nothing of the time of it
         await asyncio.sleep(SAMPLE_EVERY / 2)
         while not self._is_refused:
             began = time.monotonic()
-            await self._take_one(began)
+            await self._take_one(self._next(), began)
             await asyncio.sleep(max(0.0, began + SAMPLE_EVERY - time.monotonic()))
 
-    async def _take_one(self, at: float) -> None:
-        wait = self._wait
-        path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+    def _next(self) -> PodState:
+        self._turn += 1
+        return self._running[sorted(self._running)[self._turn % len(self._running)]]
+
+    async def _take_one(self, pod: PodState, at: float) -> None:
+        assert pod.base is not None
+        path = f"api/v1/namespaces/{self._namespace}/pods/{pod.name}"
         try:
-            said = await self._api.output(path, container=wait.base_container, command=QUERY, within=_WITHIN)
+            said = await self._api.output(path, container=pod.base.name, command=QUERY, within=_WITHIN)
             sample = parse(said.decode(errors="replace")) if said is not None else None
             if sample is None:
-                await self._failed("nvidia-smi in its container says nothing of a GPU", is_refused=True)
+                await self._failed(pod, "nvidia-smi in its container says nothing of a GPU", is_refused=True)
                 return
         except GpuError as error:
             self._idleness.take(None, at)
-            cause = error.__cause__
-            is_refused = isinstance(cause, aiohttp.ClientResponseError) and cause.status in _REFUSALS
-            await self._failed(error.what, is_refused=is_refused)
+            await self._failed(pod, error.what, is_refused=_refuses(error))
             return
         self.use = self.use.plus(sample)
         self._idleness.take(sample.is_idle, at)
         self._heed_idleness()
 
-    async def _failed(self, why: str, *, is_refused: bool) -> None:
-        """Say it once, unless the container has ended meanwhile, which cancels this."""
-        self._is_refused = is_refused
+    async def _failed(self, pod: PodState, why: str, *, is_refused: bool) -> None:
+        """Say it once, unless the container has ended meanwhile."""
         await asyncio.sleep(_UNTIL_THE_END_SHOWS)
+        if pod.name not in self._running:
+            return
+        self._is_refused = is_refused
         if not self._has_failed:
             self._has_failed = True
-            self._say(f"What the GPUs of pod {self._wait.name} do is not known: {why}")
+            self._say(f"What the GPUs of {self._what} do is not known: {why}")
 
     def _heed_idleness(self) -> None:
-        gpus = self._wait.gpus
+        gpus = self._watching
         assert gpus is not None
         if self._idleness.lasts(gpus.end_seconds):
             self._is_over.set()
         is_long = self._idleness.lasts(gpus.warn_seconds)
         if is_long and not self._has_warned:
-            self._warn(f"The GPUs of pod {self._wait.name} have not computed for {self._idleness.in_words}.")
+            self._warn(f"The GPUs of {self._what} have not computed for {self._idleness.in_words}.")
         self._has_warned = is_long
+
+
+class PodSampler(GpuSampler):
+    """Samples one pod's GPUs."""
+
+    def __init__(
+        self, api: AsyncApi, wait: PodWait, *, say: Callable[[str], object], warn: Callable[[str], object]
+    ) -> None:
+        super().__init__(api, wait, what=f"pod {wait.name}", named={"pod": wait.name}, say=say, warn=warn)
+        self._pod: PodState | None = None
+
+    def follow(self, pod: PodState, _: Json) -> None:
+        """Take the pod as it is now."""
+        self._pod = pod
+        self._take(pod)
+
+    def _end(self, error: GpuIdle) -> Progress:
+        phases = timeline(self._pod) if self._pod is not None else []
+        return Progress(error=error, result={"timeline": phases, "container_ended": False, "machine": ""})
+
+
+def _refuses(error: GpuError) -> bool:
+    cause = error.__cause__
+    if not isinstance(cause, aiohttp.ClientResponseError):
+        return False
+    return cause.status in _REFUSALS and cause.status not in (*_TRANSIENT, _GONE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -125,13 +125,16 @@ class TaskPods:
         with mapped("delete", "pods"):
             self._manager.delete_pod(pod)
 
-    def note_computed(self, pod: V1Pod, share: float, *, sampled: timedelta) -> None:
-        """Write down, for the bill, for which share (0 to 1) of the time that was sampled the pod's GPUs computed."""
+    def note_computed(self, pods: Iterable[Any], share: float, *, sampled: timedelta) -> None:
+        """Write down, for the bill, for which share (0 to 1) of the time that was sampled the pods' GPUs computed.
 
-        def record(api: ApiClient, read: Pod, now: datetime) -> None:
+        The pods are V1Pods, or the JSON of pods.
+        """
+
+        def record(api: ApiClient, read: Sequence[Pod], now: datetime) -> None:
             record_computed(api, read, share, now, sampled=sampled)
 
-        _note(self._hook.core_v1_client, pod, record)
+        _note(self._hook.core_v1_client, pods, record)
 
     def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
         """Delete with a client of its own, for the interrupted code may hold locks; failures are logged."""
@@ -189,17 +192,21 @@ class CarefulPodManager(PodManager):
 
 def _note_use(client: CoreV1Api, pod: Any) -> None:
     """Write down when and where the pod ran."""
-    _note(client, pod, lambda api, read, now: record_pods(api, [read], now))
+    _note(client, [pod], record_pods)
 
 
-def _note(client: CoreV1Api, pod: Any, record: Callable[[ApiClient, Pod, datetime], None]) -> None:
-    """Write down something of a pod; a bill that is too low is no reason for a task to fail."""
+def _note(client: CoreV1Api, pods: Iterable[Any], record: Callable[[ApiClient, Sequence[Pod], datetime], None]) -> None:
+    """Write down something of pods; a bill that is too low is no reason for a task to fail."""
+    raw = [client.api_client.sanitize_for_serialization(pod) for pod in pods]
+    # A delete that is done at once answers with a Status.
+    there = [each for each in raw if "phase" in (each.get("status") or {})]
+    if not there:
+        return
     try:
-        raw = client.api_client.sanitize_for_serialization(pod)
-        if "phase" in (raw.get("status") or {}):  # a delete that is done at once answers with a Status
-            record(client.api_client, Pod.parse(raw), ServerClock(client.api_client).now())
+        record(client.api_client, [Pod.parse(each) for each in there], ServerClock(client.api_client).now())
     except (GpuError, ApiException, HTTPError) as error:
-        _log.warning("What pod %s did could not be written down for the run's bill: %s", pod.metadata.name, error)
+        names = ", ".join(each["metadata"]["name"] for each in there)
+        _log.warning("What pod %s did could not be written down for the run's bill: %s", names, error)
 
 
 def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -> bool:

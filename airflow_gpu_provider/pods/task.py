@@ -49,7 +49,7 @@ class PodTask:
         push: Takes the key and the value of an XCom.
         on_pod: Takes the pod as it is known now, or None.
         trigger_kwargs: More entries for the trigger's event.
-        gpus: What to do about GPUs that do not compute; None: nobody asks what they do. For one node.
+        gpus: What to do about GPUs that do not compute; None: nobody asks what they do.
         nodes: On how many nodes it runs, with a pod on each.
         log_ranks: Whose lines of several nodes' are wanted; None for all.
         hang_seconds: See GangWait. For several nodes.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,8 @@ from kubernetes.client import V1Pod
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_request, placed
 from airflow_gpu_provider.pods.deadline import PodDeadlines
+from airflow_gpu_provider.pods.gpu_sampler import SAMPLE_EVERY
+from airflow_gpu_provider.pods.gpu_use import GpuUse
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import check_gpus
 from airflow_gpu_provider.pods.preemptions import Attempt
@@ -176,3 +179,12 @@ class TaskAttempt(ABC):
             self._task.log.info("  %s", phase_in_words(phase))
         whole = self.record.whole_timeline(phases) if self.record.number > 1 else phases
         self._task.push("timeline", [*map(dict, whole)])
+
+    def _tell_use(self, use: GpuUse, pods: Iterable[Any]) -> None:
+        """Say what the GPUs did, and write it down for the bill of the run; V1Pods, or the JSON of pods."""
+        if use.is_known:
+            self._task.log.info("  %s", use.in_words())
+            self._task.push("utilization", use.to_json())
+        if use.mean is not None:
+            sampled = timedelta(seconds=use.samples * SAMPLE_EVERY)
+            self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled)

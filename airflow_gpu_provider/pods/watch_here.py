@@ -8,7 +8,7 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.errors import PodPreempted
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN, PodLogs
-from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, each_follows
+from airflow_gpu_provider.pods.gpu_sampler import PodSampler, each
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
@@ -32,10 +32,10 @@ async def watch_here(
 
     async with connected(pool.cluster_identity, open_access) as api:
         logs = PodLogs(api, wait, log.to_stream(pod, cluster.api), log.log.log, write=log.write_line, alone=True)
-        gpus = GpuSampler(api, wait, say=log.log.info, warn=log.log.warning)
+        gpus = PodSampler(api, wait, say=log.log.info, warn=log.log.warning)
         try:
             async with logs, gpus:
-                on_pod = each_follows(logs, gpus)
+                on_pod = each(logs.follow, gpus.follow)
                 watching = watch_pod(pool, wait, owner=owner, narrator=narrator, open_access=open_access, on_pod=on_pod)
                 progress = await gpus.beside(watching)
                 if isinstance(progress.error, PodPreempted):

@@ -10,6 +10,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.end import end_of
+from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, each
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
@@ -17,6 +18,7 @@ from airflow_gpu_provider.triggers.deferral_delay import settle
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from airflow_gpu_provider.triggers.task_state import goes_on, is_still_deferred
 from airflow_gpu_provider.workloads.end_ranks import end_ranks
+from airflow_gpu_provider.workloads.gang_sampler import GangSampler
 from airflow_gpu_provider.workloads.gang_wait import GangWait
 from airflow_gpu_provider.workloads.logs import GangLogs
 from airflow_gpu_provider.workloads.watch import watch_gang
@@ -40,19 +42,27 @@ class GpuGangTrigger(GpuPodTrigger):
         if wanted is not None and self._logs is not None:
             wanted = {**wanted, "positions": self._logs.rest()["positions"]}
         logs = self._logs = GangLogs(self._api, wait, wanted, self.log.log)
-        async with logs:
-            progress = await watch_gang(
+        gpus = self._sampler(wait)
+        async with logs, gpus:
+            watching = watch_gang(
                 pool,
                 wait,
                 owner=self.record["owner"],
                 narrator=narrator,
-                on_pod=logs.follow,
+                on_pod=each(logs.follow, gpus.follow),
                 silence=logs.silence,
             )
+            progress = await gpus.beside(watching)
             if progress.error is not None:
                 await end_ranks(self._api, wait, logs, self.log.log)
             await settle(self.record["deferred_at"])
         return progress
+
+    def _sampler(self, wait: Any) -> GpuSampler:
+        assert self._api is not None
+        if self._gpus is None:
+            self._gpus = GangSampler(self._api, wait, say=self.log.info, warn=self.log.warning)
+        return self._gpus
 
     def _pod_of_result(self, wait: Any, progress: Progress) -> str | None:
         name: str | None = ((progress.result or {}).get("pods") or {}).get("0")

@@ -23,7 +23,7 @@ from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import GpuError, PodPreempted
 from airflow_gpu_provider.pods.end import end_of
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN, PodLogs
-from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, each_follows
+from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, PodSampler, each
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
 from airflow_gpu_provider.pools import deserialize_pool
@@ -126,9 +126,9 @@ class GpuPodTrigger(BaseTrigger):
         if wanted is not None and self._logs is not None:
             wanted = {**wanted, "positions": self._logs.rest()["positions"]}
         logs = self._logs = PodLogs(self._api, wait, wanted, self.log.log)
-        gpus = self._gpus = self._gpus or GpuSampler(self._api, wait, say=self.log.info, warn=self.log.warning)
+        gpus = self._gpus = self._gpus or PodSampler(self._api, wait, say=self.log.info, warn=self.log.warning)
         async with logs, gpus:
-            on_pod = each_follows(logs, gpus)
+            on_pod = each(logs.follow, gpus.follow)
             watching = watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=on_pod)
             progress = await gpus.beside(watching)
             await settle(self.record["deferred_at"])

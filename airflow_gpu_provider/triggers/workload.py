@@ -9,6 +9,7 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL
 from airflow_gpu_provider.pods.end import end_of
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN
+from airflow_gpu_provider.pods.gpu_sampler import each
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
@@ -39,8 +40,11 @@ class GpuWorkloadTrigger(GpuGangTrigger):
         if wanted is not None and self._logs is not None:
             wanted = {**wanted, "positions": self._logs.rest()["positions"]}
         logs = self._logs = WorkloadLogs(self._api, wait, wanted, self.log.log)
-        async with logs:
-            progress = await watch_object(WorkloadView, pool, wait, owner=owner, narrator=narrator, on_pod=logs.follow)
+        gpus = self._sampler(wait)
+        async with logs, gpus:
+            on_pod = each(logs.follow, gpus.follow)
+            watching = watch_object(WorkloadView, pool, wait, owner=owner, narrator=narrator, on_pod=on_pod)
+            progress = await gpus.beside(watching)
             await logs.drain(LAST_WORDS_WITHIN)
             await settle(self.record["deferred_at"])
         return progress

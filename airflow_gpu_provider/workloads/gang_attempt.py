@@ -177,6 +177,7 @@ class GangAttempt(TaskAttempt):
             deadline=deadline,
             is_covered=self.deadlines.is_covered,
             hang_seconds=self._task.hang_seconds,
+            gpus=self._task.gpus,
             queue=self._task.placement.queue,
         )
 
@@ -224,6 +225,7 @@ class GangAttempt(TaskAttempt):
         if self._task.has_result:
             result, error = self._result(pods.get(0), states.get(0), error, watched)
         self._tell_timeline(watched.timeline)
+        self._tell_use(watched.use, pods.values())
         self._release(succeeded=error is None)
         if error is not None:
             if result is not None:

@@ -14,6 +14,7 @@ from typing import Any
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.end import RAISE_DEADLINE, end_of
+from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.shortage import NoCapacity
@@ -79,7 +80,7 @@ class GangWait(Record):
             its pods.
         queue: The LocalQueue of Kueue that admits it; empty where this package does.
         hang_seconds: After how long without a line from any rank the gang counts as hung; None for never.
-        start_seconds, deadline, base_container, started, is_covered: As PodWait has them.
+        start_seconds, deadline, base_container, started, is_covered, gpus: As PodWait has them.
     """
 
     namespace: str
@@ -94,6 +95,12 @@ class GangWait(Record):
     is_covered: bool = True
     hang_seconds: float | None = None
     queue: str = ""
+    gpus: GpuWatching | None = None
+
+    @property
+    def what(self) -> str:
+        """What is waited for, in words."""
+        return f"Job {self.name}"
 
     def step(self, snapshot: GangSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""

@@ -144,6 +144,7 @@ class ObjectAttempt(TaskAttempt):
         self._write_logs(raw, pods, states, error, setbacks)
         result, error = self._result(pods, states, error, watched)
         self._tell_timeline(watched.timeline)
+        self._tell_use(watched.use, raw.values())
         self._release(succeeded=error is None)
         if error is not None:
             if error.details.get("exit_code") in self._task.skips:

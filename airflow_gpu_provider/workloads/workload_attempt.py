@@ -96,6 +96,7 @@ class WorkloadAttempt(ObjectAttempt):
             start_seconds=self._task.start_seconds,
             deadline=deadline,
             is_covered=self.deadlines.is_covered,
+            gpus=self._task.gpus,
             queue=(metadata.get("labels") or {}).get(QUEUE_LABEL, ""),
         )
 

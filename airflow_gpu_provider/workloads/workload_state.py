@@ -59,6 +59,12 @@ def main_container(pod: Json) -> str:
     return str((with_gpus or names or [""])[0])
 
 
+def has_gpus(pod: Json, container: str) -> bool:
+    """Return True if this container of the pod asks for GPUs."""
+    containers: list[Any] = (pod.get("spec") or {}).get("containers") or []
+    return any(str(_limits(each).get(GPU_RESOURCE, 0)) != "0" for each in containers if each["name"] == container)
+
+
 def _limits(container: Json) -> Json:
     limits: Json = (container.get("resources") or {}).get("limits") or {}
     return limits

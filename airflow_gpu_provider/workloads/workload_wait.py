@@ -14,6 +14,7 @@ from typing import Any
 
 from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.end import RAISE_DEADLINE, end_of
+from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
@@ -68,7 +69,7 @@ class WorkloadWait(Record):
         queue: The LocalQueue of Kueue in which it waits; empty for none.
         schedule_seconds: How long its controller may take to make pods, and each of these to get a node. The time in
             which it is suspended does not count.
-        start_seconds, deadline, started, is_covered: As PodWait has them.
+        start_seconds, deadline, started, is_covered, gpus: As PodWait has them.
     """
 
     kind: str
@@ -84,6 +85,12 @@ class WorkloadWait(Record):
     deadline: datetime
     is_covered: bool = True
     queue: str = ""
+    gpus: GpuWatching | None = None
+
+    @property
+    def what(self) -> str:
+        """What is waited for, in words."""
+        return f"{self.kind} {self.name}"
 
     @property
     def path(self) -> str:

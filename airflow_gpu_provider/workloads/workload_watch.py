@@ -11,10 +11,12 @@ from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANN
 from airflow_gpu_provider.cluster.watched import Resource, all_job_events, all_pod_events, workload_pods, workloads
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN
+from airflow_gpu_provider.pods.gpu_sampler import each
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.scaling.wait_loop import Narrator
+from airflow_gpu_provider.workloads.gang_sampler import GangSampler
 from airflow_gpu_provider.workloads.kinds import KINDS
 from airflow_gpu_provider.workloads.watch import GangView, watch_object
 from airflow_gpu_provider.workloads.workload_logs import WorkloadLogs
@@ -43,21 +45,23 @@ async def watch_here(
 
     async with connected(pool.cluster_identity, open_access) as api:
         logs = WorkloadLogs(api, wait, wanted, log.log.log, alone=True)
+        gpus = GangSampler(api, wait, say=log.log.info, warn=log.log.warning)
         try:
-            async with logs:
-                progress = await watch_object(
+            async with logs, gpus:
+                watching = watch_object(
                     WorkloadView,
                     pool,
                     wait,
                     owner=owner,
                     narrator=narrator,
                     open_access=open_access,
-                    on_pod=logs.follow,
+                    on_pod=each(logs.follow, gpus.follow),
                 )
+                progress = await gpus.beside(watching)
                 await logs.drain(LAST_WORDS_WITHIN)
         finally:
             log.followed = logs.rest()
-    return Watched.of_progress(wait, progress, log.followed)
+    return Watched.of_progress(wait, progress, log.followed, gpus.use)
 
 
 class WorkloadView(GangView):

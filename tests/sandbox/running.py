@@ -50,7 +50,7 @@ def copy_of(trigger: Any) -> Any:
 
 
 def eventually(look: Callable[[], Any], *, seconds: float = 240.0) -> Any:
-    """Return what `look` returns once it is true; the bound is below what pytest-timeout gives a test, for the message."""
+    """Return what `look` returns once it is true; the bound is below pytest-timeout's, which has no message."""
     import time
 
     deadline = time.monotonic() + seconds

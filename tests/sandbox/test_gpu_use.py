@@ -13,6 +13,7 @@ from airflow_gpu_provider.errors import GpuIdle
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.computed import computed_share
 from gpu_sandbox.sandbox import Sandbox
@@ -103,3 +104,60 @@ def test_nothing_is_asked_where_that_is_turned_off(pool: EksGpuPool) -> None:
     operator, context = train(pool, untouched, utilization=False)
     run(operator, context)
     assert "utilization" not in context["ti"].xcoms
+
+
+@pytest.fixture(scope="module")
+def two(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
+    """A pool with two nodes of one GPU each."""
+    pool = EksGpuPool(
+        name="use-of-two",
+        cluster_name=gpu_sandbox.cluster_name,
+        region=gpu_sandbox.region,
+        instance_types=("g6.xlarge",),
+        zones=(gpu_sandbox.zones[0],),
+        node_role=gpu_sandbox.node_role_arn,
+        max_nodes=2,
+    )
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=2, deferrable=False))
+    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
+    return pool
+
+
+@pytest.mark.parametrize("deferrable", [True, False])
+def test_ranks_are_asked_in_turn(two: EksGpuPool, deferrable: bool) -> None:
+    script = playing("$(( AIRFLOW_GPU_NODE_RANK * 40 + 20 )), 1000, 70", asked=10)
+    operator, context = train(two, script, nodes=2, deferrable=deferrable)
+    run(operator, context)
+    told = context["ti"].xcoms["utilization"]
+    assert told["samples"] >= 20
+    assert told["mean"] == pytest.approx(40, abs=2)
+    assert told["max"] == 60
+    api = config.new_client_from_config(os.environ["KUBECONFIG"])
+    said = [each for usage in read_runs(api, two.name) for each in usage.computed.values()]
+    assert len({each.node for each in said}) == 2, "what they say stands for the machines of both"
+
+
+def test_gang_that_does_not_compute_ends_when_asked(two: EksGpuPool) -> None:
+    operator, context = train(two, "sleep 3600", nodes=2, idle_gpu_timeout=1.5, on_finish_action="keep_pod")
+    with pytest.raises(GpuIdle, match=r"The GPUs of Job train-.* have not computed for"):
+        run(operator, context)
+    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+    ranks = f"batch.kubernetes.io/job-name={context['ti'].xcoms['job_name']}"
+    phases = lambda: {pod.status.phase for pod in core.list_namespaced_pod("default", label_selector=ranks).items}  # noqa: E731
+    eventually(lambda: phases() <= {"Succeeded", "Failed"})
+
+
+def test_workload_s_pods_are_asked_too(two: EksGpuPool) -> None:
+    container = {
+        "name": "train",
+        "image": "busybox:1.36",
+        "command": ["sh", "-c", playing("35, 1000, 70", asked=6)],
+        "env": [{"name": name, "value": value} for name, value in OWN.items()],
+        "resources": {"limits": {"nvidia.com/gpu": 1}},
+    }
+    template = {"spec": {"restartPolicy": "Never", "containers": [container]}}
+    job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"backoffLimit": 0, "template": template}}
+    operator = GpuWorkloadOperator(task_id="train", gpu_pool=two, manifest=job)
+    context = context_of(operator)
+    run(operator, context)
+    assert context["ti"].xcoms["utilization"]["mean"] == pytest.approx(35)

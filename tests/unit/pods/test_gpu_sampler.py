@@ -6,17 +6,20 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
+import aiohttp
 import pytest
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle
-from airflow_gpu_provider.pods.gpu_sampler import GpuSampler
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle, PermissionDenied
+from airflow_gpu_provider.pods.gpu_sampler import PodSampler
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.scaling.waits import Progress
 from tests.unit.scaling.pools import NOW
 
-RUNNING = cast(PodState, SimpleNamespace(base=SimpleNamespace(status="running"), scheduled_at=None))
+RUNNING = cast(
+    PodState, SimpleNamespace(name="train", base=SimpleNamespace(name="base", status="running"), scheduled_at=None)
+)
 
 
 class Api:
@@ -28,6 +31,7 @@ class Api:
 
     async def output(self, *_: Any, **__: Any) -> bytes | None:
         self.asked += 1
+        await asyncio.sleep(0)
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if isinstance(answer, Exception):
             raise answer
@@ -47,9 +51,10 @@ class Sampled:
             deadline=NOW,
             gpus=gpus,
         )
+        self.api = api
         self.said: list[str] = []
         self.warned: list[str] = []
-        self.sampler = GpuSampler(cast(Any, api), wait, say=self.said.append, warn=self.warned.append)
+        self.sampler = PodSampler(cast(Any, api), wait, say=self.said.append, warn=self.warned.append)
 
     async def until(self, is_so: Any) -> None:
         async with asyncio.timeout(60):
@@ -118,3 +123,28 @@ async def test_nothing_is_asked_where_nobody_wants_it() -> None:
         sampler.follow(RUNNING, {})
         await asyncio.sleep(0.05)
     assert api.asked == 0
+
+
+@pytest.mark.parametrize(("status", "is_asked_again"), [(403, False), (404, True), (429, True)])
+async def test_answers_that_end_the_asking(status: int, is_asked_again: bool) -> None:
+    answer = PermissionDenied("It was not answered.", "Look.")
+    answer.__cause__ = aiohttp.ClientResponseError(cast(Any, None), (), status=status)
+    api = Api(answer, b"5, 1, 1\n")
+    seen = Sampled(api, GpuWatching())
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, {})
+        await seen.until(lambda: seen.said)
+        await asyncio.sleep(0.1)
+    assert bool(seen.sampler.use.samples) == is_asked_again
+
+
+async def test_container_that_has_ended_meanwhile_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._UNTIL_THE_END_SHOWS", 0.3)
+    seen = Sampled(Api(None), GpuWatching())
+    ended = cast(PodState, SimpleNamespace(name="train", base=SimpleNamespace(name="base", status="terminated")))
+    async with seen.sampler as sampler:
+        sampler.follow(RUNNING, {})
+        await seen.until(lambda: seen.api.asked)
+        sampler.follow(ended, {})
+        await asyncio.sleep(0.5)
+    assert not seen.said

@@ -101,7 +101,6 @@ def test_earlier_record_asks_nothing() -> None:
         {"idle_gpu_timeout": 60, "utilization": False},
         {"idle_gpu_timeout": "1h"},
         {"idle_gpu_warning": -1},
-        {"idle_gpu_timeout": 60, "nodes": 2},
     ],
 )
 def test_refused_when_the_dag_is_parsed(given: dict[str, object]) -> None:
