@@ -41,7 +41,7 @@ ensure_fails = block(
     "block_ensure_fails",
     command="echo never",
     fields={"zones": ["us-west-2b"]},
-    ensure_args={"timeout": timedelta(seconds=20), "retries": 0},
+    ensure_args={"timeout": timedelta(seconds=60), "retries": 0},
 )
 zero_fails = block(
     "block_zero_fails",
