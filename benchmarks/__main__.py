@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kubernetes import client, config
 
-from benchmarks import gang_ranks, imports, large_pool, ready_nodes, waiting_pods, waiting_runs
+from benchmarks import gang_ranks, gpu_sampling, imports, large_pool, ready_nodes, waiting_pods, waiting_runs
 from benchmarks.figure import Figure, table
 from gpu_sandbox import Sandbox
 
@@ -32,6 +32,8 @@ def main() -> None:
         figures += ready_nodes.measure(api)
         print("== what waiting for a gang costs", flush=True)
         figures += gang_ranks.measure(api)
+        print("== what a training's samples cost it", flush=True)
+        figures += gpu_sampling.measure(sandbox, api)
         print("== what waiting for pods costs", flush=True)
         waiting, grown = waiting_pods.measure(api)
         figures += waiting
