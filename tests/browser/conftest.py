@@ -109,8 +109,11 @@ def nights(admin: Person) -> Recorded:
         "unpriced": (recorded.usage(days_ago(4), price=None), ""),
         "red": (recorded.usage(days_ago(5)), "machine i-1 is left"),
         "by_reference": (reference, ""),
+        "sampled": (recorded.usage(days_ago(7), computed=0.38), ""),
+        "training_failed": (recorded.usage(days_ago(8)), ""),
     }
     confs = {name: recorded.night("train-gpu", days_ago(1), bill, error=error) for name, (bill, error) in bills.items()}
+    confs["training_failed"]["done"] = {"error": "Tasks failed: train: failed."}
     dags = dict.fromkeys(bills, "recorded") | {"plain": "nightly"}
     two = {**recorded.night("train-gpu", days_ago(6), recorded.usage(days_ago(6)))}
     two |= recorded.night("big-gpu", days_ago(6), recorded.usage(days_ago(6) + timedelta(hours=1), price=12.0))

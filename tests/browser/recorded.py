@@ -8,7 +8,7 @@ from typing import Any
 from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage
+from airflow_gpu_provider.cluster.usage import Computed, MachineUse, RunUsage
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
 from airflow_gpu_provider.scaling.bill import bill
@@ -19,8 +19,18 @@ Conf = dict[str, Any]
 BOOT, WORK, IDLE = timedelta(minutes=2), timedelta(hours=1), timedelta(seconds=90)
 
 
-def usage(launched: datetime, *, price: float | None = 1.0, at_least: str = "", work: timedelta = WORK) -> Conf:
-    """The bill of a night on one machine, which boots for two minutes and is idle for one and a half."""
+def usage(
+    launched: datetime,
+    *,
+    price: float | None = 1.0,
+    at_least: str = "",
+    work: timedelta = WORK,
+    computed: float | None = None,
+) -> Conf:
+    """The bill of a night on one machine, which boots for two minutes and is idle for one and a half.
+
+    `computed` is what the GPUs did in the first half of the work, as a share of it; None: nobody asked.
+    """
     pool = KubernetesGpuPool(name="train-gpu", max_nodes=1, nodes=["node-1"], price_per_hour=price)
     key = DemandKey(installation="here", dag_id="nightly", run_id="any", pool=pool.name)
     usable = launched + BOOT
@@ -34,7 +44,13 @@ def usage(launched: datetime, *, price: float | None = 1.0, at_least: str = "", 
         usable_at=usable,
         seen_until=gone,
     )
-    run = RunUsage(key=key, wanted=((launched, gone),), worked={machine.node: (worked,)})
+    sampled = Computed(node=machine.node, span=(usable, usable + work / 2), gpus=1, share=computed or 0.0)
+    run = RunUsage(
+        key=key,
+        wanted=((launched, gone),),
+        worked={machine.node: (worked,)},
+        computed={} if computed is None else {"pod": sampled},
+    )
     return bill(pool, key, [run], [machine], at_least=at_least).to_json()
 
 

@@ -91,7 +91,8 @@ def test_it_can_be_read_in_light_and_dark_and_needs_no_sideways_scroll(
     tab = visit(theme=theme)
     for path in ("/plugin/gpu_pools", f"{run_path('two_blocks', 'two_blocks+02:00')}/plugin/gpu_nodes"):
         page = tab.open(path)
-        shows(page, "By DAG" if "pools" in path else "What it cost")
+        for said in ("By DAG", "Ask AWS for more.") if "pools" in path else ("What it cost",):
+            shows(page, said)
         expect(page.locator("svg[role=img]")).to_be_visible()
         assert page.evaluate(CONTRAST, 4.5) == []
         assert page.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
@@ -144,6 +145,8 @@ def test_a_pool_that_no_task_has_looked_at_says_so(seen: Page) -> None:
         ("at_least", "at least 1.06"),
         ("by_reference", "custom XCom backend"),
         ("plain", "+0.1417"),
+        ("sampled", "GPUs 38 %, known for 50 %"),
+        ("training_failed", "run failed"),
     ],
 )
 def test_each_kind_of_night_has_its_word(night: str, said: str, seen: Page) -> None:
@@ -161,6 +164,15 @@ def test_bars_and_totals_are_the_sums_of_the_bills(nights: Recorded, seen: Page)
     priced = [bill["cost"]["total"] for bill in bills if bill["cost"]["total"] != "unknown"]
     told = seen.locator("[data-dag]").evaluate_all("all => all.map(row => row.children[5].textContent)")
     assert sum(float(cost.removeprefix("at least ")) for cost in told) == pytest.approx(sum(priced), abs=0.02)
+
+
+def test_what_the_gpus_did_is_told_where_it_is_known(nights: Recorded, visit: Visit, seen: Page) -> None:
+    expect(seen.locator("[data-dag='recorded']")).to_contain_text("GPUs 38 %, known for")
+    expect(seen.locator("[data-dag='nightly']")).not_to_contain_text("GPUs")
+    tab = visit()
+    page = tab.open(f"{run_path('recorded', 'sampled+02:00')}/plugin/gpu_nodes")
+    expect(page.locator("[data-bill='train-gpu.scale_down']")).to_contain_text("GPUs 38 %, known for 50 %")
+    assert not tab.problems
 
 
 def test_a_run_without_gpus_says_so(nights: Recorded, visit: Visit) -> None:

@@ -2,6 +2,9 @@
 
 export const UNKNOWN = "unknown";
 
+/** A share as whole percents. */
+export const percent = (share: number) => `${Math.round(share * 100)} %`;
+
 /** Money, or "unknown"; the currency is that of the pool's price. */
 export function money(cost: number | null): string {
   if (cost === null) return UNKNOWN;

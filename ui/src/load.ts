@@ -1,7 +1,7 @@
 // What the page asks for, and how often. Two lists a look for any number of pools; values of XComs once each, for a
 // value that a task left does not change: they stay here while the tab is open, whichever of its pages is shown.
 
-import { eachOf, get, list, runPath, segment } from "./api.ts";
+import { ApiError, eachOf, get, list, post, runPath, segment } from "./api.ts";
 import type { Night } from "./nights.ts";
 import {
   type Finding,
@@ -170,18 +170,43 @@ export async function loadNights(now = Date.now()): Promise<Nights> {
   ]);
   const left = new Map(usages.found.map((entry) => [keyOf(entry, entry.run_id), entry]));
   const ended = tasks.found.filter((task) => task.state === "success" || task.state === "failed");
-  const nights = await eachOf(ended, (task) => nightOf(task, left.get(keyOf(task, task.dag_run_id))));
+  const failed = await failedRuns([...new Set(ended.map((task) => task.dag_id))], since.run_after_gte);
+  const nights = await eachOf(ended, async (task) => ({
+    ...(await billOf(left.get(keyOf(task, task.dag_run_id)))),
+    task,
+    pool: poolOf(task),
+    red: task.state === "failed" || failed.has(runPath(task.dag_id, task.dag_run_id)),
+  }));
   return { nights, total: tasks.total };
 }
 
-async function nightOf(task: Task, entry: Entry | undefined): Promise<Night> {
-  if (!entry) return { task, pool: poolOf(task), usage: null, why: "left no bill" };
+/** The paths of the runs that failed; who may not read runs sees the scale-downs that failed alone. */
+async function failedRuns(dagIds: string[], since: string): Promise<Set<string>> {
+  const failed = new Set<string>();
+  const query = { dag_ids: dagIds, states: ["failed"], run_after_gte: since, order_by: "-run_after", page_limit: 100 };
+  for (let seen = 0; dagIds.length && seen < MOST_NIGHTS; seen += query.page_limit) {
+    const answer = await post<Runs>("dags/~/dagRuns/list", { ...query, page_offset: seen }).catch(unlessForbidden);
+    for (const run of answer?.dag_runs ?? []) failed.add(runPath(run.dag_id, run.dag_run_id));
+    if (!answer || seen + query.page_limit >= (answer.total_entries ?? 0)) break;
+  }
+  return failed;
+}
+
+type Runs = { dag_runs: { dag_id: string; dag_run_id: string }[]; total_entries: number | null };
+
+function unlessForbidden(error: unknown): null {
+  if (error instanceof ApiError && error.status === 403) return null;
+  throw error;
+}
+
+async function billOf(entry: Entry | undefined): Promise<Pick<Night, "usage" | "why">> {
+  if (!entry) return { usage: null, why: "left no bill" };
   try {
     const value = await valueOf(entry);
     const usage = readUsage(value);
-    return { task, pool: poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
+    return { usage, why: usage ? "" : whyUnreadable(value) };
   } catch (error) {
     const why = error instanceof Error ? error.message : "could not be read";
-    return { task, pool: poolOf(task), usage: null, why };
+    return { usage: null, why };
   }
 }

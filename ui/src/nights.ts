@@ -1,11 +1,11 @@
 // Bills added up: by day for the chart, and by DAG. Pure.
 
 import { day } from "./format.ts";
-import { PHASES, type Phase, type Usage } from "./records.ts";
+import { type Computed, PHASES, type Phase, type Usage } from "./records.ts";
 import type { Task } from "./tasks.ts";
 
-/** One scale-down: what it billed; null where it left no bill that can be read. */
-export type Night = { task: Task; pool: string | null; usage: Usage | null; why: string };
+/** One scale-down: what it billed; null where it left no bill that can be read. Red: it failed, or its run did. */
+export type Night = { task: Task; pool: string | null; usage: Usage | null; why: string; red: boolean };
 
 /** Which night it is: when its run was due. A repeat of it, days later, is of the same night. */
 export const beginOf = ({ task }: Night): string => task.run_after;
@@ -21,6 +21,9 @@ export type Total = {
   withoutAutoscaler: number;
   atLeast: number;
   red: number;
+  /** Seconds of work in which it is known what the GPUs did, and in how many of these they computed. */
+  sampled: number;
+  computed: number;
 };
 
 export const noTotal = (): Total => ({
@@ -34,6 +37,8 @@ export const noTotal = (): Total => ({
   withoutAutoscaler: 0,
   atLeast: 0,
   red: 0,
+  sampled: 0,
+  computed: 0,
 });
 
 export const allSeconds = (seconds: Record<Phase, number>) => PHASES.reduce((sum, phase) => sum + seconds[phase], 0);
@@ -46,9 +51,10 @@ export function extraCost(usage: Usage): number | null {
 
 export function add(total: Total, night: Night): Total {
   const usage = night.usage;
-  const red = total.red + (night.task.state === "failed" ? 1 : 0);
+  const red = total.red + (night.red ? 1 : 0);
   if (!usage) return { ...total, red, nights: total.nights + 1, withoutBill: total.withoutBill + 1 };
   const extra = extraCost(usage);
+  const sampled = usage.seconds.working * (usage.computed?.known ?? 0);
   return {
     seconds: {
       booting: total.seconds.booting + usage.seconds.booting,
@@ -65,7 +71,15 @@ export function add(total: Total, night: Night): Total {
     withoutAutoscaler: total.withoutAutoscaler + (extra === null ? 1 : 0),
     atLeast: total.atLeast + (usage.at_least ? 1 : 0),
     red,
+    sampled: total.sampled + sampled,
+    computed: total.computed + sampled * (usage.computed?.share ?? 0),
   };
+}
+
+/** What the GPUs did in all nights of which it is known; null where it is known of none. */
+export function computedIn(total: Total): Computed | null {
+  if (!total.sampled) return null;
+  return { share: total.computed / total.sampled, known: total.sampled / total.seconds.working };
 }
 
 export type Day = { day: string; total: Total };

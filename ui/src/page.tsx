@@ -7,11 +7,11 @@ import { Bars, costOf, extraOf } from "./chart.tsx";
 import { day as dayOf, duration, moment, money, timeZone } from "./format.ts";
 import { LookNow } from "./actions.tsx";
 import { DAYS, loadNights, loadNow, type Nights, type Now } from "./load.ts";
-import { beginOf, byDag, byDay, extraCost, type Night } from "./nights.ts";
+import { beginOf, byDag, byDay, computedIn, extraCost, type Night } from "./nights.ts";
 import { PHASES } from "./records.ts";
 import { PoolCard } from "./pool-card.tsx";
 import { useLoaded } from "./use-loaded.ts";
-import { DagLink, Notice, NodesLink, RunLink, Section, Sentence, TaskLink } from "./words.tsx";
+import { DagLink, Notice, NodesLink, RunLink, Section, Sentence, TaskLink, Working } from "./words.tsx";
 
 const A_LOOK = 75_000;
 const HISTORY = 600_000;
@@ -201,7 +201,10 @@ const DagTable = ({ nights }: { nights: Night[] }) => (
           </Table.Cell>
           {PHASES.map((phase) => (
             <Table.Cell key={phase} textAlign="end">
-              {total.nights > total.withoutBill ? duration(total.seconds[phase]) : "unknown"}
+              <Working
+                time={total.nights > total.withoutBill ? duration(total.seconds[phase]) : "unknown"}
+                computed={phase === "working" ? computedIn(total) : null}
+              />
             </Table.Cell>
           ))}
           <Table.Cell textAlign="end">{costOf(total)}</Table.Cell>
@@ -232,7 +235,7 @@ const NightRow = ({ night }: { night: Night }) => {
         <NodesLink dagId={task.dag_id} runId={task.dag_run_id}>
           {task.dag_id} {task.dag_run_id}
         </NodesLink>{" "}
-        {task.state === "failed" ? <Badge colorPalette="red">scale-down failed</Badge> : null}
+        {night.red ? <Badge colorPalette="red">{task.state === "failed" ? "scale-down failed" : "run failed"}</Badge> : null}
         <Text fontSize="xs" color="fg.muted">
           {night.pool ?? "unknown pool"}
           {usage ? "" : `: its scale-down ${night.why}, so its node time is unknown`}
@@ -241,7 +244,10 @@ const NightRow = ({ night }: { night: Night }) => {
       <Table.Cell textAlign="end">{moment(beginOf(night))}</Table.Cell>
       {PHASES.map((phase) => (
         <Table.Cell key={phase} textAlign="end">
-          {duration(usage ? usage.seconds[phase] : null)}
+          <Working
+            time={duration(usage ? usage.seconds[phase] : null)}
+            computed={phase === "working" && usage ? usage.computed : null}
+          />
         </Table.Cell>
       ))}
       <Table.Cell textAlign="end" title={usage?.at_least ?? undefined}>

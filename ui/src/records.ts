@@ -25,7 +25,11 @@ export type Usage = {
   timeline: Machine[];
   left_out: number;
   autoscaler: { idle_minutes: number | null; seconds: number | null; cost: number | null } | null;
+  computed: Computed | null;
 };
+
+/** For which share of the working time the GPUs computed, and for how much of that time it is known. */
+export type Computed = { share: number; known: number };
 
 export type Finding = { pool: string; check: string; result: string; said: string; fix: string };
 
@@ -94,7 +98,14 @@ export function readUsage(value: unknown): Usage | null {
     timeline: objects(value.timeline).map(readMachine),
     left_out: number(value.timeline_left_out) ?? 0,
     autoscaler: isObject(value.autoscaler) ? readAutoscaler(value.autoscaler) : null,
+    computed: isObject(value.computed) ? readComputed(value.computed) : null,
   };
+}
+
+function readComputed(value: Json): Computed | null {
+  const share = number(value.share);
+  const known = number(value.known);
+  return share === null || known === null ? null : { share, known };
 }
 
 const byPhase = <T>(of: (phase: Phase) => T) => ({ booting: of("booting"), working: of("working"), idle: of("idle") });

@@ -11,7 +11,7 @@ import { extraCost } from "./nights.ts";
 import { PHASES, readTimeline, readUsage, type TimedPhase, type Usage } from "./records.ts";
 import { LIVE, OF_A_RUN, poolOf, SCALE_DOWN, type Task } from "./tasks.ts";
 import { useLoaded } from "./use-loaded.ts";
-import { Legend, Notice, Section, Sentence, TaskLink, taskName } from "./words.tsx";
+import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName } from "./words.tsx";
 
 type Props = { dagId: string; runId: string };
 
@@ -110,7 +110,11 @@ const Bill = ({ task, pool, usage, why }: RunRecords["bills"][number]) => {
 };
 
 function words(usage: Usage): string {
-  const phases = PHASES.map((phase) => `${duration(usage.seconds[phase])} ${phase} (${money(usage.cost[phase])})`);
+  const computed = usage.computed ? `; ${gpusComputed(usage.computed)}` : "";
+  const phases = PHASES.map(
+    (phase) =>
+      `${duration(usage.seconds[phase])} ${phase} (${money(usage.cost[phase])}${phase === "working" ? computed : ""})`,
+  );
   return `${phases.join(", ")}; cost in all: ${usage.at_least ? "at least " : ""}${money(usage.cost.total)}`;
 }
 

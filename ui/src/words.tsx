@@ -5,7 +5,8 @@ import type { ReactNode } from "react";
 import { Link } from "react-router-dom";
 
 import { runPath, segment } from "./api.ts";
-import type { Phase } from "./records.ts";
+import { percent } from "./format.ts";
+import type { Computed, Phase } from "./records.ts";
 import type { Task } from "./tasks.ts";
 
 /** Colours that tell the phases apart in light and in dark. */
@@ -17,6 +18,24 @@ export const COLORS: Record<Phase | "other", string> = {
 };
 
 type Children = { children: ReactNode };
+
+const WHOLE = 0.95; // as in the bill's own words
+
+/** "GPUs 38 %": how much of the working time they computed, and for how much of it that is known. */
+export const gpusComputed = ({ share, known }: Computed) =>
+  `GPUs ${percent(share)}${known < WHOLE ? `, known for ${percent(known)}` : ""}`;
+
+/** Working time, with what the GPUs did in it below. */
+export const Working = ({ time, computed }: { time: string; computed: Computed | null }) => (
+  <>
+    {time}
+    {computed ? (
+      <Text fontSize="xs" color="fg.muted">
+        {gpusComputed(computed)}
+      </Text>
+    ) : null}
+  </>
+);
 
 export const Sentence = ({ children }: Children) => (
   <Text color="fg.muted" my={2}>
@@ -31,7 +50,8 @@ export const Notice = ({ status, title, children }: NoticeProps) => (
     <Alert.Indicator />
     <Alert.Content minW={0} overflowWrap="anywhere">
       {title ? <Alert.Title>{title}</Alert.Title> : null}
-      <Alert.Description>{children}</Alert.Description>
+      {/* Airflow's colour of links is too faint on a notice's own. */}
+      <Alert.Description css={{ "& a": { color: "inherit", textDecoration: "underline" } }}>{children}</Alert.Description>
     </Alert.Content>
   </Alert.Root>
 );

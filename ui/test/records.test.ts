@@ -3,7 +3,7 @@ import { test } from "node:test";
 
 import { money } from "../src/format.ts";
 import { laneOfMachine } from "../src/lanes.ts";
-import { add, allSeconds, byDag, byDay, extraCost, type Night, noTotal } from "../src/nights.ts";
+import { add, allSeconds, byDag, byDay, computedIn, extraCost, type Night, noTotal } from "../src/nights.ts";
 import { readFindings, readStatus, readUsage, runOfLease, whyItStays, xcomValue } from "../src/records.ts";
 import { lastOfEach, liveRuns, lookPeriod, poolOf, type Task } from "../src/tasks.ts";
 
@@ -36,6 +36,7 @@ const night = (value: unknown, changed: Partial<Task> = {}): Night => ({
   pool: "train-gpu",
   usage: readUsage(value),
   why: "",
+  red: changed.state === "failed",
 });
 
 test("what is no bill is not read as an empty one", () => {
@@ -166,4 +167,14 @@ test("a machine's lane is whole, in order, and as long as its life", () => {
   assert.deepEqual(never.pieces.map((piece) => piece.kind), ["booting"]);
   const working = laneOfMachine({ ...machine, usable_at: null }, 0).pieces.map((piece) => piece.kind);
   assert.deepEqual(working, ["booting", "working", "booting", "working", "booting"]);
+});
+
+test("what the GPUs did is weighed by the time of which it is known, and is unknown without any", () => {
+  const sampled = (share: number, known: number) => night({ ...BILL, computed: { share, known } });
+  const total = [night(BILL), sampled(0.2, 1), sampled(0.8, 0.5)].reduce(add, noTotal());
+  assert.deepEqual(computedIn(total), { share: 0.4, known: 0.5 });
+  assert.equal(computedIn(add(noTotal(), night(BILL))), null);
+  for (const computed of [null, undefined, 3, {}, { share: "0.4", known: 1 }]) {
+    assert.equal(readUsage({ ...BILL, computed })!.computed, null);
+  }
 });

@@ -83,7 +83,7 @@ with DAG("nightly", **COMMON):
     block("train-gpu", GpuPodOperator(task_id="train-gpu-train", gpu_pool={"name": "train-gpu"}))
 
 with DAG("recorded", **COMMON):
-    ScaleDownSensor(task_id="train-gpu.scale_down", gpu_pool={"name": "train-gpu"})
+    ScaleDownSensor(task_id="train-gpu.scale_down", gpu_pool={"name": "train-gpu"}) >> _Recorded(task_id="done")
 
 with DAG("two_blocks", **COMMON):
     block("train-gpu", GpuPodOperator.partial(task_id="sweep").expand(gpu_pool=[{"name": "train-gpu"}] * 2))
