@@ -1,8 +1,9 @@
 """What a pod's GPUs did, from what nvidia-smi says of them now and then. Pure.
 
-`utilization.gpu` is the share of the last sample period (between 1/6 s and 1 s) in which a kernel ran on the GPU, so
-the mean of samples is the share of time in which the GPUs computed. What a GPU cannot tell is a word in brackets, like
-"[N/A]", "[Not Supported]" or "[Unknown Error]"; of a GPU in MIG mode, that is its utilization. It stays unknown.
+`utilization.gpu` is the share of the last sample period (between 1/6 s and 1 s: nvmlUtilization_t in NVIDIA's NVML
+reference) in which a kernel ran on the GPU, so the mean of samples is the share of time in which the GPUs computed.
+What a GPU cannot tell is a word in brackets, like "[N/A]", "[Not Supported]" or "[Unknown Error]"; of a GPU in MIG
+mode, that is its utilization. It stays unknown.
 """
 
 from __future__ import annotations

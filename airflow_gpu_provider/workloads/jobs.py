@@ -15,6 +15,7 @@ from airflow_gpu_provider.cluster.pods import UNCOLLECTED
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.pods.ownership import Ownership
+from airflow_gpu_provider.workloads.create_once import create_once
 from airflow_gpu_provider.workloads.indexed_job import headless_service
 
 Job = dict[str, Any]
@@ -58,15 +59,16 @@ class GangJobs:
             PodFailed: Another Job has the name.
         """
         name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
-        try:
-            made = call(self._api, "create", jobs_path(namespace), resource="jobs", body=job)
-        except ObjectChanged:
-            there = self.read(name, namespace, uid=None)
-            if there is None or not is_of_attempt(there, owner):
-                raise PodFailed(
-                    f"A Job named {name} exists in {namespace}.", "Delete it, or leave random_name_suffix=True."
-                ) from None
-            made = there
+        made = create_once(
+            lambda: call(self._api, "create", jobs_path(namespace), resource="jobs", body=job),
+            lambda: self.read(name, namespace, uid=None),
+            is_own=lambda there: is_of_attempt(there, owner),
+        )
+        if made is None:
+            raise PodFailed(
+                f"A Job named {name} exists in {namespace} and does not go.",
+                "Delete it, or leave random_name_suffix=True.",
+            )
         self.create_service(made)
         return made
 

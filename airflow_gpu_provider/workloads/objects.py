@@ -14,6 +14,7 @@ from airflow_gpu_provider.cluster.pods import UNCOLLECTED
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
 from airflow_gpu_provider.errors import GpuError, ObjectRejected, PodFailed
 from airflow_gpu_provider.pods.ownership import TASK_LABEL, Ownership
+from airflow_gpu_provider.workloads.create_once import create_once
 from airflow_gpu_provider.workloads.kinds import WorkloadKind
 
 Workload = dict[str, Any]
@@ -68,19 +69,21 @@ class WorkloadObjects:
         metadata = workload["metadata"]
         name, namespace = metadata["name"], metadata["namespace"]
         try:
-            return call(self._api, "create", self._path(namespace), resource=self.kind.plural, body=workload)
+            made = create_once(
+                lambda: call(self._api, "create", self._path(namespace), resource=self.kind.plural, body=workload),
+                lambda: self.read(name, namespace, uid=None),
+                is_own=lambda there: is_of_attempt(there, owner),
+            )
         except ObjectNotFound as error:
             raise ObjectRejected(
                 f"The cluster has no namespace {namespace}.", "Create it, or name another in the manifest."
             ) from error
-        except ObjectChanged:
-            there = self.read(name, namespace, uid=None)
-        if there is None or not is_of_attempt(there, owner):
+        if made is None:
             raise PodFailed(
-                f"A {self.kind.kind} named {name} exists in {namespace}, and is not this task's.",
+                f"A {self.kind.kind} named {name} exists in {namespace}, and is not this task's, or does not go.",
                 "Give metadata.name a part that differs from run to run, like {{ ts_nodash | lower }}.",
             )
-        return there
+        return made
 
     def delete(self, workload: Workload) -> bool:
         """Delete the object that was read, and with it all that it owns; False if it is gone."""
