@@ -9,6 +9,7 @@ from airflow_gpu_provider import KubernetesGpuPool
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.usage import Computed, MachineUse, RunUsage
+from airflow_gpu_provider.pods.gpu_use import GpuUse, Sample
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
 from airflow_gpu_provider.scaling.bill import bill
@@ -60,9 +61,10 @@ def night(pool: str, launched: datetime, bill: Any, *, error: str = "") -> Conf:
     waited = [phase("machine launched", launched, launched + timedelta(seconds=20)), phase("booted", launched, usable)]
     ran = [phase("image pulled", usable, usable + timedelta(seconds=10)), phase("ran", usable, usable + WORK)]
     ensured = {"pool": pool, "nodes": ["node-1"], "timeline": waited}
+    use = GpuUse().plus(Sample(percent=38, is_idle=False, memory_mib=72704, power_w=None))
     return {
         f"{pool}.ensure": {"xcoms": {"return_value": ensured}},
-        f"{pool}-train": {"xcoms": {"timeline": ran}},
+        f"{pool}-train": {"xcoms": {"timeline": ran, "utilization": use.to_json()}},
         f"{pool}.scale_down": {"xcoms": {"usage": bill}, "error": error},
     }
 

@@ -190,6 +190,7 @@ def test_a_run_of_two_blocks_with_mapped_and_retried_tasks(nights: Recorded, vis
     for pool in ("train-gpu", "big-gpu"):
         expect(page.locator(f"[data-bill='{pool}.scale_down']")).to_contain_text("120 s booting")
     expect(page.locator("[data-task='big-gpu-train']")).to_contain_text("try 2")
+    expect(page.locator("[data-task='big-gpu-train']")).to_contain_text("GPUs 38 %")
     machines = page.locator("[data-lane^='node-']")
     assert machines.count() == 2
     for lane in machines.all():
@@ -316,6 +317,15 @@ def test_what_is_forbidden_is_told_and_the_rest_is_shown(nights: Recorded, visit
     page = tab.open()
     shows(page, "The nights could not be read: Airflow does not allow it to you: Forbidden.")
     expect(page.get_by_role("heading", name="Pools now")).to_be_visible()
+
+
+def test_who_may_not_read_runs_is_told_what_red_means(nights: Recorded, visit: Visit) -> None:
+    tab = visit()
+    tab.page.route(re.compile("dagRuns/list"), lambda route: route.fulfill(status=403, json={"detail": "Forbidden"}))
+    page = tab.open()
+    shows(page, "You may not read DAG runs, so a night is called red here only if its scale-down failed.")
+    expect(page.locator("[data-night='training_failed+02:00']")).not_to_contain_text("run failed")
+    expect(page.locator("[data-night='red+02:00']")).to_contain_text("scale-down failed")
 
 
 def test_an_airflow_that_does_not_list_its_plugins_is_whole_without_the_page(nights: Recorded, visit: Visit) -> None:

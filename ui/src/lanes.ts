@@ -6,6 +6,7 @@ import { PODS, type Task } from "./tasks.ts";
 export type RunRecords = {
   tasks: Task[];
   phases: (task: Task) => TimedPhase[];
+  computed: (task: Task) => number | null;
   bills: { task: Task; pool: string | null; usage: Usage | null; why: string }[];
 };
 

@@ -159,7 +159,8 @@ export function whyUnreadable(value: unknown): string {
     : "left a value of another form";
 }
 
-export type Nights = { nights: Night[]; total: number };
+/** `blind`: who looks may not read DAG runs, so that only scale-downs tell of a failure. */
+export type Nights = { nights: Night[]; total: number; blind: boolean };
 
 /** The nights of the last 30 days, newest first. */
 export async function loadNights(now = Date.now()): Promise<Nights> {
@@ -175,19 +176,20 @@ export async function loadNights(now = Date.now()): Promise<Nights> {
     ...(await billOf(left.get(keyOf(task, task.dag_run_id)))),
     task,
     pool: poolOf(task),
-    red: task.state === "failed" || failed.has(runPath(task.dag_id, task.dag_run_id)),
+    red: task.state === "failed" || Boolean(failed?.has(runPath(task.dag_id, task.dag_run_id))),
   }));
-  return { nights, total: tasks.total };
+  return { nights, total: tasks.total, blind: failed === null };
 }
 
-/** The paths of the runs that failed; who may not read runs sees the scale-downs that failed alone. */
-async function failedRuns(dagIds: string[], since: string): Promise<Set<string>> {
+/** The paths of the runs that failed; null where the user may not read runs. */
+async function failedRuns(dagIds: string[], since: string): Promise<Set<string> | null> {
   const failed = new Set<string>();
   const query = { dag_ids: dagIds, states: ["failed"], run_after_gte: since, order_by: "-run_after", page_limit: 100 };
   for (let seen = 0; dagIds.length && seen < MOST_NIGHTS; seen += query.page_limit) {
     const answer = await post<Runs>("dags/~/dagRuns/list", { ...query, page_offset: seen }).catch(unlessForbidden);
-    for (const run of answer?.dag_runs ?? []) failed.add(runPath(run.dag_id, run.dag_run_id));
-    if (!answer || seen + query.page_limit >= (answer.total_entries ?? 0)) break;
+    if (!answer) return null;
+    for (const run of answer.dag_runs) failed.add(runPath(run.dag_id, run.dag_run_id));
+    if (seen + query.page_limit >= (answer.total_entries ?? 0)) break;
   }
   return failed;
 }

@@ -140,6 +140,9 @@ const History = ({ found }: { found: Nights }) => {
             The newest {found.nights.length} of {found.total} scale-downs are shown; the others go on, or are older.
           </Sentence>
         ) : null}
+        {found.blind ? (
+          <Sentence>You may not read DAG runs, so a night is called red here only if its scale-down failed.</Sentence>
+        ) : null}
         <Bars days={byDay(nights, Date.now(), DAYS)} onPick={(day) => choose("day", chosenDay === day ? null : day)} />
       </Section>
       <Section title="By DAG">

@@ -136,6 +136,9 @@ function readMachine(value: Json): Machine {
 const isSpan = (value: unknown): value is Span =>
   Array.isArray(value) && value.length === 2 && value.every((each) => time(each) !== null);
 
+/** For which share of a training its GPUs computed; null where nobody knows. */
+export const readUtilization = (value: unknown): number | null => (isObject(value) ? number(value.computed_fraction) : null);
+
 export function readFindings(value: unknown): Finding[] {
   return objects(value).map((each) => ({
     pool: text(each.pool),

@@ -8,33 +8,38 @@ import { clock, count, day, duration, money, timeZone } from "./format.ts";
 import { lanesOf, type RunRecords } from "./lanes.ts";
 import { type Entry, valueOf, whyUnreadable } from "./load.ts";
 import { extraCost } from "./nights.ts";
-import { PHASES, readTimeline, readUsage, type TimedPhase, type Usage } from "./records.ts";
+import { PHASES, readTimeline, readUsage, readUtilization, type TimedPhase, type Usage } from "./records.ts";
 import { LIVE, OF_A_RUN, poolOf, SCALE_DOWN, type Task } from "./tasks.ts";
 import { useLoaded } from "./use-loaded.ts";
-import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName } from "./words.tsx";
+import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName, Working } from "./words.tsx";
 
 type Props = { dagId: string; runId: string };
+
+const KEYS = ["usage", "timeline", "utilization", "return_value"];
 
 const keyOf = (taskId: string, mapIndex: number) => JSON.stringify([taskId, mapIndex]);
 
 async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
   const run = runPath(dagId, runId);
   const query = { operator: OF_A_RUN, order_by: "start_date" };
-  const [tasks, usages, timelines, results] = await Promise.all([
+  const [tasks, entries] = await Promise.all([
     list<Task>(`${run}/taskInstances`, "task_instances", query, 300),
-    ...["usage", "timeline", "return_value"].map((key) =>
-      list<Entry>(`${run}/taskInstances/~/xcomEntries`, "xcom_entries", { xcom_key: key }, 300),
-    ),
-  ] as const);
+    list<Entry>(`${run}/taskInstances/~/xcomEntries`, "xcom_entries", { xcom_key_pattern: KEYS.join("|") }, 900),
+  ]);
+  const of = (key: string) => entries.found.filter((entry) => entry.key === key);
   const ensures = new Set(tasks.found.filter((task) => task.operator === "EnsureGpuPoolOperator").map((task) => task.task_id));
-  const told = [...timelines!.found, ...results!.found.filter((entry) => ensures.has(entry.task_id))];
+  const told = [...of("timeline"), ...of("return_value").filter((entry) => ensures.has(entry.task_id))];
   const phases = new Map<string, TimedPhase[]>();
   await eachOf(told, async (entry) => {
     const value = await valueOf(entry);
     const timeline = entry.key === "timeline" ? value : (value as { timeline?: unknown } | null)?.timeline;
     phases.set(keyOf(entry.task_id, entry.map_index), readTimeline(timeline));
   });
-  const left = new Map(usages!.found.map((entry) => [keyOf(entry.task_id, entry.map_index), entry]));
+  const computed = new Map<string, number | null>();
+  await eachOf(of("utilization"), async (entry) => {
+    computed.set(keyOf(entry.task_id, entry.map_index), readUtilization(await valueOf(entry)));
+  });
+  const left = new Map(of("usage").map((entry) => [keyOf(entry.task_id, entry.map_index), entry]));
   const scaleDowns = tasks.found.filter((task) => SCALE_DOWN.includes(task.operator ?? ""));
   const bills = await eachOf(scaleDowns, async (task) => {
     const entry = left.get(keyOf(task.task_id, task.map_index));
@@ -42,7 +47,12 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
     const usage = readUsage(value);
     return { task, pool: poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
   });
-  return { tasks: tasks.found, phases: (task) => phases.get(keyOf(task.task_id, task.map_index)) ?? [], bills };
+  return {
+    tasks: tasks.found,
+    phases: (task) => phases.get(keyOf(task.task_id, task.map_index)) ?? [],
+    computed: (task) => computed.get(keyOf(task.task_id, task.map_index)) ?? null,
+    bills,
+  };
 }
 
 export const RunTab = (props: Props) => {
@@ -129,6 +139,9 @@ const Autoscaler = ({ usage }: { usage: Usage }) => {
   );
 };
 
+/** What one training's samples say: they are all that there is to know of it. */
+const wholly = (share: number | null) => (share === null ? null : { share, known: 1 });
+
 const Clock = ({ records }: { records: RunRecords }) => (
   <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }} aria-label="Times">
     <Table.Header>
@@ -152,10 +165,13 @@ const Clock = ({ records }: { records: RunRecords }) => (
             {task.end_date ? ` – ${clock(task.end_date)}` : ""}
           </Table.Cell>
           <Table.Cell overflowWrap="anywhere">
-            {records
-              .phases(task)
-              .map((phase) => `${phase.at ? `${clock(phase.at)} ` : ""}${phase.phase} ${duration(phase.seconds)}`)
-              .join(", ")}
+            <Working
+              time={records
+                .phases(task)
+                .map((phase) => `${phase.at ? `${clock(phase.at)} ` : ""}${phase.phase} ${duration(phase.seconds)}`)
+                .join(", ")}
+              computed={wholly(records.computed(task))}
+            />
           </Table.Cell>
         </Table.Row>
       ))}
