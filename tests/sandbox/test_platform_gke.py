@@ -77,8 +77,13 @@ def faults() -> Faults:
 
 
 @pytest.fixture
-def cloud(faults: Faults, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
-    cloud = GoogleCloud(faults=faults, timings=QUICK, events=NoEvents())
+def timings() -> GoogleTimings:
+    return QUICK
+
+
+@pytest.fixture
+def cloud(faults: Faults, timings: GoogleTimings, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    cloud = GoogleCloud(faults=faults, timings=timings, events=NoEvents())
     cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
     cloud.start()
     monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))
@@ -351,6 +356,7 @@ class TestUpgrades:
         assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
         assert cloud.upgrade_nodes(GROUP_A)
 
+    @pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=15.0)])  # all that is below comes within it
     def test_during_a_blue_green_upgrade_the_side_that_stays_grows(self, cloud: GoogleCloud) -> None:
         own = grown(1, exclude_upgrades=False)
         (before,) = first(own).machines
