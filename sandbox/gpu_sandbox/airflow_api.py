@@ -237,7 +237,7 @@ class AirflowApi:
 
     def mark_run(self, dag_id: str, run_id: str, state: RunState) -> None:
         """What the UI's "Mark run as ..." does."""
-        self._call("PATCH", _run_path(dag_id, run_id), json={"state": state})
+        self._insist("PATCH", _run_path(dag_id, run_id), json={"state": state})
 
     def clear_run(self, dag_id: str, run_id: str) -> None:
         """What the UI's "Clear run" does: all its tasks run again."""
@@ -249,7 +249,7 @@ class AirflowApi:
 
     def mark_task(self, dag_id: str, run_id: str, task_id: str, state: Literal["success", "failed", "skipped"]) -> None:
         """What the UI's "Mark task as ..." does."""
-        self._call("PATCH", _task_path(dag_id, run_id, task_id, -1), json={"new_state": state})
+        self._insist("PATCH", _task_path(dag_id, run_id, task_id, -1), json={"new_state": state})
 
     def clear_task(
         self, dag_id: str, run_id: str, task_id: str, *, downstream: bool = True, only_failed: bool = False
@@ -285,6 +285,13 @@ class AirflowApi:
         if "Authorization" not in self._http.headers and path != "/monitor/health":
             self._http.headers["Authorization"] = f"Bearer {self._token()}"
         return self._send(method, f"/api/v2{path}", **arguments)
+
+    def _insist(self, method: str, path: str, **arguments: Any) -> None:
+        """Call it, and once more if no answer came: for what may be done twice."""
+        try:
+            self._call(method, path, **arguments)
+        except AirflowApiSilent:
+            self._call(method, path, **arguments)
 
     def _token(self) -> str:
         token: str = self._send("GET", "/auth/token")["access_token"]

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError, RunStatus, wait_until
 from gpu_sandbox.airflow_home import AirflowHome
@@ -222,6 +222,7 @@ def seen(browser: Browser, airflow: AirflowHome, nights: Recorded) -> Iterator[P
     context = browser.new_context(viewport={"width": 1000, "height": 900}, timezone_id="UTC")
     page = tab_in(context, "admin", airflow.url).open()
     page.locator("[data-night]").first.wait_for()
+    expect(page.get_by_text("are still being read")).to_have_count(0)
     yield page
     context.close()
 

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from gpu_sandbox.airflow_home import AirflowHome
 from tests.browser import recorded
@@ -164,6 +164,20 @@ def test_bars_and_totals_are_the_sums_of_the_bills(nights: Recorded, seen: Page)
     priced = [bill["cost"]["total"] for bill in bills if bill["cost"]["total"] != "unknown"]
     told = seen.locator("[data-dag]").evaluate_all("all => all.map(row => row.children[5].textContent)")
     assert sum(float(cost.removeprefix("at least ")) for cost in told) == pytest.approx(sum(priced), abs=0.02)
+
+
+def test_the_newest_nights_are_shown_while_the_others_are_read(nights: Recorded, visit: Visit) -> None:
+    tab, held = visit(), list[Route]()
+    tab.page.route(re.compile("operator=ScaleDownSensor&run_after.*limit=100"), lambda route: held.append(route))
+    page = loaded(tab.open())
+    shows(page, re.compile(r"[0-9]+ earlier nights are still being read\."))
+    expect(page.locator("[data-night]")).to_have_count(6)
+    for route in held:
+        route.continue_()
+    expect(page.get_by_text("are still being read")).to_have_count(0)
+    expect(page.locator("[data-night='training_failed+02:00']")).to_be_visible()
+    assert page.locator("[data-night]").count() >= len(nights.runs) - 1  # one run has no scale-down
+    assert not tab.problems
 
 
 def test_what_the_gpus_did_is_told_where_it_is_known(nights: Recorded, visit: Visit, seen: Page) -> None:

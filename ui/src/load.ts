@@ -31,6 +31,8 @@ import {
 
 export const DAYS = 30;
 const MOST_NIGHTS = 500;
+const FIRST = 6; // as many as a browser asks for at once: each bill is a request
+const FINISHED: readonly string[] = ["success", "failed"];
 const ALL_TASKS = "dags/~/dagRuns/~/taskInstances";
 
 export type Entry = { dag_id: string; run_id: string; task_id: string; map_index: number; key: string; timestamp: string };
@@ -159,26 +161,43 @@ export function whyUnreadable(value: unknown): string {
     : "left a value of another form";
 }
 
-/** `blind`: who looks may not read DAG runs, so that only scale-downs tell of a failure. */
-export type Nights = { nights: Night[]; total: number; blind: boolean };
+/**
+ * `total` counts what there is, `unread` what is still to come. `blind`: who looks may not read DAG runs, so that only
+ * scale-downs tell of a failure.
+ */
+export type Nights = { nights: Night[]; total: number; unread: number; blind: boolean };
 
-/** The nights of the last 30 days, newest first. */
-export async function loadNights(now = Date.now()): Promise<Nights> {
-  const since = { run_after_gte: new Date(now - DAYS * 86_400_000).toISOString(), order_by: "-run_after" };
+/** The nights of the last 30 days, newest first; `show` takes the newest of them sooner, where there are many. */
+export async function loadNights(show?: (some: Nights) => void, now = Date.now()): Promise<Nights> {
+  const since = new Date(now - DAYS * 86_400_000).toISOString();
+  if (show) {
+    const newest = await newestNights(FIRST, since);
+    if (!newest.unread) return newest;
+    show(newest);
+  }
+  return newestNights(MOST_NIGHTS, since);
+}
+
+async function newestNights(most: number, since: string): Promise<Nights> {
+  const query = { run_after_gte: since, order_by: "-run_after" };
   const [tasks, usages] = await Promise.all([
-    list<Task>(ALL_TASKS, "task_instances", { operator: SCALE_DOWN, ...since }, MOST_NIGHTS),
-    list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "usage", ...since }, MOST_NIGHTS),
+    list<Task>(ALL_TASKS, "task_instances", { operator: SCALE_DOWN, ...query }, most),
+    list<Entry>(`${ALL_TASKS}/~/xcomEntries`, "xcom_entries", { xcom_key: "usage", ...query }, most),
   ]);
   const left = new Map(usages.found.map((entry) => [keyOf(entry, entry.run_id), entry]));
-  const ended = tasks.found.filter((task) => task.state === "success" || task.state === "failed");
-  const failed = await failedRuns([...new Set(ended.map((task) => task.dag_id))], since.run_after_gte);
-  const nights = await eachOf(ended, async (task) => ({
-    ...(await billOf(left.get(keyOf(task, task.dag_run_id)))),
-    task,
-    pool: poolOf(task),
-    red: task.state === "failed" || Boolean(failed?.has(runPath(task.dag_id, task.dag_run_id))),
-  }));
-  return { nights, total: tasks.total, blind: failed === null };
+  const entryOf = (task: Task) => left.get(keyOf(task, task.dag_run_id));
+  const areAll = most === MOST_NIGHTS || tasks.total <= most;
+  // Of some, the newest tasks and the newest bills need not be of the same nights.
+  const ended = tasks.found.filter((task) => FINISHED.includes(task.state ?? "") && (areAll || entryOf(task)));
+  const [failed, bills] = await Promise.all([
+    failedRuns([...new Set(ended.map((task) => task.dag_id))], since),
+    eachOf(ended, (task) => billOf(entryOf(task))),
+  ]);
+  const nights = ended.map((task, index) => {
+    const red = task.state === "failed" || Boolean(failed?.has(runPath(task.dag_id, task.dag_run_id)));
+    return { ...bills[index]!, task, pool: poolOf(task), red };
+  });
+  return { nights, total: tasks.total, unread: areAll ? 0 : tasks.total - nights.length, blind: failed === null };
 }
 
 /** The paths of the runs that failed; null where the user may not read runs. */

@@ -4,7 +4,7 @@ import { Badge, Box, Button, Heading, Spinner, Table, Text } from "@chakra-ui/re
 import { useSearchParams } from "react-router-dom";
 
 import { Bars, costOf, extraOf } from "./chart.tsx";
-import { day as dayOf, duration, moment, money, timeZone } from "./format.ts";
+import { count, day as dayOf, duration, moment, money, timeZone } from "./format.ts";
 import { LookNow } from "./actions.tsx";
 import { DAYS, loadNights, loadNow, type Nights, type Now } from "./load.ts";
 import { beginOf, byDag, byDay, computedIn, extraCost, type Night } from "./nights.ts";
@@ -18,7 +18,7 @@ const HISTORY = 600_000;
 
 export const Page = () => {
   const now = useLoaded("now", loadNow, A_LOOK);
-  const nights = useLoaded("nights", () => loadNights(), HISTORY);
+  const nights = useLoaded("nights", loadNights, HISTORY);
   return (
     <Box p={4} maxW="1400px" w="100%" mx="auto">
       <Box display="flex" alignItems="baseline" gap={3} flexWrap="wrap">
@@ -135,9 +135,10 @@ const History = ({ found }: { found: Nights }) => {
   return (
     <>
       <Section title={`The last ${DAYS} days`} aside={filters}>
-        {found.total > found.nights.length ? (
+        {found.unread ? <Sentence>{count(found.unread, "earlier night")} are still being read.</Sentence> : null}
+        {found.total > found.nights.length + found.unread ? (
           <Sentence>
-            The newest {found.nights.length} of {found.total} scale-downs are shown; the others go on, or are older.
+            The newest {found.nights.length + found.unread} of {found.total} scale-downs are shown; the others go on, or are older.
           </Sentence>
         ) : null}
         {found.blind ? (

@@ -9,10 +9,11 @@ export type Loaded<T> = { value: T | null; error: string; reload: () => void };
 const kept = new Map<string, unknown>();
 
 /**
- * `name` is what is kept for the page's next visit, `every` the milliseconds between two loads; 0: once. A hidden page
- * asks nothing, and asks at once when it is seen again and the time has come.
+ * The first `load` may show a part before it has all. `name` is what is kept for the page's next visit, `every` the
+ * milliseconds between two loads; 0: once. A hidden page asks nothing, and asks at once when it is seen again and the
+ * time has come.
  */
-export function useLoaded<T>(name: string, load: () => Promise<T>, every: number): Loaded<T> {
+export function useLoaded<T>(name: string, load: (show?: (part: T) => void) => Promise<T>, every: number): Loaded<T> {
   const [value, setValue] = useState<T | null>((kept.get(name) as T | undefined) ?? null);
   const [error, setError] = useState("");
   const latest = useRef(load);
@@ -22,7 +23,7 @@ export function useLoaded<T>(name: string, load: () => Promise<T>, every: number
   const reload = useCallback(async () => {
     last.current = Date.now();
     try {
-      const found = await latest.current();
+      const found = await latest.current(kept.has(name) ? undefined : setValue);
       kept.set(name, found);
       setValue(found);
       setError("");

@@ -423,8 +423,9 @@ FAULTS: Mapping[str, Fault] = {
             hits="run",
             strike=run_failed,
             promise=RED,
-            # Airflow runs the teardowns of a run that is marked failed, and then takes its colour from them.
-            promise_at=dict.fromkeys(_AFTER_TRAINING, Promise(ends="any", keeps_pod=False)),
+            # Airflow runs the teardowns of a run that is marked failed, and then takes its colour from them. And where
+            # the scheduler is just about to queue a task, it may do so over the mark: the training then ends well.
+            promise_at=dict.fromkeys((*_AFTER_TRAINING, "train-queued"), Promise(ends="any", keeps_pod=False)),
         ),
         Fault(
             name="run-cleared",
