@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
+from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperator
@@ -128,9 +129,9 @@ def duration(name: str, value: float | timedelta) -> timedelta:
     """Return a time that is given as Airflow's sensors take it: in seconds, or as a timedelta.
 
     Raises:
-        PoolSpecError: It is neither, or negative.
+        PoolSpecError: It is neither, or negative, or without an end.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool):
+    if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
         value = timedelta(seconds=value)
     if not isinstance(value, timedelta) or value < timedelta():
         raise PoolSpecError(f"{name}={value!r}.", "It is a timedelta, or a number of seconds.")

@@ -22,7 +22,13 @@ from airflow_gpu_provider.open_blocks import block_of, current_pool
 from airflow_gpu_provider.operators.gpu_use_arguments import GpuUseArguments
 from airflow_gpu_provider.operators.moved_arguments import MovedArguments
 from airflow_gpu_provider.operators.pod_callbacks import call_back, tell_progress
-from airflow_gpu_provider.operators.several_nodes import check_nodes, check_ranks, ranks_of, seconds_of
+from airflow_gpu_provider.operators.several_nodes import (
+    check_nodes,
+    check_partial_nodes,
+    check_ranks,
+    ranks_of,
+    seconds_of,
+)
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.checkpoint import check_location
 from airflow_gpu_provider.pods.hook import PoolHook
@@ -69,7 +75,7 @@ class GpuPodOperator(GpuUseArguments, MovedArguments, KubernetesPodOperator):
         nodes: On how many nodes it runs, with one such pod on each, all in one zone: see docs/multi-node.md. Default 1.
         log_ranks: With nodes=: whose lines are written into the task's log, a rank or a list of them. Default: all.
         hang_timeout: With nodes=: after how long without a line from any rank the task fails with GangHung, in seconds
-            or as a timedelta. Default None: never.
+            or as a timedelta; None or 0 for never. Default None.
         queue_name: The LocalQueue of Kueue that admits it: docs/workloads.md. Templated. Default None.
         shm_size: Size of /dev/shm, like "8Gi". Default: as much as the container's memory limit, or else the node's
             memory; what is in it counts as the container's memory. "0" leaves the container runtime's 64 MiB.
@@ -135,15 +141,15 @@ class GpuPodOperator(GpuUseArguments, MovedArguments, KubernetesPodOperator):
         )
         # The pool of the block around it is nearer than one of default_args.
         self.gpu_pool = self._by_keyword("gpu_pool", gpu_pool, None) or current_pool() or gpu_pool
-        if block_id is None:
-            block_id = block_of(self.gpu_pool) if isinstance(self.gpu_pool, GpuPool) else ""
-        self.block_id = block_id
+        of_block = block_of(self.gpu_pool) if isinstance(self.gpu_pool, GpuPool) else ""
+        self.block_id = of_block if block_id is None else block_id
         self.gpus = gpus
         self.nodes = self._by_keyword("nodes", nodes, 1)  # in default_args it is EnsureGpuPoolOperator's
-        self.log_ranks = log_ranks
-        self.hang_timeout = hang_timeout
+        # There they are for the gangs among a DAG's tasks.
+        self.log_ranks = log_ranks if self.nodes != 1 else self._by_keyword("log_ranks", log_ranks, None)
+        self.hang_timeout = hang_timeout if self.nodes != 1 else self._by_keyword("hang_timeout", hang_timeout, None)
         check_nodes(self.task_id, self.nodes, self.gpu_pool, kwargs)
-        check_ranks(self)
+        check_ranks(self.task_id, self.nodes, vars(self))
         check_queue_name(queue_name, self.labels)
         self.queue_name = queue_name
         self.shm_size = shm_size
@@ -165,7 +171,7 @@ class GpuPodOperator(GpuUseArguments, MovedArguments, KubernetesPodOperator):
     @classmethod
     def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
         super()._check_partial(made, kwargs, default_args)
-        check_nodes(made.kwargs["task_id"], kwargs.get("nodes", 1), kwargs.get("gpu_pool"), kwargs)
+        check_partial_nodes(made.kwargs["task_id"], kwargs, default_args)
         check_queue_name(kwargs.get("queue_name"), kwargs.get("labels"))
 
     # -- the run ---------------------------------------------------------------------------------------------

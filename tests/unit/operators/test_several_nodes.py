@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from airflow.sdk import DAG
 from airflow_gpu_provider.decorators.gpu import gpu_task
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.operators.several_nodes import seconds_of
 from tests.unit.pods.test_pod_placement import a_pool
 
 
@@ -27,6 +29,15 @@ from tests.unit.pods.test_pod_placement import a_pool
         ({"nodes": 2, "hostname": "a"}, "hostname"),
         ({"nodes": 2, "subdomain": "a"}, "subdomain"),
         ({"nodes": 2, "progress_callback": print}, "progress_callback"),
+        ({"nodes": 2, "log_ranks": "all"}, "log_ranks='all'"),
+        ({"nodes": 2, "log_ranks": True}, "log_ranks=True"),
+        ({"nodes": 2, "log_ranks": [0, "1"]}, "Give a rank, or a list of ranks"),
+        ({"nodes": 2, "log_ranks": (1, 2)}, r"log_ranks has \[2\]"),
+        ({"nodes": 1, "log_ranks": 0}, "for several nodes"),
+        ({"nodes": 1, "hang_timeout": 60}, "for several nodes"),
+        ({"nodes": 2, "hang_timeout": "60"}, "hang_timeout='60'"),
+        ({"nodes": 2, "hang_timeout": float("nan")}, "hang_timeout=nan"),
+        ({"nodes": 2, "hang_timeout": 60, "get_logs": False}, "needs the ranks' logs"),
     ],
 )
 def test_refused_when_the_dag_is_parsed(arguments: dict[str, Any], said: str) -> None:
@@ -48,3 +59,24 @@ def test_one_node_is_the_default_and_the_decorator_takes_more() -> None:
         def train() -> None: ...
 
         assert train().operator.nodes == 2
+
+
+def test_default_args_of_gangs_are_nothing_to_the_tasks_on_one_node() -> None:
+    pool = replace(a_pool(), max_nodes=2)
+    with DAG("nightly", schedule=None, default_args={"hang_timeout": 60, "log_ranks": 0}):
+        alone = GpuPodOperator(task_id="alone", gpu_pool=pool)
+        gang = GpuPodOperator(task_id="gang", gpu_pool=pool, nodes=2)
+        swept: Any = GpuPodOperator.partial(task_id="sweep", gpu_pool=pool).expand(cmds=[["a"], ["b"]])
+    assert (alone.hang_timeout, alone.log_ranks) == (None, None)
+    assert (gang.hang_timeout, gang.log_ranks) == (60, 0)
+    assert swept.unmap({"cmds": ["a"]}).hang_timeout is None
+
+
+def test_no_hang_timeout_is_none_or_zero() -> None:
+    assert [seconds_of(given) for given in (None, 0, timedelta(), 60, timedelta(minutes=1))] == [
+        None,
+        None,
+        None,
+        60,
+        60,
+    ]
