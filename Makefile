@@ -111,7 +111,7 @@ test-airflow: .venv control-plane
 	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(AIRFLOWS) --dist loadfile -v
 
 # The page in Airflow's web UI, by Debian's Chromium. BROWSER_IMAGES=docs/images makes the pictures of the README anew.
-test-browser: .venv
+test-browser: .venv control-plane
 	@echo "== tests/browser: the page in a real Airflow, by a browser"
 	@$(BIN)/pytest tests/browser -v
 

@@ -16,7 +16,7 @@ from typing import Any
 from kubernetes import client, watch
 
 _NAMESPACE = "default"
-_EVENTS_QUIET, _EVENTS_AT_MOST = 2.0, 20.0
+_EVENTS_QUIET, _EVENTS_AT_MOST = 2.0, 60.0
 # Beside what is different each time: what resizing a running pod, and the health of devices, is told by.
 _STATUS_LEFT_OUT = (
     *("startTime", "podIP", "podIPs", "hostIP", "hostIPs", "observedGeneration"),
@@ -48,8 +48,12 @@ def tell(
     *,
     until: Callable[[dict[str, Any]], bool],
     seconds: float = 60,
+    events: int = 0,
 ) -> Story:
-    """Run a pod on a node, watch it until `until` its status or its deletion, delete it; return what was seen."""
+    """Run a pod on a node, watch it until `until` its status or its deletion, delete it; return what was seen.
+
+    `events` is how many are known to come, which a busy node writes late.
+    """
     pod = {
         "metadata": {"name": name},
         "spec": {"nodeSelector": {"kubernetes.io/hostname": node}, "restartPolicy": "Never", **spec},
@@ -62,7 +66,7 @@ def tell(
     try:
         _follow(core, made, seen, until, seconds)
         seen.logs = _logs(core, made)
-        seen.events = _settled(lambda: _events(core, made))
+        seen.events = _settled(lambda: _events(core, made), events)
     finally:
         if acting:
             acting.join()
@@ -142,11 +146,11 @@ def _plain_container(one: Mapping[str, Any], pod: Mapping[str, Any]) -> dict[str
     return plain
 
 
-def _settled(look: Callable[[], list[str]]) -> list[str]:
+def _settled(look: Callable[[], list[str]], at_least: int) -> list[str]:
     """What `look` returns once it has not changed for a while: events are written later than what they are about."""
     deadline = time.monotonic() + _EVENTS_AT_MOST
     seen, since = look(), time.monotonic()
-    while time.monotonic() < min(since + _EVENTS_QUIET, deadline):
+    while time.monotonic() < deadline and (len(seen) < at_least or time.monotonic() < since + _EVENTS_QUIET):
         time.sleep(0.2)
         now = look()
         if now != seen:

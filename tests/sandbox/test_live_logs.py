@@ -197,15 +197,19 @@ async def test_silent_pod_costs_no_write(pool: EksGpuPool, core: client.CoreV1Ap
 async def test_no_line_is_lost_or_doubled_over_an_api_server_restart(
     pool: EksGpuPool, core: client.CoreV1Api, logs: TaskLogs, gpu_sandbox: Sandbox
 ) -> None:
-    task = await asyncio.to_thread(Task, pool, "train", count(300))
+    until_told = "i=0; until [ -e /tmp/end ]; do echo line $i; i=$((i+1)); sleep 0.05; done"
+    task = await asyncio.to_thread(Task, pool, "train", until_told)
     async with task.triggered() as event:
         await logs.until(lambda: len(logs.numbers("train")) > 20)
         await asyncio.to_thread(gpu_sandbox.restart_apiserver, 1.0)
         before = len(logs.numbers("train"))
         await logs.until(lambda: len(logs.numbers("train")) > before + 20)
         assert not event.done()
+        assert await asyncio.to_thread(execute, core, task.pod_name, "touch /tmp/end") == ("", "", 0)
         await asyncio.to_thread(task.finish, await event)
-    assert logs.numbers("train") == [*range(300)]
+    numbers = logs.numbers("train")
+    assert numbers == [*range(len(numbers))]
+    assert len(numbers) > before + 20
 
 
 @pytest.mark.parametrize("away", [False, True], ids=["followed", "nobody there"])

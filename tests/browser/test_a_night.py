@@ -1,0 +1,103 @@
+"""A night of the sandbox's cloud in the web UI: what the page shows while it goes on, and what of it is left.
+
+The other files show recorded nights; this one holds that what they record is what a night leaves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from playwright.sync_api import expect
+
+from gpu_sandbox import Sandbox
+from gpu_sandbox.airflow_api import RunStatus, wait_until
+from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.aws import AwsTimings
+from gpu_sandbox.demo_trainings import example_dags, training_image
+from tests.browser.conftest import REPOSITORY, Person, Visit
+
+pytestmark = pytest.mark.timeout(900)  # it starts a cluster and an Airflow
+
+NIGHT, JANITOR = "nightly_training_eks", "janitor"
+GOES_ON = frozenset({"running", "deferred"})
+
+
+@pytest.fixture(scope="module")
+def at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowHome]:
+    """An Airflow with the example DAGs, over a cloud in which a machine takes its time to come and to go."""
+    home = tmp_path_factory.mktemp("night")
+    (home / "passwords.json").write_text(json.dumps({"admin": "admin"}))
+    with Sandbox(images=(training_image(),), boot_seconds=5.0, timings=AwsTimings(terminate=10.0)) as sandbox:
+        env = {
+            **sandbox.env(),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+        }
+        with AirflowHome(home, Path(example_dags()), env, parallelism=8) as airflow:
+            yield airflow
+
+
+def look(person: Person) -> None:
+    """Have the janitor look."""
+    run = person.record(JANITOR, {})
+    assert person.wait_for_run(JANITOR, run.run_id).state == "success"
+
+
+def is_told(person: Person, run: RunStatus, task_id: str, words: str) -> bool:
+    return any(words in line.event for line in person.log(run.dag_id, run.run_id, task_id))
+
+
+def test_a_night_is_shown_as_it_goes_and_as_it_went(at_home: AirflowHome, visit: Visit) -> None:
+    person = Person(at_home.url, "admin")
+    for dag_id in (NIGHT, JANITOR):
+        person.wait_for_dag(dag_id)
+    tab = visit(url=at_home.url, clock=True)
+    run = person.record(NIGHT, {"epochs": 10, "seconds_per_epoch": 4}, run_id="night+02:00")
+    row, card = tab.page.locator(f"[data-run='{NIGHT}/{run.run_id}']"), tab.page.locator("[data-pool='train-gpu']")
+
+    person.wait_for_task(NIGHT, run.run_id, "train-gpu.ensure", states=GOES_ON)
+    tab.open()
+    expect(row).to_contain_text("booting")
+
+    person.wait_for_task(NIGHT, run.run_id, "train", states=GOES_ON)
+    wait_until(lambda: is_told(person, run, "train", "started on node"), what="the training to run")
+    look(person)
+    tab.context.clock.fast_forward(76_000)
+    expect(row).to_contain_text("working")
+    expect(row).to_contain_text("1 node until")
+    expect(card).to_contain_text("runs default/train-")
+
+    person.wait_for_task(NIGHT, run.run_id, "train-gpu.scale_down", states=GOES_ON)
+    tab.context.clock.fast_forward(76_000)
+    expect(row).to_contain_text("draining")
+
+    assert person.wait_for_run(NIGHT, run.run_id).state == "success"
+    look(person)
+    tab.context.clock.fast_forward(76_000)
+    expect(row).to_have_count(0)
+    expect(card).not_to_contain_text("runs default/train-")
+
+    usage: Any = person.xcom(NIGHT, run.run_id, "train-gpu.scale_down", key="usage")
+    page = tab.open()
+    expect(page.locator(f"[data-night='{run.run_id}']")).to_be_visible()
+    for phase in ("booting", "working", "idle"):
+        bars = page.locator(f"[data-phase={phase}]").evaluate_all("all => all.map(bar => Number(bar.dataset.seconds))")
+        assert sum(bars) == pytest.approx(usage["node_seconds"][phase])
+    tab.open(f"/dags/{NIGHT}/runs/{quote(run.run_id, safe='')}/plugin/gpu_nodes")
+    expect(page.locator("[data-bill='train-gpu.scale_down']")).to_contain_text("1 node")
+    (machine,) = usage["timeline"]
+    lane = page.locator(f"[data-lane='{machine['node']}']")
+    kinds = lane.locator("[data-kind]").evaluate_all("all => all.map(piece => piece.dataset.kind)")
+    assert kinds[0] == "booting"
+    assert kinds[-1] == "idle"
+    assert "working" in kinds[1:-1]
+    assert not tab.problems
+    person.close()
