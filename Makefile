@@ -13,8 +13,8 @@ INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
 JOBS ?= 2
-# Each with up to three control planes, 2 GB at most. With six, two cores are never idle, and a test's own clocks are late.
-SANDBOXES ?= 4
+# Each with up to three control planes, 2 GB at most. On two cores four leave a third of the CPU time idle, seven a tenth.
+SANDBOXES ?= 7
 # Each with a sandbox and an Airflow, 2.5 GB. With three, two cores are never idle, and a scheduler that is ten seconds
 # late fails tasks that have been deferred (apache/airflow#67287).
 AIRFLOWS ?= 2
@@ -106,7 +106,7 @@ test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"
 	@$(BIN)/pytest tests/sandbox/test_real_cluster_autoscaler.py tests/sandbox/test_autoscaler.py -v
 
-test-airflow: .venv control-plane
+test-airflow: .venv control-plane engines
 	@echo "== tests/airflow: under a real scheduler and triggerer"
 	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(AIRFLOWS) --dist loadfile -v
 

@@ -13,22 +13,16 @@ operators/verdict.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow.sdk import TaskGroup, TriggerRule
+from airflow.sdk import BaseOperator, TaskGroup, TriggerRule
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
-from airflow_gpu_provider.block_tasks import (
-    TAKEN_BY_ALL,
-    TAKEN_BY_BEGIN,
-    TAKEN_BY_SETUPS,
-    own_task,
-    wait_for_the_past_at,
-)
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.open_blocks import Block, opened
+from airflow_gpu_provider.pool_operator import argument_defaults
 
 if TYPE_CHECKING:
     from airflow_gpu_provider.pools import GpuPool
@@ -75,7 +69,7 @@ def gpu_nodes(
             block of a pool needs one.
         install_device_plugin: False leaves InstallDevicePluginOperator out: something else provides the plugin.
         ensure_args, device_plugin_args, scale_down_args: More arguments for the block's own operators. Of default_args
-            they take only what says how Airflow runs a task, see block_tasks. `depends_on_past` and
+            they take only what says how Airflow runs a task, see _TAKEN_BY_ALL. `depends_on_past` and
             `wait_for_downstream` of any task in the block hold for the block: it begins when that of the run before
             has succeeded.
 
@@ -94,12 +88,12 @@ def gpu_nodes(
     group = _group(name, gpu_pool)
     block = Block(gpu_pool, _block_id(group))
     with opened(block), group:
-        begin = own_task(EmptyOperator, f"{name}.begin", taken=TAKEN_BY_BEGIN)
-        ensure = own_task(
+        begin = _own_task(EmptyOperator, f"{name}.begin", taken=_TAKEN_BY_BEGIN)
+        ensure = _own_task(
             EnsureGpuPoolOperator,
             f"{name}.ensure",
             {"gpu_pool": gpu_pool, "gpus": gpus, "nodes": nodes, "warm": warm, "block_id": block.block_id},
-            taken=TAKEN_BY_SETUPS,
+            taken=_TAKEN_BY_SETUPS,
             more=ensure_args,
         )
         begin.as_setup() >> ensure.as_setup()  # type: ignore[no-untyped-call]
@@ -107,11 +101,11 @@ def gpu_nodes(
         if install_device_plugin:
             from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 
-            plugin = own_task(
+            plugin = _own_task(
                 InstallDevicePluginOperator,
                 f"{name}.device_plugin",
                 {"gpu_pool": gpu_pool},
-                taken=TAKEN_BY_SETUPS,
+                taken=_TAKEN_BY_SETUPS,
                 more=device_plugin_args,
             )
             ensure >> plugin
@@ -126,22 +120,22 @@ def gpu_nodes(
         last = [task for task in tasks.values() if not task.downstream_task_ids & tasks.keys()]
         if not roots:
             raise PoolSpecError(f"Block {name} holds no task.", "Put the tasks that need GPUs into it.")
-        scale_down = own_task(
+        scale_down = _own_task(
             ScaleDownSensor,
             f"{name}.scale_down",
             {"gpu_pool": gpu_pool, "block_id": block.block_id},
-            taken=TAKEN_BY_ALL,
+            taken=_TAKEN_BY_ALL,
             more=scale_down_args,
         )
         # A setup, so that what comes after the block, or after a task group around it, does not come after this.
-        witness = own_task(
+        witness = _own_task(
             EmptyOperator,
             f"{name}.witness",
             {"trigger_rule": TriggerRule.ALL_DONE_SETUP_SUCCESS},
-            taken=TAKEN_BY_ALL,
+            taken=_TAKEN_BY_ALL,
         )
         deciding = [*(name for name in tasks if _is_last_work(name, tasks)), scale_down.task_id]
-        done = own_task(
+        done = _own_task(
             BlockVerdictOperator,
             f"{name}.done",
             {
@@ -150,9 +144,9 @@ def gpu_nodes(
                 "scale_down": scale_down.task_id,
                 "witness": witness.task_id,
             },
-            taken=TAKEN_BY_ALL,
+            taken=_TAKEN_BY_ALL,
         )
-        wait_for_the_past_at(begin, list(group))
+        _wait_for_the_past_at(begin, list(group))
     (plugin or ensure) >> roots
     last >> scale_down.as_teardown(setups=[begin, ensure], on_failure_fail_dagrun=True)
     scale_down >> witness.as_setup() >> done  # type: ignore[no-untyped-call]
@@ -191,3 +185,90 @@ def _is_last_work(name: str, tasks: dict[str, Any]) -> bool:
     """Return True for a task of the block that is work, and that nothing but teardowns comes after."""
     after = tasks[name].downstream_task_ids & tasks.keys()
     return not (tasks[name].is_setup or tasks[name].is_teardown) and all(tasks[each].is_teardown for each in after)
+
+
+# -- how the block makes the tasks of its own, so that nothing reaches them that is meant for the author's -------
+
+# A DAG's default_args are for its trainings: an image, a namespace, soft_fail for its sensors. The block's own tasks
+# take from there only what says how Airflow runs a task, and scale-down and verdict nothing of it that could keep them
+# from running or hide how they ended. Everything else has the operator's own default, or what the author gives in
+# `ensure_args`, `device_plugin_args` and `scale_down_args`.
+
+Operator = TypeVar("Operator", bound=BaseOperator)
+
+_TAKEN_BY_ALL = frozenset(
+    {
+        *("owner", "email", "email_on_retry", "email_on_failure"),
+        *("on_execute_callback", "on_failure_callback", "on_success_callback", "on_retry_callback"),
+        "on_skipped_callback",
+        *("queue", "executor", "executor_config", "run_as_user", "resources", "priority_weight"),
+        *("start_date", "end_date", "sla", "do_xcom_push", "map_index_template", "logger_name"),
+        *("doc", "doc_md", "doc_json", "doc_yaml", "doc_rst"),
+    }
+)
+"""What each of the block's own tasks takes from default_args."""
+
+_TAKEN_BY_SETUPS = _TAKEN_BY_ALL | {
+    *("retries", "retry_delay", "retry_exponential_backoff", "max_retry_delay", "retry_policy", "execution_timeout"),
+    *("pool", "pool_slots", "weight_rule", "max_active_tis_per_dag", "max_active_tis_per_dagrun"),
+    *("pre_execute", "post_execute"),
+}
+"""What Ensure and the device plugin's operator take besides: scale-down runs whatever becomes of them."""
+
+_TAKEN_BY_BEGIN = _TAKEN_BY_SETUPS | {
+    *("trigger_rule", "depends_on_past", "wait_for_downstream", "wait_for_past_depends_before_skipping"),
+}
+"""What the block's first task takes besides: it decides for the block whether and when it starts."""
+
+_OF_THE_BLOCK = frozenset({"task_id", "dag", "task_group", "trigger_rule", "start_date", "end_date"})
+
+
+def _own_task(
+    operator: type[Operator],
+    task_id: str,
+    given: Mapping[str, Any] | None = None,
+    *,
+    taken: frozenset[str],
+    more: Mapping[str, Any] | None = None,
+) -> Operator:
+    """Return a task of the block's own.
+
+    Args:
+        operator: Its class.
+        task_id: Its id.
+        given: Arguments that the block gives.
+        taken: Names of those that default_args may give; all others have their defaults.
+        more: Arguments of the block's author for it.
+
+    Raises:
+        PoolSpecError: `more` has an argument that is the block's own.
+    """
+    given = given or {}
+    refused = sorted((more or {}).keys() & {*_OF_THE_BLOCK, *given})
+    if refused:
+        raise PoolSpecError(
+            f"{task_id}: {refused[0]}= is not for one of the block's own tasks.",
+            f"Give it to gpu_nodes, if that has it, or leave {refused[0]} out.",
+        )
+    own = {name: default for name, default in argument_defaults(operator).items() if name not in taken}
+    return operator(task_id=task_id, **{**own, **given, **(more or {})})
+
+
+def _wait_for_the_past_at(begin: BaseOperator, tasks: Sequence[Any]) -> None:
+    """Let the block as a whole depend on the run before where a task of it does: its machines would wait for that task.
+
+    Ensure, scale-down and verdict come right after `begin`, so wait_for_downstream makes it wait until that run's block
+    has succeeded.
+
+    Args:
+        begin: The block's first task.
+        tasks: All of the block's tasks, `begin` among them.
+    """
+    waiting = [task for task in tasks if task.depends_on_past or task.wait_for_downstream]
+    if not waiting:
+        return
+    begin.wait_for_past_depends_before_skipping = any(task.wait_for_past_depends_before_skipping for task in waiting)
+    for task in waiting:
+        task.depends_on_past = task.wait_for_downstream = False
+    begin.depends_on_past = begin.wait_for_downstream = True
+    begin.ignore_first_depends_on_past = True  # tasks that have run before may have come into a block that has not

@@ -179,7 +179,7 @@ class AdmissionDenied(GpuError):
 
 
 class ResourceQuotaExceeded(GpuError):
-    """A ResourceQuota of the namespace is used up; the message names it, what is asked for, used and allowed."""
+    """A ResourceQuota of the namespace is exhausted; the message names it, what is asked for, used and allowed."""
 
     borne_for: ClassVar[timedelta | None] = None
 

@@ -9,6 +9,7 @@ def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata, in the form of Airflow's provider_info.schema.json."""
     package = "airflow_gpu_provider"
     integration = "GPU pools"
+    operators = "ensure", "cluster_autoscaler", "delete", "device_plugin", "gpu_pod", "reap", "reports", "workload"
     return {
         "package-name": "airflow-gpu-provider",
         "name": "GPU Provider",
@@ -23,16 +24,7 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": integration,
-                "python-modules": [
-                    f"{package}.operators.ensure",
-                    f"{package}.operators.cluster_autoscaler",
-                    f"{package}.operators.delete",
-                    f"{package}.operators.device_plugin",
-                    f"{package}.operators.gpu_pod",
-                    f"{package}.operators.reap",
-                    f"{package}.operators.reports",
-                    f"{package}.operators.workload",
-                ],
+                "python-modules": [f"{package}.operators.{name}" for name in operators],
             }
         ],
         "sensors": [{"integration-name": integration, "python-modules": [f"{package}.sensors.scale_down"]}],

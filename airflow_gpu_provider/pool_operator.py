@@ -10,15 +10,15 @@ import inspect
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import cache
-from math import isfinite
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.definitions.retry_policy import ExceptionRetryPolicy, RetryAction, RetryRule
+from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
 
-from airflow_gpu_provider.errors import PoolSpecError, TaskKilled
+from airflow_gpu_provider.errors import PoolSpecError, TaskKilled, error_types
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.records import is_handed_back
-from airflow_gpu_provider.retries import DEFAULT_RETRY_POLICY
 from airflow_gpu_provider.stopping import Stop
 
 if TYPE_CHECKING:
@@ -26,7 +26,21 @@ if TYPE_CHECKING:
     from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.sdk.definitions.retry_policy import RetryPolicy
 
+
 _MADE_WITH = frozenset({"self", "kwargs", "task_id", "dag", "task_group", "params", "default_args"})
+
+
+def _fail_at_once_where_it_cannot_help() -> ExceptionRetryPolicy:
+    permanent = [cls for cls in error_types() if not cls.retryable]
+    rule = RetryRule(exception=[*permanent], action=RetryAction.FAIL, reason="another try cannot help")
+    return ExceptionRetryPolicy(rules=[rule])
+
+
+DEFAULT_RETRY_POLICY = _fail_at_once_where_it_cannot_help()
+"""Fails at once on errors that another try cannot help, which is part of their types (`retryable`).
+
+The operators hand it to Airflow as their default `retry_policy`. A task with a retry_policy of its own keeps that.
+"""
 
 
 class PoolOperator(BaseOperator):
@@ -87,7 +101,14 @@ class PoolOperator(BaseOperator):
         event = (next_kwargs or {}).get("event")
         if isinstance(event, Mapping) and is_handed_back(event):
             return self._go_on_here(event, context)
-        return super().resume_execution(next_method, next_kwargs, context)
+        try:
+            return super().resume_execution(next_method, next_kwargs, context)
+        except (TaskDeferralTimeout, TaskDeferralError) as error:
+            return self._go_on_without_event(error, context)
+
+    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+        """Go on where the trigger itself died, or Airflow's own deferral timeout came first."""
+        raise error
 
     def _go_on_here(self, event: Mapping[str, Any], context: Context) -> Any:
         """Begin anew, in this process: what the task has done so far is found as it is."""
@@ -131,8 +152,14 @@ def duration(name: str, value: float | timedelta) -> timedelta:
     Raises:
         PoolSpecError: It is neither, or negative, or without an end.
     """
-    if isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value):
+    given = value
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < timedelta.max.total_seconds():
         value = timedelta(seconds=value)
     if not isinstance(value, timedelta) or value < timedelta():
-        raise PoolSpecError(f"{name}={value!r}.", "It is a timedelta, or a number of seconds.")
+        raise PoolSpecError(f"{name}={given!r}.", "Give a timedelta, or a number of seconds, at least 0.")
     return value
+
+
+def seconds_of(name: str, given: float | timedelta | None) -> float | None:
+    """Return a `duration` that may be left out in seconds; None for 0 too."""
+    return None if given is None else duration(name, given).total_seconds() or None

@@ -30,29 +30,27 @@ _TIMED_OUT_WITHIN = timedelta(minutes=1)
 
 def installation_id() -> str:
     """Return this installation's id; call it where Airflow's task API is at hand (a worker), not in a trigger."""
-    from airflow.providers.common.compat.sdk import conf
-
-    configured: str | None = conf.get("gpu_provider", "installation_id", fallback=None)
-    return configured or _stored_installation_id()
+    return _configured() or _stored(INSTALLATION_VARIABLE) or _agreed()
 
 
 def known_installation_id() -> str:
     """Return this installation's id where it has one by now, else nothing; for who must not write a Variable."""
-    from airflow.providers.common.compat.sdk import conf
     from airflow.sdk import Variable
 
-    configured: str | None = conf.get("gpu_provider", "installation_id", fallback=None)
-    return configured or str(Variable.get(INSTALLATION_VARIABLE, default=None) or "")
+    return _configured() or str(Variable.get(INSTALLATION_VARIABLE, default=None) or "")
+
+
+def _configured() -> str | None:
+    from airflow.providers.common.compat.sdk import conf
+
+    found: str | None = conf.get("gpu_provider", "installation_id", fallback=None)
+    return found
 
 
 def run_is_over(context: Any, key: DemandKey) -> bool:
     """Ask Airflow, from a task, whether a DAG run of this installation has ended, or is not there any more."""
     living = context["ti"].get_dr_count(dag_id=key.dag_id, run_ids=[key.run_id], states=["queued", "running"])
     return int(living) == 0
-
-
-def _stored_installation_id() -> str:
-    return _stored(INSTALLATION_VARIABLE) or _agreed()
 
 
 def _stored(name: str) -> str | None:

@@ -26,6 +26,11 @@ NOT_IN_CI = ("apache/airflow#72716", "names no cluster-autoscaler")
 os.environ["https://iamcredentials.googleapis.com_proxy"] = "http://127.0.0.1:9"  # noqa: SIM112
 
 
+# Many control planes share two cores. A Go program of two threads wakes the second whenever the first has something to
+# do: half of all context switches, and a tenth of the CPU time, were such wake-ups. Memory there is enough of.
+os.environ.setdefault("GOMAXPROCS", "1")
+os.environ.setdefault("GOGC", "200")
+
 # A test process keeps half a gigabyte of modules and of botocore's service models; to look through all of it again
 # and again, as by default, was a quarter of its CPU time. What is young is collected as it would be.
 gc.set_threshold(50_000, 20, 1_000)

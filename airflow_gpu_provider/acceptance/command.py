@@ -11,9 +11,8 @@ from datetime import timedelta
 from pathlib import Path
 
 from airflow_gpu_provider.acceptance.budget import Budget, price_of
-from airflow_gpu_provider.acceptance.expected import Expected
 from airflow_gpu_provider.acceptance.pools import accepted, with_impossible_first
-from airflow_gpu_provider.acceptance.report import markdown
+from airflow_gpu_provider.acceptance.report import Expected, markdown
 from airflow_gpu_provider.acceptance.steps import INSTALLATION, NIGHTS, Acceptance
 from airflow_gpu_provider.api_calls import ApiCall, told_to
 from airflow_gpu_provider.cluster.clock import SystemClock

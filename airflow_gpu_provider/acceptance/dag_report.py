@@ -9,11 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_gpu_provider.acceptance.budget import Budget
-from airflow_gpu_provider.acceptance.expected import Expected
 from airflow_gpu_provider.acceptance.gpu_program import RESULT
 from airflow_gpu_provider.acceptance.pools import CloudPool
 from airflow_gpu_provider.acceptance.remains import Listed, in_cloud
-from airflow_gpu_provider.acceptance.report import markdown
+from airflow_gpu_provider.acceptance.report import Expected, markdown
 from airflow_gpu_provider.acceptance.steps import StepReport
 from airflow_gpu_provider.cluster.clock import SystemClock
 

@@ -20,17 +20,17 @@ _SHOWN_WITHIN = 120.0
 
 def lend(pool: CloudPool, group: str, say: Say) -> None:
     """Take this package's mark off a group of the pool."""
-    _mark(pool, _marks_of(pool), group, "", say)
+    _mark(_marks_of(pool), group, "", say)
 
 
 def take_back(pool: CloudPool, say: Say) -> None:
     """Put the mark back on each group of the pool that was lent, by this process or one before it."""
     marks = _marks_of(pool)
     for group in [name for name, mark in marks.read().items() if mark == ""]:
-        _mark(pool, marks, group, pool.name, say)
+        _mark(marks, group, pool.name, say)
 
 
-def _mark(pool: CloudPool, marks: _EksMarks | _GkeMarks, group: str, mark: str, say: Say) -> None:
+def _mark(marks: _EksMarks | _GkeMarks, group: str, mark: str, say: Say) -> None:
     """Put a mark on a group, and wait until the cloud shows it several times in a row.
 
     A read may be seconds old, and an accurate one be followed by one that is not ("Eventual consistency" in EC2's
@@ -87,7 +87,7 @@ class _GkeMarks:
         return {name: labels.get(self._label) for name, labels in self._labels().items()}
 
     def write(self, group: str, mark: str, say: Say) -> None:
-        from airflow_gpu_provider.platforms.google.operations import Step
+        from airflow_gpu_provider.platforms.google.node_pools import Step
 
         change = {"resource_labels": {"labels": {**self._labels()[group], self._label: mark}}}
         step = Step(group=group, doing=f"mark {group}", start=lambda: self._gke.node_pools.update(group, change))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import platform
-from collections.abc import Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from typing import Any
 
 from airflow_gpu_provider.acceptance.budget import Budget
-from airflow_gpu_provider.acceptance.expected import Expected, differences
 from airflow_gpu_provider.acceptance.pools import CloudPool
-from airflow_gpu_provider.acceptance.redaction import redacted
 from airflow_gpu_provider.acceptance.remains import Listed
 from airflow_gpu_provider.acceptance.steps import StepReport
 from airflow_gpu_provider.api_calls import ApiCall
-from airflow_gpu_provider.pools import EksGpuPool
 
 _PACKAGES = (
     "airflow-gpu-provider",
@@ -39,11 +42,13 @@ def markdown(
     calls: Mapping[ApiCall, int],
     expected: Expected,
 ) -> str:
-    """Return the report, with no secret in it: see `redaction`."""
+    """Return the report, with no secret in it: see `redacted`."""
+    may_be = pool.preferences
+    where = ", ".join(may_be.zones) or pool.region
     passed = bool(steps) and all(step.outcome == "passed" for step in steps)
     parts = [
         f"# Acceptance on {pool.kind.upper()}: {'passed' if passed else 'not passed'}",
-        f"{at:%Y-%m-%d %H:%M}Z. {_types(pool)}, {', '.join(pool.capacity_types)}, in {_where(pool)}; image `{image}`.",
+        f"{at:%Y-%m-%d %H:%M}Z. {', '.join(may_be.types)}, {', '.join(may_be.markets)}, in {where}; image `{image}`.",
         f"{budget.in_words()}",
         "## Steps",
         _table(("step", "outcome", "seconds"), [(s.name, s.outcome, f"{s.seconds:.0f}") for s in steps]),
@@ -81,38 +86,20 @@ def names_of(pool: CloudPool) -> dict[str, str]:
 
 
 def _calls(calls: Mapping[ApiCall, int]) -> str:
-    rows = sorted({(call.api, call.operation) for call in calls})
-    return _table(
-        ("API", "call", "times", "errors"),
-        [
-            (api, operation, str(sum(_times(calls, api, operation).values())), _errors(calls, api, operation))
-            for api, operation in rows
-        ],
-    )
-
-
-def _times(calls: Mapping[ApiCall, int], api: str, operation: str) -> dict[str, int]:
-    return {each.error: n for each, n in calls.items() if (each.api, each.operation) == (api, operation)}
-
-
-def _errors(calls: Mapping[ApiCall, int], api: str, operation: str) -> str:
-    found = sorted(_times(calls, api, operation).items())
-    return ", ".join(f"{error} x {n}" for error, n in found if error)
+    by_call: dict[tuple[str, str], dict[str, int]] = defaultdict(dict)
+    for each, times in sorted(calls.items(), key=lambda item: item[0].error):
+        by_call[each.api, each.operation][each.error] = times
+    rows = [
+        (*call, str(sum(times.values())), ", ".join(f"{error} x {n}" for error, n in times.items() if error))
+        for call, times in sorted(by_call.items())
+    ]
+    return _table(("API", "call", "times", "errors"), rows)
 
 
 def _left(each: Listed) -> str:
     if each.unasked:
         return f"not known: {each.unasked}"
     return ", ".join(each.left) + ("" if each.costs else " (costs nothing)") if each.left else "nothing"
-
-
-def _types(pool: CloudPool) -> str:
-    return ", ".join(pool.instance_types if isinstance(pool, EksGpuPool) else pool.machine_types)
-
-
-def _where(pool: CloudPool) -> str:
-    zones = pool.zones if isinstance(pool, EksGpuPool) else pool.node_locations
-    return ", ".join(zones) or pool.region
 
 
 def _versions() -> list[tuple[str, str]]:
@@ -138,3 +125,108 @@ def _cell(text: str) -> str:
 
 def _line(text: str) -> str:
     return " ".join(str(text).split())
+
+
+# -- what a report must not hold: whose account it was, where it is reached, and with what -------------------
+
+# Names that are known (the cluster's, the project's) are replaced wherever they stand; the rest is told by its form.
+
+_HEX = "[0-9a-fA-F]{1,4}"
+_BASE64 = "A-Za-z0-9+/_="
+
+_FORMS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("certificate", re.compile(r"-----BEGIN [A-Z ]+-----.*?(?:-----END [A-Z ]+-----|\Z)", re.S)),
+    ("arn", re.compile(r"\barn:aws[\w-]*:[^\s,;|`'\"()<>]+")),
+    ("url", re.compile(r"\b(?:https?|wss?)://[^\s,;|`'\"()<>]+")),
+    ("email", re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+")),
+    ("token", re.compile(r"\b(?:k8s-aws-v1\.|ya29\.|eyJ)[\w.=+/-]+")),
+    ("token", re.compile(r"(?i)\b(?:bearer|basic)\s+[\w.~+/=-]{8,}")),
+    ("access-key", re.compile(r"\b(?:AKIA|ASIA|AROA|AIDA|ANPA|ABIA|ACCA)[A-Z0-9]{12,}\b")),
+    ("node", re.compile(r"\b(?:ip-\d{1,3}(?:-\d{1,3}){3}|i-[0-9a-f]{6,})(?:\.[\w.-]+)?\b")),
+    # GKE's names of machines and their groups, in which a known name may have been replaced before.
+    ("node", re.compile(r"\bgke-(?:[a-z0-9-]|<[\w-]+>)*-[0-9a-f]{8}-[0-9a-z]{3,4}\b(?:\.[\w-]+)*")),
+    ("host", re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:amazonaws\.com(?:\.cn)?|compute\.internal|ec2\.internal|goog)\b")),
+    ("host", re.compile(r"\b[\w-]+(?:\.[\w-]+)*\.(?:googleapis\.com|internal|local)\b")),
+    ("aws-id", re.compile(r"\b(?:subnet|sg|vpc|lt|eni|vol|ami|rtb|igw|nat|eipalloc|eks-cluster-sg)-[0-9a-f]{6,}\b")),
+    ("uuid", re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")),
+    ("ip", re.compile(r"\b(?:\d{1,3}\.){3}\d{1,3}(?:/\d{1,2})?\b")),
+    ("ip", re.compile(rf"(?<![\w:])(?:{_HEX}:){{7}}{_HEX}|(?<![\w:])(?:{_HEX}(?::{_HEX})*)?::(?:(?:{_HEX}:)*{_HEX})?")),
+    ("account", re.compile(r"(?<![\d.])\d{12}(?![\d.])")),
+    ("secret", re.compile(rf"(?<![{_BASE64}])(?=[{_BASE64}]*\d)(?=[{_BASE64}]*[A-Za-z])[{_BASE64}]{{40,}}")),
+)
+
+
+def redacted(text: str, names: Mapping[str, str] | None = None) -> str:
+    """Return the text with a word in angle brackets in place of each secret.
+
+    Args:
+        text: Any text.
+        names: What each known name is, by the name: `{"k8s-ml": "cluster"}`. Names shorter than three characters are
+            left alone: they would stand in every second word.
+    """
+    for name in sorted(names or {}, key=len, reverse=True):
+        if len(name) >= 3:
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", f"<{(names or {})[name]}>", text)
+    for word, form in _FORMS:
+        text = form.sub(f"<{word}>", text)
+    return text
+
+
+# -- what the sandbox shows of the same acceptance, and how an account's differs from it -----------------------
+
+# `as_the_sandbox_shows.json` is written by the tests, which run the acceptance in the sandbox: what is not in it, no
+# test of this package has met.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """What the sandbox shows on one cloud.
+
+    Attributes:
+        calls: The calls that were made, "api operation".
+        errors: The errors that were met, "api operation: error".
+        phases: The phases of the steps' tasks, "task: phase".
+    """
+
+    calls: frozenset[str] = frozenset()
+    errors: frozenset[str] = frozenset()
+    phases: frozenset[str] = frozenset()
+
+    @classmethod
+    def on(cls, kind: str) -> Expected:
+        """Return what is recorded of a cloud ("eks", "gke")."""
+        data = json.loads(files(__package__).joinpath("as_the_sandbox_shows.json").read_text())
+        return cls.of(data.get(kind, {}))
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> Expected:
+        return cls(**{name: frozenset(record.get(name, ())) for name in ("calls", "errors", "phases")})
+
+    @classmethod
+    def seen(cls, steps: Sequence[StepReport], calls: Mapping[ApiCall, int]) -> Expected:
+        """Return what one acceptance has shown."""
+        return cls(
+            calls=frozenset(f"{each.api} {each.operation}" for each in calls),
+            errors=frozenset(f"{each.api} {each.operation}: {each.error}" for each in calls if each.error),
+            phases=frozenset(phase for step in steps for phase, _ in step.phases),
+        )
+
+    def to_json(self) -> dict[str, list[str]]:
+        return {"calls": sorted(self.calls), "errors": sorted(self.errors), "phases": sorted(self.phases)}
+
+
+def differences(expected: Expected, steps: Sequence[StepReport], calls: Mapping[ApiCall, int]) -> Iterator[str]:
+    """Yield what an acceptance has shown that the sandbox does not, and the phases that only the sandbox has."""
+    seen = Expected.seen(steps, calls)
+    for step in steps:
+        if step.outcome == "failed":
+            yield f"{step.name} failed, and passes in the sandbox"
+    for each in sorted(seen.errors - expected.errors):
+        yield f"an error that the sandbox does not give: {each}"
+    for each in sorted(seen.calls - expected.calls):
+        yield f"a call that is not made in the sandbox: {each}"
+    for each in sorted(seen.phases - expected.phases):
+        yield f"a phase that the sandbox does not have: {each}"
+    if all(step.outcome == "passed" for step in steps):
+        for each in sorted(expected.phases - seen.phases):
+            yield f"a phase that was not seen: {each}"

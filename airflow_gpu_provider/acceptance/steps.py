@@ -226,7 +226,7 @@ class Acceptance:
 
     def _fallback_night(self, report: StepReport) -> None:
         notes = self._opened(self.fallback).platform.plan(1).notes
-        impossible = self.fallback.serialize()[_types_field(self.fallback)][0]
+        impossible = self.fallback.preferences.types[0]
         told = [note for note in notes if impossible in note]
         if not told:
             raise NotAsExpected(f"The plan does not say that {impossible} cannot be had.")
@@ -362,10 +362,6 @@ class Acceptance:
 
     def _opened(self, pool: CloudPool) -> Reconciler:
         return open_pool(pool, owner=INSTALLATION, holder=f"airflow gpu accept:{os.getpid()}", say=self._say)
-
-
-def _types_field(pool: CloudPool) -> str:
-    return "instance_types" if hasattr(pool, "instance_types") else "machine_types"
 
 
 @contextmanager

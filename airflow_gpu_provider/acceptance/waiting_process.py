@@ -1,7 +1,12 @@
-"""The other end of `waiter`: starts the process that waits as a triggerer does, and kills it."""
+"""A triggerer's wait in a process of its own, to be killed: it takes a trigger's row and waits for its event.
+
+Run as `python -m airflow_gpu_provider.acceptance.waiting_process`: it says READY, reads the row as JSON from its input,
+says WAITING and waits. It gives no event to anybody. `waiting_process` is the other end: it starts one, and kills it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from airflow_gpu_provider.acceptance.waiter import READY, WAITING
+READY, WAITING = "ready", "waiting"
 
 
 class NotAsExpected(Exception):
@@ -45,7 +50,7 @@ class WaitingProcess:
 @contextmanager
 def waiting_process() -> Iterator[WaitingProcess]:
     """Start one, and kill it at the end where it still runs."""
-    command = [sys.executable, "-m", "airflow_gpu_provider.acceptance.waiter"]
+    command = [sys.executable, "-m", "airflow_gpu_provider.acceptance.waiting_process"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True) as process:
         waiter = WaitingProcess(process)
@@ -54,3 +59,28 @@ def waiting_process() -> Iterator[WaitingProcess]:
             yield waiter
         finally:
             process.kill()
+
+
+def main() -> None:
+    """Wait until the trigger has an event, or this process is killed."""
+    import airflow_gpu_provider.triggers.pod  # noqa: F401 - what it will need; READY means that it is there
+    from airflow_gpu_provider.acceptance.tasks import rebuilt
+
+    _say(READY)
+    trigger = rebuilt(tuple(json.loads(sys.stdin.readline())))
+    asyncio.run(_wait(trigger))
+
+
+async def _wait(trigger: Any) -> None:
+    _say(WAITING)
+    async for _ in trigger.run():
+        return
+
+
+def _say(word: str) -> None:
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

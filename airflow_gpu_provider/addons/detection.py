@@ -5,22 +5,23 @@ A second device plugin on a node hands the same GPUs out twice, and so does a pl
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.addons.node_match import Answer, NodePicture, runs_on
 from airflow_gpu_provider.cluster.karpenter import brings_bottlerocket, list_node_pools
 from airflow_gpu_provider.cluster.node_image import NodeImage
+from airflow_gpu_provider.cluster.node_requirements import is_met, untolerated
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import DevicePluginConflict
-from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools import GpuPool, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
 
 Kind = Literal["device plugin", "GPU Operator", "DRA driver", "node image", "platform"]
 
@@ -93,7 +94,8 @@ def _of_karpenters_images(api: ApiClient, pool: GpuPool) -> list[Server]:
 
 def find_servers(pool: GpuPool, daemon_sets: list[dict[str, Any]], nodes: list[dict[str, Any]]) -> list[Server]:
     """Return what hands out GPUs in a cluster with these DaemonSets and pool nodes, but for our own for this pool."""
-    pictures = _pictures(pool, nodes, discovery=any(_is_discovery(one) for one in daemon_sets))
+    discovery = any(name in _words(one) for one in daemon_sets for name in _DISCOVERY_IMAGES)
+    pictures = _pictures(pool, nodes, discovery=discovery)
     servers = [
         Server(kind=kind, name=_name(one), serves=_on_all(one, pictures))
         for one in daemon_sets
@@ -184,11 +186,6 @@ def _kind_of(daemon_set: Mapping[str, Any]) -> Kind | None:
     return "GPU Operator" if operated else "device plugin"
 
 
-def _is_discovery(daemon_set: Mapping[str, Any]) -> bool:
-    words = _words(daemon_set)
-    return any(name in words for name in _DISCOVERY_IMAGES)
-
-
 def _is_ours(daemon_set: Mapping[str, Any], pool: GpuPool) -> bool:
     """Return True if it is this package's plugin for the pool; its driver installer has these labels too."""
     labels = daemon_set["metadata"].get("labels") or {}
@@ -239,30 +236,17 @@ def _on_all(daemon_set: Mapping[str, Any], pictures: list[NodePicture]) -> Answe
 
 
 def _pictures(pool: GpuPool, nodes: list[dict[str, Any]], *, discovery: bool) -> list[NodePicture]:
-    """Return a picture of each node that is there, or else one of those to come."""
+    """Return a picture of each node that is there, or else of those to come."""
 
-    def discovered(key: str) -> bool:
-        return discovery and key.startswith(_DISCOVERED)
+    def is_open(key: str) -> bool:
+        is_discovered = discovery and key.startswith(_DISCOVERED)
+        is_provisioned = bool(getattr(pool, "provisioner", None)) and key.startswith(_OF_PROVISIONERS)
+        return is_discovered if nodes else is_discovered or is_provisioned or key in _ANY_VALUE
 
-    def provisioned(key: str) -> bool:
-        return bool(getattr(pool, "provisioner", None)) and key.startswith(_OF_PROVISIONERS)
-
-    if not nodes:
-        taints = pool.parsed_taints
-        return [
-            NodePicture(
-                labels=_with_discovery(_expected_labels(pool), discovery),
-                taints=taints,
-                is_open=lambda key: key in _ANY_VALUE or discovered(key) or provisioned(key),
-            )
-        ]
+    labels = [node["metadata"].get("labels") or {} for node in nodes] or [_expected_labels(pool)]
     return [
-        NodePicture(
-            labels=_with_discovery(node["metadata"].get("labels") or {}, discovery),
-            taints=pool.parsed_taints,
-            is_open=discovered,
-        )
-        for node in nodes
+        NodePicture(labels=_with_discovery(each, discovery), taints=pool.parsed_taints, is_open=is_open)
+        for each in labels
     ]
 
 
@@ -292,3 +276,59 @@ def _with_discovery(labels: Mapping[str, str], discovery: bool) -> dict[str, str
 def _have_gpus(nodes: list[dict[str, Any]]) -> bool:
     gpus = [int((node["status"].get("allocatable") or {}).get(GPU_RESOURCE, 0)) for node in nodes]
     return bool(gpus) and all(gpus)
+
+
+# -- whether a pod's node selector, affinity and tolerations let it onto a node that may not exist yet -------------
+
+# The labels of a node that does not exist are known only in part, so the answer has three values: True, False, and None
+# for "it depends on a label that nobody knows yet".
+
+Answer = bool | None
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePicture:
+    """A node, there or to come.
+
+    Attributes:
+        labels: Its labels, as far as they are known.
+        taints: All its taints.
+        is_open: Says of a label that is not in `labels` whether the node may have it all the same.
+    """
+
+    labels: Mapping[str, str]
+    taints: tuple[Taint, ...]
+    is_open: Callable[[str], bool]
+
+
+def runs_on(spec: Json, node: NodePicture) -> Answer:
+    """Return True if taints, labels and affinity let a pod with this spec run on the node."""
+    if untolerated(node.taints, spec.get("tolerations") or ()):
+        return False
+    wanted = [{"key": k, "operator": "In", "values": [v]} for k, v in (spec.get("nodeSelector") or {}).items()]
+    affinity = ((spec.get("affinity") or {}).get("nodeAffinity") or {}).get(
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    )
+    one_of = [_term(term, node) for term in (affinity or {}).get("nodeSelectorTerms") or ()]
+    terms = [] if affinity is None else [_unless(True, one_of)]
+    return _unless(False, [*(_expression(e, node) for e in wanted), *terms])
+
+
+def _term(term: Json, node: NodePicture) -> Answer:
+    if term.get("matchFields"):
+        return None  # the node's name: known to nobody
+    expressions = term.get("matchExpressions") or ()
+    return _unless(False, [_expression(e, node) for e in expressions]) if expressions else False
+
+
+def _expression(expression: Json, node: NodePicture) -> Answer:
+    key = expression["key"]
+    if key not in node.labels and node.is_open(key):
+        return None
+    return is_met(expression, node.labels.get(key))
+
+
+def _unless(decisive: bool, answers: list[Answer]) -> Answer:
+    """Return `decisive` where one answer is that, None where one depends on what nobody knows, else the opposite."""
+    return decisive if decisive in answers else None if None in answers else not decisive

@@ -1,4 +1,4 @@
-"""NVIDIA's device plugin for one pool: its DaemonSet, and the wait until its nodes' GPUs are allocatable. Pure."""
+"""NVIDIA's device plugin and driver for one pool: their DaemonSets, and the wait for allocatable GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from airflow_gpu_provider.addons.detection import PLUGIN_FOLDER
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpusNotAllocatable, PoolSpecError
-from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools import GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.workload_placement import tolerations_of
 
 VERSION = "v0.20.0"
 IMAGE = "nvcr.io/nvidia/k8s-device-plugin"
@@ -37,6 +38,29 @@ _OPTIONS = {"FAIL_ON_INIT_ERROR": "true"}
 def plugin_labels(pool: GpuPool) -> dict[str, str]:
     """Return the labels of all that this package installs of the plugin for a pool, its pods too."""
     return {**PART_OF, POOL_LABEL: pool.name}
+
+
+def daemon_set(
+    pool: GpuPool,
+    name: str,
+    namespace: str,
+    app: Mapping[str, str],
+    pod_spec: Mapping[str, Any],
+    annotations: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return a DaemonSet for the nodes of one pool, for server-side apply; `app` is the label that names what it is."""
+    labels = {**app, "app.kubernetes.io/managed-by": "airflow-gpu-provider", POOL_LABEL: pool.name}
+    metadata = {"labels": labels, **({"annotations": annotations} if annotations else {})}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "spec": {
+            "selector": {"matchLabels": {**app, POOL_LABEL: pool.name}},
+            "updateStrategy": {"type": "RollingUpdate"},
+            "template": {"metadata": metadata, "spec": pod_spec},
+        },
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,22 +145,12 @@ class DevicePlugin:
         Raises:
             PoolSpecError: An option's value is not a text.
         """
-        labels = plugin_labels(self.pool)
-        metadata: dict[str, Any] = {"labels": labels}
+        annotations = {}
         if self.config:
             # The plugin reads its file when it starts: another file has to mean another pod.
             digest = hashlib.sha256(self._config_text().encode()).hexdigest()[:16]
-            metadata["annotations"] = {"airflow-gpu-provider/config": digest}
-        return {
-            "apiVersion": "apps/v1",
-            "kind": "DaemonSet",
-            "metadata": {"name": self.name, "namespace": self.namespace, "labels": labels},
-            "spec": {
-                "selector": {"matchLabels": {**_NAME, POOL_LABEL: self.pool.name}},
-                "updateStrategy": {"type": "RollingUpdate"},
-                "template": {"metadata": metadata, "spec": self._pod_spec()},
-            },
-        }
+            annotations["airflow-gpu-provider/config"] = digest
+        return daemon_set(self.pool, self.name, self.namespace, _NAME, self._pod_spec(), annotations)
 
     def _pod_spec(self) -> dict[str, Any]:
         selected = [{"key": key, "operator": "In", "values": [v]} for key, v in self.pool.node_selector.items()]
@@ -182,12 +196,8 @@ class DevicePlugin:
         return options
 
     def _tolerations(self) -> list[dict[str, str]]:
-        others = [taint for taint in self.pool.parsed_taints if taint.key != GPU_RESOURCE]
-        return [
-            {"key": GPU_RESOURCE, "operator": "Exists"},
-            {"key": "CriticalAddonsOnly", "operator": "Exists"},
-            *({"key": t.key, "operator": "Equal", "value": t.value, "effect": t.effect} for t in others),
-        ]
+        on_gpus, *others = tolerations_of(self.pool)
+        return [on_gpus, {"key": "CriticalAddonsOnly", "operator": "Exists"}, *others]
 
 
 # What a kubelet calls a container that it starts again and again, or has no image for.
@@ -261,3 +271,77 @@ def plugin_state(pod: PodState) -> str:
         return f"plugin pod {pod.name} runs, and has not registered any GPU"
     said = f"{base.reason}: {base.message}".strip(": ")
     return f"plugin pod {pod.name} is {base.status} ({said or 'no reason given'})"
+
+
+# -- NVIDIA's driver on GKE nodes whose pool leaves it to a DaemonSet: Google's installers for COS and Ubuntu --------
+
+# As in GoogleCloudPlatform/container-engine-accelerators, nvidia-driver-installer/{cos,ubuntu}/daemonset-preloaded.yaml
+# have it, but for one pool's nodes only.
+
+DRIVER_NAMESPACE = "kube-system"
+PAUSE_IMAGE = "gke.gcr.io/pause:3.8"
+
+# The node images bring these; there is nothing to pull.
+_PRELOADED = {"cos": "cos-nvidia-installer:fixed", "ubuntu": "gke-nvidia-installer:fixed"}
+_DRIVER = {"app.kubernetes.io/name": "nvidia-driver-installer"}
+_COS_ENVIRONMENT = {
+    "NVIDIA_INSTALL_DIR_HOST": "/home/kubernetes/bin/nvidia",
+    "NVIDIA_INSTALL_DIR_CONTAINER": "/usr/local/nvidia",
+    "VULKAN_ICD_DIR_HOST": "/home/kubernetes/bin/nvidia/vulkan/icd.d",
+    "VULKAN_ICD_DIR_CONTAINER": "/etc/vulkan/icd.d",
+    "ROOT_MOUNT_DIR": "/root",
+    "COS_TOOLS_DIR_HOST": "/var/lib/cos-tools",
+    "COS_TOOLS_DIR_CONTAINER": "/build/cos-tools",
+}
+# What of the node each installer sees: name -> (path on the node, path in the container)
+_MOUNTS = {
+    "cos": {
+        "dev": ("/dev", "/dev"),
+        "vulkan-icd": ("/home/kubernetes/bin/nvidia/vulkan/icd.d", "/etc/vulkan/icd.d"),
+        "nvidia": ("/home/kubernetes/bin/nvidia", "/usr/local/nvidia"),
+        "root": ("/", "/root"),
+        "cos-tools": ("/var/lib/cos-tools", "/build/cos-tools"),
+    },
+    "ubuntu": {"dev": ("/dev", "/dev"), "boot": ("/boot", "/boot"), "root": ("/", "/root")},
+}
+
+
+def driver_manifest(pool: GpuPool, *, image: str | None = None) -> dict[str, Any] | None:
+    """Return the DaemonSet that installs the driver, or None where the pool does not leave that to one.
+
+    Args:
+        pool: The pool.
+        image: Another installer instead of the node image's own.
+    """
+    if not isinstance(pool, GkeGpuPool) or pool.driver != "daemonset":
+        return None
+    return daemon_set(
+        pool, f"nvidia-driver-installer-{pool.name}", DRIVER_NAMESPACE, _DRIVER, _driver_pod_spec(pool, image)
+    )
+
+
+def _driver_pod_spec(pool: GkeGpuPool, image: str | None) -> dict[str, Any]:
+    system = "ubuntu" if "UBUNTU" in pool.image_type.upper() else "cos"
+    mounts = _MOUNTS[system]
+    return {
+        "priorityClassName": "system-node-critical",
+        "nodeSelector": pool.node_selector,
+        "tolerations": [{"operator": "Exists"}],
+        **({"hostNetwork": True, "hostPID": True} if system == "cos" else {}),
+        "volumes": [{"name": name, "hostPath": {"path": host}} for name, (host, _) in mounts.items()],
+        "initContainers": [_installer(system, image)],
+        "containers": [{"name": "pause", "image": PAUSE_IMAGE}],
+    }
+
+
+def _installer(system: str, image: str | None) -> dict[str, Any]:
+    environment = _COS_ENVIRONMENT if system == "cos" else {}
+    return {
+        "name": "nvidia-driver-installer",
+        "image": image or _PRELOADED[system],
+        "imagePullPolicy": "IfNotPresent" if image else "Never",
+        "resources": {"requests": {"cpu": "150m"}},
+        "securityContext": {"privileged": True},
+        "env": [{"name": name, "value": value} for name, value in environment.items()],
+        "volumeMounts": [{"name": name, "mountPath": inside} for name, (_, inside) in _MOUNTS[system].items()],
+    }

@@ -4,41 +4,45 @@ from __future__ import annotations
 
 import functools
 import getpass
-import json
 import os
 import socket
-import sys
 from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from airflow.utils.cli import suppress_logs_and_warning
 from sqlalchemy.exc import DatabaseError
 
 from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over
+from airflow_gpu_provider.cli.tables import (
+    Row,
+    finding_row,
+    lease_rows,
+    leftover_row,
+    machine_rows,
+    pool_row,
+    print_rows,
+    tell,
+)
 from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.reports.doctor import Finding, examine
-from airflow_gpu_provider.reports.status import PoolStatus, read_status
-from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
+from airflow_gpu_provider.reports.doctor import examine
+from airflow_gpu_provider.reports.status import read_status
 from airflow_gpu_provider.scaling.extension import extend_demand, hours
-from airflow_gpu_provider.scaling.janitor import Leftover, reap_pools
+from airflow_gpu_provider.scaling.janitor import reap_pools
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
-from airflow_gpu_provider.scaling.waits import format_seconds
 
 _AT_ONCE = 8  # pools that are asked at the same time
-_WIDE = 400  # columns; more than any row takes
 
 _NO_POOLS = (
     "A DAG is in the database once the DAG processor has read its file: see `airflow dags list` and `airflow dags"
     " list-import-errors`. --spec takes pools from a file."
 )
 
-Row = Mapping[str, Any]
 Found = TypeVar("Found")
 
 
@@ -76,7 +80,7 @@ def pools(args: Namespace) -> None:
         }
         for each in _named(args)
     ]
-    _print(rows, args.output, nothing=f"There is no pool in {_where(args)}. {_NO_POOLS}")
+    print_rows(rows, args.output, nothing=f"There is no pool in {_where(args)}. {_NO_POOLS}")
 
 
 @_command
@@ -94,7 +98,7 @@ def plan(args: Namespace) -> None:
 
     each_rows, failed = _of_each_pool(args, rows_of)
     nothing = f"No changes{' in the pools that answered' * bool(failed)}." if each_rows else ""
-    _print([row for rows in each_rows for row in rows], args.output, nothing=nothing)
+    print_rows([row for rows in each_rows for row in rows], args.output, nothing=nothing)
     _end(failed)
 
 
@@ -103,14 +107,14 @@ def status(args: Namespace) -> None:
     """Show what is there, who wants it, and what it costs."""
     found, failed = _of_each_pool(args, read_status)
     if args.output in ("json", "yaml"):
-        _print([each.to_json() for each in found], args.output)
+        print_rows([each.to_json() for each in found], args.output)
     else:
-        _print([_pool_row(each) for each in found], args.output, nothing="")
+        print_rows([pool_row(each) for each in found], args.output, nothing="")
         gangs = [{"pool": row.pool, "gang": row.gang, "state": row.state} for each in found for row in each.gangs]
-        for title, rows in (("Machines", _machine_rows(found)), ("Demand", _lease_rows(found)), ("Gangs", gangs)):
+        for title, rows in (("Machines", machine_rows(found)), ("Demand", lease_rows(found)), ("Gangs", gangs)):
             if rows:
                 print(f"\n{title}")
-                _print(rows, args.output)
+                print_rows(rows, args.output)
     _end(failed)
 
 
@@ -123,20 +127,20 @@ def doctor(args: Namespace) -> None:
         for finding in examine(pool, functools.partial(_open, pool), pod_namespace=args.pod_namespace)
     ]
     for_people = args.output not in ("json", "yaml")
-    _print([_finding_row(each) if for_people else each.to_json() for each in findings], args.output, wraps=True)
+    print_rows([finding_row(each) if for_people else each.to_json() for each in findings], args.output, wraps=True)
     problems = [f"{each.pool}: {each.check}" for each in findings if each.result == "problem"]
     warnings = [f"{each.pool}: {each.check}" for each in findings if each.result == "warning"]
     if warnings:
-        _tell(f"Worth a look: {', '.join(dict.fromkeys(warnings))}.")
+        tell(f"Worth a look: {', '.join(dict.fromkeys(warnings))}.")
     if problems:
-        _tell(f"Would stop a run: {', '.join(dict.fromkeys(problems))}.")
+        tell(f"Would stop a run: {', '.join(dict.fromkeys(problems))}.")
         raise SystemExit(1)
-    _tell("Nothing would stop a run, as far as can be seen beforehand.")
+    tell("Nothing would stop a run, as far as can be seen beforehand.")
 
 
 @_command
 def reap(args: Namespace) -> None:
-    """Show what nobody wants, and remove it with --yes; the exit status is 1 where something is left after that."""
+    """List leftovers that no run wants; remove them with --yes, and exit with status 1 if any remain after that."""
     from airflow_gpu_provider.run_identity import known_installation_id
 
     reaped = reap_pools(
@@ -147,27 +151,27 @@ def reap(args: Namespace) -> None:
         dry_run=not args.yes,
         others=not args.pools,
         timeout=timedelta(seconds=args.timeout),
-        say=_tell,
+        say=tell,
     )
     if args.output in ("json", "yaml"):
-        _print([each.to_json() for each in reaped], args.output)
+        print_rows([each.to_json() for each in reaped], args.output)
     else:
-        rows = [_leftover_row(leftover) for each in reaped for leftover in each.leftovers]
+        rows = [leftover_row(leftover) for each in reaped for leftover in each.leftovers]
         where = " in the pools that answered" if any(each.error for each in reaped) else ""
         nothing = "" if all(each.error for each in reaped) else f"Nothing is left over{where}."
-        _print(rows, args.output, nothing=nothing)
+        print_rows(rows, args.output, nothing=nothing)
     if not args.yes and any(each.leftovers for each in reaped):
-        _tell("Nothing was changed; --yes removes it.")
+        tell("Nothing was changed; --yes removes it.")
     elif args.yes and any(each.leftovers for each in reaped):
         left = [f"{leftover.name} ({each.pool})" for each in reaped for leftover in each.left]
-        _tell(f"Still there: {', '.join(left)}. The same again goes on." if left else "All of it is gone.")
+        tell(f"Still there: {', '.join(left)}. The same again goes on." if left else "All of it is gone.")
     if any(each.error or (args.yes and each.left) for each in reaped):
         raise SystemExit(1)
 
 
 @_command
 def extend(args: Namespace) -> None:
-    """Have the nodes of a run that goes on stay longer."""
+    """Let a run that is still running keep its nodes for longer."""
     if not args.dag_id:
         raise PoolSpecError("--dag-id is missing.", "Say whose nodes are to stay: --dag-id and --run-id.")
     pools = _pools(args)
@@ -183,11 +187,11 @@ def extend(args: Namespace) -> None:
         block=args.block_id,
     )
     for line in dict.fromkeys(line for each in extended for line in each.said):
-        _tell(line)
+        tell(line)
     rows = [
         {"pool": pools[0].name, "run": str(e.key), "before": f"{e.before}", "until": f"{e.until}"} for e in extended
     ]
-    _print(rows, args.output)
+    print_rows(rows, args.output)
 
 
 @_command
@@ -207,7 +211,7 @@ def accept(args: Namespace) -> None:
         pod_namespace=args.pod_namespace,
         report=Path(args.report),
         may_cost=args.yes_it_costs,
-        say=_tell,
+        say=tell,
     )
     if status:
         raise SystemExit(status)
@@ -248,7 +252,7 @@ def _pools(args: Namespace) -> list[GpuPool]:
     if unread and (args.pools or len(unread) == len(named)):
         raise _unread(args, unread)
     for each in unread:
-        _tell(f"{each.name} of {', '.join(each.dags) or args.spec} is left out: {each.problem}")
+        tell(f"{each.name} of {', '.join(each.dags) or args.spec} is left out: {each.problem}")
     return list(dict.fromkeys(each.pool for each in named if each.pool is not None))
 
 
@@ -284,9 +288,9 @@ def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple
                 account, what = asked.result()
             except GpuError as error:
                 failed += 1
-                _tell(f"{pool.name}: {type(error).__name__}: {error}")
+                tell(f"{pool.name}: {type(error).__name__}: {error}")
             else:
-                _tell(f"{pool.name}: {account}")
+                tell(f"{pool.name}: {account}")
                 found.append(what)
     return found, failed
 
@@ -294,116 +298,10 @@ def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple
 def _end(failed: int) -> None:
     """End with exit status 1 where so many pools could not be asked."""
     if failed:
-        _tell(f"{failed} pool{'s' * (failed != 1)} could not be read.")
+        tell(f"{failed} pool{'s' * (failed != 1)} could not be read.")
         raise SystemExit(1)
 
 
 def _open(pool: GpuPool) -> Reconciler:
-    return open_pool(pool, owner="", holder=f"airflow gpu, {_who()}", say=_tell)
-
-
-def _who() -> str:
-    return f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
-
-
-# -- what is printed -----------------------------------------------------------------------------------------
-
-
-def _pool_row(each: PoolStatus) -> Row:
-    return {
-        "pool": each.pool,
-        "wanted": each.wanted,
-        "nodes": each.nodes,
-        "booting": each.booting,
-        "out_of_use": each.out_of_use,
-        "launching": each.launching,
-        "gpus": each.gpus,
-        "used": each.gpus_used,
-        "idle": each.gpus_idle,
-        "cost_per_hour": in_words(each.cost_per_hour),
-    }
-
-
-def _machine_rows(found: list[PoolStatus]) -> list[Row]:
-    return [
-        {
-            "pool": row.pool,
-            "node": row.node or row.machine,
-            "state": row.state,
-            "gpus_used": f"{row.gpus_used}/{row.gpus}",
-            "age": _age(row.age_seconds),
-            "cost_so_far": in_words(row.cost_so_far),
-            "pods": ", ".join(row.pods),
-        }
-        for each in found
-        for row in each.machines
-    ]
-
-
-def _lease_rows(found: list[PoolStatus]) -> list[Row]:
-    return [
-        {
-            "pool": row.pool,
-            "run": row.run,
-            "airflow": row.installation,
-            "nodes": row.nodes,
-            "until": f"{datetime.fromisoformat(row.until):%Y-%m-%d %H:%M}Z{'' if row.live else ', which is over'}",
-            "extended": row.extended,
-        }
-        for each in found
-        for row in each.leases
-    ]
-
-
-def _finding_row(each: Finding) -> Row:
-    """Return what to do beneath what was found: side by side, both would be too narrow to read."""
-    found = f"{each.said}\n-> {each.fix}" if each.fix else each.said
-    return {"pool": each.pool, "check": each.check, "result": each.result, "found": found}
-
-
-def _leftover_row(each: Leftover) -> Row:
-    return {
-        "pool": each.pool,
-        "kind": each.kind,
-        "name": each.name,
-        "why": each.why,
-        "age": _age(each.age_seconds),
-        "cost_so_far": in_words(each.cost) if each.kind == "machine" else "",
-    }
-
-
-def _age(seconds: float | None) -> str:
-    return UNKNOWN if seconds is None else format_seconds(timedelta(seconds=seconds))
-
-
-def _print(rows: list[Any], output: str, *, nothing: str = "Nothing found.", wraps: bool = False) -> None:
-    """Print rows as Airflow's own commands do; as JSON, numbers stay numbers.
-
-    A table `wraps` sentences; names stay in one piece, to be copied, however narrow the terminal is. `nothing` is said
-    in place of an empty table; empty: it was said already why there is none.
-    """
-    from airflow.cli.simple_table import AirflowConsole
-
-    if output == "json":
-        print(json.dumps(rows, indent=2))
-    elif not rows and output != "yaml":
-        if nothing:
-            _tell(nothing)
-    elif output == "yaml":
-        import yaml
-
-        print(yaml.safe_dump(rows, sort_keys=False), end="")
-    else:
-        width = None if wraps else _WIDE
-        AirflowConsole(width=width).print_as(
-            [{key: _cell(value) for key, value in row.items()} for row in rows], output
-        )
-
-
-def _cell(value: Any) -> Any:
-    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-
-
-def _tell(line: str) -> None:
-    """Print a line for people, where it does not disturb a program that reads the result."""
-    print(line, file=sys.stderr, flush=True)
+    who = f"{getpass.getuser()}@{socket.gethostname()}:{os.getpid()}"
+    return open_pool(pool, owner="", holder=f"airflow gpu, {who}", say=tell)

@@ -12,8 +12,8 @@ _COMMANDS = {
     "plan": "Show what the next run would change about the pools' groups; nothing is changed",
     "status": "Show nodes, GPUs in use and idle, who wants nodes, and what they cost an hour",
     "doctor": "Look for what would stop the next run: credentials, permissions, groups, quota, stock, plugin, driver",
-    "reap": "Show what nobody wants any more, and remove it with --yes",
-    "extend": "Have the nodes of a DAG run that goes on stay longer",
+    "reap": "List leftovers that no run wants, and remove them with --yes",
+    "extend": "Let a DAG run that is still running keep its nodes for longer",
     "accept": "Try a pool's nights on its own account, for money, and write a report; --yes-it-costs does it",
 }
 
@@ -48,7 +48,11 @@ def get_commands() -> list[CLICommand]:
         ),
         "accept": (
             _argument("--image", required=True, help="Image with a way to add on a GPU: vectorAdd, python3 or nvcc"),
-            _argument("--yes-it-costs", action="store_true", help="Do it; without it only what it may cost is said"),
+            _argument(
+                "--yes-it-costs",
+                action="store_true",
+                help="Run it; without this flag only its possible cost is printed",
+            ),
             _argument("--price", type=float, help="What a node costs an hour (default: the spec's price_per_hour)"),
             _argument("--night-minutes", type=float, default=45.0, help="Longest a night may take (default: 45)"),
             _argument("--report", default="acceptance.md", metavar="FILE", help="Report (default: acceptance.md)"),

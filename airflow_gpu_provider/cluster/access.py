@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.threads import AT_ONCE
-from airflow_gpu_provider.errors import CredentialsError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -44,15 +43,6 @@ class ClusterAccess:
     token: Callable[[], str] | None = field(default=None, repr=False)
     client_certificate_data: str = ""
     client_key_data: str = field(default="", repr=False)
-
-    @classmethod
-    def from_kubeconfig(cls, path: str | Path, context: str | None = None) -> ClusterAccess:
-        """Read a kubeconfig; `context` defaults to its current one.
-
-        Raises:
-            CredentialsError: The context is missing, or its user has neither a token nor a certificate.
-        """
-        return _from_kubeconfig(Path(path), context)
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return TLS settings that verify the server and present the client's certificate."""
@@ -180,39 +170,3 @@ def _client_class() -> Any:
             return answer
 
     return Client
-
-
-def _from_kubeconfig(path: Path, context: str | None) -> ClusterAccess:
-    import yaml
-
-    config = yaml.safe_load(path.read_text())
-    chosen = _named(config, "contexts", context or config.get("current-context", ""), path)["context"]
-    cluster = _named(config, "clusters", chosen["cluster"], path)["cluster"]
-    user = _named(config, "users", chosen["user"], path)["user"]
-
-    def data(section: dict[str, Any], name: str) -> str:
-        if f"{name}-data" in section or name not in section:
-            return str(section.get(f"{name}-data", ""))
-        return base64.b64encode((path.parent / section[name]).read_bytes()).decode()
-
-    token = user.get("token")
-    certificate = data(user, "client-certificate")
-    if not token and not certificate:
-        raise CredentialsError(
-            f"User {chosen['user']!r} in {path} has neither a token nor a client certificate.",
-            "Use an Airflow connection of the cloud's own type: exec plugins are not run.",
-        )
-    return ClusterAccess(
-        server=cluster["server"],
-        ca_data=data(cluster, "certificate-authority"),
-        token=(lambda: str(token)) if token else None,
-        client_certificate_data=certificate,
-        client_key_data=data(user, "client-key"),
-    )
-
-
-def _named(config: dict[str, Any], section: str, name: str, path: Path) -> dict[str, Any]:
-    for entry in config.get(section) or ():
-        if entry["name"] == name:
-            return dict(entry)
-    raise CredentialsError(f"{path} has no {section[:-1]} {name!r}.", "Name one that is in the file.")

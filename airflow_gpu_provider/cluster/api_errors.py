@@ -108,12 +108,14 @@ def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> G
     if status in (400, 413, 415, 422) and verb in _WRITES:
         fields = [str(each["field"]) for each in (said.get("details") or {}).get("causes") or () if each.get("field")]
         return ObjectRejected(
-            f"The cluster takes the {resource} that it was to {verb} for invalid: {message}",
+            f"The Kubernetes API server rejected the request to {verb} {resource} as invalid: {message}",
             f"Correct {', '.join(dict.fromkeys(fields)) or 'what the message names'}.",
             **details,
             fields=fields,
         )
-    return CloudError(f"The Kubernetes API server refused to {verb} {resource} ({status}): {message}", **details)
+    return CloudError(
+        f"The Kubernetes API server rejected the request to {verb} {resource} ({status}): {message}", **details
+    )
 
 
 def _no_answer(status: int, message: str, verb: str, resource: str, details: dict[str, Any]) -> ClusterUnreachable:
@@ -132,13 +134,16 @@ def _forbidden(message: str, verb: str, resource: str, details: dict[str, Any]) 
     cannot = f"Cannot {verb} {resource}: {message}"
     if over := _QUOTA.search(message):
         return ResourceQuotaExceeded(
-            f"The namespace's ResourceQuota {over['quota']} is used up, cannot {verb} {resource}: {over['numbers']}",
+            f"The namespace's ResourceQuota {over['quota']} is exhausted, so the request to {verb} {resource} was"
+            f" refused: {over['numbers']}",
             "Wait until what counts there has ended, or raise the quota.",
             **details,
             quota=over["quota"],
         )
     if _QUOTA_NOT_READY in message:
-        return ResourceQuotaExceeded(cannot, "The quota has just been created; try again.", **details)
+        return ResourceQuotaExceeded(
+            cannot, "The quota has just been created and has no status yet; try again.", **details
+        )
     if _TERMINATING in message:
         return NamespaceTerminating(cannot, "Give another namespace, or create it anew once it is gone.", **details)
     if _NO_ACCOUNT in message:
@@ -151,7 +156,7 @@ def _by_rbac(message: str, verb: str, resource: str, details: dict[str, Any]) ->
     named = _BY_RBAC.search(message)
     verb, resource = (named["verb"], named["resource"]) if named else (verb, resource)
     return PermissionDenied(
-        f"The cluster does not allow to {verb} {resource}: {message}",
+        f"The cluster denies permission to {verb} {resource}: {message}",
         f'Grant it: resources ["{resource}"], verbs ["{verb}"]; docs/rbac/ has all roles that are needed.',
         **{**details, "verb": verb, "resource": resource},
     )

@@ -16,17 +16,11 @@ _CLUSTER_WIDE = {"Namespace", "ClusterRole", "ClusterRoleBinding", "RuntimeClass
 
 
 def server_side_apply(
-    api: ApiClient,
-    manifest: dict[str, Any],
-    *,
-    field_manager: str = "airflow-gpu-provider",
-    dry_run: bool = False,
-    force: bool = True,
+    api: ApiClient, manifest: dict[str, Any], *, dry_run: bool = False, force: bool = True
 ) -> Applied:
     """Apply one object, and return kubectl's word for what happened.
 
     Args:
-        field_manager: Under which name the fields are owned.
         dry_run: The server validates and answers, and stores nothing.
         force: Take over fields that another manager set; without it such a field is an ObjectChanged error.
     """
@@ -35,7 +29,7 @@ def server_side_apply(
         before = call(api, "get", path, resource=resource)["metadata"]["resourceVersion"]
     except ObjectNotFound:
         before = None
-    query = {"fieldManager": field_manager, "force": str(force).lower()}
+    query = {"fieldManager": "airflow-gpu-provider", "force": str(force).lower()}
     if dry_run:
         query["dryRun"] = "All"
     after = call(api, "patch", path, resource=resource, query=query, body=manifest, content_type=APPLY_PATCH)

@@ -97,25 +97,11 @@ class AsyncApi:
         async with self._request("GET", path, params=params, fine=(400, 404)) as response:
             return await response.text(errors="replace") if response.status == 200 else None
 
-    async def delete(
-        self,
-        path: str,
-        *,
-        uid: str,
-        resource_version: str | None = None,
-        grace_period_seconds: int | None = None,
-        with_dependents: bool = False,
-    ) -> bool:
-        """Delete one object; False where it is gone, or is another one, or changed since `resource_version`.
-
-        `with_dependents`: what it owns goes too; a Job's pods, say, which would stay by default.
-        """
-        preconditions = {"uid": uid} | ({"resourceVersion": resource_version} if resource_version else {})
-        options: dict[str, Any] = {"preconditions": preconditions}
+    async def delete(self, path: str, *, uid: str, grace_period_seconds: int | None = None) -> bool:
+        """Delete one object and what it owns: a Job's pods, say; False where it is gone, or is another one."""
+        options: dict[str, Any] = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         if grace_period_seconds is not None:
             options["gracePeriodSeconds"] = grace_period_seconds
-        if with_dependents:
-            options["propagationPolicy"] = "Background"
         async with self._request("DELETE", path, body=options, fine=(404, 409)) as response:
             return response.status < 300
 

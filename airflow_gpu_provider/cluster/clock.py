@@ -210,7 +210,7 @@ def _date_of_answer(api: ApiClient) -> str | None:
             headers = refused.headers
     date: str | None = headers.get("Date")
     if not date:
-        log.warning("The Kubernetes API server's answers have no Date: this machine's clock is taken for right.")
+        log.warning("The Kubernetes API server's responses have no Date header: using this machine's clock.")
     return date
 
 

@@ -10,14 +10,20 @@ import json
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES, PART_OF, delete_lease, put_lease, read_lease
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.leases import (
+    DEMAND_NAMESPACE,
+    delete_lease,
+    lease_manifest,
+    list_leases,
+    put_lease,
+    read_lease,
+)
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -26,7 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PREFIX = "airflow-gpu-provider/"
-_KIND = f"{_PREFIX}kind"  # the label that tells demand from locks
 
 _YEARS = range(1971, 2200)  # others a cloud's switch, and arithmetic with times, do not know
 _NUMBERS = range(100_000)
@@ -41,7 +46,7 @@ class DemandKey:
 
     Attributes:
         block: The `gpu_nodes` block, told from the run's others on the same pool, which come and go by themselves;
-            empty for what is chained by hand.
+            empty for what is chained by hand. Of demand that is one task's own, see `of_task`, that task too.
     """
 
     installation: str
@@ -55,6 +60,15 @@ class DemandKey:
         """A short name that is valid in labels and object names, as run ids are not."""
         parts = [self.installation, self.dag_id, self.run_id, self.pool, *([self.block] if self.block else [])]
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:20]
+
+    def of_task(self, task_id: str, map_index: int) -> Self:
+        """Return the key of a task's own demand: of a gang, say, that no block's demand covers."""
+        return replace(self, block=f"{self.block}/{task_id}/{map_index}".lstrip("/"))
+
+    @property
+    def is_of_task(self) -> bool:
+        """Whether it is a task's own. No id of Airflow's has a slash."""
+        return "/" in self.block
 
     @property
     def lease_name(self) -> str:
@@ -98,7 +112,7 @@ class Unreadable:
 
     def __str__(self) -> str:
         where = f"Lease {DEMAND_NAMESPACE}/{self.lease}"
-        return f"{where}: {_PREFIX}{self.what} is {self.text[:60]!r}, which cannot be read; taken for {self.taken_for}"
+        return f"{where}: {_PREFIX}{self.what} is {self.text[:60]!r}, which cannot be parsed; using {self.taken_for}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,17 +191,13 @@ class DemandLease:
         for name, at in (("attempt-since", self.attempt_since), ("resume-at", self.resume_at)):
             if at:
                 notes[f"{_PREFIX}{name}"] = format_time(at)
-        labels = {**PART_OF, _KIND: "demand", POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
-        return {
-            "apiVersion": "coordination.k8s.io/v1",
-            "kind": "Lease",
-            "metadata": {"name": self.key.lease_name, "labels": labels, "annotations": notes},
-            "spec": {
-                "holderIdentity": str(self.key),
-                "acquireTime": format_time(self.created_at),
-                "leaseDurationSeconds": max(1, math.ceil((self.until - self.created_at).total_seconds())),
-            },
+        labels = {POOL_LABEL: self.key.pool, f"{_PREFIX}run": self.key.hash}
+        spec = {
+            "holderIdentity": str(self.key),
+            "acquireTime": format_time(self.created_at),
+            "leaseDurationSeconds": max(1, math.ceil((self.until - self.created_at).total_seconds())),
         }
+        return lease_manifest(self.key.lease_name, "demand", labels=labels, notes=notes, spec=spec)
 
 
 class _Notes:
@@ -230,14 +240,14 @@ def _time(text: str) -> datetime:
 def _number(text: str) -> int:
     number = int(text)
     if number not in _NUMBERS:
-        raise ValueError(f"{number} is no number of nodes or attempts")
+        raise ValueError(f"{number} is not a number of nodes or attempts")
     return number
 
 
 def _names(text: str) -> tuple[str, ...]:
     names = json.loads(text)
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{text} is no list of names")
+        raise ValueError(f"{text} is not a list of names")
     return tuple(names)
 
 
@@ -246,9 +256,8 @@ def list_demand(api: ApiClient, pool_name: str | None = None) -> tuple[DemandLea
 
     A Lease that does not say whose demand it is any more is left out, with a warning that names it.
     """
-    selector = f"{_KIND}=demand" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
     found = []
-    for raw in list_items(api, LEASES, resource="leases", labelSelector=selector):
+    for raw in list_leases(api, "demand", pool_name):
         try:
             found.append(DemandLease.parse(raw))
         except (KeyError, TypeError, ValueError):

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import format_time, parse_time
 from airflow_gpu_provider.cluster.gangs import GANG_LABEL, jobs_path
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, gpus_of
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, list_items
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -145,12 +144,7 @@ def suspend(api: ApiClient, job: GangJob) -> None:
 
 def delete_job(api: ApiClient, namespace: str, name: str, uid: str) -> bool:
     """Delete this Job and then its pods; False where it is gone, or another has its name."""
-    body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
-    try:
-        call(api, "delete", f"{jobs_path(namespace)}/{name}", resource="jobs", body=body)
-    except (ObjectNotFound, ObjectChanged):
-        return False
-    return True
+    return delete(api, f"{jobs_path(namespace)}/{name}", resource="jobs", uid=uid, with_dependents=True)
 
 
 def _patch(api: ApiClient, job: GangJob, body: dict[str, Any], *, part: str = "") -> dict[str, Any]:

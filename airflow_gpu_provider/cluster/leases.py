@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
-from airflow_gpu_provider.cluster.rest import call
+from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -13,10 +15,32 @@ if TYPE_CHECKING:
 DEMAND_NAMESPACE = "airflow-gpu-provider"
 """The namespace of all leases of this package."""
 
+_KIND = "airflow-gpu-provider/kind"
+"""The label that tells demand, locks, usage and the like from one another."""
+
 LEASES = f"/apis/coordination.k8s.io/v1/namespaces/{DEMAND_NAMESPACE}/leases"
 
 PART_OF = {"app.kubernetes.io/managed-by": "airflow-gpu-provider"}
 """The label of all that this package keeps there."""
+
+
+def lease_manifest(
+    name: str, kind: str, *, labels: Mapping[str, str], notes: Mapping[str, str], spec: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a Lease of this package, with `notes` as its annotations."""
+    metadata = {"name": name, "labels": {**PART_OF, _KIND: kind, **labels}}
+    return {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {**metadata, "annotations": notes} if notes else metadata,
+        "spec": spec,
+    }
+
+
+def list_leases(api: ApiClient, kind: str, pool_name: str | None = None) -> list[dict[str, Any]]:
+    """Return the Leases of a kind, for a pool or for all pools."""
+    selector = f"{_KIND}={kind}" + (f",{POOL_LABEL}={pool_name}" if pool_name else "")
+    return list_items(api, LEASES, resource="leases", labelSelector=selector)
 
 
 def read_lease(api: ApiClient, name: str) -> dict[str, Any] | None:

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
 from airflow_gpu_provider.cluster.clock import Clock, SystemClock, format_time
-from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES, PART_OF, put_lease, read_lease
-from airflow_gpu_provider.cluster.rest import list_items
+from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, lease_manifest, list_leases, put_lease, read_lease
 from airflow_gpu_provider.errors import DemandLockBusy, DemandLockLost, GpuError
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_KIND = "airflow-gpu-provider/kind"
-_LABELS = {**PART_OF, _KIND: "lock"}
 _SPEC = "airflow-gpu-provider/spec"
 _MEMO = "airflow-gpu-provider/recent-writes"
 _LONGEST = 120.0  # seconds
@@ -164,7 +161,7 @@ class PoolLock:
             is_free = False
         if not is_free:
             # What was to be done under the lock is done, or has an error of its own; the record runs out by itself.
-            log.warning("The lock %s/%s could not be given back.", DEMAND_NAMESPACE, self.name)
+            log.warning("The lock %s/%s could not be released.", DEMAND_NAMESPACE, self.name)
 
     def _free(self, record: dict[str, Any]) -> bool:
         """Return True if the lock is free now, as far as is known; another holder is not disturbed."""
@@ -172,7 +169,7 @@ class PoolLock:
         try:
             self._write(record, spec)
         except GpuError as failed:
-            log.debug("The lock %s/%s was not given back: %s", DEMAND_NAMESPACE, self.name, failed)
+            log.debug("The lock %s/%s was not released: %s", DEMAND_NAMESPACE, self.name, failed)
             return False
         finally:
             self._record = None
@@ -201,10 +198,8 @@ class PoolLock:
     def _write(self, before: dict[str, Any] | None, spec: dict[str, Any]) -> None:
         """Write the record if it is still `before`; the time counts from when the request was sent."""
         sent_at = self._clock.monotonic()
-        metadata: dict[str, Any] = {"name": self.name, "labels": {**_LABELS, POOL_LABEL: self._pool_name}}
-        if notes := {**self._notes, **({_MEMO: self.memo} if self.memo else {})}:
-            metadata["annotations"] = notes
-        manifest = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
+        notes = {**self._notes, **({_MEMO: self.memo} if self.memo else {})}
+        manifest = lease_manifest(self.name, "lock", labels={POOL_LABEL: self._pool_name}, notes=notes, spec=spec)
         self._record = put_lease(self._api, manifest, before)
         self._written_at = sent_at
 
@@ -224,7 +219,7 @@ class PoolLock:
 
     def _lost(self) -> DemandLockLost:
         return DemandLockLost(
-            f"{self._holder} was stalled and lost the lock of pool {self._pool_name}; nothing was written after that.",
+            f"{self._holder} stalled and lost the lock of pool {self._pool_name}; it has written nothing since.",
             "The next try decides anew.",
             pool=self._pool_name,
         )
@@ -256,7 +251,7 @@ class KeptSpec:
 def list_pool_specs(api: ApiClient) -> list[KeptSpec]:
     """Return the specs of all pools that were ever changed in the cluster and not deleted."""
     found = []
-    for raw in list_items(api, LEASES, resource="leases", labelSelector=f"{_KIND}=lock"):
+    for raw in list_leases(api, "lock"):
         metadata = raw["metadata"]
         text = (metadata.get("annotations") or {}).get(_SPEC)
         if text:

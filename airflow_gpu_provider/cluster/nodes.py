@@ -1,10 +1,13 @@
-"""The pool's nodes as small records, and cordons: ours carry an annotation, and only such a cordon is undone."""
+"""The pool's nodes as small records, and cordons: ours carry an annotation, and only such a cordon is undone.
+
+Those of external groups join without the pool's labels, and get them from this package.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,9 +17,12 @@ from airflow_gpu_provider.cluster.compare_and_swap import update
 from airflow_gpu_provider.cluster.gpu_health import why_bad
 from airflow_gpu_provider.cluster.node_image import NodeImage, system_of
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.pools.values import Taint
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
+
 
 CORDONED_BY = "airflow-gpu-provider/cordoned-by"
 """The annotation on a node that this package cordoned: who did it, and when."""
@@ -56,7 +62,7 @@ class Node:
         cordoned: spec.unschedulable, set by this package or externally.
         cordon_mark: It carries our annotation, cordoned or not.
         autoscaler_deleting: cluster-autoscaler is about to remove it.
-        leaving: Why it is about to be taken away, in words; empty where nothing says so.
+        leaving: Why it is about to be removed, in words; empty where nothing says so.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
         bad_gpu: Why its GPUs are not to be trusted; empty when nothing speaks against them.
         system: What its operating system calls itself.
@@ -234,3 +240,39 @@ def _patch(api: ApiClient, node: Node, *, unschedulable: bool | None, mark: str 
     metadata = {"uid": node.uid, "resourceVersion": node.resource_version, "annotations": {CORDONED_BY: mark}}
     body = {"metadata": metadata, "spec": {"unschedulable": unschedulable}}
     call(api, "patch", f"{_NODES}/{node.name}", resource="nodes", body=body, content_type=MERGE_PATCH)
+
+
+def list_unlabelled_nodes(api: ApiClient, pool_name: str, machines: Collection[str]) -> tuple[Node, ...]:
+    """Return the nodes of these machines that are not in the pool (yet), by name."""
+    found = []
+    for raw in list_items(api, _NODES, resource="nodes"):
+        node = Node.parse(raw)
+        pool = (raw["metadata"].get("labels") or {}).get(POOL_LABEL, "")
+        if node.machine in machines and pool != pool_name:
+            found.append(replace(node, labelled=False, other_pool=pool))
+    return tuple(sorted(found, key=lambda node: node.name))
+
+
+def label_node(api: ApiClient, node: Node, labels: Mapping[str, str], taints: Collection[Taint] = ()) -> None:
+    """Give the node these labels, and these taints as far as it lacks them.
+
+    Raises:
+        ObjectNotFound: The node is gone.
+    """
+
+    def patch_for(raw: dict[str, Any]) -> dict[str, Any]:
+        there = raw.get("spec", {}).get("taints") or []
+        missing = [_as_json(taint) for taint in taints if not _has(there, taint)]
+        spec = {"spec": {"taints": [*there, *missing]}} if missing else {}
+        return {"metadata": {"uid": node.uid, "labels": dict(labels)}, **spec}
+
+    write_node(api, lambda: call(api, "get", f"{_NODES}/{node.name}", resource="nodes"), patch_for)
+
+
+def _has(there: Collection[Mapping[str, str]], taint: Taint) -> bool:
+    """Return True if a taint of that key and effect is there: Kubernetes allows one."""
+    return any((each["key"], each["effect"]) == (taint.key, taint.effect) for each in there)
+
+
+def _as_json(taint: Taint) -> dict[str, str]:
+    return {"key": taint.key, "effect": taint.effect, **({"value": taint.value} if taint.value else {})}

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE, LEASES
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import PLACEHOLDER_LABEL, RUN_LABEL
-from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.cluster.rest import call, delete, list_items
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -100,10 +100,7 @@ def _in_one_zone(lease: DemandLease) -> dict[str, Any]:
 
 def delete_placeholder(api: ApiClient, name: str) -> None:
     """Delete one placeholder; fine where it is gone."""
-    try:
-        call(api, "delete", f"{_PODS}/{name}", resource="pods")
-    except (ObjectNotFound, ObjectChanged):
-        return
+    delete(api, f"{_PODS}/{name}", resource="pods")
 
 
 def list_placeholder_events(api: ApiClient, leases: Sequence[DemandLease]) -> tuple[PodEvent, ...]:

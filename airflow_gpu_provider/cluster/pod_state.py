@@ -7,7 +7,7 @@ triggerer that watches a thousand of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal, Self
 
@@ -27,7 +27,7 @@ DEADLINE_ANNOTATION = "airflow-gpu-provider/active-deadline-seconds"
 
 @dataclass(frozen=True, kw_only=True)
 class ContainerState:
-    """One container's status, as the node last reported it."""
+    """One container's status, as the node last reported it; `before` is its end before it was started again."""
 
     name: str
     status: Literal["waiting", "running", "terminated"]
@@ -36,6 +36,7 @@ class ContainerState:
     exit_code: int | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    before: ContainerState | None = None
 
 
 _KUEUE_TARGET = "TerminationTarget"  # the condition that Kueue gives a pod before it deletes it
@@ -174,24 +175,29 @@ def _foreign_deadline(metadata: Json, spec: Json) -> str:
 
 def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:
     for status in statuses or ():
-        state = status.get("state") or {}
+        name, state, last = status["name"], status.get("state") or {}, status.get("lastState") or {}
+        before = _terminated(name, last["terminated"]) if last.get("terminated") else None
         if ended := state.get("terminated"):
-            yield ContainerState(
-                name=status["name"],
-                status="terminated",
-                reason=ended.get("reason") or "",
-                message=ended.get("message") or "",
-                exit_code=ended.get("exitCode"),
-                started_at=_start(ended.get("startedAt")),
-                finished_at=parse_time(ended.get("finishedAt")),
-            )
+            yield replace(_terminated(name, ended), before=before)
         elif running := state.get("running"):
             started_at = parse_time(running.get("startedAt"))
-            yield ContainerState(name=status["name"], status="running", started_at=started_at)
+            yield ContainerState(name=name, status="running", started_at=started_at, before=before)
         else:
             waiting = state.get("waiting") or {}
             reason, message = waiting.get("reason") or "", waiting.get("message") or ""
-            yield ContainerState(name=status["name"], status="waiting", reason=reason, message=message)
+            yield ContainerState(name=name, status="waiting", reason=reason, message=message, before=before)
+
+
+def _terminated(name: str, ended: Json) -> ContainerState:
+    return ContainerState(
+        name=name,
+        status="terminated",
+        reason=ended.get("reason") or "",
+        message=ended.get("message") or "",
+        exit_code=ended.get("exitCode"),
+        started_at=_start(ended.get("startedAt")),
+        finished_at=parse_time(ended.get("finishedAt")),
+    )
 
 
 def _start(text: str | None) -> datetime | None:

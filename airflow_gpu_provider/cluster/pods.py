@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.gangs import GANG_LABEL
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
-from airflow_gpu_provider.cluster.rest import call, count_items, list_items, list_pages
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, count_items, delete, list_items, list_pages
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
+from airflow_gpu_provider.errors import GpuError
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -45,6 +47,8 @@ _PODS_FOR_A_REQUEST = 50  # as many, read in pages, cost both sides about as muc
 _NODES_BETWEEN_SIGNS_OF_LIFE = 64
 _MIRROR = "kubernetes.io/config.mirror"
 _FINISHED = ("Succeeded", "Failed")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -312,12 +316,7 @@ def delete_pod(api: ApiClient, pod: Pod) -> bool:
     """Delete the pod that was read, and before it the workload that would replace it; False where it is gone."""
     if pod.workload:
         _delete_workload(api, pod)
-    path = f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}"
-    try:
-        call(api, "delete", path, resource="pods", body={"preconditions": {"uid": pod.uid}})
-    except (ObjectNotFound, ObjectChanged):
-        return False
-    return True
+    return delete(api, f"/api/v1/namespaces/{pod.namespace}/pods/{pod.name}", resource="pods", uid=pod.uid)
 
 
 def _delete_workload(api: ApiClient, pod: Pod) -> None:
@@ -325,11 +324,19 @@ def _delete_workload(api: ApiClient, pod: Pod) -> None:
     resource = pod.workload.split("/")[-2]
     try:
         metadata = call(api, "get", f"/{pod.workload}", resource=resource)["metadata"]
-        if (metadata.get("labels") or {}).get(RUN_LABEL) == pod.run:
-            body = {"preconditions": {"uid": metadata["uid"]}, "propagationPolicy": "Background"}
-            call(api, "delete", f"/{pod.workload}", resource=resource, body=body)
-    except (ObjectNotFound, ObjectChanged):
+    except ObjectNotFound:
         return
+    if (metadata.get("labels") or {}).get(RUN_LABEL) == pod.run:
+        delete(api, f"/{pod.workload}", resource=resource, uid=metadata["uid"], with_dependents=True)
+
+
+def mark_collected(api: ApiClient, namespace: str, name: str) -> None:
+    """Let the node of a kept pod go: its log and result are read."""
+    path, body = f"/api/v1/namespaces/{namespace}/pods/{name}", {"metadata": {"annotations": {UNCOLLECTED: None}}}
+    try:
+        call(api, "patch", path, resource="pods", body=body, content_type=MERGE_PATCH)
+    except GpuError as error:
+        _log.warning("Pod %s holds its node for ten minutes more: %s", name, error)
 
 
 def _list(api: ApiClient, field_selector: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_gpu_provider import __version__
-from airflow_gpu_provider.cluster.api_errors import mapped
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -74,6 +74,18 @@ def call(
             _request_timeout=TIMEOUT,
         )
     return cast("dict[str, Any]", answer)
+
+
+def delete(api: ApiClient, path: str, *, resource: str, uid: str = "", with_dependents: bool = False) -> bool:
+    """Delete one object, with what it owns or not; False where it is gone, or another one than `uid` has its name."""
+    body: dict[str, Any] = {"preconditions": {"uid": uid}} if uid else {}
+    if with_dependents:
+        body["propagationPolicy"] = "Background"
+    try:
+        call(api, "delete", path, resource=resource, body=body or None)
+    except (ObjectNotFound, ObjectChanged):
+        return False
+    return True
 
 
 def label_selector(labels: Mapping[str, str]) -> str:

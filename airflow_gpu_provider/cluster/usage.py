@@ -11,7 +11,7 @@ import base64
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
@@ -19,10 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.compare_and_swap import update
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.leases import LEASES, PART_OF, delete_lease, put_lease, read_lease
-from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.leases import delete_lease, lease_manifest, list_leases, put_lease, read_lease
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
-from airflow_gpu_provider.cluster.rest import list_items
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ KEEP_FOR = timedelta(days=2)
 """How long the facts of a run that is over are kept, for a scale-down that is tried again and for runs beside it."""
 
 _PREFIX = "airflow-gpu-provider/"
-_KIND = f"{_PREFIX}kind"
 
 _LONG = 50_000
 _ZLIB = "zlib:"
@@ -59,12 +56,6 @@ class MachineUse:
     launched_at: datetime
     usable_at: datetime | None = None
     seen_until: datetime
-
-    @classmethod
-    def of_node(cls, node: Node, now: datetime) -> Self:
-        """Return what a node tells of its machine."""
-        ready_at = node.ready_changed_at if node.ready else None
-        return cls(id=node.machine, node=node.name, launched_at=node.created_at, usable_at=ready_at, seen_until=now)
 
     def merged(self, other: MachineUse) -> MachineUse:
         """Return what both know of the machine."""
@@ -162,14 +153,26 @@ def record_end(api: ApiClient, key: DemandKey, at: datetime) -> None:
 
 def record_pods(api: ApiClient, pods: Iterable[Pod], now: datetime) -> None:
     """Write down when these pods ran; those that do not say whose they are, and those without GPUs, are left out."""
+    for owner, done in _work(pods, now).items():
+        _amend_run(api, owner, lambda usage, done=done: _with_work(usage, done))  # type: ignore[misc]
+
+
+def with_pods(runs: Iterable[RunUsage], pods: Iterable[Pod], now: datetime) -> tuple[RunUsage, ...]:
+    """Return what is known of runs with what these pods have done until now, which is written down at their end."""
+    known = {run.key: run for run in runs}
+    for owner, done in _work(pods, now).items():
+        known[owner] = _with_work(known.get(owner) or RunUsage.new(owner), done)
+    return tuple(known.values())
+
+
+def _work(pods: Iterable[Pod], now: datetime) -> dict[DemandKey, list[tuple[str, Span]]]:
     work: dict[DemandKey, list[tuple[str, Span]]] = {}
     for pod in pods:
         span = pod.ran(now)
         if pod.owner is None or pod.node is None or not pod.gpus or pod.placeholder or span is None:
             continue
         work.setdefault(pod.owner, []).append((pod.node, span))
-    for owner, done in work.items():
-        _amend_run(api, owner, lambda usage, done=done: _with_work(usage, done))  # type: ignore[misc]
+    return work
 
 
 def record_computed(api: ApiClient, pods: Iterable[Pod], share: float, now: datetime, *, sampled: timedelta) -> None:
@@ -211,20 +214,18 @@ def record_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUs
         kept = {id_: each for id_, each in {**known, **merged}.items() if each.seen_until > oldest}
         return {f"{_PREFIX}machines": _packed([_machine_to_json(each) for each in kept.values()])}
 
-    labels = {_KIND: "machines", POOL_LABEL: pool_name}
-    _amend(api, f"machines-{pool_name}", labels, amend)
+    _amend(api, f"machines-{pool_name}", "machines", {POOL_LABEL: pool_name}, amend)
 
 
 def _amend_run(api: ApiClient, key: DemandKey, change: Callable[[RunUsage], RunUsage]) -> None:
     def amend(notes: dict[str, str]) -> dict[str, str]:
         return _run_to_notes(change(_run(key, notes)))
 
-    labels = {_KIND: "usage", POOL_LABEL: key.pool, RUN_LABEL: key.hash}
-    _amend(api, f"usage-{key.hash}", labels, amend)
+    _amend(api, f"usage-{key.hash}", "usage", {POOL_LABEL: key.pool, RUN_LABEL: key.hash}, amend)
 
 
 def _amend(
-    api: ApiClient, name: str, labels: Mapping[str, str], change: Callable[[dict[str, str]], dict[str, str]]
+    api: ApiClient, name: str, kind: str, labels: Mapping[str, str], change: Callable[[dict[str, str]], dict[str, str]]
 ) -> None:
     """Read a Lease's annotations and write what `change` makes of them, anew where somebody wrote meanwhile."""
 
@@ -233,9 +234,7 @@ def _amend(
         after = change(notes)
         if after == notes:
             return
-        metadata = {"name": name, "labels": {**PART_OF, **labels}, "annotations": after}
-        lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": {}}
-        put_lease(api, lease, before)
+        put_lease(api, lease_manifest(name, kind, labels=labels, notes=after, spec={}), before)
 
     update(lambda: read_lease(api, name), write)
 
@@ -259,10 +258,8 @@ def delete_old_usage(api: ApiClient, pool_name: str, before: datetime) -> None:
 
 def read_runs(api: ApiClient, pool_name: str) -> tuple[RunUsage, ...]:
     """Return what is known of the runs that used a pool lately."""
-    found = []
-    for raw in list_items(api, LEASES, resource="leases", labelSelector=f"{_KIND}=usage,{POOL_LABEL}={pool_name}"):
-        found.append(_run(DemandKey.parse(raw), raw["metadata"]["annotations"]))
-    return tuple(found)
+    found = list_leases(api, "usage", pool_name)
+    return tuple(_run(DemandKey.parse(raw), raw["metadata"]["annotations"]) for raw in found)
 
 
 def read_machines(api: ApiClient, pool_name: str) -> tuple[MachineUse, ...]:
@@ -324,12 +321,4 @@ def _unpacked(text: str) -> Any:
 
 
 def _machine_to_json(machine: MachineUse) -> dict[str, Any]:
-    return {
-        "id": machine.id,
-        "node": machine.node,
-        "group": machine.group,
-        "market": machine.market,
-        "launched_at": format_time(machine.launched_at),
-        "usable_at": format_time(machine.usable_at) if machine.usable_at else None,
-        "seen_until": format_time(machine.seen_until),
-    }
+    return {name: format_time(at) if isinstance(at, datetime) else at for name, at in asdict(machine).items()}

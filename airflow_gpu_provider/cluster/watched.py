@@ -45,8 +45,7 @@ def pods(namespace: str) -> Resource:
 
 def pod_events(namespace: str) -> Resource:
     """Events about pods of a namespace; keyed by the pod's name."""
-    path = f"api/v1/namespaces/{namespace}/events"
-    return Resource(path=path, key=_about, field_selector="involvedObject.kind=Pod")
+    return _events(namespace, _about, "Pod")
 
 
 def gangs(namespace: str) -> Resource:
@@ -61,20 +60,17 @@ def gang_pods(namespace: str) -> Resource:
 
 def gang_events(namespace: str) -> Resource:
     """Events about pods of a namespace; keyed by the name of the Indexed Job that a pod's name begins with."""
-    path = f"api/v1/namespaces/{namespace}/events"
-    return Resource(path=path, key=_job_about, field_selector="involvedObject.kind=Pod")
+    return _events(namespace, _job_about, "Pod")
 
 
 def job_events(namespace: str) -> Resource:
     """Events about Jobs of a namespace; keyed by the Job's name."""
-    path = f"api/v1/namespaces/{namespace}/events"
-    return Resource(path=path, key=_about, field_selector="involvedObject.kind=Job")
+    return _events(namespace, _about, "Job")
 
 
 def all_job_events(namespace: str) -> Resource:
     """Events about Jobs of a namespace, for one who does not know their names; all have the key ""."""
-    path = f"api/v1/namespaces/{namespace}/events"
-    return Resource(path=path, key=_any, field_selector="involvedObject.kind=Job")
+    return _events(namespace, _any, "Job")
 
 
 def workloads(path: str) -> Resource:
@@ -95,8 +91,7 @@ def workload_pods(namespace: str) -> Resource:
 
 def all_pod_events(namespace: str) -> Resource:
     """Events about pods of a namespace, for one who does not know their names; all have the key ""."""
-    path = f"api/v1/namespaces/{namespace}/events"
-    return Resource(path=path, key=_any, field_selector="involvedObject.kind=Pod")
+    return _events(namespace, _any, "Pod")
 
 
 def pool_nodes(selector: Mapping[str, str]) -> dict[Resource, str]:
@@ -109,6 +104,11 @@ def pool_nodes(selector: Mapping[str, str]) -> dict[Resource, str]:
 def unlabelled_nodes() -> Resource:
     """The nodes that are in no pool, among them new nodes of external groups until they get their pool's labels."""
     return Resource(path=NODES, key=_any, label_selector=f"!{POOL_LABEL}")
+
+
+def _events(namespace: str, key: Callable[[Json], str], kind: str) -> Resource:
+    path = f"api/v1/namespaces/{namespace}/events"
+    return Resource(path=path, key=key, field_selector=f"involvedObject.kind={kind}")
 
 
 def _name(raw: Json) -> str:

@@ -24,29 +24,29 @@ _EVERY = 2.0
 
 
 class InstallClusterAutoscalerOperator(PoolOperator):
-    """Install cluster-autoscaler in the cluster of a pool, or bring the options of the one installed here in line.
+    """Install cluster-autoscaler in a pool's cluster, or update the options of the one that it installed.
 
-    It finds the groups by the tags that Ensure puts on them with `scaling="autoscaler"`; one serves all pools of the
+    It finds the groups by the tags that Ensure sets with `scaling="autoscaler"`; one autoscaler serves all pools of the
     cluster. A second run changes nothing. It needs an IAM role: docs/iam/cluster-autoscaler.json.
 
     Args:
         gpu_pool: An EksGpuPool of the cluster.
         options: cluster-autoscaler's flags without the dashes in front, like {"scale-down-unneeded-time": "5m"}; a
-            bool, number, timedelta or list of them is written as its command line wants it. Default: expander
-            "least-waste", balance-similar-node-groups. With expander "priority" the order is the pool's own.
-        service_account_role_arn: IAM role of its service account (IRSA). Default None: EKS Pod Identity, or what the
-            nodes' role allows.
+            bool, number, timedelta or list of them is written in its command-line form. Default: expander
+            "least-waste", balance-similar-node-groups. With expander "priority" the pool's own order applies.
+        service_account_role_arn: IAM role of its service account (IRSA). Default None: EKS Pod Identity, or the
+            permissions of the nodes' role.
         version: Tag of the image. Default v1.36.1.
-        image: Another image, with its tag, instead of registry.k8s.io's. Not taken from default_args.
+        image: An image with its tag, to use instead of registry.k8s.io's. Not taken from default_args.
         render_only: Return the manifests as YAML, and call nothing. Default False.
-        timeout: How long it may take until it runs and reports. Default 5 minutes.
+        timeout: How long it may take to run and report. Default 5 minutes.
 
     Returns:
         `{"deployment", "changes": {object: "created" | "configured" | "unchanged"}}`; the YAML with `render_only`.
 
     Raises:
-        PoolSpecError: The pool is not on EKS, or an option is not one; when the DAG is parsed, where it is known then.
-        AutoscalerConflict: Another cluster-autoscaler is there.
+        PoolSpecError: The pool is not on EKS, or an option is invalid; when the DAG is parsed, if known by then.
+        AutoscalerConflict: Another cluster-autoscaler is installed.
         AutoscalerNotRunning: It does not run, or does not report, in time.
     """
 
@@ -71,14 +71,14 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         self.options = dict(options or {})
         self.service_account_role_arn = service_account_role_arn
         self.version = version
-        self.image = self._by_keyword("image", image, None)  # in default_args it is that of the training's pod
+        self.image = self._by_keyword("image", image, None)  # in default_args it is the training pod's
         self.render_only = render_only
         self.wait_timeout = duration("timeout", timeout)
         if getattr(gpu_pool, "is_rendered", False):
             self._autoscaler()
 
     def execute(self, context: Context) -> dict[str, Any] | str:
-        from airflow_gpu_provider.addons.autoscaler_installation import check_no_other
+        from airflow_gpu_provider.addons.cluster_autoscaler import check_no_other
         from airflow_gpu_provider.cluster.apply import server_side_apply
         from airflow_gpu_provider.cluster.clock import ServerClock
         from airflow_gpu_provider.platforms.base import platform_for
@@ -94,7 +94,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
         changes = {}
         for manifest in manifests:
             name = f"{manifest['kind']} {manifest['metadata']['name']}"
-            # An order that somebody else wrote for the expander is not taken over.
+            # An expander order written by somebody else is not overwritten.
             changes[name] = server_side_apply(api, manifest, force=manifest["kind"] != "ConfigMap")
             self.log.info("%s: %s", name, changes[name])
         deployment = self._stop.run(self._running(api, clock))
@@ -115,7 +115,7 @@ class InstallClusterAutoscalerOperator(PoolOperator):
 
     async def _running(self, api: ApiClient, clock: Clock) -> str:
         """Wait until the Deployment is available and the autoscaler reports; return the Deployment's name."""
-        from airflow_gpu_provider.addons.autoscaler_installation import FULL_NAME, what_is_missing
+        from airflow_gpu_provider.addons.cluster_autoscaler import FULL_NAME, what_is_missing
 
         deadline = monotonic() + self.wait_timeout.total_seconds()
         said = ""

@@ -1,4 +1,4 @@
-"""DeleteGpuPoolOperator: a pool's groups go, those that this package created and no others."""
+"""DeleteGpuPoolOperator: deletes a pool's groups, only those that this package created."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _POLL_SECONDS = 5.0
 
 
 class DeleteGpuPoolOperator(PoolOperator):
-    """Delete the groups that this package created for a pool, and what it keeps of the pool in the cluster.
+    """Delete the groups that this package created for a pool, and its records of the pool in the cluster.
 
-    Groups that others created are left alone. A second run deletes nothing. A pool that is in use is left as it is:
-    a pod is on its nodes, or a run's demand lives.
+    Groups that others created are left alone. A second run deletes nothing. A pool in use is left as it is: a pod is on
+    its nodes, or a run has live demand.
 
     Args:
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
-        force: Delete it although it is in use; its pods end with their nodes. Default False.
+        force: Delete it even if it is in use; its pods end with their nodes. Default False.
         timeout: How long to wait until the groups are gone. Default 30 minutes.
 
     Returns:
@@ -36,7 +36,7 @@ class DeleteGpuPoolOperator(PoolOperator):
 
     Raises:
         PoolInUse: Pods run there, or a run wants nodes; nothing was deleted.
-        PoolNotReleased: The groups are not gone in time; the cloud goes on with it.
+        PoolNotReleased: The groups are not gone in time; the cloud is still deleting them.
     """
 
     template_fields: Sequence[str] = ("gpu_pool", "force")
@@ -68,7 +68,7 @@ class DeleteGpuPoolOperator(PoolOperator):
         return {"pool": self.gpu_pool.name, "deleted": list(groups)}
 
     def _wait(self, reconciler: Reconciler, groups: tuple[str, ...]) -> None:
-        """Ask again for each group that is there: EKS refuses one that is being updated."""
+        """Request again the deletion of each remaining group: EKS refuses to delete one that is being updated."""
         deadline = time.monotonic() + self.wait_timeout.total_seconds()
         while left := [group for group in reconciler.platform.observe() if _is_there(group)]:
             if time.monotonic() > deadline:

@@ -25,40 +25,40 @@ VERSION = "v0.20.0"
 NAMESPACE = "kube-system"
 _DEFER_MARGIN = timedelta(minutes=2)
 
-# Most plugins register within this time. A deferral costs the scheduler and the triggerer as much.
+# Most plugins register within this time. A deferral costs the scheduler and the triggerer about as much.
 _BLOCK_FIRST = timedelta(seconds=20)
 
 
 class InstallDevicePluginOperator(PoolOperator):
-    """Make sure that something hands out the GPUs of a pool's nodes.
+    """Make sure that a device plugin serves the GPUs of a pool's nodes.
 
-    It looks first: where a device plugin serves the pool's nodes already - a DaemonSet of NVIDIA's or eksctl's, the
-    GPU Operator, GKE, the node image itself - nothing is done. Otherwise NVIDIA's device plugin is applied, for this
-    pool's nodes only. A second run changes nothing. Then it waits until the GPUs are allocatable on the nodes that are
-    there; with no node yet it is done, and the plugin starts on each node that joins.
+    It checks first: if a device plugin already serves the pool's nodes - a DaemonSet from NVIDIA or eksctl, the GPU
+    Operator, GKE, the node image itself - nothing is done. Otherwise NVIDIA's device plugin is applied, for this pool's
+    nodes only. A second run changes nothing. Then it waits until the GPUs are allocatable on the existing nodes; with
+    no node yet it is done, and the plugin starts on each node that joins.
 
     Args:
         gpu_pool: The pool.
         version: Version of NVIDIA's device plugin. Default v0.20.0.
-        image: Another image, with its tag, instead of NVIDIA's. Not taken from default_args, as `container_resources`
-            and `namespace` are not: there they are the training's.
+        image: An image with its tag, to use instead of NVIDIA's. Like `container_resources` and `namespace`, not taken
+            from default_args, where they are the training's.
         options: The plugin's environment, like {"DP_DISABLE_HEALTHCHECKS": "xids"}.
         config: The plugin's configuration file as a mapping, like {"sharing": {"timeSlicing": {"resources": [{"name":
             "nvidia.com/gpu", "replicas": 4}]}}}; kept in a ConfigMap. Default none.
-        driver_image: Image of the driver's installer on a GKE pool with driver="daemonset". Default: the one that GKE's
-            node image brings.
+        driver_image: Image of the driver installer on a GKE pool with driver="daemonset". Default: the one included in
+            GKE's node image.
         container_resources: Requests and limits of the plugin's container, in Kubernetes' form. Default none.
-        namespace: Where the DaemonSet lives. Default kube-system, where its priority is allowed.
+        namespace: The DaemonSet's namespace. Default kube-system, where its priority is allowed.
         timeout: How long to wait for the GPUs. Default 10 minutes.
         deferrable: Wait in the triggerer. Default True.
-        dry_run: Say what would be done, change nothing. Default False.
+        dry_run: Log what would be done, change nothing. Default False.
 
     Returns:
         `{"pool", "served_by", "change": "created" | "configured" | "unchanged", "nodes": {name: GPUs}}`.
 
     Raises:
-        PoolSpecError: `options` or `config` cannot work; the message says why.
-        DevicePluginConflict: A DRA driver serves the nodes, or it cannot be told whether a plugin does.
+        PoolSpecError: `options` or `config` is invalid; the message says why.
+        DevicePluginConflict: A DRA driver serves the nodes, or it cannot be determined whether a plugin does.
         GpusNotAllocatable: The GPUs did not become allocatable in time; the message names the node and the reason.
     """
 
@@ -86,7 +86,7 @@ class InstallDevicePluginOperator(PoolOperator):
         super().__init__(**kwargs)
         self.gpu_pool = gpu_pool
         self.version = version
-        # In default_args these three are those of the training's pod.
+        # In default_args these three are the training pod's.
         self.image = self._by_keyword("image", image, None)
         self.options = dict(options or {})
         self.config = dict(config) if config else None
@@ -98,13 +98,13 @@ class InstallDevicePluginOperator(PoolOperator):
         self.plan_only = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
+        from airflow_gpu_provider.scaling.setbacks import call_with_retries
 
-        result, now = call_with_retries(self._install, within=self.wait_timeout, say=self._say)
+        result, now = call_with_retries(self._install, within=self.wait_timeout, say=self.log.info)
         return self._finish({**result, "nodes": {}}) if self.plan_only else self._wait(result, now)
 
     def _install(self) -> tuple[dict[str, Any], datetime]:
-        """Apply what is missing, and return what that came to, and the cluster's time; may be repeated."""
+        """Apply what is missing, and return the result and the cluster's time; may be repeated."""
         from airflow_gpu_provider.addons.detection import look, served_by
         from airflow_gpu_provider.cluster.clock import ServerClock
         from airflow_gpu_provider.platforms.base import platform_for
@@ -123,18 +123,15 @@ class InstallDevicePluginOperator(PoolOperator):
         self._install_driver(api)
         return {"pool": self.gpu_pool.name, "served_by": name, "change": change}, ServerClock(api).now()
 
-    def _say(self, line: str) -> None:
-        self.log.info("%s", line)
-
     def _apply(self, api: ApiClient, plugin: DevicePlugin) -> Applied:
-        """Apply what the plugin is made of, and say what that came to for all of it."""
+        """Apply the plugin's objects, and return the combined result."""
         from airflow_gpu_provider.cluster.apply import server_side_apply
 
         changes = {server_side_apply(api, each, dry_run=self.plan_only) for each in plugin.manifests()}
         return changes.pop() if len(changes) == 1 else "configured"
 
     def _install_driver(self, api: ApiClient) -> None:
-        from airflow_gpu_provider.addons.gke_driver import driver_manifest
+        from airflow_gpu_provider.addons.device_plugin import driver_manifest
         from airflow_gpu_provider.cluster.apply import server_side_apply
 
         manifest = driver_manifest(self.gpu_pool, image=self.driver_image)
@@ -173,7 +170,7 @@ class InstallDevicePluginOperator(PoolOperator):
         from airflow_gpu_provider.scaling.wait_loop import Narrator
 
         watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
-        narrator = Narrator(self._say, started=wait.started)
+        narrator = Narrator(self.log.info, started=wait.started)
         return self._stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
@@ -191,23 +188,17 @@ class InstallDevicePluginOperator(PoolOperator):
         self.defer(trigger=GpusTrigger(record), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Go on when the trigger has an event."""
+        """Continue with the trigger's event."""
         if event["status"] != "done":
             raise GpuError.from_record(event["error"])
         return self._finish(event["result"])
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Give the end of the wait its type also where the trigger itself died, or Airflow's own timeout came first."""
-        from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
-
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except (TaskDeferralTimeout, TaskDeferralError) as error:
-            raise GpusNotAllocatable(
-                f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
-                "See the triggerer's log; the next try starts the wait again.",
-                pool=self.gpu_pool.name,
-            ) from error
+    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+        raise GpusNotAllocatable(
+            f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
+            "See the triggerer's log; the next try starts the wait again.",
+            pool=self.gpu_pool.name,
+        ) from error
 
     def _finish(self, result: dict[str, Any]) -> dict[str, Any]:
         self._stop.check()

@@ -1,9 +1,10 @@
-"""EnsureGpuPoolOperator: a DAG run's GPU nodes, from whatever there is now."""
+"""EnsureGpuPoolOperator: a DAG run's GPU nodes, whatever exists now."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -11,8 +12,12 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.links import NodeGroupsLink
-from airflow_gpu_provider.operators.node_counts import NodeCounts, gang_size
-from airflow_gpu_provider.operators.work_to_come import check_scale_down_is_to_come, work_is_to_come
+from airflow_gpu_provider.operators.node_counts import (
+    NodeCounts,
+    check_scale_down_is_to_come,
+    gang_size,
+    work_is_to_come,
+)
 from airflow_gpu_provider.pool_operator import PoolOperator, duration
 
 if TYPE_CHECKING:
@@ -25,49 +30,50 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.scaling.reconcile import Reconciler
     from airflow_gpu_provider.scaling.writes import Outcome
 
+
 T = TypeVar("T")
 
 _DEFER_MARGIN = timedelta(minutes=2)
 
 
 class EnsureGpuPoolOperator(PoolOperator):
-    """Make sure that a DAG run has its GPU nodes: say what it wants, plan, apply, and wait for the nodes.
+    """Make sure that a DAG run has its GPU nodes: record its demand, plan, apply, and wait for the nodes.
 
-    The run's demand is kept in the cluster until ScaleDownSensor gives it up, at the latest until the pool's
-    `max_runtime` is over, or the DAG's dagrun_timeout has ended the run. A second run of this task plans no change.
-    Where all tasks between it and its ScaleDownSensor have begun, or have ended, it brings nothing.
-    When it fails or is killed, it gives the demand up and removes what it has grown.
+    The run's demand is kept in the cluster until ScaleDownSensor withdraws it, at the latest until the pool's
+    `max_runtime` is over, or the DAG's dagrun_timeout has ended the run. A second run of this task plans no change. If
+    all tasks between it and its ScaleDownSensor have started or ended, it brings up no nodes. When it fails or is
+    killed, it withdraws the demand and removes the nodes that it added.
 
-    Where a provisioner brings nodes (`KubernetesGpuPool(provisioner=...)`), they come when pods ask for them: the task
-    checks that it can bring them, and does not wait.
+    If a provisioner adds the nodes (`KubernetesGpuPool(provisioner=...)`), they come when pods request them: the task
+    checks that the provisioner can add them, and does not wait.
 
     With `scaling="autoscaler"` cluster-autoscaler adds nodes when pods are pending: the task makes sure that it can,
-    and does not wait for nodes, unless `warm` is set.
+    and does not wait for nodes unless `warm` is set.
 
     Args:
         gpu_pool: The pool. (Airflow's own `pool` is a slot pool, and keeps its meaning.)
-        gpus: GPUs that this run wants; as many nodes as give them. Default 1 where `nodes` is not given, and as many
-            as `gang` needs.
+        gpus: GPUs that this run wants, rounded up to whole nodes. Default 1 if `nodes` is not given, and as many as
+            `gang` needs.
         nodes: Nodes that this run wants, instead of `gpus`.
-        gang: So many of the nodes have to be in one zone: they come together, or those that came alone are released
-            and the next zone, type or market is tried. Default: the largest `nodes` of the GpuPodOperators between
-            this task and its ScaleDownSensor; 0 is none.
+        gang: This many of the nodes must be in one zone: they come together, or an incomplete set is released and the
+            next zone, type or market is tried. Default: the largest `nodes` of the GpuPodOperators between this task
+            and its ScaleDownSensor; 0 is none.
         dry_run: Log and return the plan, change nothing. Default False.
-        wait_for: "ready" (default): nodes are Ready, as far as it goes before the device plugin runs. "gpus":
+        wait_for: "ready" (default): nodes are Ready, which is all there is before the device plugin runs. "gpus":
             nvidia.com/gpu is allocatable too.
         timeout: How long to wait for the nodes; with `give_up_after`, how long one attempt takes. Default 30 minutes.
-        at_least: How few GPUs (or nodes, where `nodes` is given) will do: when so many are there, and the others are
-            out of stock or have not come within `timeout`, the run goes on with them. Default: no fewer than wanted.
-        all_or_nothing: When not all nodes come together within `timeout`, or every candidate is out of stock, let go
-            of those that came, so that others can have them, and try again later: after 5 minutes at first, 30 at
-            last. Default False: keep what came.
-        give_up_after: For capacity that is hard to get: keep trying for so long, instead of for `timeout`. The run's
+        at_least: How few GPUs (or nodes, if `nodes` is given) suffice: when this many are up, and the others are out of
+            stock or have not come within `timeout`, the run continues with them. Default: no fewer than wanted.
+        all_or_nothing: If not all nodes come together within `timeout`, or every candidate is out of stock, release
+            those that came, so that others can use them, and retry later: after 5 minutes at first, 30 in the end.
+            Default False: keep what came.
+        give_up_after: For capacity that is hard to get: keep trying this long, instead of `timeout`. The run's
             `max_runtime` then counts from when its nodes come. Default None.
-        warm: With `scaling="autoscaler"`: bring the nodes up now, by placeholder pods that give way to any other pod,
+        warm: With `scaling="autoscaler"`: bring the nodes up now, with placeholder pods that any other pod preempts,
             and wait for them. Default False.
-        placeholder_image: Image of those pods; it is never to run anything. Default registry.k8s.io/pause:3.10.
-        block_id: Whose demand it is within the run, where the run wants nodes of this pool more than once: the same
-            word on its pods and its ScaleDownSensor. `gpu_nodes` gives it. Default: empty.
+        placeholder_image: Image of those pods, which do no work. Default registry.k8s.io/pause:3.10.
+        block_id: Identifies this demand within the run, if the run wants nodes of this pool more than once: the same
+            value as on its pods and its ScaleDownSensor. `gpu_nodes` sets it. Default: empty.
         deferrable: Wait in the triggerer. Default True.
 
     Returns:
@@ -75,8 +81,8 @@ class EnsureGpuPoolOperator(PoolOperator):
         "seconds"}]}`; `wanted` and `got` count nodes, `tried` are the candidates that had no machine, and why.
 
     Raises:
-        PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, where it can be known then.
-        ScaleDownIsOver: It was cleared without its teardown, which had run.
+        PoolSpecError: The pool cannot have that many GPUs; when the DAG is parsed, if known by then.
+        ScaleDownIsOver: It was cleared without its teardown, which had already run.
         PoolDrift, QuotaExceeded, OutOfStock, NodesNotReady, GpusNotAllocatable, GroupFailed, NoProvisioner,
             AutoscalerNotRunning: as their names say.
     """
@@ -144,10 +150,10 @@ class EnsureGpuPoolOperator(PoolOperator):
         self.check_counts(self.gang or 0)
 
     def check_counts(self, gang: Any) -> None:
-        """Check the counts that are known when the DAG is parsed, where tasks want `gang` nodes at once.
+        """Check the counts that are known when the DAG is parsed, given that tasks want `gang` nodes at once.
 
         Raises:
-            PoolSpecError: The pool cannot have so many nodes, or they are too few.
+            PoolSpecError: The pool cannot have that many nodes, or they are too few.
         """
         if getattr(self.gpu_pool, "is_rendered", False):
             self._counts(gang).check_if_known()
@@ -157,7 +163,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         from airflow_gpu_provider.run_identity import run_key
-        from airflow_gpu_provider.scaling.autoscaling import check_autoscaler
+        from airflow_gpu_provider.scaling.shortage import check_autoscaler
 
         if not self.plan_only:
             check_scale_down_is_to_come(self, context["ti"])
@@ -170,7 +176,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         self._call_with_retries(lambda: check_autoscaler(reconciler.api, self.gpu_pool, reconciler.clock.now()))
         plan = self._call_with_retries(lambda: reconciler.platform.plan(nodes))
         for line in plan.lines():
-            self._say(line)
+            self.log.info(line)
         if self.plan_only:
             return {"pool": self.gpu_pool.name, "plan": plan.lines(), "changes": not plan.is_empty}
         context["ti"].xcom_push(key="plan", value=plan.lines())
@@ -178,7 +184,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         reconciler.over_quota = self._call_with_retries(
             lambda: reconciler.platform.groups_over_quota(_nodes_with_others(reconciler, key, nodes), self.log.warning)
         )
-        with _gives_up_on_failure(self, reconciler, key):
+        with _giving_up_on_failure(self, reconciler, key, context):
             self._apply(reconciler, plan, nodes)
             result = self._wait(reconciler, key, counts, context)
             self._stop.check()
@@ -186,8 +192,9 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _bring_nothing(self) -> dict[str, Any]:
         self.log.warning(
-            "Pool %s: all tasks of the block have begun or have ended, and no nodes are brought. The DAG's file was "
-            "changed in the middle of the run, or this task cleared alone. A task's next try brings its own node.",
+            "Pool %s: all tasks of the block have already started or ended, so no nodes are added. Either the DAG file "
+            "was changed during the run, or only this task was cleared. A task that is retried requests its own "
+            "node.",
             self.gpu_pool.name,
         )
         counts: dict[str, Any] = {"gpus": 0, "wanted": 0, "got": 0}
@@ -195,20 +202,17 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     def _call_with_retries(self, call: Callable[[], T]) -> T:
         """Repeat an idempotent call until it succeeds, or its error is no longer tolerated."""
-        from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
+        from airflow_gpu_provider.scaling.setbacks import call_with_retries
 
-        return call_with_retries(call, within=self.wait_timeout, say=self._say)
+        return call_with_retries(call, within=self.wait_timeout, say=self.log.info)
 
     def _apply(self, reconciler: Reconciler, plan: Plan, nodes: int) -> None:
-        """Bring the groups to the plan; where that fails on its way, to one that goes on from there."""
+        """Bring the groups to the plan; if that fails midway, to a new plan from there."""
         plans = [plan]
         platform, over_quota = reconciler.platform, reconciler.over_quota
         self._call_with_retries(
-            lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self._say, over_quota)
+            lambda: platform.apply(plans.pop() if plans else platform.plan(nodes), self.log.info, over_quota)
         )
-
-    def _say(self, line: str) -> None:
-        self.log.info("%s", line)
 
     def _open(self, context: Context) -> Reconciler:
         from airflow_gpu_provider.run_identity import pool_opener
@@ -242,7 +246,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         )
         progress = wait.step(outcome.snapshot)
         for line in (*outcome.said, *progress.lines):
-            self._say(line)
+            self.log.info(line)
         if progress.error:
             raise progress.error
         if progress.result is not None:
@@ -252,7 +256,7 @@ class EnsureGpuPoolOperator(PoolOperator):
         return self._finish(lambda: reconciler, self._block(wait, reconciler, group_writer(context)), context)
 
     def _warm_image(self, reconciler: Reconciler) -> str:
-        """Return the placeholders' image, with all in place that they need; empty where none are wanted."""
+        """Return the placeholders' image, once everything that they need exists; empty if none are wanted."""
         if not self.warm:
             return ""
         from airflow_gpu_provider.cluster.placeholders import apply_priority_class
@@ -292,25 +296,21 @@ class EnsureGpuPoolOperator(PoolOperator):
         return dict(self._stop.run(waiting).result or {})
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
-        """Go on when the trigger has an event: return what it found, or give up and raise its error."""
+        """Continue with the trigger's event: return its result, or withdraw the demand and raise its error."""
         if event["status"] != "done":
             self._give_up(context)
-            raise GpuError.from_record(event["error"])
+            error = GpuError.from_record(event["error"])
+            _push_tried(error, context)
+            raise error
         return self._finish(lambda: self._open(context), event["result"], context)
 
-    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
-        """Give the demand up also where the trigger itself died, or Airflow's own deferral timeout came first."""
-        from airflow.sdk.exceptions import TaskDeferralError, TaskDeferralTimeout
-
-        try:
-            return super().resume_execution(next_method, next_kwargs, context)
-        except (TaskDeferralTimeout, TaskDeferralError) as error:
-            self._give_up(context)
-            raise NodesNotReady(
-                f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
-                "See the triggerer's log; the next try starts the wait again.",
-                pool=self.gpu_pool.name,
-            ) from error
+    def _go_on_without_event(self, error: Exception, context: Context) -> Any:
+        self._give_up(context)
+        raise NodesNotReady(
+            f"Pool {self.gpu_pool.name}: the wait in the triggerer ended: {error}.",
+            "See the triggerer's log; the next try starts the wait again.",
+            pool=self.gpu_pool.name,
+        ) from error
 
     def _give_up(self, context: Context) -> None:
         from airflow_gpu_provider.run_identity import run_key
@@ -318,17 +318,15 @@ class EnsureGpuPoolOperator(PoolOperator):
         _release_quietly(self, lambda: self._open(context), run_key(context, self.gpu_pool.name, self.block_id))
 
     def _finish(self, opened: Callable[[], Reconciler], result: dict[str, Any], context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.operators.nodes_log import log_nodes
-
         if result["nodes"]:
             _record_machines(self, opened)
-        log_nodes(self.log, self.gpu_pool.name, result)
+        _log_nodes(self.log, self.gpu_pool.name, result)
         plan = context["ti"].xcom_pull(task_ids=self.task_id, key="plan") or []
         return {**result, "plan": plan}
 
 
 def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> int:
-    """Return how many nodes the pool has to have for this run and for those that want nodes already."""
+    """Return how many nodes the pool needs for this run and for those that already want nodes."""
     from airflow_gpu_provider.cluster.demand import list_demand
 
     now = reconciler.clock.now()
@@ -337,29 +335,36 @@ def _nodes_with_others(reconciler: Reconciler, key: DemandKey, nodes: int) -> in
 
 
 def _record_machines(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler]) -> None:
-    """Write down which machines there are, for those that are gone before scale-down looks; it fails no task."""
+    """Record the existing machines, since some may be gone before scale-down; its failure fails no task."""
     try:
         opened().record_machines()
     except GpuError as error:
-        operator.log.warning("The machines could not be written down for the run's bill: %s", error)
+        operator.log.warning("The machines could not be recorded for the run's bill: %s", error)
 
 
-class _gives_up_on_failure:
-    """Gives a run's demand up when its task fails; a deferral is no failure."""
+@contextmanager
+def _giving_up_on_failure(
+    operator: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey, context: Context
+) -> Iterator[None]:
+    """Withdraw a run's demand when its task fails; a deferral is not a failure."""
+    try:
+        yield
+    except TaskDeferred:
+        raise
+    except BaseException as error:
+        _release_quietly(operator, lambda: reconciler, key)
+        _push_tried(error, context)
+        raise
 
-    def __init__(self, operator: EnsureGpuPoolOperator, reconciler: Reconciler, key: DemandKey) -> None:
-        self._operator, self._reconciler, self._key = operator, reconciler, key
 
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if error is not None and not isinstance(error, TaskDeferred):
-            _release_quietly(self._operator, lambda: self._reconciler, self._key)
+def _push_tried(error: BaseException, context: Context) -> None:
+    """Push the candidates that had no machine to XCom, for the web UI: a failed task returns nothing."""
+    if isinstance(error, GpuError) and (tried := error.details.get("tried")):
+        context["ti"].xcom_push(key="tried", value=tried)
 
 
 def _release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Reconciler], key: DemandKey) -> None:
-    """Give the demand up; an error here is logged, for it must not replace the task's first one."""
+    """Withdraw the demand; an error is only logged, so that it does not replace the task's first one."""
     from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
 
     operator.log.info("The run's demand is given up.")
@@ -367,4 +372,29 @@ def _release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Recon
     try:
         release_without_sensor(opened(), key, say=operator.log.info, within=within)
     except GpuError as error:
-        operator.log.error("What is left of the run's share goes at the next look, or after max_runtime. %s", error)
+        operator.log.error(
+            "The run's remaining nodes could not be released now; the next reconcile releases them, at the latest after"
+            " max_runtime: %s",
+            error,
+        )
+
+
+def _log_nodes(log: Any, pool_name: str, result: Mapping[str, Any]) -> None:
+    """Log EnsureGpuPoolOperator's result: which nodes, where no capacity was found, and how long each phase took."""
+    from airflow_gpu_provider.scaling.hard_to_get import tried_in_words
+
+    names = ", ".join(f"{node['name']}{_type_and_zone(node)}" for node in result["nodes"])
+    log.info("Pool %s has its nodes: %s", pool_name, names or "none yet, they come when pods do")
+    got, wanted = result.get("got", 0), result.get("wanted", 0)
+    if got < wanted:
+        log.warning("Pool %s gave %d of the %d nodes wanted; the run goes on.", pool_name, got, wanted)
+    for each in result.get("tried", ()):
+        where = f"{each['instance_type']} {each['capacity_type']} in {each['zone']}"
+        log.info("  no %s, %s: %s", where, tried_in_words(each["times"]), each["why"])
+    for phase in result["timeline"]:
+        log.info("  %-18s %6.1f s", phase["phase"], phase["seconds"])
+
+
+def _type_and_zone(node: Mapping[str, Any]) -> str:
+    """Return "" for a node outside a cloud, which has neither."""
+    return f" ({node['instance_type']} in {node['zone']})" if node["instance_type"] and node["zone"] else ""

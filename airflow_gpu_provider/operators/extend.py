@@ -1,4 +1,4 @@
-"""ExtendGpuPoolOperator: a run's nodes stay longer, for a DAG that people trigger."""
+"""ExtendGpuPoolOperator: keeps a run's nodes longer, for a manually triggered DAG."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 
 class ExtendGpuPoolOperator(PoolOperator):
-    """Have the nodes of a DAG run stay longer: its demand for a pool, and the groups' own switches with it.
+    """Keep the nodes of a DAG run longer: extend its demand for a pool, and with it the groups' switches.
 
-    It is for a night that goes on: tasks that come after, a training that resumes. A pod that runs already ends at its
-    own deadline all the same, since Kubernetes lets that be lowered and not raised.
+    It is for a night that takes longer: tasks still to come, a training that resumes. A pod that already runs still
+    ends at its own deadline, since Kubernetes allows that to be lowered but not raised.
 
     Args:
-        gpu_pools: The pools of which one can be chosen.
-        pool_name: The one; default: the only one that there is.
-        dag_id_of_run, run_id: Whose nodes.
-        hours: How much longer: a number, or text that is one.
-        reason: Why. Needed beyond the pool's `max_runtime`, counted from the run's Ensure, and told by
-            `airflow gpu status`.
+        gpu_pools: The pools to choose from.
+        pool_name: The chosen pool; default: the only one given.
+        dag_id_of_run, run_id: The run whose nodes are kept.
+        hours: How much longer: a number, or a numeric string.
+        reason: Why. Required beyond the pool's `max_runtime`, counted from the run's Ensure; `airflow gpu status` shows
+            it.
         block_id: EnsureGpuPoolOperator's. Default: all of the run's blocks on the pool.
 
     Returns:
@@ -35,7 +35,7 @@ class ExtendGpuPoolOperator(PoolOperator):
 
     Raises:
         PoolSpecError: No pool is given (when the DAG is parsed), or none has this name.
-        DemandNotExtended: The run is over or wants no nodes of the pool, or `hours` or `reason` will not do.
+        DemandNotExtended: The run is over or wants no nodes of the pool, or `hours` or `reason` is not acceptable.
     """
 
     template_fields: Sequence[str] = (
@@ -94,7 +94,7 @@ class ExtendGpuPoolOperator(PoolOperator):
             times = (f"{at:%Y-%m-%d %H:%MZ}" for at in (each.until, each.before))
             because = f" ({self.reason})" if self.reason else ""
             self.log.info(
-                "Pool %s: the nodes of %s are wanted until %s, and no more until %s%s",
+                "Pool %s: the nodes of %s are wanted until %s; it was until %s%s",
                 pool.name,
                 each.key,
                 *times,

@@ -1,36 +1,36 @@
-"""How many nodes EnsureGpuPoolOperator brings, and how many of them the tasks after it want in one zone."""
+"""How many nodes EnsureGpuPoolOperator brings up, how many of them in one zone, and whether work is pending."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.errors import PoolSpecError, ScaleDownIsOver
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.values import is_template, is_whole
 
 
 def gang_size(ensure: Any) -> int:
     """Return the largest `nodes` of the tasks after Ensure and before its ScaleDownSensor, on the same pool and block.
 
-    0 where no task wants several nodes. A task whose `nodes` is a template is known only when it runs, and does not
-    count.
+    0 if no task wants several nodes. A task whose `nodes` is a template is known only when it runs, and does not count.
     """
     ensure = _as_parsed(ensure)
     after = ensure.get_flat_relatives(upstream=False) if ensure.downstream_task_ids else ()
     mine = [task for task in after if _value(task, "gpu_pool") is not None and _is_of_same_block(task, ensure)]
-    over = {name for task in mine if _kind(task) == "ScaleDownSensor" for name in task.get_flat_relative_ids()}
+    over = {name for task in mine if task.task_type == "ScaleDownSensor" for name in task.get_flat_relative_ids()}
     return largest(task for task in mine if task.task_id not in over)
 
 
 def largest(tasks: Iterable[Any]) -> int:
-    """Return the largest `nodes` above 1 of tasks that run pods; 0 where there is none."""
+    """Return the largest `nodes` above 1 of tasks that run pods; 0 if there is none."""
     return max(_sizes(tasks), default=0)
 
 
 @dataclass(frozen=True)
 class NodeCounts:
-    """What an EnsureGpuPoolOperator's arguments say of how many nodes it brings; templates are rendered, or unknown."""
+    """How many nodes an EnsureGpuPoolOperator's arguments ask for; templates are rendered, or unknown."""
 
     pool: GpuPool
     _: KW_ONLY
@@ -41,26 +41,30 @@ class NodeCounts:
 
     @property
     def of_one_zone(self) -> int:
-        """How many of the nodes have to be in one zone; 0 where each may be anywhere."""
+        """How many of the nodes must be in one zone; 0 if each may be anywhere."""
         gang = int(self.gang)
         return gang if gang > 1 else 0
 
     def check_if_known(self) -> None:
-        """Check what is known when the DAG is parsed; raises PoolSpecError as `wanted` and `fewest` do."""
-        if all(value is None or isinstance(value, int) for value in (self.gpus, self.nodes, self.at_least, self.gang)):
+        """Check what is known when the DAG is parsed; raises PoolSpecError like `wanted` and `fewest`."""
+        given = [value for value in (self.gpus, self.nodes, self.at_least, self.gang) if value is not None]
+        if all(map(is_whole, given)):
             self.fewest()
+        else:
+            self._check_numbers()
 
     def wanted(self) -> int:
         """Return how many nodes the run wants.
 
         Raises:
-            PoolSpecError: The pool cannot have so many, or they cannot hold the gang.
+            PoolSpecError: The pool cannot have that many, or they cannot hold the gang.
         """
+        self._check_numbers()
         gang, most = self.of_one_zone, self.pool.max_nodes
         if gang > most:
             raise self._error(
                 f"a task wants {gang} nodes at once, and max_nodes={most}",
-                "Raise the pool's max_nodes, or lower the task's nodes.",
+                "Raise the pool's max_nodes, or lower the task's nodes: of a workload, its manifest's number of pods.",
             )
         nodes = None if self.nodes is None else int(self.nodes)
         gpus = None if self.gpus is None else int(self.gpus)
@@ -75,10 +79,10 @@ class NodeCounts:
         return wanted
 
     def fewest(self) -> int | None:
-        """Return how few nodes will do, where fewer than wanted may.
+        """Return how few nodes suffice, if fewer than wanted are allowed.
 
         Raises:
-            PoolSpecError: They are more than are wanted, or a gang needs all of its nodes.
+            PoolSpecError: They are more than wanted, or a gang needs all of its nodes.
         """
         wanted = self.wanted()
         if self.at_least is None:
@@ -97,24 +101,35 @@ class NodeCounts:
             )
         return few
 
+    def _check_numbers(self) -> None:
+        for name in ("gpus", "nodes", "at_least", "gang"):
+            if _is_no_count(value := getattr(self, name)):
+                raise self._error(f"{name}={value!r}", "Use a whole number.")
+
     def _error(self, what: str, fix: str) -> PoolSpecError:
         return PoolSpecError(f"Pool {self.pool.name}: {what}.", fix, pool=self.pool.name)
 
 
+def _is_no_count(value: Any) -> bool:
+    """Return True for a value that is neither a whole number nor a future one: a template, or another task's result."""
+    is_known = isinstance(value, float | bool) or (isinstance(value, str) and not is_template(value))
+    return is_known and not is_whole(value)
+
+
 def _as_parsed(task: Any) -> Any:
-    """Return the task as its DAG file has it: a running one has its templates rendered, and the others have not."""
+    """Return the task as in its DAG file: only a running task's templates are rendered."""
     dag = getattr(task, "dag", None) if task.has_dag() else None
     return dag.get_task(task.task_id) if dag is not None else task
 
 
 def _sizes(tasks: Iterable[Any]) -> Iterator[int]:
     for task in tasks:
-        given = () if _kind(task) == "EnsureGpuPoolOperator" else (_value(task, "nodes"), *_expanded(task, "nodes"))
+        given = () if task.task_type == "EnsureGpuPoolOperator" else (_value(task, "nodes"), *_expanded(task, "nodes"))
         yield from (size for size in given if isinstance(size, int) and size > 1)
 
 
 def _expanded(task: Any, name: str) -> Iterable[Any]:
-    """Return the values that a mapped task's instances have of an argument, as far as the DAG file says them."""
+    """Return the values of an argument in a mapped task's instances, as far as the DAG file has them."""
     if not hasattr(task, "partial_kwargs"):
         return ()
     values = getattr(task._get_specified_expand_input(), "value", None)
@@ -130,12 +145,64 @@ def _is_of_same_block(task: Any, ensure: Any) -> bool:
     return is_same_pool and (_value(task, "block_id") or "") == (_value(ensure, "block_id") or "")
 
 
-def _kind(task: Any) -> str:
-    return str(task.task_type)
-
-
 def _value(task: Any, name: str) -> Any:
-    """Return an argument of a task; of a mapped one what all its instances share."""
+    """Return an argument of a task; for a mapped one, the value that all its instances share."""
     return (
         getattr(task, "partial_kwargs", {}).get(name) if hasattr(task, "partial_kwargs") else getattr(task, name, None)
     )
+
+
+# -- whether work is still to come for which Ensure would bring up nodes, and a scale-down after it --------------
+
+# There is none if the DAG file was changed in mid-run and the block has got new tasks of its own under
+# another name, next to a training that already runs; or if Ensure was cleared, and the block's tasks were not.
+
+_OWN = ("InstallDevicePluginOperator",)
+_OVER = ("success", "failed", "skipped", "upstream_failed", "removed")
+_TO_COME = ["null", "scheduled", "queued", "up_for_retry", "up_for_reschedule", "restarting"]
+"""The states of tasks that are still to start, or to start again; "null" is Airflow's value for no state yet."""
+
+
+def work_is_to_come(ensure: Any, ti: Any) -> bool:
+    """Return False if all tasks between Ensure and the scale-downs that are its teardowns have started or ended.
+
+    Return True if there are no such tasks.
+    """
+    tasks = _work(ensure)
+    if not tasks:
+        return True
+    own_index = {} if ti.map_index is None or ti.map_index < 0 else {"map_index": ti.map_index}
+    return bool(
+        ti.get_ti_count(dag_id=ti.dag_id, task_ids=tasks, run_ids=[ti.run_id], states=list(_TO_COME), **own_index)
+    )
+
+
+def check_scale_down_is_to_come(ensure: Any, ti: Any) -> None:
+    """Refuse to bring up nodes that nothing would release: Ensure was cleared without its teardown.
+
+    Raises:
+        ScaleDownIsOver: The ScaleDownSensor that is Ensure's teardown has run, and will not run again.
+    """
+    sensors = [each.task_id for each in _scale_downs_of(ensure)]
+    if not sensors:
+        return
+    found = ti.get_task_states(dag_id=ti.dag_id, task_ids=sensors, run_ids=[ti.run_id], map_index=ti.map_index)
+    over = [name for name, state in found.get(ti.run_id, {}).items() if state in _OVER]
+    if over:
+        raise ScaleDownIsOver(
+            f"{', '.join(over)} has already run and would not release the nodes that this task adds.",
+            'Clear this task together with its downstream tasks, and not "only failed" ones.',
+            pool=ensure.gpu_pool.name,
+        )
+
+
+def _scale_downs_of(ensure: Any) -> Sequence[Any]:
+    """Return the ScaleDownSensors that are Ensure's teardowns."""
+    direct = ensure.downstream_list if ensure.downstream_task_ids else ()
+    return [each for each in direct if each.is_teardown and each.task_type == "ScaleDownSensor"]
+
+
+def _work(ensure: Any) -> list[str]:
+    before = {task_id for each in _scale_downs_of(ensure) for task_id in each.get_flat_relative_ids(upstream=True)}
+    between = [each for each in ensure.get_flat_relatives(upstream=False) if each.task_id in before] if before else []
+    return sorted(each.task_id for each in between if not (each.is_setup or each.is_teardown or each.task_type in _OWN))

@@ -1,4 +1,4 @@
-"""ReapGpuPoolsOperator: the janitor of GPU pools, for a DAG on a schedule."""
+"""ReapGpuPoolsOperator: the janitor of GPU pools, for a scheduled DAG."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
 
 
 class ReapGpuPoolsOperator(PoolOperator):
-    """Find what no live run wants of GPU pools, say what it has cost, and remove it.
+    """Find what no live run wants in GPU pools, report what it has cost, and remove it.
 
-    That is: demand of DAG runs that are over, their pods and placeholder pods, machines that nobody wants, and size
-    that a group asks for in vain. Airflow is asked whether a run is over, for runs of this installation; demand of
-    others lasts until its end. Everything goes under the pool's lock, as ScaleDownSensor does it.
+    That is: demand of DAG runs that are over, their pods and placeholder pods, machines that no run wants, and group
+    size that is requested in vain. Airflow is asked whether a run is over, for runs of this installation; demand of
+    others lasts until it expires. Everything is removed under the pool's lock, as ScaleDownSensor does.
 
     Args:
-        gpu_pools: The pools to look at.
-        others: Also look at pools that are not among them and that this package has used in the same clusters by the
-            same connections: those of DAGs that are gone, say. Default True.
+        gpu_pools: The pools to check.
+        others: Also check pools not among them that this package has used in the same clusters through the same
+            connections, such as those of deleted DAGs. Default True.
         dry_run: Only report. Default False.
-        timeout: How long each pool's pods and machines may take to go. Default 5 minutes; what is left is the next
-            run's.
+        timeout: How long each pool's pods and machines may take to go. Default 5 minutes; the rest is left to the next
+            run.
 
     Returns:
-        `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "error"}]`; `cost` is what the machines
-        that nobody wanted have cost so far, by the pool's `price_per_hour`, or "unknown". It is the XCom "reaped" too,
-        which is there also where the task fails.
+        `[{"pool", "where", "named", "leftovers": [...], "left": [...], "cost", "error"}]`; `cost` is what the unwanted
+            machines have cost so far, by the pool's `price_per_hour`, or "unknown". It is also the XCom "reaped", which
+            is pushed even if the task fails.
 
     Raises:
         PoolSpecError: No pool is given; when the DAG is parsed.
         PoolNotReleased: Something is left.
-        GpuError: The first error that kept a pool from being looked at; the others were looked at.
+        GpuError: The first error that prevented a pool from being checked; the others were checked.
     """
 
     template_fields: Sequence[str] = ("gpu_pools", "others", "plan_only")

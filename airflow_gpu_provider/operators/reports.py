@@ -1,4 +1,4 @@
-"""What `airflow gpu status` and `airflow gpu doctor` say, as tasks: for Airflows that nobody has a shell on."""
+"""The reports of `airflow gpu status` and `airflow gpu doctor` as tasks, for an Airflow without shell access."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class _ReportOperator(PoolOperator):
-    """Looks at pools and changes nothing."""
+    """Checks pools and changes nothing."""
 
     template_fields: Sequence[str] = ("gpu_pools",)
     ui_color = "#e6e6e6"
@@ -33,10 +33,10 @@ class _ReportOperator(PoolOperator):
 
 
 class GpuPoolStatusOperator(_ReportOperator):
-    """Say what nodes and GPUs pools have, in use and idle, who wants nodes, and what they cost an hour.
+    """Report pools' nodes and GPUs, in use and idle, which runs want nodes, and the cost per hour.
 
     Args:
-        gpu_pools: The pools to look at.
+        gpu_pools: The pools to check.
 
     Returns:
         A list of what `airflow gpu status --output json` prints.
@@ -63,15 +63,15 @@ class GpuPoolStatusOperator(_ReportOperator):
 
 
 class GpuPoolDoctorOperator(_ReportOperator):
-    """Look for what would stop the next run of pools; fail where there is something, so that it is known by day.
+    """Look for what would stop the next run on pools; fail if there is anything, so that it is known during the day.
 
     Args:
-        gpu_pools: The pools to look at.
+        gpu_pools: The pools to check.
         pod_namespace: Where their pods run. Default "default".
 
     Returns:
-        A list of what `airflow gpu doctor --output json` prints. It is the XCom "findings" too, which is there also
-        where the task fails.
+        A list of what `airflow gpu doctor --output json` prints. It is also the XCom "findings", which is pushed even
+            if the task fails.
 
     Raises:
         PoolNotUsable: Something would stop a run; the message says what.

@@ -1,14 +1,14 @@
-"""BlockVerdictOperator: the last task of a `gpu_nodes` block, which gives a DAG run the colour that it should have.
+"""BlockVerdictOperator: the last task of a `gpu_nodes` block, which gives the DAG run its correct state.
 
-A DAG run's state comes from its leaves. A teardown that succeeds would turn a failed training green; and a run that a
-person marks failed has its pending tasks skipped, plain leaves among them, runs its teardowns, and ends green
-(airflow/api/common/mark_tasks.py, 3.3.2). So the leaf is a teardown too, and looks at what became of the block's tasks.
+A DAG run's state comes from its leaves. A teardown that succeeds would turn a failed training green; and if a user
+marks a run failed, its pending tasks, ordinary leaves among them, are skipped, its teardowns run, and it ends green
+(airflow/api/common/mark_tasks.py, 3.3.2). So the leaf is also a teardown, and checks the states of the block's tasks.
 
-No task is told that its run was marked: the run's state stays "running" until the teardowns have ended. And a task may
-be skipped by the DAG's own logic, too. So the block has a witness, a task that comes after all others and runs however
-they end: while anything of the block is pending, so is the witness, and a mark on the run skips it. Of the DAG's own
-logic, only an operator that skips all of its downstream tasks whatever their trigger rules (ShortCircuitOperator) skips
-it too, and leaves a list of them in an XCom.
+No task learns that its run was marked: the run's state stays "running" until the teardowns have ended. And a task may
+be skipped by the DAG's own logic, too. So the block has a witness, a task that runs after all others, whatever their
+states: while any task of the block is pending, so is the witness, and marking the run skips it. Of the DAG's own logic,
+only an operator that skips all of its downstream tasks whatever their trigger rules (ShortCircuitOperator) also skips
+it, and leaves a list of the skipped tasks in an XCom.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 States = Mapping[int, str | None]
-"""The states of a task's instances, by map index; -1 for that of a task which is not mapped."""
+"""The states of a task's instances, by map index; -1 for an unmapped task."""
 
 _FAILED = ("failed", "upstream_failed")
 _SKIPPED_BY_OPERATOR = "skipmixin_key"  # the XCom of SkipMixin, airflow/providers/standard/utils/skipmixin.py
-_NAMED = 20  # map indexes that are named, of those in one state
+_NAMED = 20  # map indexes listed per state
 
 
 class BlockVerdictOperator(PoolOperator):
-    """Fail when the block's work has failed, or was cut off because the run was marked.
+    """Fail if the block's work has failed, or was skipped because the run was marked.
 
     Args:
-        block_tasks: Ids of all other tasks of the block, but for the witness.
-        deciding_tasks: Those of them that nothing of the author's comes after, and the ScaleDownSensor.
+        block_tasks: Ids of all other tasks of the block, except the witness.
+        deciding_tasks: Those of them without a downstream task of the DAG's author, and the ScaleDownSensor.
         scale_down: Id of the ScaleDownSensor.
-        witness: Id of the task that only a mark on the run skips.
-        retries: Default 0: what it looks at does not change.
+        witness: Id of the task that is skipped only if the run is marked.
+        retries: Default 0: what it checks does not change.
 
     Raises:
         BlockFailed: The message names the tasks, and the map indexes of those that failed.
@@ -86,25 +86,25 @@ class BlockVerdictOperator(PoolOperator):
         if was_marked:
             raise BlockFailed(
                 f"The run was marked before its tasks had ended: {which}.",
-                "Clear them to run them. A run that was marked a success on purpose is marked so once more.",
+                "Clear them to run them. If you marked the run success on purpose, mark it success again.",
             )
         raise BlockFailed(f"Tasks failed: {which}.", "See their logs; a task that is cleared gets its nodes again.")
 
     def _was_marked(self, ti: Any, witness: States) -> bool | None:
-        """Return True if the run was marked while tasks of the block were pending; None where nobody can tell."""
+        """Return True if the run was marked while tasks of the block were pending; None if unknown."""
         states = set(witness.values())
         if states == {"success"}:
             return False
         if states != {"skipped"}:
             return None
         skipping = [task.task_id for task in self.get_flat_relatives(upstream=True) if task.inherits_from_skipmixin]
-        # An operator that is mapped skips nothing beyond its direct downstream tasks.
+        # A mapped operator skips nothing beyond its direct downstream tasks.
         lists = ti.xcom_pull(task_ids=skipping, key=_SKIPPED_BY_OPERATOR, map_indexes=-1) if skipping else []
         return None if any(self.witness in (each or {}).get("skipped", ()) for each in lists) else True
 
 
 def by_task(breadcrumbs: Iterable[Mapping[str, Any]], *, only_index: int | None = None) -> Mapping[str, States]:
-    """Group by task what Airflow's `get_task_breadcrumbs` returns: the run's task instances that have ended."""
+    """Group the result of Airflow's `get_task_breadcrumbs` by task: the run's ended task instances."""
     tasks: dict[str, dict[int, str | None]] = {}
     for each in breadcrumbs:
         if only_index is None or each["map_index"] == only_index:
@@ -126,15 +126,15 @@ def summary(states: States) -> str:
 
 
 def failed_tasks(tasks: Mapping[str, States], *, deciding: Sequence[str], was_marked: bool | None) -> list[str]:
-    """Return the tasks that make the block a failure; none where it is none.
+    """Return the tasks that make the block fail; none if it has not failed.
 
     As with a DAG run, leaves decide.
 
     Args:
         tasks: Task ids, and the states of each one's instances.
         deciding: Ids of the tasks that decide.
-        was_marked: Whether the run was marked while tasks were pending: those that were skipped count as failed. Where
-            nobody can tell (None), a leaf that was skipped although another task has failed counts.
+        was_marked: Whether the run was marked while tasks were pending: skipped tasks then count as failed. If unknown
+            (None), a leaf that was skipped although another task has failed counts.
     """
     failed, skipped = _with_state(tasks, *_FAILED), _with_state(tasks, "skipped")
     if was_marked and skipped:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from airflow_gpu_provider.platforms.base import Group, LaunchFailure
+from airflow_gpu_provider.pools import Candidate, GpuPool
 
 FIRST = timedelta(minutes=5)
 LONGEST = timedelta(minutes=30)
@@ -45,7 +46,8 @@ def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]
     for group in groups:
         if group.name not in found and _kind(group) in limited:
             found[group.name] = limited[_kind(group)]
-    if all(group.name in found for group in groups if _has_room(group)):
+    with_room = (each for each in groups if each.status not in OFF_LIMITS and len(each.live) < each.max_size)
+    if all(group.name in found for group in with_room):
         return {name: over for name, over in found.items() if over.failure.kind != "other"}
     return found
 
@@ -85,10 +87,6 @@ def in_a_row(failed_at: Iterable[datetime]) -> tuple[int, datetime]:
     return times, until
 
 
-def _has_room(group: Group) -> bool:
-    return group.status not in OFF_LIMITS and len(group.live) < group.max_size
-
-
 def _may_have_room(over: PassedOver, last_end: datetime | None) -> bool:
     return last_end is not None and _is_over_quota(over) and over.failure.at < last_end
 
@@ -99,3 +97,29 @@ def _is_over_quota(over: PassedOver | None) -> bool:
 
 def _kind(group: Group) -> tuple[str, str]:
     return group.candidate.market, group.candidate.instance_type
+
+
+def growth_notes(
+    pool: GpuPool, nodes: int, candidates: Sequence[Candidate], groups: Iterable[Group], now: datetime
+) -> tuple[str, ...]:
+    """Return what a plan says of missing nodes: where they would be asked for first, and what is passed over.
+
+    There is nothing to say where no node is missing, or where others add them.
+    """
+    if pool.is_autoscaled:
+        return ()
+    groups = tuple(groups)
+    live = {group.name: len(group.live) for group in groups}
+    limits = {group.name: group.max_size for group in groups}
+    missing = min(nodes, pool.max_nodes) - sum(live.values())
+    if missing <= 0:
+        return ()
+    over = passed_over(groups, now)
+    first = min(
+        candidates, key=lambda each: over[each.group].until if each.group in over else datetime.min.replace(tzinfo=UTC)
+    )
+    when = f", at {over[first.group].until:%H:%M}Z" if first.group in over else ""
+    size = live.get(first.group, 0)
+    grown = min(size + missing, limits.get(first.group, pool.max_nodes))
+    grows = f"{first.group} {size}->{grown} ({first} first{when})"
+    return (grows, *(f"not {each}: {over[each.group]}" for each in candidates if each.group in over))

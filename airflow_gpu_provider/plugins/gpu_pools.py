@@ -1,7 +1,7 @@
-"""Browse > GPU pools, and a tab on each DAG run, in Airflow's web UI: a bundle of scripts, and what serves it.
+"""Browse > GPU pools, and a tab on each DAG run, in Airflow's web UI: a script bundle, and the app that serves it.
 
-The page asks Airflow's public REST API with its user's own session, so nothing here reads or writes anything. Every
-process of Airflow loads plugins, tasks too: what only the API server needs is made when it asks for it.
+The page calls Airflow's public REST API with its user's own session, so this module reads and writes nothing. Every
+Airflow process loads plugins, including tasks: what only the API server needs is created on demand.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GpuPoolsPlugin(AirflowPlugin):
 
 
 def bundle_url(static: Path = STATIC) -> str:
-    """Return where the browser finds the bundle, relative to Airflow's base URL; other contents have another address.
+    """Return the bundle's URL, relative to Airflow's base URL; it changes with the contents.
 
     Raises:
         FileNotFoundError: The package was installed without it.
@@ -47,10 +47,10 @@ def bundle_url(static: Path = STATIC) -> str:
 
 
 def _or_none(make: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return what is made; without it Airflow's API server starts all the same."""
+    """Return the result, or nothing on an error: Airflow's API server starts in any case."""
     try:
         return make() if _is_on() else []
-    except Exception:  # whatever it is, the API server would end with it
+    except Exception:  # any exception would stop the API server
         log.exception("The page GPU pools is left out of the web UI, because it could not be loaded")
         return []
 

@@ -1,4 +1,4 @@
-"""The pod of a task on a GPU pool, from its placement to its result: how it is built, waited for, judged and let go.
+"""The pod of a task on a GPU pool, from its placement to its result: how it is built, waited for, judged and released.
 
-Nothing here is an operator or a trigger: those are thin, and run what is here.
+It contains no operator or trigger: those are thin, and call this package.
 """

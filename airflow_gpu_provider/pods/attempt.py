@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import Any, Literal
 
 from kubernetes.client import V1ObjectMeta, V1Pod
@@ -13,60 +12,54 @@ from airflow_gpu_provider.errors import GpuError, GpuIdle
 from airflow_gpu_provider.pods.collect import explained, read_result, result_of_gone
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, find_or_create
 from airflow_gpu_provider.pods.end import PodEnd, end_of
+from airflow_gpu_provider.pods.following import PodFollowing
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task_attempt import Found, TaskAttempt
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pods.wait import PodWait
-from airflow_gpu_provider.pods.watch_here import watch_here
-from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
-from airflow_gpu_provider.scaling.setbacks import Setbacks, persistently
+from airflow_gpu_provider.scaling.setbacks import Setbacks, call_with_retries
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 
 
 class PodAttempt(TaskAttempt):
     """The life of one pod."""
 
-    _to_collect: V1Pod | None = None  # its name only: what is interrupted may not have read it
+    following = PodFollowing()
+
+    _to_collect: V1Pod | None = None  # only its name: an interrupted process may not have read it
 
     @property
     def what(self) -> str:
-        """What is waited for, in words."""
         return f"pod {self.pod.metadata.name}" if self.pod is not None else "no pod"
 
     @property
     def uids(self) -> set[str]:
-        """The uids of its pods, as far as they are known."""
         known = (self.pod, self._to_collect)
         return {pod.metadata.uid for pod in known if pod is not None and pod.metadata.uid}
 
     def take_up(self, watched: Watched) -> None:
-        """Know the pod that was waited for elsewhere by its name."""
         meta = V1ObjectMeta(name=watched.name, namespace=watched.namespace, uid=watched.uid)
         self._to_collect = V1Pod(metadata=meta)
 
     # -- what is there already -------------------------------------------------------------------------------
 
     def newest_of_try(self, namespace: str) -> Found | None:
-        """Return what this try's latest attempt has created, if that is there; what is being deleted is left out."""
         pod = self._cluster.pods.newest_of_try(namespace, self.owner)
         return Found(name=pod.metadata.name, uid=pod.metadata.uid, number=attempt_of(pod)) if pod is not None else None
 
     def delete_left(self, namespace: str) -> set[str]:
-        """Delete all that tries of the task have left; return the uids of the pods."""
         there = self._cluster.pods.of_task(namespace, self.owner)
         for left in there:
             self._cluster.pods.delete(left)
         return {pod.metadata.uid for pod in there}
 
     def kill(self) -> None:
-        """Delete what was created; may be called in a signal handler."""
         if (pod := self.pod or self._to_collect) is not None:
             self._cluster.pods.delete_from_signal_handler(pod, grace_seconds=self._task.grace_seconds)
 
     # -- creation --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Create the pod, and tell Airflow its name."""
         request = self._task.build()
         self._task.call_back("on_pod_manifest_created", pod_request=request)
         pod = self._task.create(request)
@@ -76,9 +69,9 @@ class PodAttempt(TaskAttempt):
         self._task.push("pod_namespace", pod.metadata.namespace)
 
     def create(self, request: V1Pod) -> V1Pod:
-        """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first.
+        """Return this try's pod, created now unless an interrupted try did so; all earlier pods are ended first.
 
-        A refusal that may be transient is tolerated for some minutes (see `patience`): a used-up quota, say.
+        A refusal that may be transient, such as an exhausted quota, is tolerated for some minutes (see `patience`).
         """
 
         def once() -> V1Pod:
@@ -92,32 +85,21 @@ class PodAttempt(TaskAttempt):
     # -- waiting ---------------------------------------------------------------------------------------------
 
     def to_stream(self) -> dict[str, Any] | None:
-        """Return what the triggerer streams of the log: TaskLog.to_stream."""
         return self._task.pod_log.to_stream(self.pod, self._cluster.api)
 
     def wait(self, until: Literal["started", "ended"] = "ended") -> PodWait:
-        """Return the wait for the pod, which is known by now."""
         assert self.pod is not None
-        created_at = self.pod.metadata.creation_timestamp or self._cluster.clock.now()
-        deadline = self.deadlines.of_pod(created_at)
-        self.record = self.record.until(deadline)
         return PodWait(
             namespace=self.pod.metadata.namespace,
             name=self.pod.metadata.name,
             uid=self.pod.metadata.uid,
             base_container=self._cluster.base_container,
-            started=created_at,
-            schedule_seconds=self._task.schedule_seconds,
-            start_seconds=self._task.start_seconds,
-            deadline=deadline,
             until=until,
-            is_covered=self.deadlines.is_covered,
             queue=self._task.placement.queue,
-            gpus=self._task.gpus,
+            **self._limits(self.pod.metadata.creation_timestamp),
         )
 
     def watch_here(self) -> Watched:
-        """Wait in this process until the pod has ended, with its log."""
         wait = self.wait("started")
         narrator = Narrator(self._task.log.info, started=wait.started)
         watched = self._watch(wait, narrator)
@@ -126,15 +108,9 @@ class PodAttempt(TaskAttempt):
         is_over = watched.error is not None or watched.container_ended
         return watched if is_over else self._watch(self.wait("ended"), narrator)
 
-    def _watch(self, wait: PodWait, narrator: Narrator) -> Watched:
-        owner = self.owner.writer
-        watch = partial(watch_here, wait, self.pod, self._cluster, self._task.pod_log, owner=owner, narrator=narrator)
-        return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
-
     # -- its end ---------------------------------------------------------------------------------------------
 
     def collect(self, watched: Watched, setbacks: Setbacks) -> Any:
-        """Do so for the pod."""
         pod = self._cluster.pods.read(watched.name, watched.namespace, uid=watched.uid or None)
         self._set_pod(pod)
         state = self._cluster.state(pod) if pod is not None else None
@@ -152,7 +128,7 @@ class PodAttempt(TaskAttempt):
         if end_of(state) is not None:
             self._task.call_back("on_pod_completion", pod=pod)
             self._task.call_back("on_pod_teardown", pod=pod)
-        if isinstance(error, GpuIdle):  # it would hold them on, whatever on_finish_action says
+        if isinstance(error, GpuIdle):  # it would keep holding them, whatever on_finish_action says
             self._cluster.pods.delete(pod)
         self._release(pod, result)
         if error is not None:
@@ -160,8 +136,7 @@ class PodAttempt(TaskAttempt):
         return result
 
     def let_go(self) -> None:
-        """Release a pod that is not collected, where it is known and that has not been done."""
-        if self.pod is not None and self.pod.metadata.uid and not self._is_released:
+        if self.pod is not None and self.pod.metadata.uid and not self.is_released:
             self._release(self.pod, None)
 
     def _end(self, watched: Watched, state: PodState | None, setbacks: Setbacks) -> PodEnd:
@@ -181,5 +156,5 @@ class PodAttempt(TaskAttempt):
         return result_of_gone(watched) if self._task.has_result else None
 
     def _release(self, pod: V1Pod, result: Any) -> None:
-        self._is_released = True
+        self.is_released = True
         self._task.release(pod, result)

@@ -1,4 +1,4 @@
-"""Where a training keeps its checkpoint: what the pod is told about it, and which places would not outlive a pod."""
+"""Where a training keeps its checkpoint: what the pod is told about it, and which locations would not outlive a pod."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ RUN_ID_VARIABLE = "AIRFLOW_GPU_RUN_ID"
 CHECKPOINT_VARIABLE = "AIRFLOW_GPU_CHECKPOINT"
 
 Groups = Callable[[], Sequence[Group]]
-"""Returns the pool's groups. It asks the cloud, and is called only where the pool's spec does not say enough."""
+"""Returns the pool's groups. It calls the cloud, so it is used only if the pool's spec does not say enough."""
 
-# What a PersistentVolume's node affinity calls a zone: Kubernetes' labels, new and old, and the clouds' drivers' own.
+# Zone labels in a PersistentVolume's node affinity: Kubernetes' own, new and old, and those of the clouds' drivers.
 _ZONE_LABELS = frozenset(
     {
         "topology.kubernetes.io/zone",
@@ -47,7 +47,7 @@ def check_location(checkpoint: str) -> None:
 
 
 def environment(*, checkpoint: str | None, run_id: str, attempt: int) -> dict[str, str]:
-    """Return the variables that let a training go on where an earlier pod of its run has stopped."""
+    """Return the variables that let a training continue where an earlier pod of its run has stopped."""
     variables = {ATTEMPT_VARIABLE: str(attempt), RUN_ID_VARIABLE: run_id}
     if checkpoint:
         variables[CHECKPOINT_VARIABLE] = f"{checkpoint.rstrip('/')}/{run_id}"
@@ -55,7 +55,7 @@ def environment(*, checkpoint: str | None, run_id: str, attempt: int) -> dict[st
 
 
 def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, pool: GpuPool, groups: Groups) -> None:
-    """Raise CheckpointUnusable where a path in the container is lost with the pod, or with its spot node."""
+    """Raise CheckpointUnusable if a path in the container is lost with the pod, or with its spot node."""
     if not checkpoint.startswith("/"):
         return
     volume = _volume_at(checkpoint, _spec(pod), base_container)
@@ -64,20 +64,20 @@ def check_outlives_pod(checkpoint: str, pod: k8s.V1Pod, base_container: str, poo
     elif "emptyDir" in volume or "ephemeral" in volume:
         gone = f"volume {volume['name']} is deleted with the pod"
     elif "hostPath" in volume and _markets(pool, groups) - {"ON_DEMAND"}:
-        gone = f"volume {volume['name']} is a hostPath, and a spot node takes its disk along"
+        gone = f"volume {volume['name']} is a hostPath, and a spot node is removed with its disk"
     elif "hostPath" in volume and (provisioner := getattr(pool, "provisioner", None)):
-        gone = f"volume {volume['name']} is a hostPath, and {provisioner} takes idle and spot nodes away, disk and all"
+        gone = f"volume {volume['name']} is a hostPath, and {provisioner} removes idle and spot nodes with their disks"
     else:
         return
     raise CheckpointUnusable(
-        f"checkpoint={checkpoint!r} would not be there when the pod starts again: {gone}.",
+        f"checkpoint={checkpoint!r} would be lost when the pod restarts: {gone}.",
         "Mount a persistentVolumeClaim there, or give a URL like s3://bucket/folder.",
         pool=pool.name,
     )
 
 
 def check_claims_reach(pod: k8s.V1Pod, pool: GpuPool, core: CoreV1Api, groups: Groups) -> None:
-    """Raise PodUnschedulable where a claim of the pod is bound to a volume in zones in which the pool has no nodes."""
+    """Raise PodUnschedulable if a claim of the pod is bound to a volume in zones in which the pool has no nodes."""
     sources = [volume.get("persistentVolumeClaim") for volume in _spec(pod).get("volumes") or ()]
     claims = [source["claimName"] for source in sources if source]
     for claim in claims:
@@ -104,7 +104,7 @@ def _markets(pool: GpuPool, groups: Groups) -> set[str]:
 
 
 def _pool_zones(pool: GpuPool, groups: Groups) -> tuple[str, ...]:
-    """Return the zones of the pool's machines; where its spec names none, those of its groups."""
+    """Return the zones of the pool's machines; if its spec names none, those of its groups."""
     named = getattr(pool, "zones", ()) or getattr(pool, "node_locations", ())
     found = named or [zone for group in groups() for zone in group.candidate.zone.split(", ") if zone]
     return tuple(dict.fromkeys(found))
@@ -131,7 +131,7 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _bound_volume(core: CoreV1Api, namespace: str, claim: str) -> k8s.V1PersistentVolume | None:
-    """Return the claim's volume; None where it has none yet, or where this may not be asked."""
+    """Return the claim's volume; None if it has none yet, or if it may not be read."""
     try:
         with mapped("get", "persistentvolumeclaims"):
             name = core.read_namespaced_persistent_volume_claim(claim, namespace).spec.volume_name
@@ -143,7 +143,7 @@ def _bound_volume(core: CoreV1Api, namespace: str, claim: str) -> k8s.V1Persiste
 
 
 def _zones_of(volume: k8s.V1PersistentVolume) -> frozenset[str]:
-    """Return the zones from which the volume is reached; none where it does not say."""
+    """Return the zones from which the volume can be reached; none if it does not say."""
     required = volume.spec.node_affinity and volume.spec.node_affinity.required
     terms = required.node_selector_terms if required else ()
     said = [expression for term in terms for expression in term.match_expressions or ()]

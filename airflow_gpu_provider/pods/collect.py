@@ -1,4 +1,4 @@
-"""What is read of a pod that has ended, before it is let go: how it ended, all things considered, and its result."""
+"""Reads an ended pod before it is released: how it ended, considering everything known, and its result."""
 
 from __future__ import annotations
 
@@ -7,29 +7,100 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESULT
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import BadGpu, GpuError, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import BadGpu, ClusterUnreachable, GpuError, PodFailed, PodPreempted, PodResultInvalid
 from airflow_gpu_provider.pods.diagnosis import diagnosed
-from airflow_gpu_provider.pods.end import end_of
+from airflow_gpu_provider.pods.end import end_of, why_disrupted
 from airflow_gpu_provider.pods.machine import PodMachine
-from airflow_gpu_provider.pods.result import invalid, parsed, unread
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.pods.task_log import last_lines
 from airflow_gpu_provider.pods.verdict import Watched
 
+RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
+_SHOWN = 100
+
 _log = logging.getLogger(__name__)
 
 
-def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
-    """Return how a pod ended: by its own account (`error`), and by its machine, its last lines and its node.
+def parsed(text: str, *, pod: str) -> Any:
+    """Return the result in a result file; None if it is empty.
 
-    A node whose GPU turns out to be broken is marked.
+    Raises:
+        PodResultInvalid: It is not JSON.
+    """
+    if text.strip() in ("", EMPTY_XCOM_RESULT):
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise invalid(text, error, pod=pod) from None
+
+
+def invalid(text: str, error: ValueError, *, pod: str) -> PodResultInvalid:
+    """Return the error for a result file with this text, which is not JSON."""
+    begins = repr(text[:_SHOWN])
+    return PodResultInvalid(
+        f"Pod {pod} succeeded, but its result {RESULT_FILE} is not valid JSON ({error}); its"
+        f" {len(text)} characters start with {begins}.",
+        "Have the training write JSON there, and rename the file into place when it is whole.",
+        pod=pod,
+    )
+
+
+class ResultUnread(ClusterUnreachable):
+    """The result of a successful pod exists, but could not be read."""
+
+
+def unread(state: PodState | None, error: Exception, *, pod: str, node_is_there: bool) -> GpuError:
+    """Return what it means that the result of a successful pod could not be read.
+
+    Args:
+        state: The pod as it is now; None if it is gone.
+        error: The error of the attempt to read it.
+        pod: Its name.
+        node_is_there: Its node is in the cluster and answers.
+    """
+    why = _why_lost(state, node_is_there)
+    if why:
+        return PodPreempted(
+            f"Pod {pod} had finished, but {why} before its result was read.",
+            "Retry the task: the next try waits for new capacity.",
+            pod=pod,
+            node=(state.node if state else "") or "",
+        )
+    said = str(error).strip().partition("\n")[0][:_SHOWN] or "no words"
+    return ResultUnread(
+        f"The result of pod {pod} could not be read ({type(error).__name__}: {said}).",
+        "Check that the connection's identity may create pods/exec, and that the pod's node answers.",
+        pod=pod,
+    )
+
+
+def _why_lost(state: PodState | None, node_is_there: bool) -> str:
+    if state is None:
+        return "was deleted"
+    if why := why_disrupted(state):
+        return f"was preempted ({why})"
+    if state.deletion_asked_at is not None:
+        return "was deleted"
+    if not node_is_there:
+        return f"its node {state.node} was lost"
+    sidecar = next((one for one in state.others if one.name == PodDefaults.SIDECAR_CONTAINER_NAME), None)
+    return "the container that keeps its result ended" if sidecar and sidecar.status == "terminated" else ""
+
+
+def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
+    """Return how a pod ended, from its own state (`error`), its machine, its last log lines and its node.
+
+    A node whose GPU proves to be broken is marked.
     """
     if error is None and watched.result:
-        return None  # it was written before the container ended, and its machine has answered after that
+        return None  # it was written before the container ended, and its machine has answered since
     node = (pod.spec.node_name if pod is not None else "") or ""
     machine = PodMachine(
         watched.machine, cluster.pool, lambda: cluster.hook.platform, lambda node: machine_of(cluster.api, node)
@@ -46,10 +117,10 @@ def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, clust
 
 
 def result_of_gone(watched: Watched) -> Any:
-    """Return the result of a pod that ended well and is gone.
+    """Return the result of a pod that succeeded and is gone.
 
     Raises:
-        GpuError: It was not read in time, or is no JSON.
+        GpuError: It was not read in time, or is not JSON.
     """
     if watched.result is None:
         raise unread(None, LookupError(watched.name), pod=watched.name, node_is_there=True)
@@ -65,12 +136,12 @@ def read_result(
     cluster: TaskCluster,
     extract: Callable[[V1Pod], Any],
 ) -> tuple[Any, GpuError | None]:
-    """Return the pod's result, and how it ended; that of a failed pod is a bonus, of a good one it is owed.
+    """Return the pod's result, and how it ended; the result is required only if the pod succeeded.
 
-    Where the wait has not read it, `extract` does, and ends the container that keeps it.
+    If the wait has not read it, `extract` does, and ends the container that keeps it.
 
     Raises:
-        GpuError: The result is there, and could not be read; it may be read later.
+        GpuError: The result exists but could not be read; it may be readable later.
     """
     if isinstance(error, PodPreempted) or end_of(state) is None:
         return None, error
@@ -95,7 +166,7 @@ def _extracted(pod: V1Pod, cluster: TaskCluster, extract: Callable[[V1Pod], Any]
     except json.JSONDecodeError as error:
         raise invalid(error.doc, error, pod=name) from None
     except Exception as error:
-        # Of exec, every library below raises what it likes: the pod says what it means.
+        # On exec, each library below raises its own errors: the pod's state tells what they mean.
         now = cluster.pods.read(name, pod.metadata.namespace, uid=pod.metadata.uid)
         state = cluster.state(now) if now is not None else None
         is_there = is_node_there(cluster.api, pod.spec.node_name)
@@ -107,4 +178,4 @@ def _end_sidecar(pod: V1Pod, cluster: TaskCluster) -> None:
     try:
         cluster.manager.extract_xcom_kill(pod)
     except Exception as error:  # noqa: BLE001 - exec's libraries raise what they like
-        _log.warning("The XCom sidecar of pod %s runs on: %r", pod.metadata.name, error)
+        _log.warning("The XCom sidecar of pod %s is still running: %r", pod.metadata.name, error)

@@ -1,8 +1,8 @@
-"""The pod that a task creates: checked before, placed, and created once, when all earlier ones have ended."""
+"""The pod that a task creates: checked first, placed, and created once, when all earlier ones have ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
@@ -17,41 +17,42 @@ from airflow_gpu_provider.pods.checkpoint import (
 )
 from airflow_gpu_provider.pods.deadline import PodDeadlines
 from airflow_gpu_provider.pods.ownership import Ownership
-from airflow_gpu_provider.pods.placement import Placement, place
+from airflow_gpu_provider.pods.placement import Placement, check_gpus
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
 CREATE_WITHIN = timedelta(minutes=5)
-"""For how long a worker tries to create a pod: a quota that is used up for longer is the task's retries' affair."""
+"""How long a worker tries to create a pod: a quota exhausted for longer is left to the task's retries."""
 
 
-def check_request(pod: V1Pod, task: PodTask, is_wanted: Callable[[], bool]) -> None:
-    """Check that a pod can keep its checkpoint and have nodes; `is_wanted`: somebody wants nodes of the pool already.
+def check_pods(task: PodTask, pods: Iterable[tuple[V1Pod, str, int | None]], is_wanted: Callable[[], bool]) -> None:
+    """Check that pods can keep their checkpoint and get nodes; `is_wanted`: some run already wants the pool's nodes.
+
+    Each comes with the name of the container that has the GPUs, and their number; None if unknown.
 
     Raises:
-        GpuError: It cannot; or it cannot be found out.
+        GpuError: They cannot, or it cannot be determined.
     """
     cluster, pool = task.cluster, task.cluster.pool
-    if warning := idle_gpus_warning(pool, task.placement.gpus):
-        task.log.warning("%s", warning)
     groups = cache(cluster.hook.platform.observe)
     if task.checkpoint:
         check_location(task.checkpoint)
-        check_outlives_pod(task.checkpoint, pod, cluster.base_container, pool, groups)
-    check_claims_reach(pod, pool, cluster.client, groups)
+    for pod, base, gpus in pods:
+        if gpus:
+            check_gpus(pool, gpus)
+            if warning := idle_gpus_warning(pool, gpus):
+                task.log.warning("%s", warning)
+        if task.checkpoint:
+            check_outlives_pod(task.checkpoint, pod, base, pool, groups)
+        check_claims_reach(pod, pool, cluster.client, groups)
     if not is_wanted():
         check_nodes_can_come(pool, groups)
 
 
-def placed(pod: V1Pod, task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> V1Pod:
-    """Return the pod with its place, its owner, its deadline and what its container is to know."""
-    return place(pod, placement_of(task, owner, deadlines))
-
-
 def placement_of(task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> Placement:
-    """Return where the task's next pod runs, whose it is, until when, and what its container is to know."""
+    """Return the placement of the task's next pod: where it runs, its owner, its deadline and its environment."""
     now = task.cluster.clock.now()
     return replace(
         task.placement,
@@ -64,9 +65,9 @@ def placement_of(task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> Pl
 
 
 def find_or_create(request: V1Pod, owner: Ownership, task: PodTask, on_request: Callable[[V1Pod], None]) -> V1Pod:
-    """Return this try's pod, created now unless the try was interrupted before; all earlier pods end first.
+    """Return this try's pod, created now unless an interrupted try did so; all earlier pods are ended first.
 
-    `on_request` is called just before it is created: from then on it may be there.
+    `on_request` is called just before it is created: from then on it may exist.
 
     Raises:
         GpuError: It is refused, or the cluster does not answer.
@@ -81,7 +82,7 @@ def find_or_create(request: V1Pod, owner: Ownership, task: PodTask, on_request: 
             task.log.info("Deleting pod %s of an earlier try or attempt.", pod.metadata.name)
             pods.delete(pod)
     if current is not None:
-        task.log.info("Goes on with pod %s, which this try has created before.", current.metadata.name)
+        task.log.info("Continuing with pod %s, which this try has already created.", current.metadata.name)
         return current
     pods.await_end(earlier, task.cluster.clock, task.log.info)
     on_request(request)

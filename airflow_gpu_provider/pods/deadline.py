@@ -1,4 +1,4 @@
-"""PodDeadlines: when a task's pod has to have ended, whichever of its bounds comes first."""
+"""PodDeadlines: when a task's pod must have ended, whichever of its bounds comes first."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class PodDeadlines:
 
     Attributes:
         api: Reads the run's demand.
-        clock: The cluster's, by which all of these are told.
-        key: The run's demand, whose `until` counts where there is one.
-        max_runtime: Counts from the pod's creation where the run has no demand.
+        clock: The cluster's clock, which all of these times use.
+        key: The run's demand, whose `until` counts if it has one.
+        max_runtime: Counts from the pod's creation if the run has no demand.
         execution_timeout: The task's, None for none; counts from `started_at`, the start of the try by Airflow's clock.
         at_latest: The deadline of the try's first pod, for those that follow it.
     """
@@ -38,7 +38,7 @@ class PodDeadlines:
     _leases: tuple[DemandLease, ...] | None = field(default=None, init=False)
 
     def of_pod(self, created_at: datetime) -> datetime:
-        """Return when a pod created then has to have ended."""
+        """Return when a pod created at that time must have ended."""
         deadline = self._demand_until() or created_at + self.max_runtime
         if self.execution_timeout is not None and self.started_at is not None:
             deadline = min(deadline, self.clock.of_local(self.started_at + self.execution_timeout))
@@ -46,12 +46,12 @@ class PodDeadlines:
 
     @property
     def is_covered(self) -> bool:
-        """Whether the run wants nodes of the pool, by a lease that a ScaleDownSensor is to give up."""
+        """Whether the run wants nodes of the pool, through a Lease that a ScaleDownSensor will withdraw."""
         return self._demand_until() is not None
 
     @property
     def is_wanted(self) -> bool:
-        """Whether anybody wants nodes of the pool, this run or another."""
+        """Whether any run, this one or another, wants nodes of the pool."""
         return any(lease.live(self.clock.now()) for lease in self._demand())
 
     def _demand_until(self) -> datetime | None:
@@ -63,5 +63,5 @@ class PodDeadlines:
                 self._leases = list_demand(self.api, self.key.pool)
             except PermissionDenied as error:
                 _log.warning("The run's own deadline is not known: %s", error)
-                return ()  # for now: it may be a refusal that passes
+                return ()  # for now: the refusal may be transient
         return self._leases

@@ -1,9 +1,9 @@
-"""How a pod ended: the one place that turns Kubernetes' words for it into this package's errors. Pure."""
+"""How a pod ended: the one place that maps Kubernetes' states and reasons to this package's errors. Pure."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
@@ -16,18 +16,18 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
 )
 
-# Reasons that the kubelet or a cloud's node agent gives a pod whose node goes: node shutdown (spot loss on GKE is
+# Reasons that the kubelet or a cloud's node agent sets on a pod whose node goes away: shutdown (spot loss on GKE is
 # "Terminated"), kubelet preemption for a critical pod, a lost node, eviction for the node's sake.
 _TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", "Evicted"})
 
-# What the kubelet says when the evicted pod itself was the cause; anything else is the node's pressure.
+# The kubelet's message if the evicted pod itself was the cause; anything else is node pressure.
 _OWN_FAULT = ("exceeds the limit", "exceeds the total limit", "exceeded its local ephemeral storage")
 
 _NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
-"""Reasons of a container that waits for its image: mostly for a network or a registry that is not itself."""
+"""Reasons of a container that waits for its image: mostly a network or registry problem."""
 
-# A registry's answer that is the same a minute later, but for the limits that some word as a denial.
+# Registry answers that are final, except rate limits that some registries phrase as a denial.
 _FINAL_ANSWER = re.compile(
     r"not found|does not exist|manifest unknown|name unknown|\bdenied\b|unauthorized|invalid reference", re.IGNORECASE
 )
@@ -40,14 +40,14 @@ KILLED = (128 + 9, 128 + 15)
 _KUBELET_SAYS_IN = timedelta(seconds=5)
 
 RAISE_DEADLINE = "Raise the pool's max_runtime, active_deadline_seconds or execution_timeout."
-"""What to do where the end of a pod's time came too soon."""
+"""What to do if a pod's deadline came too soon."""
 
 _RETRY = "Retry the task: the next try waits for new capacity."
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodEnd:
-    """The end of the wait for a pod: `error` is None where its base container succeeded."""
+    """The end of the wait for a pod: `error` is None if its base container succeeded."""
 
     error: GpuError | None = None
 
@@ -55,8 +55,8 @@ class PodEnd:
 def end_of(pod: PodState) -> PodEnd | None:
     """Return how the pod ended, or None while its base container may still run.
 
-    The end of the base container decides, whatever sidecars do. A base container that ended well only because it
-    was told to stop (a spot loss that the script answers with exit 0) did not finish its work: that is no success.
+    The end of the base container decides, whatever sidecars do. A base container that exited 0 only because it was told
+    to stop (a script that handles a spot reclaim) did not finish its work: that is not a success.
     """
     base = pod.base
     if base is not None and base.status == "terminated":
@@ -68,11 +68,23 @@ def end_of(pod: PodState) -> PodEnd | None:
     return None
 
 
-def certain_at(pod: PodState) -> datetime | None:
-    """Return when the end that `end_of` sees may be believed; None if at once.
+def before_restart(pod: PodState) -> PodState | None:
+    """Return the pod as it was when its base container had failed, before the kubelet restarted it; otherwise None.
 
-    A kubelet that ends a pod (eviction, node shutdown) says why only when all its containers have ended: until then
-    there is nothing to see but a container that was killed, or that answered SIGTERM with exit 0.
+    A Job that counts such failures (`restartPolicy: OnFailure`) deletes the pod at its limit, while the container runs
+    again or waits to: https://kubernetes.io/docs/concepts/workloads/controllers/job/#pod-backoff-failure-policy
+    """
+    before = pod.base.before if pod.base else None
+    if before is None or not before.exit_code:
+        return None
+    return replace(pod, base=before, deletion_asked_at=None, gone_by=None)
+
+
+def certain_at(pod: PodState) -> datetime | None:
+    """Return when the end that `end_of` sees can be trusted; None if at once.
+
+    A kubelet that ends a pod (eviction, node shutdown) reports the reason only when all its containers have ended:
+    until then it shows only a container that was killed, or that exited 0 on SIGTERM.
     """
     base = pod.base
     if base is None or base.finished_at is None or pod.phase in ("Succeeded", "Failed"):
@@ -82,12 +94,12 @@ def certain_at(pod: PodState) -> datetime | None:
     if base.exit_code in KILLED:
         return base.finished_at + pod.grace + _KUBELET_SAYS_IN
     if any(container.status == "running" for container in pod.others):
-        return None  # a sidecar: the pod's phase says nothing for as long as it likes
+        return None  # a sidecar: it may delay the pod's final phase indefinitely
     return base.finished_at + _KUBELET_SAYS_IN
 
 
 def end_of_gone(pod: PodState | None, *, name: str) -> PodEnd:
-    """Return how a pod ended that is no longer there; `pod` is what was last seen of it."""
+    """Return how a pod ended that no longer exists; `pod` is its last known state."""
     if pod is not None and (end := end_of(pod)):
         return end
     why = f" ({why_disrupted(pod)})" if pod is not None and why_disrupted(pod) else ""
@@ -95,13 +107,13 @@ def end_of_gone(pod: PodState | None, *, name: str) -> PodEnd:
 
 
 def lost_with_node(pod: PodState, why: str) -> PodEnd:
-    """Return the end of a pod whose node will never tell how it ended."""
+    """Return the end of a pod whose node will never report how it ended."""
     what = f"Pod {pod.name} was lost before it had finished: its node {pod.node} {why}."
     return PodEnd(error=PodPreempted(what, _RETRY, pod=pod.name, node=pod.node))
 
 
 def cannot_start(pod: PodState) -> PodImageError | None:
-    """Return why a pod that is not running will never run, or None where waiting may help."""
+    """Return why a pod that is not running will never run; None if waiting may help."""
     for container in pod.waiting:
         image = pod.image if container is pod.base else container.name
         if container.reason in _NEVER_PULLED or (container.reason in PULL_FAILED and _is_final(container.message)):
@@ -115,7 +127,7 @@ def cannot_start(pod: PodState) -> PodImageError | None:
 
 
 def _is_final(message: str) -> bool:
-    """Return True if a pull failed for what the registry said of the image; an image's own name says nothing."""
+    """Return True if the registry's answer made the pull fail for good; the image's own name is ignored."""
     said = _QUOTED.sub("", message)
     return _FINAL_ANSWER.search(said) is not None and _LIMITED.search(said) is None
 
@@ -146,10 +158,10 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
 
 
 def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
-    """Return True if the container ended because the pod was taken away, and not by itself before that.
+    """Return True if the container ended because the pod was preempted, and not by itself before that.
 
-    Times have whole seconds: if both fall into one, a failure is attributed to the disruption, and so is exit 0,
-    because a training that is wrongly tried again costs less than one that wrongly counts as finished.
+    Times are in whole seconds: within the same second, a failure is attributed to the disruption, and so is exit 0,
+    because wrongly retrying a training costs less than wrongly counting it as finished.
     """
     if pod.reason in _TAKEN_AWAY and not _is_own_fault(pod):
         return True
@@ -168,7 +180,7 @@ def _ran_over(pod: PodState, base: ContainerState) -> bool:
 
 
 def _pod_error(pod: PodState) -> GpuError:
-    """Return the error of a pod that failed without an end of its base container to show."""
+    """Return the error of a pod that failed without a recorded end of its base container."""
     if pod.reason == "DeadlineExceeded":
         return _deadline(pod)
     if (pod.reason in _TAKEN_AWAY and not _is_own_fault(pod)) or pod.disruption:
@@ -194,7 +206,7 @@ def _pod_error(pod: PodState) -> GpuError:
 def _preempted(pod: PodState) -> PodPreempted:
     why = why_disrupted(pod) or "it was deleted"
     return PodPreempted(
-        f"Pod {pod.name} was taken away before it had finished: {why}.", _RETRY, pod=pod.name, node=pod.node
+        f"Pod {pod.name} was preempted before it had finished: {why}.", _RETRY, pod=pod.name, node=pod.node
     )
 
 
@@ -210,7 +222,7 @@ def _deadline(pod: PodState) -> PodDeadline:
 
 
 def why_disrupted(pod: PodState) -> str:
-    """Return in Kubernetes' words why the pod is taken away, or an empty string."""
+    """Return Kubernetes' reason why the pod is disrupted, or an empty string."""
     if pod.disruption:
         return f"{pod.disruption.reason}: {pod.disruption.message}".strip(": ")
     if pod.reason in _TAKEN_AWAY:

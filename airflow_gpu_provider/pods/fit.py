@@ -24,7 +24,7 @@ _LITTLE_ROOM = re.compile(r"Insufficient \S|Too many pods|have free ports|exceed
 
 
 def requests_of(containers: Iterable[Mapping[str, Any]], first: Iterable[Mapping[str, Any]] = ()) -> NodeSize:
-    """Return what a pod asks for: its containers together, or one that comes first (an init container) alone."""
+    """Return a pod's requests: the sum of its containers, or a single init container's if that is larger."""
     together = [_request(container) for container in containers]
     whole = {name: sum(each[name] for each in together) for name in _RESOURCES}
     for one in map(_request, first):
@@ -33,7 +33,7 @@ def requests_of(containers: Iterable[Mapping[str, Any]], first: Iterable[Mapping
 
 
 def size_of(node: Node) -> NodeSize | None:
-    """Return what pods can have of a node; None before its kubelet has said so. GPUs it may say later."""
+    """Return what a node offers to pods; None until its kubelet reports it. GPUs may come later."""
     if not {"cpu", "memory"} <= node.allocatable.keys():
         return None
     cpus, memory = amount(node.allocatable["cpu"]), amount(node.allocatable["memory"])
@@ -41,7 +41,7 @@ def size_of(node: Node) -> NodeSize | None:
 
 
 def check_fits(requests: NodeSize, sizes: Mapping[str, NodeSize | None], *, pool: str) -> None:
-    """Raise PodUnschedulable where the pod fits on none of the nodes; a size that is not known may be large enough."""
+    """Raise PodUnschedulable if the pod fits on none of the nodes; an unknown size may be large enough."""
     known = {name: size for name, size in sizes.items() if size is not None}
     if not known or len(known) < len(sizes) or any(_fits(requests, size) for size in known.values()):
         return
@@ -56,38 +56,51 @@ def check_fits(requests: NodeSize, sizes: Mapping[str, NodeSize | None], *, pool
 
 
 def waits_for_other_pods(message: str, *, is_any_node_empty: bool) -> bool:
-    """Return True if the scheduler's message names a node that would do, were other pods not there.
+    """Return True if the scheduler's message names a node that would fit without its other pods.
 
-    The scheduler says it only of a node that has passed its filters for taints, node selector and node affinity, and
-    names every resource that is short (kube-scheduler's plugins NodeResourcesFit, NodePorts, NodeVolumeLimits,
+    The scheduler reports this only for a node that has passed its filters for taints, node selector and node affinity,
+    and names every resource that is short (kube-scheduler's plugins NodeResourcesFit, NodePorts, NodeVolumeLimits,
     VolumeRestrictions, InterPodAffinity).
 
     Args:
-        message: Of the pod's condition PodScheduled.
-        is_any_node_empty: A usable node runs nothing but DaemonSets' pods. Where CPU or memory is short even so, no
-            other pod's end helps.
+        message: From the pod's condition PodScheduled.
+        is_any_node_empty: A usable node runs nothing but DaemonSet pods. If CPU or memory is short even so, no other
+            pod's end helps.
     """
     if _TAKEN.search(message):
         return True
     return not is_any_node_empty and _LITTLE_ROOM.search(message) is not None
 
 
+def is_left_out(message: str, *, ready: Collection[str], empty: Collection[str]) -> bool:
+    """Return True if the scheduler excludes usable nodes for another reason than the pods running there.
+
+    Args:
+        message: As for `waits_for_other_pods`; empty if the scheduler has not reported that it finds no node.
+        ready: The usable nodes, by name.
+        empty: The pool's nodes that run nothing but DaemonSet pods.
+    """
+    if not message or not ready:
+        return False
+    return not waits_for_other_pods(message, is_any_node_empty=any(node in empty for node in ready))
+
+
 def not_on_any(selector: Mapping[str, str], nodes: Collection[Node]) -> str:
-    """Return the labels of a node selector for which no node can be selected; empty where one can, or without nodes."""
+    """Return the node selector's labels that no node satisfies; empty if one does, or without nodes."""
     if not nodes or any(selector.items() <= node.labels.items() for node in nodes):
         return ""
     nowhere = {k: v for k, v in selector.items() if all(node.labels.get(k) != v for node in nodes)}
     return ", ".join(f"{k}={v}" for k, v in sorted((nowhere or selector).items()))
 
 
-@lru_cache(maxsize=1024)  # a thousand waiting pods look at the same nodes
+@lru_cache(maxsize=1024)  # a thousand waiting pods check the same nodes
 def amount(quantity: Hashable) -> float:
     """Return a Kubernetes quantity ("500m", "16Gi", 2) as a number.
 
-    By hand, for the client's own parser imports all of the client: a second in which a triggerer does nothing else.
+    Parsed by hand, since the client's own parser imports the whole client, which blocks a triggerer for a second.
 
     Raises:
-        ValueError: It is none.
+        ValueError: It is not a quantity.
     """
     match = _QUANTITY.fullmatch(str(quantity).strip())
     if match is None or match[2] not in _FACTORS:

@@ -1,11 +1,11 @@
 """PodLogs: the log of a pod's containers, streamed into the log of the task that waits for it in the triggerer.
 
-Within one triggerer a line is written once, whatever happens to the connection: a reading goes on at the LogPosition
-that the last one has reached. For the next triggerer the positions are kept on the pod, as an annotation: it goes with
-the pod, the role that runs pods may write it, and the watch that waits for the pod shows it for nothing. It is written
-while lines come, once in SAVE_EVERY seconds, so a triggerer that is killed has at most 5 s of log repeated by its
-successor, which says so; a silent pod costs no request. What is not streamed when the pod ends is read by the
-operator, from the positions in the trigger's event.
+Within one triggerer a line is written once, whatever happens to the connection: each read continues at the LogPosition
+that the last one reached. For the next triggerer the positions are kept on the pod, as an annotation: it is deleted
+with the pod, the role that runs pods may write it, and the watch on the pod delivers it without further requests. It is
+written while lines come, every SAVE_EVERY seconds, so if a triggerer is killed, its successor repeats at most 5 s of
+log, and says so; a silent pod costs no request. The operator reads what was not streamed when the pod ended, from the
+positions in the trigger's event.
 """
 
 from __future__ import annotations
@@ -38,20 +38,23 @@ from airflow_gpu_provider.pods.secrets import secrets_of
 from airflow_gpu_provider.pods.supervisor_log import supervisor_log
 
 STREAMS = 50
-"""How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` says another number."""
+"""How many containers one triggerer follows at once, unless `[gpu_provider] log_streams` sets another number."""
 
 REPEATED = "(the following lines may repeat the last seconds: the triggerer was restarted or overloaded)"
 
-ROTATED = '(lines may be missing here: the node has rotated the log; see "The log" in docs/gpu-pod.md)'
+ROTATED = (
+    "(lines may be missing here: the node has rotated the log, or has started the container again; "
+    'see "The log" in docs/gpu-pod.md)'
+)
 
 WriteLine = Callable[[str, str, datetime | None], None]
-"""Takes a container's name, a line's text, and when it was printed."""
+"""Takes a container's name, a line's text, and the time when it was printed."""
 
 LAST_WORDS_WITHIN = 1.0
-"""Seconds in which the log of a pod that is taken away is read to its end: a worker may find it gone."""
+"""Seconds to read the log of a preempted pod to its end: a worker may find the pod gone."""
 SAVE_EVERY = 3.0
 _OUTLIVED = 1.5
-_SILENCE = 240.0  # load balancers drop what is silent for longer (EKS: 350 s), and tell nobody
+_SILENCE = 240.0  # load balancers silently drop connections idle for longer (EKS: 350 s)
 _SOON, _LATEST = 0.5, 15.0
 _BUNCH = 50
 _LINES_PER_SECOND = 1000
@@ -81,13 +84,15 @@ class PodLogs:
         api: The cluster.
         wait: The pod.
         wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
-            "positions" from which to go on, and whether lines "may_repeat", in a redeferral. None: nothing is streamed.
+            "positions" from which to continue, and whether lines "may_repeat", in a redeferral. None: nothing is
+            streamed.
         log: The task's log; takes a level, a format and its arguments.
         write: Writes a line instead of `log`; takes a container's name, the text and when it was printed.
-        alone: In an event loop of the pod's own task: its streams are not bounded, and nobody follows on them.
+        alone: It runs in the event loop of the pod's own task: its streams are not limited, and none takes over from
+            them.
         shown_as: Returns what a container is called in the log. Default: its name.
-        saver: Writes the positions down, with those of other pods. Default: on this pod, by its own.
-        on_line: Told the text of each line, too.
+        saver: Records the positions, with those of other pods. Default: on this pod, by its own.
+        on_line: Also called with the text of each line.
     """
 
     def __init__(
@@ -140,7 +145,7 @@ class PodLogs:
                 self._say(f"The pod's log could not be followed to its end; the rest comes later: {result!r}")
 
     def follow(self, pod: PodState, raw: Json) -> None:
-        """Take the pod as it is now: a container that has started is followed from here on."""
+        """Take the pod's present state: a container that has started is followed from now on."""
         if not self._names:
             return
         if not self._has_seen_pod:
@@ -154,7 +159,7 @@ class PodLogs:
                 self._start(container.name, container.started_at)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until the streams have ended by themselves, for so long at most."""
+        """Wait until the streams have ended by themselves, at most this long."""
         if self._streams:
             await asyncio.wait(self._streams.values(), timeout=seconds)
 
@@ -164,11 +169,11 @@ class PodLogs:
         return not self._waiting
 
     def rest(self) -> dict[str, Any]:
-        """Return what the operator needs to go on: "positions", and whether lines may come twice (`may_repeat`)."""
+        """Return what the operator needs to continue: "positions", and whether lines may come twice (`may_repeat`)."""
         return {"positions": self._positions(), "may_repeat": self._may_repeat}
 
     async def safe_rest(self) -> dict[str, Any]:
-        """Return `rest` as far as the lines are sure to be in the task's log: those after it are better read twice."""
+        """Return `rest` as far as the lines are certain to be in the task's log: better to read the others twice."""
         log = supervisor_log()
         if await log.until_read(log.written, within=_READ_WITHIN):
             return self.rest()
@@ -181,11 +186,11 @@ class PodLogs:
         if (name, started_at) in self._streams:
             return
         before = [task for (other, _), task in self._streams.items() if other == name]
-        self._streams[name, started_at] = asyncio.create_task(self._stream(name, before))
+        self._streams[name, started_at] = asyncio.create_task(self._stream(name, started_at, before))
 
-    async def _stream(self, name: str, before: list[asyncio.Task[None]]) -> None:
-        """Follow one run of a container to its end; a sidecar's earlier runs come first."""
-        for secret in self._secrets:  # Airflow's log is masked by the process above, and knows it from then on
+    async def _stream(self, name: str, started_at: datetime, before: list[asyncio.Task[None]]) -> None:
+        """Follow one run of a container to its end; its earlier runs come first."""
+        for secret in self._secrets:  # Airflow's log is masked by the parent process, which knows it from then on
             await amask_secret(secret)
         if before:
             await asyncio.wait(before)
@@ -194,7 +199,7 @@ class PodLogs:
         async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
             self._waiting.discard(name)
             failures = 0
-            while True:
+            while self._states[name].started_at in (started_at, None):  # the next run has a new log
                 began = time.monotonic()
                 try:
                     await self._read(name)
@@ -202,7 +207,7 @@ class PodLogs:
                     if not error.retryable:
                         self._say(f"The log of container {name} comes when the pod has ended: {error}")
                         return
-                if self._states[name].status == "terminated":
+                if self._states[name].status != "running":
                     return
                 failures = 0 if time.monotonic() - began > _LATEST else failures + 1
                 longest = min(_LATEST, _SOON * 2.0 ** min(failures, 10))
@@ -217,7 +222,7 @@ class PodLogs:
                 for start in range(0, len(lines), _BUNCH):
                     bunch = lines[start : start + _BUNCH]
                     await (asyncio.sleep(0) if self._alone else _turn(len(bunch)))
-                    # Nothing is awaited in here: a line is taken and written, or neither.
+                    # Nothing is awaited in here: a line is both taken and written, or neither.
                     for line in bunch:
                         text = reader.take(line)
                         if text is not None:
@@ -247,13 +252,13 @@ class PodLogs:
     # -- positions -------------------------------------------------------------------------------------------
 
     def _take_positions(self, annotation: str | None) -> None:
-        """Go on where an earlier triggerer was when it last wrote down its positions."""
+        """Continue from the positions that an earlier triggerer last recorded."""
         if annotation is None:
             return
         try:
             kept = positions_from_record(json.loads(annotation))
         except (ValueError, TypeError, AttributeError):
-            self._say(f"The log begins anew: the pod's annotation {POSITIONS} cannot be read.")
+            self._say(f"The log starts again from the beginning: the pod's annotation {POSITIONS} cannot be read.")
             return
         newer = [n for n, reader in self._readers.items() if n in kept and kept[n].newest > reader.position.newest]
         self._readers |= {name: LogReader(kept[name]) for name in newer}
@@ -264,12 +269,12 @@ class PodLogs:
 
 
 class PositionSaver:
-    """Writes positions down as an annotation of one object, while there are new ones; at first that there are any.
+    """Records positions in an annotation of one object while there are new ones; first, that there are any.
 
     Args:
         api: The cluster.
         path, uid: The object.
-        positions: Returns those that are reached.
+        positions: Returns those reached so far.
         say: Takes a line for the task's log.
     """
 
@@ -304,14 +309,14 @@ class PositionSaver:
                 await self._save(positions)
             except GpuError as error:
                 if not error.retryable:
-                    self._say(f"If the triggerer is restarted, this log begins anew: {error}")
+                    self._say(f"If the triggerer is restarted, this log starts again from the beginning: {error}")
                     return
                 self._unsaved.set()
             await asyncio.sleep(SAVE_EVERY - _OUTLIVED)
             await self._unsaved.wait()
             self._unsaved.clear()
             safe, mark = self._positions(), supervisor_log().written
-            # A runner whose supervisor was killed goes on for up to a second, and what it writes is in nobody's log.
+            # A runner whose supervisor was killed runs for up to another second, and its output is in no log.
             await asyncio.sleep(_OUTLIVED)
             if await supervisor_log().until_read(mark, within=_READ_WITHIN):
                 positions = safe
@@ -349,7 +354,7 @@ def _of_this_loop() -> _Shared:
 
 @asynccontextmanager
 async def _slot(say_full: Callable[[int], None]) -> AsyncIterator[None]:
-    """Hold one of the streams that a triggerer may have; who waits for one gets it in turn."""
+    """Hold one of the triggerer's stream slots; waiters get them in turn."""
     shared = _of_this_loop()
     if shared.slots.locked():
         say_full(shared.bound)
@@ -358,10 +363,10 @@ async def _slot(say_full: Callable[[int], None]) -> AsyncIterator[None]:
 
 
 async def _turn(lines: int) -> None:
-    """Wait until so many lines may be written.
+    """Wait until this many lines may be written.
 
-    A pod that prints without end must not hold up the triggerer: at its pace the kubelet is slowed down, and what is
-    left at the pod's end is read by a worker.
+    A pod that prints endlessly must not block the triggerer: the kubelet is throttled to this pace, and a worker reads
+    what is left when the pod ends.
     """
     shared, now = _of_this_loop(), time.monotonic()
     begin = max(now, shared.free_at)

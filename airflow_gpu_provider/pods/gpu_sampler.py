@@ -1,18 +1,18 @@
-"""GpuSampler: asks running pods' own containers what their GPUs do, beside the wait for them and never in its way."""
+"""GpuSampler: samples GPU use in running pods' own containers, next to the wait for them and without delaying it."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import aiohttp
 
+from airflow_gpu_provider.cluster.pods import gpus_of
 from airflow_gpu_provider.errors import GpuError, GpuIdle
 from airflow_gpu_provider.pods.gpu_use import QUERY, GpuUse, GpuWatching, Idleness, parse
-from airflow_gpu_provider.pods.wait import PodWait, timeline
 from airflow_gpu_provider.scaling.waits import Progress
 
 if TYPE_CHECKING:
@@ -24,12 +24,17 @@ SAMPLE_EVERY = 60.0
 _WITHIN = 10.0
 _UNTIL_THE_END_SHOWS = 5.0
 _REFUSALS = range(400, 500)
-_TRANSIENT = (408, 429)  # the API server's word for "later": its own time-out, and too many requests at a time
+_TRANSIENT = (408, 429)  # the API server's "later": its own timeout, and too many requests
 _GONE = 404  # the pod's end has not been seen yet
 
 
+def sampled_time(use: GpuUse) -> timedelta:
+    """Return how much of a pod's time its samples stand for."""
+    return timedelta(seconds=use.samples * SAMPLE_EVERY)
+
+
 def each(*take: Callable[..., None]) -> Callable[..., None]:
-    """Return what gives a pod to each of them."""
+    """Return a function that passes a pod to each of them."""
 
     def give(*pod: Any) -> None:
         for one in take:
@@ -47,46 +52,42 @@ class Sampled(Protocol):
     @property
     def gpus(self) -> GpuWatching | None: ...
 
+    @property
+    def what(self) -> str: ...
 
-class GpuSampler(ABC):
+    @property
+    def named(self) -> Mapping[str, str]: ...
+
+    def phases(self, pods: Sequence[PodState]) -> Sequence[Mapping[str, Any]]: ...
+
+
+class GpuSampler:
     """Samples the GPUs of pods while their base containers run. Use it as an async context manager around the wait.
 
-    Of several pods one is asked at a time, in turn: ranks of a training compute, and wait, together.
+    With several pods, one is sampled at a time, in turn: ranks of a training compute, and wait, together.
 
-    An exec that is refused, or fails in the container (no nvidia-smi, no shell is needed), is not repeated. One that
-    the node, the network or a busy API server does not answer is, with the next sample. Both are said once.
+    An exec that is refused, or fails in the container (no nvidia-smi; no shell is needed), is not repeated. One that
+    the node, the network or a busy API server does not answer is retried with the next sample. Both are logged once.
 
     Args:
         api: The cluster.
-        wait: What is waited for; nothing is done where its `gpus` are None.
-        what, named: It in words, and in the details of an error.
+        wait: What is waited for; nothing is sampled if its `gpus` is None.
         say: Takes a line for the task's log.
         warn: Takes a warning.
 
     Attributes:
         use: What has been seen.
-        follow: Takes a pod as it is now, in the form in which the wait tells of it.
     """
 
-    follow: Callable[..., None]
-
     def __init__(
-        self,
-        api: AsyncApi,
-        wait: Sampled,
-        *,
-        what: str,
-        named: Mapping[str, str],
-        say: Callable[[str], object],
-        warn: Callable[[str], object],
+        self, api: AsyncApi, wait: Sampled, *, say: Callable[[str], object], warn: Callable[[str], object]
     ) -> None:
         self._api = api
-        self._what = what
-        self._named = named
+        self._wait = wait
         self._watching = wait.gpus
-        self._namespace = wait.namespace
         self._say = say
         self._warn = warn
+        self._pods: dict[str, PodState] = {}
         self._running: dict[str, PodState] = {}
         self._turn = 0
         self._task: asyncio.Task[None] | None = None
@@ -95,9 +96,10 @@ class GpuSampler(ABC):
         self._has_warned = self._has_failed = self._is_refused = False
         self.use = GpuUse()
 
-    @abstractmethod
     def _end(self, error: GpuIdle) -> Progress:
-        """Return how the wait ends that is given up for it."""
+        """Return the outcome of a wait that is ended because of idle GPUs."""
+        phases = self._wait.phases([pod for _, pod in sorted(self._pods.items())])
+        return Progress(error=error, result={"timeline": phases, "container_ended": False, "machine": ""})
 
     async def __aenter__(self) -> Self:
         return self
@@ -108,8 +110,15 @@ class GpuSampler(ABC):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    def _take(self, pod: PodState) -> None:
-        """Take a pod as it is now: its GPUs are sampled from its container's start to its end."""
+    def follow(self, *seen: Any) -> None:
+        """Take a pod's present state and JSON from the wait: its GPUs are sampled while it runs.
+
+        A pod whose base container has no GPUs is not sampled.
+        """
+        pod, raw = seen[-2:]
+        if pod.base is not None and not _has_gpus(raw, pod.base.name):
+            return
+        self._pods[pod.name] = pod
         if pod.base is not None and pod.base.status == "running":
             self._running[pod.name] = pod
         else:
@@ -122,7 +131,7 @@ class GpuSampler(ABC):
             self._task = asyncio.create_task(self._sample())
 
     async def beside(self, watching: Coroutine[Any, Any, Progress]) -> Progress:
-        """Return how a wait ends: by itself, or since the GPUs have not computed for as long as they may."""
+        """Return how a wait ends: by itself, or because the GPUs have been idle for too long."""
         if self._watching is None or self._watching.end_seconds is None:
             return await watching
         watch, idle = asyncio.create_task(watching), asyncio.create_task(self._is_over.wait())
@@ -136,13 +145,13 @@ class GpuSampler(ABC):
 
     def _error(self) -> GpuIdle:
         return GpuIdle(
-            f"The GPUs of {self._what} have not computed for {self._idleness.in_words}; it is deleted.",
-            "Look at what its last lines wait for; if that is work without GPUs, raise idle_gpu_timeout.",
-            **self._named,
+            f"The GPUs of {self._wait.what} have been idle for {self._idleness.in_words}, so it is deleted.",
+            "Check its last log lines for what it waits for; if that is work without GPUs, raise idle_gpu_timeout.",
+            **self._wait.named,
         )
 
     async def _sample(self) -> None:
-        self._idleness = Idleness()  # what came before an interruption says nothing of the time of it
+        self._idleness = Idleness()  # samples before an interruption say nothing about the time during it
         await asyncio.sleep(SAMPLE_EVERY / 2)
         while not self._is_refused:
             began = time.monotonic()
@@ -155,7 +164,7 @@ class GpuSampler(ABC):
 
     async def _take_one(self, pod: PodState, at: float) -> None:
         assert pod.base is not None
-        path = f"api/v1/namespaces/{self._namespace}/pods/{pod.name}"
+        path = f"api/v1/namespaces/{self._wait.namespace}/pods/{pod.name}"
         try:
             said = await self._api.output(path, container=pod.base.name, command=QUERY, within=_WITHIN)
             sample = parse(said.decode(errors="replace")) if said is not None else None
@@ -171,14 +180,14 @@ class GpuSampler(ABC):
         self._heed_idleness()
 
     async def _failed(self, pod: PodState, why: str, *, is_refused: bool) -> None:
-        """Say it once, unless the container has ended meanwhile."""
+        """Log the failure once, unless the container has ended meanwhile."""
         await asyncio.sleep(_UNTIL_THE_END_SHOWS)
         if pod.name not in self._running:
             return
         self._is_refused = is_refused
         if not self._has_failed:
             self._has_failed = True
-            self._say(f"What the GPUs of {self._what} do is not known: {why}")
+            self._say(f"The GPU use of {self._wait.what} cannot be sampled: {why}")
 
     def _heed_idleness(self) -> None:
         gpus = self._watching
@@ -187,27 +196,13 @@ class GpuSampler(ABC):
             self._is_over.set()
         is_long = self._idleness.lasts(gpus.warn_seconds)
         if is_long and not self._has_warned:
-            self._warn(f"The GPUs of {self._what} have not computed for {self._idleness.in_words}.")
+            self._warn(f"The GPUs of {self._wait.what} have been idle for {self._idleness.in_words}.")
         self._has_warned = is_long
 
 
-class PodSampler(GpuSampler):
-    """Samples one pod's GPUs."""
-
-    def __init__(
-        self, api: AsyncApi, wait: PodWait, *, say: Callable[[str], object], warn: Callable[[str], object]
-    ) -> None:
-        super().__init__(api, wait, what=f"pod {wait.name}", named={"pod": wait.name}, say=say, warn=warn)
-        self._pod: PodState | None = None
-
-    def follow(self, pod: PodState, _: Json) -> None:
-        """Take the pod as it is now."""
-        self._pod = pod
-        self._take(pod)
-
-    def _end(self, error: GpuIdle) -> Progress:
-        phases = timeline(self._pod) if self._pod is not None else []
-        return Progress(error=error, result={"timeline": phases, "container_ended": False, "machine": ""})
+def _has_gpus(pod: Json, container: str) -> bool:
+    named = [each for each in (pod.get("spec") or {}).get("containers") or () if each["name"] == container]
+    return gpus_of({"containers": named}) > 0
 
 
 def _refuses(error: GpuError) -> bool:

@@ -1,9 +1,9 @@
-"""What a pod's GPUs did, from what nvidia-smi says of them now and then. Pure.
+"""What a pod's GPUs did, from nvidia-smi samples. Pure.
 
 `utilization.gpu` is the share of the last sample period (between 1/6 s and 1 s: nvmlUtilization_t in NVIDIA's NVML
 reference) in which a kernel ran on the GPU, so the mean of samples is the share of time in which the GPUs computed.
-What a GPU cannot tell is a word in brackets, like "[N/A]", "[Not Supported]" or "[Unknown Error]"; of a GPU in MIG
-mode, that is its utilization. It stays unknown.
+A value that a GPU does not report is a word in brackets, like "[N/A]", "[Not Supported]" or "[Unknown Error]"; for a
+GPU in MIG mode, this includes its utilization. It stays unknown.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _COLUMNS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Sample:
-    """What a container's GPUs said at one moment; None is unknown.
+    """What a container's GPUs reported at one moment; None is unknown.
 
     Attributes:
-        percent: The mean of the GPUs that say it.
-        is_idle: All say that they did not compute; unknown where one does not say it, and none computed.
+        percent: The mean of the GPUs that report it.
+        is_idle: All report that they did not compute; unknown if one does not report it and none computed.
         memory_mib: The most that one of them has in use.
-        power_w: Of all GPUs together.
+        power_w: For all GPUs together.
     """
 
     percent: float | None
@@ -40,7 +40,7 @@ class Sample:
 
 
 def parse(text: str) -> Sample | None:
-    """Read what `QUERY` prints; None where that is no line of a GPU."""
+    """Parse the output of `QUERY`; None if it has no line for a GPU."""
     rows = [[_number(cell) for cell in row] for row in csv.reader(text.splitlines()) if len(row) == _COLUMNS]
     if not rows:
         return None
@@ -66,10 +66,10 @@ class GpuUse(Record):
     """Samples, summed up.
 
     Attributes:
-        samples: How many say what the GPUs computed.
-        percents, highest: The sum and the largest of what they say.
-        memory_mib_max: The most memory that one GPU had in use; None where no sample says it.
-        watts, power_samples: The sum of the GPUs' power, and how many samples say it.
+        samples: How many report utilization.
+        percents, highest: The sum and the maximum of the reported values.
+        memory_mib_max: The most memory that one GPU had in use; None if no sample reports it.
+        watts, power_samples: The sum of the GPUs' power, and how many samples report it.
     """
 
     samples: int = 0
@@ -94,16 +94,16 @@ class GpuUse(Record):
 
     @property
     def is_known(self) -> bool:
-        """Whether any sample says anything."""
+        """Whether any sample reports a value."""
         return bool(self.samples or self.power_samples or self.memory_mib_max is not None)
 
     @property
     def mean(self) -> float | None:
-        """The GPUs' utilization in percent; None where no sample says it."""
+        """The GPUs' utilization in percent; None if no sample reports it."""
         return self.percents / self.samples if self.samples else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for XCom (docs/xcom.md): what is not known is None."""
+        """Return it for XCom (docs/xcom.md): unknown values are None."""
         mean = self.mean
         return {
             "samples": self.samples,
@@ -115,14 +115,18 @@ class GpuUse(Record):
         }
 
     def in_words(self) -> str:
-        """Return it as a line for people."""
+        """Return it as a human-readable line."""
         mean = self.mean
         computed = "it is unknown how much the GPUs computed"
         if mean is not None:
             computed = f"the GPUs computed {mean:.0f} % of the time"
         if self.memory_mib_max is not None:
-            computed += f", with at most {self.memory_mib_max / 1024:.3g} GiB of a GPU's memory in use"
+            computed += f", with at most {_size(self.memory_mib_max)} of a GPU's memory in use"
         return f"{computed} ({self.samples} sample{'s' if self.samples != 1 else ''})"
+
+
+def _size(mib: float) -> str:
+    return f"{mib / 1024:.3g} GiB" if mib >= 1024 else f"{mib:.0f} MiB"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,14 +138,14 @@ class GpuWatching(Record):
 
 
 class Idleness:
-    """For how long a pod's GPUs have not computed, by samples that follow one another; an unknown one ends that."""
+    """For how long a pod's GPUs have been idle, from consecutive samples; an unknown one resets it."""
 
     def __init__(self) -> None:
         self._since: float | None = None
         self.seconds = 0.0
 
     def take(self, is_idle: bool | None, at: float) -> None:
-        """Take a sample, at a time in seconds that only grows."""
+        """Take a sample, at a monotonic time in seconds."""
         if not is_idle:
             self._since = None
         elif self._since is None:
@@ -149,7 +153,7 @@ class Idleness:
         self.seconds = 0.0 if self._since is None else at - self._since
 
     def lasts(self, seconds: float | None) -> bool:
-        """Return True if it has lasted for so long; None is never."""
+        """Return True if it has lasted this long; None is never."""
         return seconds is not None and self._since is not None and self.seconds >= seconds
 
     @property

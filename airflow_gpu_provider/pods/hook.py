@@ -1,4 +1,4 @@
-"""PoolHook: what KubernetesPodOperator wants of a hook, for the cluster of a GPU pool."""
+"""PoolHook: the hook that KubernetesPodOperator needs, for the cluster of a GPU pool."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
 class PoolHook:
     """Reaches the cluster with the pool's own connection; tokens are made in-process.
 
-    It satisfies `PodOperatorHookProtocol`. Nothing of it is stored: a trigger makes its own from the pool's spec.
+    It satisfies `PodOperatorHookProtocol`. It is never stored: a trigger makes its own from the pool's spec.
     """
 
     is_in_cluster = False
@@ -42,9 +42,9 @@ class PoolHook:
         return self.new_client()
 
     def new_client(self) -> CoreV1Api:
-        """Return a client of its own, for a thread or a signal handler that must not wait for another's locks."""
+        """Return a separate client, for a thread or a signal handler that must not wait for another's locks."""
         client = self.access.api_client()
-        # Exec, by which results are read, goes through a WebSocket client that takes certificates from files only, and
+        # Exec, which reads results, uses a WebSocket client that takes certificates from files only, and
         # without one trusts certifi's instead of the system's, as SSL_CERT_FILE names them.
         trusted = _path(self._ca_file) if self._ca_file else ssl.get_default_verify_paths().cafile
         client.configuration.ssl_ca_cert = trusted
@@ -64,12 +64,12 @@ class PoolHook:
         return self.core_v1_client.read_namespaced_pod(name, namespace)
 
     def get_namespace(self) -> str | None:
-        """Return the namespace of pods that name none; not the one in which Airflow may run in a cluster of its own."""
+        """Return the namespace of pods that name none; not that of Airflow, which may run in another cluster."""
         return "default"
 
     @cached_property
     def _connection(self) -> Any:
-        """The connection, where it is of the kubernetes type, which has settings for pods; a cloud's has none."""
+        """The connection if its type is kubernetes, which has settings for pods; a cloud's has none."""
         pool = self._pool
         return KubernetesHook(conn_id=pool.kubernetes_conn_id) if isinstance(pool, KubernetesGpuPool) else None
 
@@ -84,9 +84,9 @@ class PoolHook:
 
 
 def _pem_file(*parts: str) -> IO[bytes] | None:
-    """Return a file that lives as long as it is held; None where there is nothing for it.
+    """Return a file that exists as long as it is held; None if there is nothing to write.
 
-    It has no name: Airflow ends a task's process without cleaning up, and a named file would stay, key and all.
+    It has no name: Airflow ends a task's process without cleaning up, and a named file would stay behind, with the key.
     """
     if not any(parts):
         return None
@@ -97,5 +97,5 @@ def _pem_file(*parts: str) -> IO[bytes] | None:
 
 
 def _path(file: IO[bytes]) -> str:
-    """Return a path by which this process, and no other user's, can open a file without a name."""
+    """Return a path by which this process, and no other user, can open an unnamed file."""
     return f"/proc/self/fd/{file.fileno()}"

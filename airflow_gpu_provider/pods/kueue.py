@@ -1,12 +1,11 @@
-"""What Kueue's Workload objects say of one that waits in a queue: its place, why it waits, and that it lost its place.
+"""What Kueue's Workload objects say about an object in a queue: its place, why it waits, and its evictions.
 
-KueueQueue has them from the shared watch; all else is pure. Conditions, reasons and priorities are those of
+KueueQueue gets them from the shared watch; everything else is pure. Conditions, reasons and priorities are those of
 kueue.x-k8s.io/v1beta1 (Kueue 0.6 to 0.16).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
@@ -19,16 +18,14 @@ from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import ordinal
-from airflow_gpu_provider.pools.values import is_template
-
-_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+from airflow_gpu_provider.pools.values import is_dns_label, is_template
 
 
 def check_queue_name(queue_name: str | None, labels: Any = None) -> None:
-    """Raise PoolSpecError unless it can be the name of a LocalQueue, and the labels given with it name no other."""
+    """Raise PoolSpecError unless it is a valid LocalQueue name, and the labels given with it name no other queue."""
     if queue_name is None or is_template(queue_name):
         return
-    if not isinstance(queue_name, str) or len(queue_name) > 63 or not _DNS_LABEL.fullmatch(queue_name):
+    if not is_dns_label(queue_name):
         raise PoolSpecError(
             f"queue_name={queue_name!r}.", "It is the name of a LocalQueue of Kueue: a DNS label, like team-a."
         )
@@ -38,23 +35,23 @@ def check_queue_name(queue_name: str | None, labels: Any = None) -> None:
 
 
 def queue_of(queue_name: str | None, labels: Any) -> str:
-    """Return the LocalQueue of something with these labels, both rendered; empty for none.
+    """Return the LocalQueue of an object with these labels, both rendered; empty for none.
 
     Raises:
-        PoolSpecError: As `check_queue_name`.
+        PoolSpecError: As for `check_queue_name`.
     """
     check_queue_name(queue_name, labels)
     return queue_name or str((labels or {}).get(QUEUE_LABEL, ""))
 
 
 class KueueQueue:
-    """What is known of one object in its LocalQueue; with `queue` empty, of one that waits in none: nothing."""
+    """What is known about one object in its LocalQueue; nothing if `queue` is empty."""
 
     def __init__(self, namespace: str, queue: str, uid: str) -> None:
         self._resource = kueue_workloads(namespace)
         self._queue = queue
         self._uid = uid
-        self._workloads: dict[str, Json] = {}  # of the whole queue, by their uids
+        self._workloads: dict[str, Json] = {}  # the whole queue's, by uid
         self._trouble: GpuError | None = None
         self._is_synced = False
 
@@ -63,7 +60,7 @@ class KueueQueue:
         return {self._resource: self._queue} if self._queue else {}
 
     def take(self, changes: Iterable[Change]) -> list[Change]:
-        """Take what the feed tells of Workloads, and return the rest of it."""
+        """Take the feed's Workload changes, and return the others."""
         rest = []
         for change in changes:
             if change.resource != self._resource:
@@ -90,32 +87,32 @@ class KueueQueue:
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody tells why it waits, or why it lost its place."""
+        """Whether it is unknown why it waits or was evicted."""
         return self._trouble is not None and not isinstance(self._trouble, ClusterUnreachable)
 
     @property
     def is_absent(self) -> bool:
-        """Whether there is no Kueue whose objects this package knows, so that as a rule nobody admits it."""
+        """Whether the cluster has no Kueue that this package knows, so that normally nothing admits it."""
         return isinstance(self._trouble, ObjectNotFound)
 
     @property
     def admitted_at(self) -> datetime | None:
-        """Since when Kueue admits it; None where it does not, or nobody says so."""
+        """Since when Kueue has admitted it; None if it has not, or if unknown."""
         return since(self._uid, "Admitted", self._workloads.values())
 
     @property
     def evicted(self) -> str:
-        """Why its place was taken away, empty where it was not."""
+        """Why it was evicted; empty if it was not."""
         return evicted_in_words(self._uid, self._workloads.values())
 
     @property
     def evicted_at(self) -> datetime | None:
-        """When that was."""
+        """When it was evicted."""
         return since(self._uid, "Evicted", self._workloads.values())
 
 
 def since(uid: str, kind: str, workloads: Iterable[Json]) -> datetime | None:
-    """Return since when a condition of the object's Workload is true; None where it is not."""
+    """Return since when a condition of the object's Workload is true; None if it is not."""
     own = next((each for each in workloads if is_of(each, uid)), None)
     condition = _condition(own, kind) if own is not None else None
     is_true = condition is not None and condition["status"] == "True"
@@ -123,7 +120,7 @@ def since(uid: str, kind: str, workloads: Iterable[Json]) -> datetime | None:
 
 
 def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:
-    """Return the place in its LocalQueue of the object with this uid, and why Kueue does not admit it.
+    """Return the LocalQueue position of the object with this uid, and why Kueue does not admit it.
 
     Args:
         uid: The object's.
@@ -145,7 +142,7 @@ def queued_in_words(uid: str, queue: str, workloads: Iterable[Json]) -> str:
 
 
 def evicted_in_words(uid: str, workloads: Iterable[Json]) -> str:
-    """Return why Kueue has taken the object's place away, "Preempted: ..."; empty where it has not."""
+    """Return why Kueue has evicted the object, "Preempted: ..."; empty if it has not."""
     own = next((each for each in workloads if is_of(each, uid)), None)
     condition = _condition(own, "Evicted") if own is not None else None
     if condition is None or condition["status"] != "True":
@@ -165,7 +162,7 @@ def _is_pending(workload: Json) -> bool:
 
 
 def _order(workload: Json) -> tuple[int, str, str]:
-    """Kueue's: the highest priority first, then the oldest; and names, where all is equal."""
+    """Kueue's order: the highest priority first, then the oldest, then by name."""
     metadata = workload["metadata"]
     priority = int((workload.get("spec") or {}).get("priority") or 0)
     return -priority, str(metadata.get("creationTimestamp")), str(metadata["name"])

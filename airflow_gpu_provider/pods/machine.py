@@ -1,8 +1,8 @@
-"""PodMachine: whether a pod's end was its machine's, where only the cloud can tell.
+"""PodMachine: whether a pod ended with its machine, if only the cloud can tell.
 
 A managed node group drains its nodes, and aws-node-termination-handler taints and drains them: then the pod carries the
-reason itself. A spot instance of a group with neither is shut down under its pod. Its kubelet may have said, with its
-last breath, how the container answered SIGTERM; or nothing at all, and then the node leaves the cluster.
+reason itself. A spot instance of a group with neither is shut down while its pod runs. Its kubelet may still have
+reported how the container answered SIGTERM; or nothing at all, and then the node leaves the cluster.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ from airflow_gpu_provider.pods.end import KILLED
 from airflow_gpu_provider.pools import GpuPool
 
 _PAUSES = (1.0, 2.0, 4.0)
-"""Seconds before a cloud that says nothing of a machine's end is asked again: what it shows may be seconds old (EC2
+"""Seconds before asking the cloud again if it reports no end of a machine: its answers may be seconds old (EC2
 developer guide, "Eventual consistency in the Amazon EC2 API")."""
 
 _log = logging.getLogger(__name__)
 
 
 def may_be_spot(pool: GpuPool) -> bool:
-    """Return True if a machine of the pool may be spot; the spec does not say it of external groups."""
+    """Return True if a machine of the pool may be spot; for external groups the spec does not say."""
     return pool.manage == "scale" or bool(set(getattr(pool, "capacity_types", ())) - {"ON_DEMAND"})
 
 
 class PodMachine:
     """Asks the pool's platform about ends that may have been the machine's.
 
-    It asks again for some seconds about a container that was killed. About one that ended well it asks once: no machine
-    is to wait after each success.
+    For a container that was killed, it asks again for some seconds. For one that succeeded it asks once: no machine
+    should idle after each success.
 
     Args:
-        name: The cloud's name for the machine, as the wait for the pod has seen it; empty where it was too short for
-            that. Then the node is asked, which is there mostly, and else nobody.
+        name: The cloud's name for the machine, as the wait for the pod has seen it; empty if the wait was too short.
+            Then the name comes from the node, which mostly still exists; otherwise it stays unknown.
         pool: The rendered spec.
         platform: Returns its platform.
-        machine_of: Returns the machine of the node with this name; empty where there is none.
+        machine_of: Returns the machine of the node with this name; empty if there is none.
         sleep: Waits for so many seconds.
     """
 
@@ -60,7 +60,7 @@ class PodMachine:
         self._asked = False
 
     def judged(self, error: GpuError | None, *, pod: str, node: str) -> GpuError | None:
-        """Return how a pod on `node` ended: by its own account (`error`; None: well), or with its machine."""
+        """Return how a pod on `node` ended: by its own state (`error`; None: success), or with its machine."""
         if isinstance(error, PodPreempted):
             return self.explained(error)
         if error is None:
@@ -72,7 +72,7 @@ class PodMachine:
         return error
 
     def explained(self, error: PodPreempted) -> PodPreempted:
-        """Return the preemption with the cloud's reason for it, where it has one."""
+        """Return the preemption with the cloud's reason, if it has one."""
         end = None if "machine" in error.details else self._end_of(error.details.get("node") or "")
         if end is None:
             return error
@@ -104,8 +104,8 @@ class PodMachine:
 
 def _preempted(pod: str, machine: str, end: MachineEnd, ended: str) -> PodPreempted:
     return PodPreempted(
-        f"Pod {pod} was taken away before it had finished: its container ended with {ended} as its machine {machine}"
-        f" did ({end.why}).",
+        f"Pod {pod} was preempted: its container ended with {ended} when its machine {machine} was terminated"
+        f" ({end.why}).",
         "Retry the task: the next try waits for new capacity.",
         pod=pod,
         machine=machine,

@@ -1,4 +1,4 @@
-"""Whose pod it is: the labels by which a task finds what an earlier try of it has left, and only that."""
+"""A pod's owner: the labels by which a task finds what its own earlier tries have left, and nothing else."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ownership:
 
     Attributes:
         try_id: The id that Airflow gives the task instance for one try.
-        attempt: Which of the try's pods it is: 1 for the first, and one more after each preemption.
+        attempt: The number of the pod within its try: 1 for the first, one more after each preemption.
     """
 
     key: DemandKey
@@ -63,5 +63,5 @@ class Ownership:
 
     @property
     def writer(self) -> str:
-        """Who writes the pool's groups, as the platforms know it."""
+        """The writer of the pool's groups, as the platforms record it."""
         return f"{self.key.installation}/{self.key.dag_id}"

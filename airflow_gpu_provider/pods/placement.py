@@ -1,6 +1,6 @@
-"""Placing a pod on a pool: everything that GpuPodOperator adds to what KubernetesPodOperator builds. Pure.
+"""Places a pod on a pool: everything that GpuPodOperator adds to the pod that KubernetesPodOperator builds. Pure.
 
-What the user's own spec says stays; where it contradicts the placement, that is a PoolSpecError.
+The user's own spec is kept; if it contradicts the placement, that is a PoolSpecError.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from airflow_gpu_provider.workload_placement import tolerations_of
 SHM_PATH = "/dev/shm"
 SHM_VOLUME = "gpu-pod-shm"
 
-# A machine with a running pod is not idle to anybody: cluster-autoscaler drains half-used nodes, and Karpenter
+# A machine with a running pod must not count as idle: cluster-autoscaler drains half-used nodes, and Karpenter
 # consolidates over bare pods.
 _SAFE_TO_EVICT = "cluster-autoscaler.kubernetes.io/safe-to-evict"
 _STAYS = {_SAFE_TO_EVICT: "false", "karpenter.sh/do-not-disrupt": "true"}
-# On Autopilot "false" asks for an extended run time, and its autoscaler brings no node of these kinds for such a pod
-# (buildkite/agent-stack-k8s#849). It takes no node from a pod without a controller anyway.
+# On Autopilot "false" requests an extended run time, and its autoscaler adds no node of these kinds for such a pod
+# (buildkite/agent-stack-k8s#849). It removes no node from a pod without a controller anyway.
 _NO_EXTENDED_RUN_TIME = ("cloud.google.com/gke-spot", "cloud.google.com/compute-class")
 
 
@@ -42,13 +42,14 @@ class Placement:
     Attributes:
         gpus: GPUs for the base container; the others get none.
         base_container: Its name.
-        shm_size: Size of /dev/shm, as a Kubernetes quantity. None: no limit of its own, so that it may fill the
-            container's memory limit. "0": the container runtime's 64 MiB stay.
-        active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one of the user's stays.
+        shm_size: Size of /dev/shm, as a Kubernetes quantity. None: no limit of its own, so it may grow to the
+            container's memory limit. "0": keep the container runtime's 64 MiB.
+        active_deadline_seconds: After so many seconds the node itself ends the pod; a shorter one set by the user is
+            kept.
         labels, annotations: More of the package's own.
-        avoid: Values of kubernetes.io/hostname of nodes that are not to be used.
-        queue: The LocalQueue of Kueue that admits the pod; empty for none.
-        env: Variables for the base container; where the user's have the same name, theirs stay.
+        avoid: kubernetes.io/hostname values of nodes that must not be used.
+        queue: The Kueue LocalQueue that admits the pod; empty for none.
+        env: Variables for the base container; the user's variables with the same names take precedence.
     """
 
     pool: GpuPool
@@ -76,7 +77,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     base = _base_container(pod, placement)
     _select_pool(pod.spec, placement.pool)
     _set_metadata(pod, placement)
-    _tolerate_taints(pod.spec, placement.pool)
+    pod.spec.tolerations = [*(pod.spec.tolerations or []), *tolerations(placement.pool)]
     _avoid(pod.spec, placement.avoid)
     _give_gpus(pod.spec, base, placement)
     _mount_shm(pod.spec, base, placement.shm_size)
@@ -88,7 +89,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
 
 
 def check_gpus(pool: GpuPool, gpus: int) -> None:
-    """Raise PoolSpecError where no machine of the pool has that many GPUs."""
+    """Raise PoolSpecError if no machine of the pool has that many GPUs."""
     if gpus < 1:
         raise PoolSpecError(f"gpus={gpus}.", "A GpuPodOperator asks for at least one GPU.")
     sizes = pool.node_sizes.values()
@@ -102,7 +103,7 @@ def check_gpus(pool: GpuPool, gpus: int) -> None:
 
 
 def resources_of(given: Any) -> k8s.V1ResourceRequirements | None:
-    """Return a container's resources as the client's model: they may be given as a dict, as the API has them.
+    """Return a container's resources as the client's model; they may be given as a dict in the API's form.
 
     Raises:
         PoolSpecError: It is something else, or has other keys than Kubernetes'.
@@ -119,21 +120,21 @@ def resources_of(given: Any) -> k8s.V1ResourceRequirements | None:
 
 
 def check_resources(resources: k8s.V1ResourceRequirements, pool: GpuPool) -> None:
-    """Raise PodUnschedulable where no machine of the pool has them; Jinja expressions are left to `place`."""
+    """Raise PodUnschedulable if no machine of the pool has them; Jinja expressions are left to `place`."""
     amounts = [*(resources.requests or {}).values(), *(resources.limits or {}).values()]
     if not any(is_template(amount) for amount in amounts):
         check_fits(requests_of([{"resources": resources.to_dict()}]), pool.node_sizes, pool=pool.name)
 
 
 def check_pod(pod: k8s.V1Pod, pool: GpuPool) -> None:
-    """Raise PodUnschedulable where no machine of the pool is as large as the pod."""
+    """Raise PodUnschedulable if no machine of the pool is as large as the pod."""
     containers, first = pod.spec.containers, pod.spec.init_containers or ()
     requests = requests_of([one.to_dict() for one in containers], [one.to_dict() for one in first])
     check_fits(requests, pool.node_sizes, pool=pool.name)
 
 
 def _gpus_asked(container: k8s.V1Container, part: str) -> Decimal | None:
-    """Return what the container's limits or requests say of GPUs; None where they say nothing."""
+    """Return the GPUs in the container's limits or requests; None if they have none."""
     asked = (getattr(container.resources, part, None) or {}).get(GPU_RESOURCE)
     try:
         return None if asked is None else parse_quantity(asked)
@@ -165,7 +166,7 @@ def _set_metadata(pod: k8s.V1Pod, placement: Placement) -> None:
 
 
 def _protection(spec: k8s.V1PodSpec, pool: GpuPool) -> dict[str, str]:
-    """Return the annotations that keep autoscalers from ending the pod, without those that would bring it no node."""
+    """Return the annotations that keep autoscalers from evicting the pod, but still let it get a node."""
     is_refused = getattr(pool, "provisioner", None) == "autopilot" and any(
         label in spec.node_selector for label in _NO_EXTENDED_RUN_TIME
     )
@@ -183,12 +184,8 @@ def _select_pool(spec: k8s.V1PodSpec, pool: GpuPool) -> None:
     spec.node_selector = {**selector, **pool.node_selector}
 
 
-def _tolerate_taints(spec: k8s.V1PodSpec, pool: GpuPool) -> None:
-    spec.tolerations = [*(spec.tolerations or []), *tolerations(pool)]
-
-
 def tolerations(pool: GpuPool) -> list[k8s.V1Toleration]:
-    """Return what a pod needs to be let onto the pool's nodes."""
+    """Return the tolerations that a pod needs on the pool's nodes."""
     return [k8s.V1Toleration(**each) for each in tolerations_of(pool)]
 
 
@@ -230,7 +227,7 @@ def _avoid(spec: k8s.V1PodSpec, hostnames: tuple[str, ...]) -> None:
     node = spec.affinity.node_affinity = spec.affinity.node_affinity or k8s.V1NodeAffinity()
     key = "required_during_scheduling_ignored_during_execution"
     required = getattr(node, key) or k8s.V1NodeSelector(node_selector_terms=[k8s.V1NodeSelectorTerm()])
-    for term in required.node_selector_terms:  # any one of the terms lets a node in, so each has to exclude
+    for term in required.node_selector_terms:  # one matching term is enough, so each has to exclude
         term.match_expressions = [*(term.match_expressions or []), other]
     setattr(node, key, required)
 

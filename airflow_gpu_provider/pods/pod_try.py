@@ -1,6 +1,6 @@
-"""PodTry: one try of a task, whose pods follow one another where preemption is no failure.
+"""PodTry: one try of a task, with one pod after another if preemption is not failure.
 
-However it ends, no pod is left that nobody waits for, and no node that nobody releases.
+However it ends, it leaves no pod that is not waited for, and no node that is not released.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import GpuError, PodDeadline, PodPreempted, TaskKilled
 from airflow_gpu_provider.pods.attempt import PodAttempt
+from airflow_gpu_provider.pods.collect import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.preemptions import Attempt
-from airflow_gpu_provider.pods.result import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.task_attempt import TaskAttempt
 from airflow_gpu_provider.pods.verdict import AttemptWait, Watched
@@ -33,11 +33,11 @@ _DEFER_MARGIN = timedelta(minutes=5)
 
 
 class PodTry:
-    """The pods of one try, as far as this process sees them.
+    """The pods of one try, as seen by this process.
 
     Args:
-        task: For whom.
-        event: The trigger's, from which it goes on; empty for none.
+        task: The task that runs them.
+        event: The trigger's event, from which it continues; empty for none.
     """
 
     def __init__(self, task: PodTask, event: Mapping[str, Any]) -> None:
@@ -47,12 +47,12 @@ class PodTry:
         self._owner: Ownership | None = None
         self.attempt = self._attempt(Attempt.from_record(event.get("attempt") or {}))
         self.is_resuming = False
-        """The first pod was waited for elsewhere, was taken away, and the next one is to run here."""
+        """The first pod was waited for elsewhere and was preempted; the next one is to run here."""
         self.has_timed_out = False
-        """execution_timeout is over, and what was to be done about it is done."""
+        """execution_timeout has passed and has been handled."""
 
     def run(self) -> Any:
-        """Create a pod and wait for it, here or in the triggerer; where it is taken away and may resume, the next one.
+        """Create a pod and wait for it, here or in the triggerer; if it is preempted and may resume, run the next one.
 
         Raises:
             TaskDeferred: The triggerer waits.
@@ -64,7 +64,7 @@ class PodTry:
             return self._run_attempts()
 
     def go_on(self, watched: Watched) -> Any:
-        """Collect a pod that was waited for; or have it waited for again, or run the next one.
+        """Collect a pod that was waited for, wait for it again, or run the next one.
 
         Raises:
             TaskDeferred: The triggerer waits.
@@ -75,7 +75,7 @@ class PodTry:
             return self._go_on(watched)
 
     def go_on_without_event(self, error: Exception, find_namespace: Callable[[], str]) -> Any:
-        """Collect a pod that has ended; delete one that has not, for nobody can wait for it."""
+        """Collect a pod that has ended; delete one that has not, since nothing can wait for it."""
         late = PodDeadline(
             f"The wait for the pod ended in the triggerer: {error}. The pod is deleted.",
             "See the triggerer's log; the next try starts anew.",
@@ -91,7 +91,7 @@ class PodTry:
             raise late from error
 
     def kill(self) -> None:
-        """Delete the pod, unless on_kill_action says that it stays; may be called in a signal handler."""
+        """Delete the pod, unless on_kill_action keeps it; may be called in a signal handler."""
         if self._task.is_kept_when_killed:
             self._task.log.info("Pod is kept, as on_kill_action says.")
         else:
@@ -151,9 +151,9 @@ class PodTry:
         return self.attempt.collect(watched, self._setbacks.one_more(self._cluster.now()))
 
     def _take_setback(self, error: GpuError) -> bool:
-        """Count a failure that says nothing of the pod; return False for any other one, and for one that lasts."""
+        """Count a failure unrelated to the pod; return False for any other failure, and for one that lasts."""
         if self.attempt.is_released:
-            return False  # how it ended was decided before
+            return False  # how it ended has been decided already
         now = self._cluster.now()
         setbacks = self._setbacks.one_more(now)
         deadline = self.attempt.record.deadline
@@ -167,7 +167,7 @@ class PodTry:
         return True
 
     def _prepare_next_attempt(self, error: PodPreempted) -> None:
-        """Have the next pod follow the one that was taken away; raise `error` where it may not."""
+        """Prepare the pod that follows the preempted one; raise `error` if there may be none."""
         self._task.stop.check()
         now, record = self._cluster.now(), self.attempt.record
         deadline = record.deadline or self.attempt.deadlines.of_pod(now)
@@ -217,9 +217,9 @@ class PodTry:
 
     @contextmanager
     def _heeding_timeout(self) -> Iterator[None]:
-        """Delete the pod and release its node when execution_timeout ends what is done here, be it a release.
+        """Delete the pod and release its node when execution_timeout interrupts this block, even during a release.
 
-        Airflow calls on_kill then, as it does to stop a task.
+        Airflow then calls on_kill, as it does to stop a task.
         """
         try:
             yield
@@ -231,9 +231,9 @@ class PodTry:
 
     @contextmanager
     def _leaving_no_nodes(self) -> Iterator[None]:
-        """Release the pod's node at the end where no demand covers it: no ScaleDownSensor will.
+        """Release the pod's node at the end if no demand covers it: no ScaleDownSensor will.
 
-        And let nothing out but TaskKilled once the task was told to stop: that error may be swallowed on its way.
+        And raise nothing but TaskKilled once the task was told to stop: that error may be swallowed on its way.
         """
         try:
             try:
@@ -248,10 +248,10 @@ class PodTry:
         self._release_nodes()
 
     def _release_nodes(self, *uids: str) -> None:
-        """Do so; an error here is logged, for how the pod ended is what the task is about.
+        """Release the nodes; an error is only logged, since how the pod ended is what matters.
 
-        A task that is told to stop has seconds left, and where that comes in the middle it begins anew: the first thing
-        that is written moves the cloud's own switch.
+        A task that is told to stop has seconds left, and if that happens midway, the release starts again: its first
+        write moves the cloud's own switch.
         """
         own = {*uids, *self.attempt.uids}
         try:
@@ -267,9 +267,11 @@ class PodTry:
         try:
             if any(lease.key == owner.key for lease in list_demand(self._cluster.api, pool.name)):
                 return
-            say("No demand covers the pod: the pool's nodes that nobody wants are released.")
+            say("No demand covers the pod: the pool's unwanted nodes are released.")
             reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
             within = WHEN_KILLED if self._task.stop.error is not None else None
             release_without_sensor(reconciler, self.attempt.demand_key, own=own, say=say, within=within)
         except GpuError as error:
-            self._task.log.warning("Nodes of pool %s that nobody wants may stay for now: %s", pool.name, error)
+            self._task.log.warning(
+                "Unwanted nodes of pool %s could not be released and may keep running for now: %s", pool.name, error
+            )

@@ -1,7 +1,7 @@
-"""What a pod that is taken away leaves to the next one of its try (Attempt), and when there is a next one. Pure.
+"""What a preempted pod passes on to the next one of its try (Attempt), and when there is a next one. Pure.
 
-A try of a task has one pod after another where preemption is no failure. All that has to outlive a worker and a
-triggerer in between travels in the trigger's event, and the number also stands on the pod.
+A try of a task has one pod after another if preemption is not failure. Everything that must outlive a worker and a
+triggerer in between travels in the trigger's event; the number is also on the pod.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Attempt(Record):
 
     Attributes:
         number: 1 for the first pod.
-        deadline: When the try's pods have to have ended, as it was when the first one was made; None before that.
+        deadline: When the try's pods must have ended, set when the first one is created; None before that.
         timeline: The phases of the earlier attempts.
     """
 
@@ -36,21 +36,21 @@ class Attempt(Record):
     timeline: tuple[Mapping[str, Any], ...] = ()
 
     def until(self, deadline: datetime) -> Self:
-        """Return it with this deadline, where the try has none yet."""
+        """Return it with this deadline, unless the try already has one."""
         return replace(self, deadline=self.deadline or deadline)
 
     def following(self, *, deadline: datetime, phases: Phases) -> Self:
-        """Return the attempt after this one, whose pod lived through `phases`."""
+        """Return the attempt after this one, whose pod went through `phases`."""
         return type(self)(number=self.number + 1, deadline=deadline, timeline=self.whole_timeline(phases))
 
     def whole_timeline(self, phases: Phases) -> tuple[Mapping[str, Any], ...]:
-        """Return the try's phases so far; they say which attempt they belong to once there are several."""
+        """Return the try's phases so far; with several attempts, each phase says which one it belongs to."""
         return (*self.timeline, *({**phase, "attempt": self.number} for phase in phases))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Preemptions:
-    """What a task does when its pod is taken away: `resume` at most `at_most` times in one try, or fail."""
+    """What a task does when its pod is preempted: `resume` at most `at_most` times in one try, or fail."""
 
     resume: bool
     at_most: int
@@ -60,8 +60,8 @@ class Preemptions:
         """Read the operator's arguments; raises PoolSpecError for a wrong one."""
         if on_preemption not in (None, "resume", "fail"):
             raise PoolSpecError(f"on_preemption={on_preemption!r}.", "It is 'resume' or 'fail'.")
-        if isinstance(max_preemptions, bool) or max_preemptions < 0:
-            raise PoolSpecError(f"max_preemptions={max_preemptions!r}.", "Give a whole number, at least 0.")
+        if isinstance(max_preemptions, bool) or not isinstance(max_preemptions, int) or max_preemptions < 0:
+            raise PoolSpecError(f"max_preemptions={max_preemptions!r}.", "Use a whole number of at least 0.")
         resume = has_checkpoint if on_preemption is None else on_preemption == "resume"
         return cls(resume=resume, at_most=max_preemptions)
 

@@ -1,8 +1,8 @@
-"""Which of a pod's own words are secret, told to somebody who may not keep secrets. No I/O.
+"""Marks which of a pod's texts are secret, for a process that must not store secrets. No I/O.
 
 A worker knows the secrets that it has rendered into a pod, and masks them in the log; the triggerer that streams the
-pod's log does not know them, and what it is given lies in Airflow's database in the clear. So it is given the words as
-Airflow shows them, secrets masked, and finds the secrets by comparing these with the pod that it watches.
+pod's log does not know them, and its arguments are stored in plain text in Airflow's database. So it gets the texts as
+Airflow shows them, secrets masked, and finds the secrets by comparing them with the pod that it watches.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ MASK = "***"
 
 
 def masked_words(pod: Json, redact: Callable[[str], str]) -> dict[str, str]:
-    """Return the words that hold a secret, masked, by their place in the pod.
+    """Return the texts that contain a secret, masked, by their place in the pod.
 
     Args:
         pod: As JSON.
-        redact: Returns a text with MASK in the place of each secret.
+        redact: Returns a text with MASK in place of each secret.
     """
     masked = {place: redact(text) for place, text in _words(pod)}
     return {place: masked[place] for place, text in _words(pod) if masked[place] != text}
 
 
 def secrets_of(pod: Json, masked: Mapping[str, str]) -> set[str]:
-    """Return the secrets in the pod, of which `masked` shows the places."""
+    """Return the pod's secrets, whose places `masked` shows."""
     found: set[str] = set()
     for place, text in _words(pod):
         if place in masked:
@@ -39,7 +39,7 @@ def secrets_of(pod: Json, masked: Mapping[str, str]) -> set[str]:
 
 
 def _words(pod: Json) -> Iterator[tuple[str, str]]:
-    """Yield the texts that a container is started with, and where each stands."""
+    """Yield the texts that a container is started with, and the place of each."""
     spec: Mapping[str, Any] = pod.get("spec") or {}
     for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
         for variable in container.get("env") or ():

@@ -17,7 +17,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFoun
 from airflow_gpu_provider.cluster.clock import Clock, ServerClock
 from airflow_gpu_provider.cluster.nodes import read_node
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, PodState
-from airflow_gpu_provider.cluster.pods import STUCK_AFTER, UNCOLLECTED, Pod
+from airflow_gpu_provider.cluster.pods import STUCK_AFTER, Pod, mark_collected
 from airflow_gpu_provider.cluster.usage import record_computed, record_pods
 from airflow_gpu_provider.errors import GpuError, PermissionDenied, PodFailed
 from airflow_gpu_provider.pods.hook import PoolHook
@@ -43,12 +43,12 @@ class TaskPods:
             return list(self._hook.core_v1_client.list_namespaced_pod(namespace, label_selector=owner.selector).items)
 
     def newest_of_try(self, namespace: str, owner: Ownership) -> V1Pod | None:
-        """Return the pod of this try's latest attempt, if there is one; what is being deleted already is left out."""
+        """Return the pod of this try's latest attempt, if there is one; pods being deleted are left out."""
         pods = (pod for pod in self.of_task(namespace, owner) if _is_of_try(pod, owner))
         return max((pod for pod in pods if not pod.metadata.deletion_timestamp), key=attempt_of, default=None)
 
     def read(self, name: str, namespace: str, *, uid: str | None) -> V1Pod | None:
-        """Return the pod as it is now; None if it is not there, or another pod has its name.
+        """Return the pod as it is now; None if it does not exist, or another pod has its name.
 
         Raises:
             GpuError: It cannot be read.
@@ -63,9 +63,9 @@ class TaskPods:
         return pod if uid is None or pod.metadata.uid == uid else None
 
     def await_end(self, pods: Iterable[V1Pod], clock: Clock, say: Callable[[str], None]) -> None:
-        """Wait until none of these deleted pods can run any longer: two of one task would write one checkpoint.
+        """Wait until none of these deleted pods can still run: two pods of one task would write the same checkpoint.
 
-        It takes a pod's grace period at most, and half a minute more where its node does not answer.
+        It takes at most a pod's grace period, and half a minute more if its node does not answer.
 
         Raises:
             GpuError: A pod or its node cannot be read.
@@ -109,24 +109,25 @@ class TaskPods:
                     return self._manager.create_pod(request)
             except ObjectChanged:
                 pass
-            # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod still ends.
+            # The answer to an earlier attempt was lost, or random_name_suffix=False and an old pod is still ending.
             there = self.read(request.metadata.name, request.metadata.namespace, uid=None)
             if there is not None and _is_of_attempt(there, owner) and not there.metadata.deletion_timestamp:
                 return there
             if time.monotonic() > give_up_at:
                 raise PodFailed(
-                    f"A pod named {request.metadata.name} exists in {request.metadata.namespace} and does not go.",
+                    f"A pod named {request.metadata.name} already exists in {request.metadata.namespace}: it belongs to"
+                    " another task, or is still being deleted.",
                     "Delete it, or leave random_name_suffix=True.",
                 )
             time.sleep(0.5)
 
     def delete(self, pod: V1Pod) -> None:
-        """Delete the pod that was read; fine if it is gone, or if another one has its name."""
+        """Delete the pod that was read; do nothing if it is gone, or if another one has its name."""
         with mapped("delete", "pods"):
             self._manager.delete_pod(pod)
 
     def note_computed(self, pods: Iterable[Any], share: float, *, sampled: timedelta) -> None:
-        """Write down, for the bill, for which share (0 to 1) of the time that was sampled the pods' GPUs computed.
+        """Record, for the bill, the share (0 to 1) of the sampled time in which the pods' GPUs computed.
 
         The pods are V1Pods, or the JSON of pods.
         """
@@ -137,12 +138,12 @@ class TaskPods:
         _note(self._hook.core_v1_client, pods, record)
 
     def delete_from_signal_handler(self, pod: V1Pod, *, grace_seconds: int | None) -> None:
-        """Delete with a client of its own, for the interrupted code may hold locks; failures are logged."""
+        """Delete with a separate client, since the interrupted code may hold locks; failures are logged."""
         options = {} if grace_seconds is None else {"grace_period_seconds": grace_seconds}
         try:
             client = self._hook.new_client()
             with mapped("delete", "pods"):
-                # Where the answer to its creation has not come, another task's pod may have the name.
+                # If the answer to its creation has not arrived, another task's pod may have the name.
                 if not pod.metadata.uid:
                     there = client.read_namespaced_pod(pod.metadata.name, pod.metadata.namespace)
                     if _try_of(there) != _try_of(pod):
@@ -150,7 +151,7 @@ class TaskPods:
                     pod = there
                 name, namespace = pod.metadata.name, pod.metadata.namespace
                 last = client.delete_namespaced_pod(name, namespace, body=_only(pod, **options))
-            _note_use(client, last)  # after it: the process may be ended any moment, and a pod that runs costs more
+            _note_use(client, last)  # afterwards: the process may be killed any moment, and a running pod costs more
         except ObjectNotFound:
             return
         except GpuError as error:
@@ -158,9 +159,9 @@ class TaskPods:
 
 
 class CarefulPodManager(PodManager):
-    """Deletes a pod only if it is the one that was read, and not another one of its name.
+    """Deletes a pod only if it is the one that was read, not another one with its name.
 
-    When it ran is written down before, for its run's bill.
+    When it ran is recorded first, for its run's bill.
     """
 
     @property
@@ -168,7 +169,7 @@ class CarefulPodManager(PodManager):
         return self._client
 
     def run_pod_async(self, pod: V1Pod, **kwargs: Any) -> V1Pod:
-        """Create the pod. Its base class logs each refusal with the whole pod; here it is the caller who tells it."""
+        """Create the pod. The base class logs each refusal with the whole pod; here the caller reports it."""
         body = self._client.api_client.sanitize_for_serialization(pod)
         return self._client.create_namespaced_pod(body=body, namespace=pod.metadata.namespace, **kwargs)
 
@@ -181,24 +182,20 @@ class CarefulPodManager(PodManager):
                 raise
 
     def mark_collected(self, pod: V1Pod) -> None:
-        """Let the node of a kept pod go: its log and result are read."""
-        patch = {"metadata": {"annotations": {UNCOLLECTED: None}}}
+        """Allow a kept pod's node to be released: its log and result have been read."""
         _note_use(self._client, pod)
-        try:
-            self._client.patch_namespaced_pod(pod.metadata.name, pod.metadata.namespace, patch)
-        except (ApiException, HTTPError) as error:
-            _log.warning("Pod %s holds its node for ten minutes more: %s", pod.metadata.name, error)
+        mark_collected(self._client.api_client, pod.metadata.namespace, pod.metadata.name)
 
 
 def _note_use(client: CoreV1Api, pod: Any) -> None:
-    """Write down when and where the pod ran."""
+    """Record when and where the pod ran."""
     _note(client, [pod], record_pods)
 
 
 def _note(client: CoreV1Api, pods: Iterable[Any], record: Callable[[ApiClient, Sequence[Pod], datetime], None]) -> None:
-    """Write down something of pods; a bill that is too low is no reason for a task to fail."""
+    """Record something about pods; a bill that is too low is no reason for a task to fail."""
     raw = [client.api_client.sanitize_for_serialization(pod) for pod in pods]
-    # A delete that is done at once answers with a Status.
+    # A delete that completes at once returns a Status.
     there = [each for each in raw if "phase" in (each.get("status") or {})]
     if not there:
         return
@@ -206,7 +203,7 @@ def _note(client: CoreV1Api, pods: Iterable[Any], record: Callable[[ApiClient, S
         record(client.api_client, [Pod.parse(each) for each in there], ServerClock(client.api_client).now())
     except (GpuError, ApiException, HTTPError) as error:
         names = ", ".join(each["metadata"]["name"] for each in there)
-        _log.warning("What pod %s did could not be written down for the run's bill: %s", names, error)
+        _log.warning("What pod %s did could not be recorded for the run's bill: %s", names, error)
 
 
 def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -> bool:
@@ -214,7 +211,7 @@ def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -
 
     Args:
         pod: The pod.
-        node_is_ready: Whether its node's kubelet reports; None where the node has left the cluster.
+        node_is_ready: Whether its node's kubelet reports; None if the node has left the cluster.
         now: By the cluster's clock.
     """
     if pod.phase in ("Succeeded", "Failed") or pod.node is None or node_is_ready is None:
@@ -225,7 +222,7 @@ def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -
 
 
 def attempt_of(pod: V1Pod) -> int:
-    """Return which of its try's pods it is."""
+    """Return its attempt number within the try."""
     return int((pod.metadata.annotations or {}).get(ATTEMPT_ANNOTATION, 1))
 
 

@@ -1,10 +1,10 @@
-"""How much of what the triggers of this process have logged has been read by Airflow's supervisor.
+"""How much of the log of this process's triggers Airflow's supervisor has read.
 
 Airflow 3.3's triggerer is two processes. The one that runs triggers sends their lines through a socket to the other,
-its supervisor, which writes them into the tasks' logs; a line that it reads after it has heard that the trigger is
-done goes into the triggerer's own log (triggerer_job_runner.py, _process_log_messages_from_subprocess). On a machine
-that is overloaded that is seconds of lines. The supervisor reads 4 KiB of lines at least between two answers to this
-process (supervisor.py, make_buffered_socket_reader), so asking it often enough tells that it has read all.
+its supervisor, which writes them into the tasks' logs; a line that it reads after it was told that the trigger is done
+goes into the triggerer's own log (triggerer_job_runner.py, _process_log_messages_from_subprocess). On an overloaded
+machine that is seconds of lines. The supervisor reads at least 4 KiB of lines between two answers to this process
+(supervisor.py, make_buffered_socket_reader), so enough requests prove that it has read everything.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from airflow.sdk.log import amask_secret
 _READ_EACH_TIME = 4096
 _BESIDE_THE_TEXT = 512
 _SOCKET_BUFFER = 212_992
-"""Linux' default (net.core.wmem_default): no more can be on its way, for who writes has to wait then."""
+"""Linux' default (net.core.wmem_default): no more can be in flight, since the writer then has to wait."""
 
 
 async def _ask_supervisor() -> None:
-    """Wait for an answer that costs the supervisor nothing; at once where there is none, as in a test."""
+    """Wait for an answer that costs the supervisor nothing; return at once without one, as in a test."""
     await amask_secret("")
 
 
@@ -36,14 +36,14 @@ class SupervisorLog:
 
     def __init__(self, ask: Callable[[], Awaitable[None]] = _ask_supervisor) -> None:
         self._ask = ask
-        self._turn = asyncio.Lock()  # answers to several questions at once would be counted twice
+        self._turn = asyncio.Lock()  # answers to several requests at once would be counted twice
         self.written = 0
         """Bytes that were sent, or a little more."""
         self.read = 0
         """Of those, how many were read, or fewer."""
 
     def wrote(self, text: str) -> None:
-        """Take note of a line that was logged."""
+        """Note a line that was logged."""
         self.written += _BESIDE_THE_TEXT + 2 * len(text)
 
     async def until_read(self, mark: int, *, within: float) -> bool:
@@ -71,5 +71,5 @@ _logs: WeakKeyDictionary[asyncio.AbstractEventLoop, SupervisorLog] = WeakKeyDict
 
 
 def supervisor_log() -> SupervisorLog:
-    """Return that of the running event loop."""
+    """Return the running event loop's."""
     return _logs.setdefault(asyncio.get_running_loop(), SupervisorLog())

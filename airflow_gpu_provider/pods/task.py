@@ -1,4 +1,4 @@
-"""PodTask: a task that runs pods, as the life of these needs it: its arguments, and what Airflow does for it."""
+"""PodTask: a task that runs pods, as their life cycle needs it: its arguments, and what Airflow does for it."""
 
 from __future__ import annotations
 
@@ -28,35 +28,36 @@ class PodTask:
     """One try of a task.
 
     Attributes:
-        log, pod_log: The task's, and its pods' in it.
-        placement: Where its pods run; what differs from pod to pod is not in it yet.
-        checkpoint: Where its training keeps one, or None.
-        preemptions: What to do where a pod is taken away.
+        log, pod_log: The task's log, and its pods' log in it.
+        placement: Where its pods run, without what differs from pod to pod.
+        checkpoint: Where its training keeps its checkpoint, or None.
+        preemptions: What to do if a pod is preempted.
         schedule_seconds, start_seconds: See PodWait.
         execution_timeout: None for none; counts from `started_at`, the start of the try by Airflow's clock.
-        grace_seconds: The pod's grace period where it is deleted; None for its own.
-        reattaches: A pod that the try has created before is gone on with.
+        grace_seconds: The grace period for deleting the pod; None for the pod's own.
+        reattaches: Continue with a pod that the try has already created.
         has_result: The pod leaves a result.
-        is_kept_when_killed: The pod stays where the task is told to stop.
-        holder: Who has the pool's lock, in words.
-        owner: Returns whose pods they are; asks Airflow.
-        execute: Calls the try's `run`, by the task's `execute`: what it prepares, each worker that builds a pod needs.
+        is_kept_when_killed: The pod is kept if the task is killed.
+        holder: The name under which it holds the pool's lock.
+        owner: Returns the pods' owner; asks Airflow.
+        execute: Calls the try's `run` through the task's `execute`, whose preparation each worker that builds a pod
+            needs.
         build, create: Return the pod to create, placed, and create it.
         defer: Takes the trigger's record and the timeout, and raises TaskDeferred.
         extract_result: Reads a pod's result, and ends the container that keeps it.
-        release: Does with a pod what on_finish_action says; takes its result too.
-        call_back: Takes the name of a KubernetesPodOperatorCallback's method, and what it is told by keyword.
+        release: Deletes or keeps a pod according to on_finish_action; also takes its result.
+        call_back: Takes the name of a KubernetesPodOperatorCallback method, and its keyword arguments.
         push: Takes the key and the value of an XCom.
         on_pod: Takes the pod as it is known now, or None.
         trigger_kwargs: More entries for the trigger's event.
-        gpus: What to do about GPUs that do not compute; None: nobody asks what they do.
-        nodes: On how many nodes it runs, with a pod on each.
-        log_ranks: Whose lines of several nodes' are wanted; None for all.
+        gpus: What to do about GPUs that do not compute; None: they are not sampled.
+        nodes: The number of nodes it runs on, with a pod on each.
+        log_ranks: The ranks whose lines are wanted, on several nodes; None for all.
         hang_seconds: See GangWait. For several nodes.
-        new_attempt: Makes what one attempt is. Default: PodAttempt, a single pod.
-        manifest: Returns the workload that makes its pods, rendered, with name and namespace. For a workload.
+        new_attempt: Makes an attempt. Default: PodAttempt, a single pod.
+        manifest: Returns the workload that creates its pods, rendered, with name and namespace. For a workload.
         skips: Exit codes with which a rank skips the task. For several nodes.
-        keeps: Takes whether the attempt has succeeded; returns whether its pods stay. For several nodes.
+        keeps: Takes whether the attempt has succeeded; returns whether its pods are kept. For several nodes.
     """
 
     log: Logger

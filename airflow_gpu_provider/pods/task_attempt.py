@@ -1,29 +1,30 @@
-"""TaskAttempt: what one attempt of a task's try is to PodTry, whether it has one pod or a gang of them."""
+"""TaskAttempt: one attempt of a task's try, as PodTry sees it, whether it has one pod or a gang of them."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import timedelta
-from functools import cached_property
-from typing import Any
+from datetime import datetime
+from functools import cached_property, partial
+from typing import Any, ClassVar
 
 from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_request, placed
+from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_pods, placement_of
 from airflow_gpu_provider.pods.deadline import PodDeadlines
-from airflow_gpu_provider.pods.gpu_sampler import SAMPLE_EVERY
+from airflow_gpu_provider.pods.following import Following, follow_here
+from airflow_gpu_provider.pods.gpu_sampler import sampled_time
 from airflow_gpu_provider.pods.gpu_use import GpuUse
 from airflow_gpu_provider.pods.ownership import Ownership
-from airflow_gpu_provider.pods.placement import check_gpus
+from airflow_gpu_provider.pods.placement import check_gpus, place
 from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.verdict import AttemptWait, Watched
 from airflow_gpu_provider.pods.wait import phase_in_words
-from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
-from airflow_gpu_provider.scaling.setbacks import Setbacks
+from airflow_gpu_provider.scaling.setbacks import Setbacks, call_with_retries, persistently
+from airflow_gpu_provider.scaling.wait_loop import Narrator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +40,17 @@ class TaskAttempt(ABC):
     """What is created, waited for, collected and released once in a try, in this order.
 
     Args:
-        task: For whom.
-        owner: Returns whose it is; asks Airflow.
-        record: Which of the try's attempts it is.
+        task: The task that runs it.
+        owner: Returns its owner; asks Airflow.
+        record: The attempt's number and what earlier attempts passed on.
 
     Attributes:
-        pod: The pod, or what a gang's pods are made by; None before it is known.
-        phases: Those of its life.
+        following: How it is waited for.
+        pod: The pod, or the template of a gang's pods; None before it is known.
+        phases: The phases of its life.
     """
+
+    following: ClassVar[Following]
 
     def __init__(self, task: PodTask, owner: Callable[[], Ownership], record: Attempt) -> None:
         self._task = task
@@ -55,29 +59,30 @@ class TaskAttempt(ABC):
         self.record = record
         self.pod: V1Pod | None = None
         self.phases: Sequence[Mapping[str, Any]] = ()
-        self._is_released = False
+        self.is_released = False
+        """Whether its end has been decided, and what it left has been deleted or kept, as the task wants."""
 
     @property
     @abstractmethod
     def what(self) -> str:
-        """What is waited for, in words."""
+        """What is waited for, as text."""
 
     @property
     @abstractmethod
     def uids(self) -> set[str]:
-        """The uids of its pods, as far as they are known."""
+        """The uids of its pods, as far as known."""
 
     @abstractmethod
     def take_up(self, watched: Watched) -> None:
-        """Know what was waited for elsewhere by its name: it may have to be killed before it is read."""
+        """Take over by name what was waited for elsewhere: it may have to be killed before it is read."""
 
     @abstractmethod
     def newest_of_try(self, namespace: str) -> Found | None:
-        """Return what this try's latest attempt has created, if that is there; what is being deleted is left out."""
+        """Return what this try's latest attempt has created, if it exists and is not being deleted."""
 
     @abstractmethod
     def delete_left(self, namespace: str) -> set[str]:
-        """Delete all that tries of the task have left; return the uids of the pods."""
+        """Delete everything that tries of the task have left; return the uids of the pods."""
 
     @abstractmethod
     def start(self) -> None:
@@ -85,7 +90,7 @@ class TaskAttempt(ABC):
 
     @abstractmethod
     def create(self, request: V1Pod) -> V1Pod:
-        """Create what runs the pod, unless the try has done so before it was interrupted; what is earlier ends first.
+        """Create what runs the pod, unless an interrupted try has done so; earlier ones are ended first.
 
         Return `request`, or the pod that was created.
         """
@@ -96,27 +101,35 @@ class TaskAttempt(ABC):
 
     @abstractmethod
     def wait(self) -> AttemptWait:
-        """Return the wait for it; it is known by now."""
+        """Return the wait for it; it is known at this point."""
 
-    @abstractmethod
     def watch_here(self) -> Watched:
-        """Wait in this process until it has ended, with its log."""
+        """Wait in this process until it has ended, writing its log."""
+        wait = self.wait()
+        return self._watch(wait, Narrator(self._task.log.info, started=wait.started))
+
+    def _watch(self, wait: AttemptWait, narrator: Narrator) -> Watched:
+        log, owner = self._task.pod_log, self.owner.writer
+        watch = partial(
+            follow_here, self.following, wait, self.to_stream, self._cluster, log, owner=owner, narrator=narrator
+        )
+        return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
 
     @abstractmethod
     def collect(self, watched: Watched, setbacks: Setbacks) -> Any:
-        """Decide how it ended, collect what it has left, release it, and then return its result or raise.
+        """Decide how it ended, collect what it left, release it, then return its result or raise.
 
         Args:
             watched: The wait for it.
-            setbacks: Those of the try, with the one that this would be.
+            setbacks: The try's, including this one if it fails.
 
         Raises:
-            GpuError: How it ended. Or that it may still run, or could not be collected: then it is untouched.
+            GpuError: How it ended; or it may still run, or could not be collected: then it is left untouched.
         """
 
     @abstractmethod
     def let_go(self) -> None:
-        """Release what is not collected, where it is known and that has not been done."""
+        """Release what is not collected, if it is known and not released yet."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -131,15 +144,11 @@ class TaskAttempt(ABC):
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, self._task.placement.gpus)
             pod = build()
-            check_request(pod, self._task, is_wanted=lambda: self.deadlines.is_wanted)
-            return placed(pod, self._task, self.owner, self.deadlines)
+            own = (pod, self._cluster.base_container, self._task.placement.gpus)
+            check_pods(self._task, [own], is_wanted=lambda: self.deadlines.is_wanted)
+            return place(pod, placement_of(self._task, self.owner, self.deadlines))
 
         return call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)
-
-    @property
-    def is_released(self) -> bool:
-        """Whether it has been decided how it ended, and what it left is deleted, or left, as the task wants it."""
-        return self._is_released
 
     @property
     def owner(self) -> Ownership:
@@ -147,12 +156,12 @@ class TaskAttempt(ABC):
 
     @property
     def demand_key(self) -> DemandKey:
-        """The demand that covers it, or that it is where no other does."""
+        """The demand that covers it, or its own if no other does."""
         return self.owner.key
 
     @property
     def owns_demand(self) -> bool:
-        """Whether that demand is a Lease of its own, for which no ScaleDownSensor comes."""
+        """Whether that demand is its own Lease, which no ScaleDownSensor will withdraw."""
         return False
 
     @cached_property
@@ -166,6 +175,20 @@ class TaskAttempt(ABC):
             started_at=self._task.started_at,
             at_latest=self.record.deadline,
         )
+
+    def _limits(self, created_at: datetime | None) -> dict[str, Any]:
+        """Return the task's limits for the wait for what was created at that time; note its deadline."""
+        started = created_at or self._cluster.clock.now()
+        deadline = self.deadlines.of_pod(started)
+        self.record = self.record.until(deadline)
+        return {
+            "started": started,
+            "schedule_seconds": self._task.schedule_seconds,
+            "start_seconds": self._task.start_seconds,
+            "deadline": deadline,
+            "is_covered": self.deadlines.is_covered,
+            "gpus": self._task.gpus,
+        }
 
     def _set_pod(self, pod: V1Pod | None) -> None:
         self.pod = pod
@@ -181,10 +204,9 @@ class TaskAttempt(ABC):
         self._task.push("timeline", [*map(dict, whole)])
 
     def _tell_use(self, use: GpuUse, pods: Iterable[Any]) -> None:
-        """Say what the GPUs did, and write it down for the bill of the run; V1Pods, or the JSON of pods."""
+        """Log what the GPUs did, and record it for the run's bill; takes V1Pods, or the JSON of pods."""
         if use.is_known:
             self._task.log.info("  %s", use.in_words())
             self._task.push("utilization", use.to_json())
         if use.mean is not None:
-            sampled = timedelta(seconds=use.samples * SAMPLE_EVERY)
-            self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled)
+            self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled_time(use))

@@ -1,4 +1,4 @@
-"""TaskCluster: a pool's cluster as the worker of one task reaches it. Nothing is asked of it before it is needed."""
+"""TaskCluster: a pool's cluster, as reached by one task's worker. Nothing is requested before it is needed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from functools import cached_property
 from kubernetes.client import ApiClient, CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.clock import ServerClock, SystemClock
+from airflow_gpu_provider.cluster.gpu_health import GpuHealth
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.pods.gpu_health import GpuHealth
 from airflow_gpu_provider.pods.hook import PoolHook
 from airflow_gpu_provider.pods.store import CarefulPodManager, TaskPods
 from airflow_gpu_provider.pools import GpuPool
@@ -20,13 +20,13 @@ from airflow_gpu_provider.pools import GpuPool
 
 @dataclass(kw_only=True)
 class TaskCluster:
-    """The cluster, and what is the same for all pods of a task.
+    """The cluster, and what all pods of a task share.
 
     Attributes:
         pool: The rendered spec.
         hook: Its connection.
         base_container: The container whose end decides.
-        make_manager: Returns what creates and deletes pods, and has the hook's client.
+        make_manager: Returns the manager that creates and deletes pods, with the hook's client.
     """
 
     pool: GpuPool
@@ -59,7 +59,7 @@ class TaskCluster:
         return GpuHealth(self.api, self.pool)
 
     def now(self) -> datetime:
-        """Return the cluster's time, or this machine's where the cluster does not answer."""
+        """Return the cluster's time, or this machine's if the cluster does not answer."""
         try:
             return self.clock.now()
         except GpuError:

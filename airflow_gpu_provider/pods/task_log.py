@@ -1,4 +1,4 @@
-"""TaskLog: the log of a task's pods as its worker writes it: of which containers, in which form, and how far."""
+"""TaskLog: the log of a task's pods, as written by its worker: which containers, in which form, and up to where."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ LAST_LINES = 100
 _READ_ATTEMPTS = 3
 _NO_LOG = (400, 404)
 _WITHIN = timedelta(minutes=2)
-"""For how long the rest of a log is tried to be read; then its node does not answer, and the pod's end counts."""
+"""How long to try to read the rest of a log; after that its node counts as unreachable, and the pod's end stands."""
 
 _log = logging.getLogger(__name__)
 
@@ -51,11 +51,11 @@ class TaskLog:
 
     Attributes:
         log: The task's own.
-        containers, init_containers: Whose logs are wanted: see logged_containers.
-        get_logs: False: nobody's.
+        containers, init_containers: The containers whose logs are wanted: see logged_containers.
+        get_logs: False: none.
         with_name: The container's name comes before each line.
         formatter: Makes a line of a container's name and its text. Default: "[name] text".
-        in_triggerer: The triggerer streams it, and what it has not is written here.
+        in_triggerer: The triggerer streams it, and the rest is written here.
         on_line: Also takes each line that has text.
         shown_as: Returns what a container is called in the log. Default: its name.
         followed: How far the present pod's is written: PodLogs.rest.
@@ -73,7 +73,7 @@ class TaskLog:
     followed: Mapping[str, Any] = field(default_factory=dict)
 
     def to_stream(self, pod: V1Pod | None, api: ApiClient) -> dict[str, Any] | None:
-        """Return what PodLogs streams of the pod; in a triggerer nothing that `formatter`, a function, has to form."""
+        """Return what PodLogs streams of the pod; in a triggerer nothing that needs `formatter`, a function."""
         if not self.get_logs:
             return None
         followed = {"positions": self.followed.get("positions") or {}, "may_repeat": self.followed.get("may_repeat")}
@@ -96,16 +96,17 @@ class TaskLog:
     def write_rest(
         self, pod: V1Pod, state: PodState, error: GpuError | None, *, api: ApiClient, setbacks: Setbacks
     ) -> None:
-        """Write what was not followed of the log; where it cannot be read for minutes, say that it is not whole.
+        """Write the part of the log that was not followed; if it stays unreadable for minutes, say that it is
+        incomplete.
 
         Args:
             pod, state: The pod, as it is now.
             error: How it ended.
             api: The cluster.
-            setbacks: Those of this pod, with the one that it would be if the log cannot be read.
+            setbacks: This pod's, including the present one if the log cannot be read.
 
         Raises:
-            GpuError: It may be read later.
+            GpuError: It could not be read, but may be later.
         """
         if not self.get_logs or (isinstance(error, PodPreempted) and end_of(state) is None):
             return
@@ -120,7 +121,7 @@ class TaskLog:
             if not isinstance(error, PodPreempted) and setbacks.may_pass(unread) and setbacks.lasted < _WITHIN:
                 raise
             self.log.warning("The rest of the pod's log could not be read, and is left out: %s", unread)
-        finally:  # what was written is not written again
+        finally:  # lines already written are not written again
             reached = positions_to_record({name: reader.position for name, reader in readers.items()})
             self.followed = {**self.followed, "positions": reached}
 
@@ -171,7 +172,7 @@ def _new_lines(api: ApiClient, pod: V1Pod, container: str, reader: LogReader) ->
             return
         except GpuError as error:
             if error.details.get("status") in _NO_LOG:
-                _log.info("Container %s has no log.", container)
+                _log.info("The log of container %s, or the rest of it, no longer exists.", container)
                 return
             if not isinstance(error, ClusterUnreachable) or attempt == _READ_ATTEMPTS:
                 raise
@@ -179,7 +180,7 @@ def _new_lines(api: ApiClient, pod: V1Pod, container: str, reader: LogReader) ->
 
 
 def _lines(api: ApiClient, pod: V1Pod, container: str, parameters: Mapping[str, str]) -> Iterator[bytes]:
-    # By hand: CoreV1Api knows no sinceTime, and sinceSeconds counts from the node's clock.
+    # By hand: CoreV1Api has no sinceTime, and sinceSeconds counts by the node's clock.
     response = api.call_api(
         f"/api/v1/namespaces/{pod.metadata.namespace}/pods/{pod.metadata.name}/log",
         "GET",
@@ -196,7 +197,7 @@ def _lines(api: ApiClient, pod: V1Pod, container: str, parameters: Mapping[str, 
 
 
 def last_lines(client: CoreV1Api, pod: V1Pod, container: str) -> list[str]:
-    """Return the container's last lines of log, blank ones left out; none where they cannot be read."""
+    """Return the container's last log lines without blank ones; none if they cannot be read."""
     try:
         answer = client.read_namespaced_pod_log(
             pod.metadata.name,

@@ -1,11 +1,11 @@
-"""How a pod ended, when the wait for it is over: by the pod itself, and by those who watched it where it cannot tell.
+"""How a pod ended, when the wait for it is over: from the pod itself, or from its watchers if it cannot say.
 
 Pure. It is decided before anything of the pod is released, once, for the blocking operator and the deferred one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, Self
@@ -19,7 +19,7 @@ from airflow_gpu_provider.scaling.waits import Progress
 
 
 class AttemptWait(Protocol):
-    """A wait for all that one attempt runs; a PodWait is one."""
+    """A wait for everything that one attempt runs; a PodWait is one."""
 
     @property
     def namespace(self) -> str: ...
@@ -31,13 +31,12 @@ class AttemptWait(Protocol):
     def uid(self) -> str: ...
 
     @property
+    def started(self) -> datetime: ...
+
+    @property
     def deadline(self) -> datetime: ...
 
     def to_record(self) -> dict[str, Any]: ...
-
-
-class _Waits(Protocol):
-    def from_record(self, record: Mapping[str, Any], /) -> AttemptWait: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +45,15 @@ class Watched:
 
     Attributes:
         uid: The pod's; another pod may have its name by now. Empty in the event of an earlier release's trigger.
-        saw_end: The wait itself ended, by its own rules. False: the watching process could not continue.
-        error: How the wait ended; None where the pod succeeded. Or why the pod could not be watched.
+        saw_end: The wait ended by its own rules. False: the watching process could not continue.
+        error: How the wait ended; None if the pod succeeded. Or why the pod could not be watched.
         container_ended: The base container had ended by then.
-        machine: The cloud's name for the pod's machine; empty where its node was never seen.
+        machine: The cloud's name for the pod's machine; empty if its node was never seen.
         timeline: The phases of the pod's life.
         logs: How far its log is written: PodLogs.rest.
-        result: The text of its result file, where it was read already.
-        wait: The wait itself, to be taken up again.
-        use: What its GPUs were seen to do.
+        result: The text of its result file, if it was already read.
+        wait: The wait itself, to be resumed.
+        use: The GPU use that was sampled.
     """
 
     namespace: str
@@ -71,8 +70,10 @@ class Watched:
     use: GpuUse = field(default_factory=GpuUse)
 
     @classmethod
-    def of_event(cls, event: Mapping[str, Any], waits: _Waits = PodWait) -> Self:
-        """Read GpuPodTrigger's event; `waits` is the type of its wait."""
+    def of_event(
+        cls, event: Mapping[str, Any], read_wait: Callable[[Mapping[str, Any]], AttemptWait] = PodWait.from_record
+    ) -> Self:
+        """Read GpuPodTrigger's event; `read_wait` reads its wait."""
         error = GpuError.from_record(event["error"]) if event.get("error") else None
         if error is None and event["status"] != "success":
             error = GpuError(f"The wait for pod {event['name']} failed: {event.get('message')}.", "See the log above.")
@@ -87,7 +88,7 @@ class Watched:
             timeline=event.get("timeline") or (),
             logs=event.get("logs") or {},
             result=event.get("result"),
-            wait=waits.from_record(event["wait"]) if event.get("wait") else None,
+            wait=read_wait(event["wait"]) if event.get("wait") else None,
             use=GpuUse.from_record(event.get("gpu_use") or {}),
         )
 
@@ -95,7 +96,7 @@ class Watched:
     def of_progress(
         cls, wait: AttemptWait, progress: Progress, logs: Mapping[str, Any], use: GpuUse | None = None
     ) -> Self:
-        """Read the outcome of a worker's own wait."""
+        """Return the outcome of a worker's own wait."""
         result = progress.result or {}
         return cls(
             namespace=wait.namespace,
@@ -112,13 +113,13 @@ class Watched:
         )
 
     def end(self, pod: PodState | None, now: datetime) -> PodEnd | None:
-        """Return how the pod ended; None where it may still run, and nobody could watch it.
+        """Return how the pod ended; None if it may still run and could not be watched.
 
-        A success that the wait saw stands, whatever becomes of the pod's node after it, and so does one that only the
-        pod tells of. Of two failures the wait's counts where it knows more than the pod: it has seen the node too.
+        A success that the wait saw stands, whatever happens to the pod's node afterwards, and so does one that only the
+        pod shows. Of two failures the wait's counts if it knows more than the pod: it has also seen the node.
 
         Args:
-            pod: The pod as it is now; None where it is gone.
+            pod: The pod as it is now; None if it is gone.
             now: By the cluster's clock.
         """
         if self.saw_end and self.error is None:

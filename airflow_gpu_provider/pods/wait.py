@@ -6,7 +6,7 @@ deadlines and explanations are tested in virtual time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -29,37 +29,36 @@ from airflow_gpu_provider.pods.end import (
 )
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.records import Record
-from airflow_gpu_provider.scaling.phases import phase
-from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds, phase
 
 UNCONFIRMED = timedelta(seconds=30)
-"""How long after its grace period a deleted pod may stay before its node is taken for dead."""
+"""How long after its grace period a deleted pod may stay before its node counts as dead."""
 
 _EVENTS_IN_ERROR = 3
 _NOT_CONFIGURED = frozenset({"CreateContainerConfigError", "CreateContainerError"})
-"""The kubelet's reasons for a ConfigMap, a Secret or a key of theirs that is not there."""
+"""The kubelet's reasons for a missing ConfigMap or Secret, or a missing key in one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodSnapshot:
-    """A pod and its surroundings as they are now.
+    """A pod and its surroundings at present.
 
     Attributes:
-        pod: What was last seen of the pod; None before anything was.
-        gone: The pod is not there any more.
-        node_gone: The pod's node was there, and is not any more; Kubernetes deletes its pods a minute later.
-        machine: The cloud's name for the pod's machine; empty where its node was never seen.
+        pod: The pod as last seen; None before it was seen.
+        gone: The pod no longer exists.
+        node_gone: The pod's node existed and no longer does; Kubernetes deletes its pods a minute later.
+        machine: The cloud's name for the pod's machine; empty if its node was never seen.
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
         is_full: All nodes that the pool may have are up, with their GPUs, and other pods use them.
-        full_at: When that was last so while the pod waited, or it was gated; None if never.
-        passed_over: A usable node of the pool is there, and it is not for other pods that the scheduler leaves it out.
-        no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty where one has all.
-        too_large: Why the pod can never have a node of the pool, while it waits for one.
-        no_capacity: Why the pool gets no machine now, where that is stock or a quota.
-        admitted_at: When its queue let it begin; None where that is not known, or it is in none.
-        queued: Its place in its queue, and why it is not admitted, in words; empty where nobody says it.
-        notes: What else is true now, in words: a stock-out, an API server that does not answer.
+        full_at: When `is_full` was last true while the pod waited, or the pod was last gated; None if never.
+        passed_over: The pool has a usable node that the scheduler excludes for a reason other than its pods.
+        no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty if one has all.
+        too_large: Why the pod can never get a node of the pool, while it waits for one.
+        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
+        admitted_at: When its queue admitted it; None if unknown, or if it is in no queue.
+        queued: Its place in its queue, and why it is not admitted, as text; empty if unknown.
+        notes: Other remarks on the present state, as text: a stock-out, an API server that does not answer.
     """
 
     pod: PodState | None = None
@@ -87,12 +86,13 @@ class PodWait(Record):
         base_container: The container whose end decides.
         started: When the wait began.
         schedule_seconds: How long the pod may wait for a node. A full pool does not count: there the pod is queued.
-        start_seconds: How long it may take from the node to the running container: volumes, images, init containers.
-        deadline: When the pod has to have ended.
+        start_seconds: How long it may take from getting a node to the running container: volumes, images, init
+            containers.
+        deadline: When the pod must have ended.
         until: What is waited for.
-        queue: The LocalQueue of Kueue that admits it; empty for none.
-        gpus: What to do about GPUs that do not compute; None, as in an earlier release's record: nobody asks.
-        is_covered: A demand Lease covers the pod. Where none does, somebody has to look at the pool once it is placed.
+        queue: The Kueue LocalQueue that admits it; empty for none.
+        gpus: What to do about GPUs that do not compute; None, as in an earlier release's record: they are not sampled.
+        is_covered: A demand Lease covers the pod. If none does, the pool has to be reconciled once it is placed.
     """
 
     namespace: str
@@ -107,6 +107,20 @@ class PodWait(Record):
     is_covered: bool = True
     queue: str = ""
     gpus: GpuWatching | None = None
+
+    @property
+    def what(self) -> str:
+        """What is waited for, as text."""
+        return f"pod {self.name}"
+
+    @property
+    def named(self) -> dict[str, str]:
+        """The pod, as an error's details have it."""
+        return {"pod": self.name}
+
+    def phases(self, pods: Sequence[PodState]) -> list[dict[str, Any]]:
+        """Return the completed phases of the pod's life, as last seen."""
+        return timeline(pods[-1]) if pods else []
 
     def step(self, snapshot: PodSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
@@ -130,8 +144,8 @@ class PodWait(Record):
             return Progress(lines=lines)
         return self._over(PodEnd(error=error), snapshot, lines)
 
-    def next_deadline(self, snapshot: PodSnapshot) -> datetime:
-        """Return when `step` may say something else though nothing has changed."""
+    def next_deadline(self, snapshot: PodSnapshot, now: datetime | None = None) -> datetime:
+        """Return when `step` may return something else although nothing has changed."""
         pod = snapshot.pod
         times = [self.deadline]
         if pod and not pod.started and not pod.gates:
@@ -169,8 +183,8 @@ class PodWait(Record):
             if snapshot.passed_over:
                 said = "; ".join(_why_late(snapshot))
                 return PodUnschedulable(
-                    f"Pod {self.name} {what}, and not for the pods that run on the pool's nodes ({said}).",
-                    "Correct the pod's node_selector, affinity, tolerations and requests, as admission has left them.",
+                    f"Pod {self.name} {what}, for a reason other than the pods running on the pool's nodes ({said}).",
+                    _how_to_be_scheduled(pod),
                     pod=self.name,
                 )
             return self._deadline_error(
@@ -206,7 +220,7 @@ class PodWait(Record):
             lines.append(f"container {self.base_container} started on node {pod.node}")
             lines += [_leaving_line(node) for node in snapshot.nodes if node.name == pod.node and _may_leave(node)]
         if why := why_disrupted(pod):
-            lines.append(f"the pod is being taken away: {why}")
+            lines.append(f"the pod is being preempted: {why}")
         elif pod.gone_by:
             lines.append("the pod is being deleted")
         return lines
@@ -221,13 +235,19 @@ class PodWait(Record):
         }
         return Progress(done=end.error is None, error=end.error, lines=lines, result=result)
 
-    # -- as JSON ---------------------------------------------------------------------------------------------
+
+def _how_to_be_scheduled(pod: PodState) -> str:
+    said = pod.unschedulable.lower()
+    if "persistentvolumeclaim" in said:  # the scheduler's VolumeBinding: 'persistentvolumeclaim "x" not found'
+        do = "Create the claim, or correct its name" if "not found" in said else "See why the claim has no volume"
+        return f"{do}: kubectl describe pvc --namespace {pod.namespace}."
+    return "Correct the pod's node_selector, affinity, tolerations and requests, as admission has left them."
 
 
 def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
-    """Return the end of a container, which was the node's if it was killed while its node went down.
+    """Return how a container ended: with its node, if it was killed while the node went down.
 
-    A kubelet that is stopped with its machine may report the container's end, but no longer why it came.
+    A kubelet that is stopped with its machine may report the container's end, but no longer the reason.
     """
     pod = snapshot.pod
     if pod is None or type(end.error) is not PodFailed or end.error.details.get("exit_code") not in KILLED:
@@ -236,18 +256,18 @@ def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
         return lost_with_node(pod, "left the cluster")
     node = next((node for node in snapshot.nodes if node.name == pod.node), None)
     if node is not None and node.leaving:
-        return lost_with_node(pod, f"is being taken away, {node.leaving}")
+        return lost_with_node(pod, f"is being removed, {node.leaving}")
     return lost_with_node(pod, "is not Ready any more") if node is not None and not node.ready else end
 
 
 def timeline(
     pod: PodState, events: tuple[PodEvent, ...] = (), admitted_at: datetime | None = None
 ) -> list[dict[str, Any]]:
-    """Return the phases of the pod's life that are over, each since when and how long, by its timestamps and events.
+    """Return the completed phases of the pod's life, with start and duration, from its timestamps and events.
 
-    A pull of a second or more is a phase of its own, "image pull", with `image` and `bytes` (0 where the node does not
-    say it). "start" is the rest of the way from the node to the running container: volumes, init containers. A pod that
-    a queue admitted later than it was created has "waited for its turn" until then.
+    A pull of a second or more is a separate phase, "image pull", with `image` and `bytes` (0 if the node does not
+    report it). "start" is the rest of the time from getting a node to the running container: volumes, init containers.
+    A pod that a queue admitted after its creation has "waited for its turn" until then.
     """
     if pod.scheduled_at is None:
         return []
@@ -272,7 +292,7 @@ def timeline(
 
 
 def phase_in_words(told: Mapping[str, Any]) -> str:
-    """Return a phase of a timeline as a line for people."""
+    """Return a phase of a timeline as a human-readable line."""
     image = f"  {told['image']}{size_in_words(told.get('bytes', 0))}" if "image" in told else ""
     return f"{told['phase']:<18} {told['seconds']:6.1f} s{image}"
 
@@ -286,7 +306,7 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
         gates = f"its scheduling gate {', '.join(pod.gates)} is not lifted yet"
         return [f"waits to be admitted: {snapshot.queued or gates}"]
     if snapshot.is_full:
-        queued = "all nodes that the pool may have are up and taken: the pod is queued"
+        queued = "the pool is full (all its nodes are up and in use): the pod is queued"
         has_other_reason = pod.unschedulable and GPU_RESOURCE not in pod.unschedulable
         return [f"{queued} ({short_scheduling_message(pod.unschedulable)})" if has_other_reason else queued]
     said = []
@@ -298,7 +318,7 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
 
 
 def _why_late(snapshot: PodSnapshot) -> list[str]:
-    """Return what a deadline's error says of the time before it: where it went, and what was waited for at the end."""
+    """Return what a deadline's error says about the time before: how it was spent, and what was last waited for."""
     pod = snapshot.pod
     if pod is None:
         return [*snapshot.notes]
@@ -311,7 +331,7 @@ def _why_late(snapshot: PodSnapshot) -> list[str]:
 
 
 def _how_to_start(pod: PodState, events: tuple[PodEvent, ...]) -> str:
-    """Return what to do about a pod that did not start in time, by what it waited for at the end."""
+    """Return what to do about a pod that did not start in time, from what it last waited for."""
     reasons = {container.reason for container in pod.waiting}
     if reasons & _NOT_CONFIGURED or (events and events[-1].reason == "FailedMount"):
         return "Create what it names, or correct the pod's volumes, env_vars, secrets and env_from."
@@ -321,19 +341,19 @@ def _how_to_start(pod: PodState, events: tuple[PodEvent, ...]) -> str:
 
 
 def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:
-    """Return what happened, in words; that a pull began is no news once it is over."""
+    """Return the events as lines; a pull's start is left out once it is over."""
     pulled = {event.pulled_image for event in events}
     return [event.in_words for event in events if event.in_words and event.pulling_image not in pulled - {""}]
 
 
 def _may_leave(node: Node) -> bool:
-    """Return True if the node is about to be removed; a managed node group cordons it before it is drained."""
+    """Return True if the node is about to be removed; a managed node group cordons it before draining it."""
     return bool(node.leaving) or (node.cordoned and not node.cordoned_by_us)
 
 
 def _leaving_line(node: Node) -> str:
     if node.leaving:
-        return f"node {node.name} is about to be taken away: {node.leaving}"
+        return f"node {node.name} is about to be removed: {node.leaving}"
     return f"node {node.name} was cordoned under the pod: it may be drained"
 
 

@@ -5,6 +5,6 @@ from airflow_gpu_provider.pools.candidates import Candidate
 from airflow_gpu_provider.pools.eks import EksGpuPool
 from airflow_gpu_provider.pools.gke import GkeGpuPool
 from airflow_gpu_provider.pools.kubernetes import KubernetesGpuPool
-from airflow_gpu_provider.pools.taints import Taint
+from airflow_gpu_provider.pools.values import Taint
 
 __all__ = ["Candidate", "EksGpuPool", "GkeGpuPool", "GpuPool", "KubernetesGpuPool", "Taint", "deserialize_pool"]

@@ -14,19 +14,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import timedelta
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from typing import Any, ClassVar, Self, cast
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.pools.taints import Taint
 from airflow_gpu_provider.pools.values import (
+    Taint,
     are_group_names,
     are_labels,
     are_strings,
     as_constant,
     as_tuple,
-    is_pool_name,
+    is_dns_label,
     is_template,
     to_json,
 )
@@ -243,7 +244,7 @@ class GpuPool(ABC):
             self._set("price_per_hour", by_market)
 
     def _validate(self) -> None:
-        self._check("name", is_pool_name, "a DNS label: lower-case letters, digits and '-', at most 40 characters")
+        self._check("name", partial(is_dns_label, at_most=40), "a DNS label: a-z, 0-9 and '-', at most 40 characters")
         self._check("max_nodes", lambda n: n >= 1, "at least 1")
         self._check("min_nodes", lambda n: n >= 0, "at least 0")
         self._check("max_runtime", lambda t: t > timedelta(0), "more than zero")

@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.accelerators import NodeSize
-from airflow_gpu_provider.pools import gke_capacity, gke_machines
+from airflow_gpu_provider.pools import gke_machines
 from airflow_gpu_provider.pools.base import GpuPool
 from airflow_gpu_provider.pools.candidates import Candidate, Market, Preferences
-from airflow_gpu_provider.pools.taints import Taint
-from airflow_gpu_provider.pools.values import are_some_of, as_constant, as_constants, as_tuple, is_template
+from airflow_gpu_provider.pools.values import Taint, are_some_of, as_constant, as_constants, as_tuple, is_template
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="present", effect="NoSchedule")
 """GKE adds it to the nodes of every node pool with GPUs."""
@@ -194,7 +193,7 @@ class GkeGpuPool(GpuPool):
     @property
     def is_reserved(self) -> bool:
         """Whether machines come only from a reservation."""
-        return self.reservation_affinity.get("consume_reservation_type") in gke_capacity.RESERVED_ONLY
+        return self.reservation_affinity.get("consume_reservation_type") in gke_machines.RESERVED_ONLY
 
     def accelerator_of(self, machine_type: str) -> tuple[str, int]:
         """Return the accelerator type of a machine of this type, and how many it has."""
@@ -323,13 +322,13 @@ class GkeGpuPool(GpuPool):
     def _check_capacity(self) -> None:
         self._check("flex_start", lambda value: isinstance(value, bool), "True or False")
         if not is_template(self.shielded_instance_config):
-            self._refuse(gke_capacity.shielded_problems(self.shielded_instance_config))
+            self._refuse(gke_machines.shielded_problems(self.shielded_instance_config))
         if is_template(self.reservation_affinity) or is_template(self.capacity_types):
             return
-        self._refuse(gke_capacity.reservation_problems(self.reservation_affinity, self.capacity_types))
+        self._refuse(gke_machines.reservation_problems(self.reservation_affinity, self.capacity_types))
         if self.flex_start and not is_template([self.scaling, self.location_policy]):
             self._refuse(
-                gke_capacity.flex_start_problems(
+                gke_machines.flex_start_problems(
                     capacity_types=self.capacity_types,
                     scaling=self.scaling,
                     location_policy=self.location_policy,

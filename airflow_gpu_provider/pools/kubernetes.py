@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
-from airflow_gpu_provider.pools.values import are_labels, as_tuple, is_template
+from airflow_gpu_provider.pools.values import are_labels, as_tuple, is_dns_subdomain, is_template
 
-_NODE_NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _PROVISIONERS = ("karpenter", "auto-mode", "autopilot", "cluster-autoscaler")
 _MOST_NODES = 5000  # what Kubernetes supports in one cluster
 
@@ -138,6 +136,4 @@ class KubernetesGpuPool(GpuPool):
 
 
 def _are_names(names: object) -> bool:
-    if not isinstance(names, tuple) or len(set(names)) < len(names):
-        return False
-    return all(isinstance(name, str) and len(name) <= 253 and _NODE_NAME.fullmatch(name) for name in names)
+    return isinstance(names, tuple) and len(set(names)) == len(names) and all(map(is_dns_subdomain, names))

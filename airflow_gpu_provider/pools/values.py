@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
+
+from airflow_gpu_provider.errors import PoolSpecError
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _LABEL_NAME = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
@@ -21,6 +24,13 @@ def is_template(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(is_template(v) for v in value)
     return False
+
+
+def is_whole(value: Any) -> bool:
+    """Return True for a whole number, also as the digits that a Variable or a rendered template gives."""
+    if isinstance(value, str):
+        return value.strip().isdecimal()
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def to_json(value: Any) -> Any:
@@ -52,9 +62,14 @@ def as_constants(value: Any) -> Any:
     return values if is_template(values) else tuple(map(as_constant, values))
 
 
-def is_pool_name(value: Any) -> bool:
-    """Return True for a DNS label of at most 40 characters."""
-    return isinstance(value, str) and len(value) <= 40 and _DNS_LABEL.fullmatch(value) is not None
+def is_dns_label(value: Any, *, at_most: int = 63) -> bool:
+    """Return True for what Kubernetes takes as a namespace, of at most 63 characters (RFC 1123)."""
+    return isinstance(value, str) and len(value) <= at_most and _DNS_LABEL.fullmatch(value) is not None
+
+
+def is_dns_subdomain(value: Any) -> bool:
+    """Return True for what Kubernetes takes as the name of most objects: lower-case DNS labels and dots (RFC 1123)."""
+    return isinstance(value, str) and len(value) <= 253 and _LABEL_PREFIX.fullmatch(value) is not None
 
 
 def are_strings(values: Any) -> bool:
@@ -84,3 +99,42 @@ def _is_label(key: Any, value: Any) -> bool:
     if slash and (len(prefix) > 253 or not _LABEL_PREFIX.fullmatch(prefix)):
         return False
     return _LABEL_NAME.fullmatch(name) is not None and (value == "" or _LABEL_NAME.fullmatch(value) is not None)
+
+
+# -- taints, in kubectl's notation and in that of the clouds' APIs --------------------------------------------------
+
+CLOUD_EFFECTS = {"NoSchedule": "NO_SCHEDULE", "PreferNoSchedule": "PREFER_NO_SCHEDULE", "NoExecute": "NO_EXECUTE"}
+"""The effects of taints, and how EKS and GKE spell them."""
+
+_EFFECTS = {cloud: ours for ours, cloud in CLOUD_EFFECTS.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taint:
+    """A node taint; `str()` is kubectl's notation `key=value:Effect`."""
+
+    key: str
+    value: str
+    effect: str
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `key=value:Effect` or `key:Effect`; raises PoolSpecError."""
+        head, colon, effect = text.rpartition(":")
+        key, _, value = head.partition("=")
+        if not colon or effect not in CLOUD_EFFECTS or not key:
+            known = tuple(CLOUD_EFFECTS)
+            raise PoolSpecError(
+                f"{text!r} is not a taint.", f"Write it as key=value:Effect, the effect one of {known}."
+            )
+        return cls(key=key, value=value, effect=effect)
+
+    def __str__(self) -> str:
+        return f"{self.key}={self.value}:{self.effect}"
+
+
+def taints_from_cloud(taints: Iterable[Mapping[str, Any]]) -> Iterator[Taint]:
+    """Yield taints that EKS or GKE describes; those with an effect that Kubernetes does not have are left out."""
+    for taint in taints:
+        if taint["effect"] in _EFFECTS:
+            yield Taint(key=taint["key"], value=taint.get("value") or "", effect=_EFFECTS[taint["effect"]])

@@ -1,7 +1,7 @@
-"""What would stop tonight's run of a pool: each thing is looked at, and nothing is changed.
+"""What would stop tonight's run on a pool: everything is checked, and nothing is changed.
 
-No call that writes is tried. Whether they are allowed is asked: of the API server for each verb, of the cloud where it
-answers such a question.
+No writing call is tried. Instead it asks whether they are allowed: the API server for each verb, the cloud if it
+answers such questions.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.addons.detection import look, served_by
-from airflow_gpu_provider.addons.device_plugin import driver_fix, has_failed, plugin_state
-from airflow_gpu_provider.addons.plugin_pods import list_plugin_pods
+from airflow_gpu_provider.addons.device_plugin import CONTAINER, driver_fix, has_failed, plugin_labels, plugin_state
 from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.rest import label_selector, list_items
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     ConnectionNotFound,
@@ -29,22 +29,29 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.reports.permissions import Rule, missing, rules, to_install_a_plugin
-from airflow_gpu_provider.scaling.autoscaling import WITHOUT_AUTOSCALER
 from airflow_gpu_provider.scaling.group_claims import check_group_claims
 from airflow_gpu_provider.scaling.reconcile import Reconciler
+from airflow_gpu_provider.scaling.shortage import WITHOUT_AUTOSCALER
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN
 from airflow_gpu_provider.scaling.waits import format_seconds
+from airflow_gpu_provider.scaling.wanted import counted
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+    from airflow_gpu_provider.pools import GpuPool
+
 
 LATELY = timedelta(days=1)
-"""How far back failed launches are told."""
+"""How far back failed launches are reported."""
 
 Result = Literal["ok", "warning", "problem"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What one check found: `said` in words, and `fix`, what to do about it."""
+    """What one check found: `said`, as text, and `fix`, what to do about it."""
 
     pool: str
     check: str
@@ -57,7 +64,7 @@ class Finding:
 
 
 def examine(pool: GpuPool, connect: Callable[[], Reconciler], *, pod_namespace: str = "default") -> tuple[Finding, ...]:
-    """Return what each check found, the credentials first; where those or the cluster fail, no more is asked.
+    """Return what each check found, the credentials first; if those or the cluster fail, the other checks are skipped.
 
     Args:
         pool: The (rendered) spec.
@@ -87,7 +94,7 @@ def _problem(pool: GpuPool, check: str, error: GpuError) -> Finding:
 
 
 def _unless_said(problem: Finding, before: Iterable[Finding]) -> Finding:
-    """Return a problem in short where an earlier check met the same."""
+    """Return a short form of a problem that an earlier check has reported."""
     first = next((each.check for each in before if each.said == problem.said), None)
     return replace(problem, said=f"could not be looked at: see {first}", fix="") if first else problem
 
@@ -163,7 +170,7 @@ class _Doctor:
         for change in plan.changes:
             yield "ok", f"the next run will {change.action} {change.group}: {change.detail}", ""
         for note in plan.notes:
-            # What a provisioner brings is told as a note, too.
+            # What a provisioner provides is a note, too.
             result: Result = "ok" if getattr(self._pool, "provisioner", None) else "warning"
             yield result, note, "Change the spec, or the group where it is defined."
         check_group_claims(self._seen)
@@ -200,7 +207,7 @@ class _Doctor:
         over = passed_over(self._seen.groups, now)
         quiet = True
         for group in self._seen.groups:
-            # Launches that met a quota which has room by now stop nothing, once they are tried again.
+            # Launches refused by a quota that has room again stop nothing: they succeed when retried.
             is_over = self._has_quota and group.name not in over
             lately = [
                 each for each in group.failures if now - each.at < LATELY and not (is_over and each.kind == "quota")
@@ -209,7 +216,8 @@ class _Doctor:
                 quiet = False
                 still = f"; passed over until {over[group.name].until:%H:%M}Z" if group.name in over else ""
                 last = lately[-1]
-                said = f"{group.candidate}: {len(lately)} launches failed, last at {last.at:%H:%M}Z: {last.reason}"
+                failed = f"{counted(len(lately), 'launch', 'launches')} failed, last at {last.at:%H:%M}Z: {last.reason}"
+                said = f"{group.candidate}: {failed}"
                 yield "warning", said + still, "Name more zones, types or markets; see give_up_after= of Ensure."
         if quiet:
             yield "ok", "no launch failed in a day, as far as the cloud remembers", ""
@@ -238,7 +246,10 @@ class _Doctor:
             is_late = since > READY_WITHIN or (plugin is not None and has_failed(plugin))
             state = f"; {plugin_state(plugin)}" if plugin else ""
             said = f"node {node.name} has been Ready for {format_seconds(since)}, without an allocatable GPU{state}"
-            yield "problem" if is_late else "warning", said, _driver_fix(node, plugin)
+            logs = (
+                f"kubectl -n {plugin.namespace} logs {plugin.name}" if plugin else f"kubectl describe node {node.name}"
+            )
+            yield "problem" if is_late else "warning", said, f"{driver_fix(node)} {logs} says more."
 
     def _autoscaler(self) -> Said:
         status = check_running(self._on.api, self._pool.name, self._seen.now, or_else=WITHOUT_AUTOSCALER)
@@ -264,11 +275,6 @@ def _refusal(rule: Rule) -> tuple[Result, str, str]:
     return "problem", f"may not {rule}", fix
 
 
-def _driver_fix(node: Node, plugin: PodState | None) -> str:
-    logs = f"kubectl -n {plugin.namespace} logs {plugin.name}" if plugin else f"kubectl describe node {node.name}"
-    return f"{driver_fix(node)} {logs} says more."
-
-
 def _driver_words(pool: GpuPool, nodes: Iterable[Node]) -> str:
     found = {node.image.driver for node in nodes if node.image.driver}
     if found:
@@ -281,3 +287,11 @@ def _driver_words(pool: GpuPool, nodes: Iterable[Node]) -> str:
     if driver == "daemonset":
         return "InstallDevicePluginOperator installs it by a DaemonSet"
     return "the nodes' owner brings it; no node without GPUs is seen"
+
+
+def list_plugin_pods(api: ApiClient, pool: GpuPool) -> dict[str, PodState]:
+    """Return the plugin's pods by the node that they run on."""
+    selector = label_selector(plugin_labels(pool))
+    raw = list_items(api, "/api/v1/namespaces/kube-system/pods", resource="pods", labelSelector=selector)
+    states = (PodState.parse(each, CONTAINER) for each in raw)
+    return {state.node: state for state in states if state.node}

@@ -1,4 +1,4 @@
-"""What the package does inside a cluster, as RBAC's words, and which of it the credentials may not do."""
+"""What the package does inside a cluster, as RBAC rules, and which of it the credentials may not do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PLUGIN_NAMESPACE = "kube-system"
 
 _OF_OWNED = ("full.yaml", "device-plugin.yaml")
-"""The files for pools whose groups this package owns; scale-only.yaml has what the others' need of both."""
+"""The files for pools whose groups this package owns; scale-only.yaml has what other pools need from both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class Rule:
     """Verbs on one resource.
 
     Attributes:
-        namespace: Empty where it has to be allowed in all of them.
-        name: The one object that is meant; empty: any.
+        namespace: Empty if it must be allowed in all namespaces.
+        name: The single object concerned; empty: any.
         roles: The file in docs/rbac that grants it.
-        only_for: What needs it; empty where every run does.
+        only_for: What needs it; empty if every run does.
     """
 
     group: str
@@ -56,7 +56,7 @@ def rules(pool: GpuPool, pod_namespace: str) -> tuple[Rule, ...]:
 
 
 def to_install_a_plugin() -> tuple[Rule, ...]:
-    """Return what InstallDevicePluginOperator needs where nothing serves the pool's nodes yet."""
+    """Return what InstallDevicePluginOperator needs if nothing serves the pool's nodes yet."""
     verbs = ("get", "create", "patch")
     return (
         Rule(group="apps", resource="daemonsets", verbs=verbs, namespace=_PLUGIN_NAMESPACE, roles="device-plugin.yaml"),
@@ -108,14 +108,14 @@ def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
     if provisioner in ("karpenter", "auto-mode"):
         for resource in ("nodepools", "nodeclaims"):
             yield Rule(group="karpenter.sh", resource=resource, verbs=("list",))
-        # Events of objects without a namespace are kept there.
+        # Events of cluster-scoped objects are kept there.
         yield Rule(group="", resource="events", verbs=("list",), namespace="default")
     if provisioner == "karpenter":
         yield Rule(group="karpenter.k8s.aws", resource="ec2nodeclasses", verbs=("get",))
 
 
 def missing(api: ApiClient, wanted: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Ask the API server about each verb; return the rules with what is not allowed of them.
+    """Ask the API server about each verb; return the rules with their verbs that are not allowed.
 
     Every identity may ask about itself.
     """

@@ -1,18 +1,24 @@
-"""The state of a pool as rows for people and programs: nodes, GPUs in use, who wants nodes, what it costs."""
+"""The state of a pool as rows for display and programs: nodes, GPUs in use, who wants nodes, what it costs."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.clock import format_time
-from airflow_gpu_provider.reports.gangs import GangRow, gang_rows
+from airflow_gpu_provider.cluster.jobs import GangJob, list_gang_jobs
+from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.scaling.admission import admission
 from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, total
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply, supply
 from airflow_gpu_provider.scaling.wanted import wanted_by, wanted_nodes
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,14 +26,14 @@ class MachineRow:
     """One machine that exists.
 
     Attributes:
-        node: Its node; empty while it has not joined.
+        node: Its node; empty until it has joined.
         state: usable, coming, broken or taken, as decisions see it (`supply.Supply`); or cordoned: usable, but for our
             own cordon, which comes before the machine's end.
         gpus: Allocatable nvidia.com/gpu.
-        gpus_used: What its unfinished pods ask for.
-        pods: Pods that its node has to stay for.
-        age_seconds: Since it was launched; None where nobody knows.
-        cost_per_hour: By the spec's price; None where it gives none.
+        gpus_used: What its unfinished pods request.
+        pods: Pods for which its node must stay.
+        age_seconds: Since it was launched; None if unknown.
+        cost_per_hour: By the spec's price; None if it has none.
         cost_so_far: `cost_per_hour` for its age.
     """
 
@@ -46,9 +52,9 @@ class MachineRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseRow:
-    """Demand of one DAG run; it counts while it is live, which is until `until`.
+    """Demand of one DAG run; it counts while it is live, that is, until `until`.
 
-    `extended` is why that is later than its Ensure has said; empty where it is not.
+    `extended` is why that is later than its Ensure set it; empty if it is not.
     """
 
     pool: str
@@ -65,14 +71,14 @@ class PoolStatus:
     """One pool, now.
 
     Attributes:
-        where: The account and the cluster, and as whom they are spoken to.
-        wanted: Nodes that are wanted, by `wanted_by`.
+        where: The account, the cluster and the identity used for them.
+        wanted: Nodes wanted by `wanted_by`.
         nodes: Nodes that new pods can run on.
-        booting: Machines that exist and are to be such nodes soon: those that are coming.
-        out_of_use: Machines that exist and that new pods do not run on: those that are cordoned, broken or taken.
-        launching: Machines that are asked for and do not exist.
-        gpus_idle: GPUs of its nodes that no pod asks for.
-        cost_per_hour: All machines together; None where a price is missing.
+        booting: Machines that exist and will soon be such nodes: those that are coming.
+        out_of_use: Machines that exist but take no new pods: those that are cordoned, broken or taken.
+        launching: Machines that are requested but do not exist yet.
+        gpus_idle: GPUs of its nodes that no pod requests.
+        cost_per_hour: For all machines together; None if a price is missing.
     """
 
     pool: str
@@ -92,7 +98,7 @@ class PoolStatus:
     gangs: tuple[GangRow, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON values; a cost that is not known is the word for that."""
+        """Return it as JSON values; an unknown cost is "unknown"."""
         values: dict[str, Any] = _with_unknown(asdict(self))
         return values
 
@@ -171,3 +177,50 @@ def _with_unknown(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_with_unknown(each) for each in value]
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangRow:
+    """One unfinished gang: pods that run together or not at all.
+
+    Attributes:
+        gang: Its Job, as namespace/name.
+        nodes: How many nodes it needs.
+        state: Where it runs, or why it waits.
+    """
+
+    pool: str
+    gang: str
+    nodes: int
+    state: str
+
+
+def gang_rows(api: ApiClient, snapshot: PoolSnapshot) -> tuple[GangRow, ...]:
+    """Return the pool's gangs, oldest first; Jobs are read only if demand is for a gang, and if permitted."""
+    if not any(lease.gang for lease in snapshot.leases):
+        return ()
+    try:
+        jobs = list_gang_jobs(api, snapshot.pool.name)
+    except PermissionDenied:
+        return ()
+    return tuple(_rows(snapshot, [job for job in jobs if not job.over]))
+
+
+def _rows(snapshot: PoolSnapshot, jobs: Iterable[GangJob]) -> Iterator[GangRow]:
+    jobs = tuple(jobs)
+    found = admission(snapshot, jobs)
+    next_in = {str(job): zone for job, zone in found.admit}
+    for job in jobs:
+        name = str(job)
+        if name in next_in:
+            state = f"is about to start{_in(next_in[name])}"
+        elif job.suspended:
+            state = f"waits: {found.why.get(name, 'Kueue admits it')}"
+        else:
+            bound = sum(pod.job == job.uid and pod.node is not None for pod in snapshot.pods)
+            state = f"{bound} of {job.size} pods have a node{_in(job.zone)}"
+        yield GangRow(pool=snapshot.pool.name, gang=name, nodes=job.size, state=state)
+
+
+def _in(zone: str) -> str:
+    return f" in {zone}" if zone else ""

@@ -1,28 +1,37 @@
-"""Which of a pool's gangs may create their pods now, and in which zone: strictly the oldest first. Pure.
+"""Which of a pool's gangs may create their pods now, and in which zone: strictly the oldest first; and GangQueue.
 
 A gang is a Job that is created suspended. It is admitted when all of its nodes are free in one zone: two gangs that
-each hold half of the nodes would wait for each other for ever. One that does not get them all, because another pod took
-one or one was lost, is suspended again.
+each hold half of the nodes would wait for each other forever. A gang that does not get all of them, because another pod
+took one or one was lost, is suspended again.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING
 
-from airflow_gpu_provider.cluster.jobs import GangJob
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.jobs import GangJob, admit, list_gang_jobs, suspend
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
 from airflow_gpu_provider.cluster.pods import Pod
+from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
 from airflow_gpu_provider.platforms.backoff import ordinal
+from airflow_gpu_provider.scaling.decisions import Decision
 from airflow_gpu_provider.scaling.gangs import seats, zones_in_words
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import READY_WITHIN, supply, usable_nodes
 from airflow_gpu_provider.scaling.wanted import live_leases, waits_for_gpus
 
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+
 WHOLE_WITHIN = timedelta(minutes=2)
-"""How long after its admission all of a gang's pods may take to have a node; longer where pods bring nodes."""
+"""How long after its admission all of a gang's pods may take to get a node; longer if nodes are added for pods."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +39,9 @@ class Admission:
     """What to do about a pool's gangs now.
 
     Attributes:
-        admit: Which may create their pods, and in which zone; "" where they bring their nodes, or nodes have no zone.
-        suspend: Which have not come together, and are to wait again.
-        why: Why each of the others waits, in words, by "namespace/name".
+        admit: Which may create their pods, and in which zone; "" if nodes are added for them, or nodes have no zone.
+        suspend: Which did not get all their nodes, and have to wait again.
+        why: Why each of the others waits, as text, by "namespace/name".
     """
 
     admit: tuple[tuple[GangJob, str], ...] = ()
@@ -50,7 +59,7 @@ def admission(snapshot: PoolSnapshot, jobs: Iterable[GangJob], leaving: Collecti
 
     Args:
         snapshot: The pool.
-        jobs: Its gangs, as they were just before.
+        jobs: Its gangs, read just before.
         leaving: Nodes that are about to be cordoned or removed.
     """
     there = sorted((job for job in jobs if not job.over), key=lambda job: (job.created_at, job.namespace, job.name))
@@ -75,7 +84,7 @@ def admission(snapshot: PoolSnapshot, jobs: Iterable[GangJob], leaving: Collecti
 def _zone_for(snapshot: PoolSnapshot, job: GangJob, room: _Room) -> str | None:
     """Return the zone in which the gang may start; None if it has to wait.
 
-    Where pods bring nodes, one gang at a time asks for those that are missing.
+    If nodes are added for pods, one gang at a time requests the missing ones.
     """
     if job.active:
         return None  # pods of its last admission are still being deleted
@@ -88,7 +97,7 @@ def _zone_for(snapshot: PoolSnapshot, job: GangJob, room: _Room) -> str | None:
 
 
 def _is_late(snapshot: PoolSnapshot, job: GangJob) -> bool:
-    """Return True if this package admitted the gang, and a pod of it has found no node in time."""
+    """Return True if this package admitted the gang, and one of its pods has found no node in time."""
     if job.suspended or job.queued_elsewhere or job.admitted_at is None:
         return False
     within = WHOLE_WITHIN + (READY_WITHIN if snapshot.pool.nodes_come_with_pods else timedelta(0))
@@ -108,7 +117,7 @@ def _why(room: _Room, job: GangJob, waiting: Sequence[GangJob]) -> str:
     also = f"; pod {older[0]}, which is older, waits for a node too" if older else ""
     again = ""
     if job.admitted_at:
-        again = f"; it was admitted at {job.admitted_at:%H:%M:%S}Z, and not all of its pods found a node"
+        again = f"; it was admitted at {job.admitted_at:%H:%M:%S}Z, and then suspended again"
     if job.active:
         again += ", the others are being deleted"
     counts = dict(sorted(free.items(), key=lambda item: (-item[1], item[0])))
@@ -117,15 +126,15 @@ def _why(room: _Room, job: GangJob, waiting: Sequence[GangJob]) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class _Claim:
-    """Pods that will be bound soon, each to another node, and nobody knows yet to which.
+    """Pods that will soon be bound, each to another node that is not known yet.
 
     Attributes:
         pods: How many.
         gpus: What each of them takes.
         zone: Where; "" anywhere.
-        own: The nodes that others of its gang have already.
-        selector: The labels that its nodes have to have.
-        is_gang: All of them have to find a node.
+        own: The nodes that other pods of its gang already have.
+        selector: The labels that its nodes must have.
+        is_gang: All of them must find a node.
     """
 
     pods: int
@@ -137,7 +146,7 @@ class _Claim:
 
 
 class _Room:
-    """The GPUs that are free on each node, and the pods that are about to take some of them."""
+    """The free GPUs on each node, and the pods that are about to take some of them."""
 
     def __init__(self, snapshot: PoolSnapshot, nodes: Iterable[Node], admitted: Sequence[GangJob]) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -160,19 +169,19 @@ class _Room:
         self._claims.append(self._claim(job, zone))
 
     def free(self, job: GangJob) -> dict[str, int]:
-        """Return how many nodes each zone has for the gang, whichever of them its elders' pods take."""
+        """Return how many nodes each zone has for the gang, whichever of them older gangs' pods take."""
         claims = [*self._claims, *self._older(job)]
         zones = {node.zone for node in self._nodes.values()}
         return {zone: self._sure_of(self._claim(job, zone), zone, claims) for zone in zones}
 
     def holds(self, job: GangJob, zone: str) -> bool:
-        """Return True if the gang finds all of its nodes in the zone, and so do those that were admitted before."""
+        """Return True if the gang finds all of its nodes in the zone, and so do the gangs admitted earlier."""
         claims = [*self._claims, *self._older(job), self._claim(job, zone)]
         there = [claim for claim in claims if claim.is_gang and claim.zone == zone]
         return all(self._sure_of(each, zone, [one for one in claims if one is not each]) >= each.pods for each in there)
 
     def older_pods(self, job: GangJob) -> Iterator[Pod]:
-        """Yield the pods of no gang that wait for a node for longer than this one, and fit on one."""
+        """Yield pods outside gangs that have waited longer than this gang, and fit on a node."""
         for pod in self._pods:
             is_older = pod.job not in self._gangs and pod.created_at < job.created_at
             if is_older and waits_for_gpus(pod) and any(free >= pod.gpus for free in self._free.values()):
@@ -204,3 +213,71 @@ class _Room:
         node = self._nodes[name]
         has_labels = claim.selector <= {*node.labels.items(), (ZONE_LABEL, node.zone)}
         return node.zone == zone and name not in claim.own and has_labels and self._free[name] >= claim.gpus
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangNews:
+    """What a check of a pool's gangs reports to the waits for them.
+
+    Attributes:
+        why: Why each suspended gang waits, as text, by "namespace/name".
+        errors: What the cluster refused, such as a missing permission; by the gang's "namespace/name", "" for all
+            gangs.
+        said: What was done, for the log.
+    """
+
+    why: Mapping[str, str] = field(default_factory=dict)
+    errors: Mapping[str, GpuError] = field(default_factory=dict)
+    said: tuple[str, ...] = ()
+
+
+class GangQueue:
+    """One check of a pool's gangs. A refusal is reported to the waits for gangs, and fails no reconcile."""
+
+    def __init__(self, api: ApiClient, snapshot: PoolSnapshot, decision: Decision) -> None:
+        self._api = api
+        self._now = snapshot.now
+        self._errors: dict[str, GpuError] = {}
+        self._said: list[str] = []
+        try:
+            jobs = list_gang_jobs(api, snapshot.pool.name)
+        except ClusterUnreachable:
+            raise
+        except GpuError as error:
+            self._found, self._errors = Admission(), {"": error}
+        else:
+            going = {machine.id for machine in (*decision.release, *decision.later)}
+            leaving = {node.name for node in snapshot.nodes if node.machine in going} | {*decision.cordon}
+            self._found = admission(snapshot, jobs, leaving)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return self._found.is_empty
+
+    @property
+    def news(self) -> GangNews:
+        return GangNews(why=self._found.why, errors=self._errors, said=tuple(self._said))
+
+    def move_on(self, check: Callable[[], None]) -> None:
+        """Carry out the admissions and suspensions; `check` is the pool lock's, which the caller holds."""
+        for job in self._found.suspend:
+            why = "not all of its pods found a node in time"
+            self._write(check, job, partial(suspend, self._api, job), f"gang {job} is suspended again: {why}")
+        for job, zone in self._found.admit:
+            where = f" in {zone}" if zone else ""
+            said = f"gang {job} may start: {job.size} nodes{where}"
+            self._write(check, job, partial(admit, self._api, job, zone, self._now), said)
+
+    def _write(self, check: Callable[[], None], job: GangJob, write: Callable[[], None], said: str) -> None:
+        check()
+        try:
+            write()
+        except (ObjectChanged, ObjectNotFound):
+            return  # the next check decides again
+        except (ClusterUnreachable, DemandLockLost):
+            raise
+        except GpuError as error:
+            self._errors[str(job)] = error
+            return
+        self._said.append(said)

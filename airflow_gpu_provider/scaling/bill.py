@@ -2,8 +2,9 @@
 
 Every moment of a machine's life is charged to runs, in equal parts if there are several:
 - while pods with GPUs of any runs run there: those runs, as working time;
-- else the runs that want nodes of the pool at that moment, as booting time until the node is Ready, then as idle time;
-- if there are none: the run that last did, because it left the machine. Before any did (an existing machine): no run.
+- otherwise the runs that want nodes of the pool at that moment, as booting time until the node is Ready, then as idle
+time; - if there are none: the run that last did, because it left the machine. Before the first (an existing machine):
+no run.
 """
 
 from __future__ import annotations
@@ -19,20 +20,63 @@ from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.computed import ComputedShare, computed_share
 from airflow_gpu_provider.scaling.cost import UNKNOWN
+
+_ALL = 0.95
+"""The known share of the working time above which it stands for all of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComputedShare:
+    """How much the GPUs computed; both between 0 and 1.
+
+    Attributes:
+        share: Of the GPUs' time in pods that were sampled.
+        known: The share of the working time with such a pod on the node.
+    """
+
+    share: float
+    known: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {"share": round(self.share, 3), "known": round(self.known, 3)}
+
+    def in_words(self) -> str:
+        """Return it as the text after "working"."""
+        of = "" if self.known >= _ALL else f", as far as is known: for {self.known * 100:.0f} % of it"
+        return f"of which the GPUs computed {self.share * 100:.0f} %{of}"
+
+
+def computed_share(run: RunUsage) -> ComputedShare | None:
+    """Return it for one run; None if no pod's GPUs were sampled."""
+    pods = run.computed.values()
+    weights = [pod.gpus * _seconds([pod.span]) for pod in pods]
+    if not sum(weights):
+        return None
+    computed = sum(pod.share * weight for pod, weight in zip(pods, weights, strict=True))
+    sampled: dict[str, list[Span]] = defaultdict(list)
+    for pod in pods:
+        sampled[pod.node].append(pod.span)
+    known = sum(_seconds(union(spans)) for spans in sampled.values())
+    worked = sum(_seconds(union((*run.worked.get(node, ()), *sampled[node]))) for node in {*run.worked, *sampled})
+    return ComputedShare(share=computed / sum(weights), known=known / worked)
+
+
+def _seconds(spans: Iterable[Span]) -> float:
+    return sum((end - start).total_seconds() for start, end in spans)
+
 
 Phase = Literal["booting", "working", "idle"]
 PHASES: tuple[Phase, ...] = ("booting", "working", "idle")
 
 IDLE_AUTOSCALER = timedelta(minutes=10)
-"""After how long cluster-autoscaler removes a node that nobody needs, by default: --scale-down-unneeded-time."""
+"""After how long cluster-autoscaler removes an unneeded node, by default: --scale-down-unneeded-time."""
 
 MOST_LANES = 64
-"""How many machines a bill for XCom names: those that were there for the longest."""
+"""How many machines a bill for XCom lists: those that ran longest."""
 
 MUCH_IDLE = 0.1
-"""The share of idle time from which the task's log warns about it."""
+"""The share of idle time above which the task's log warns about it."""
 
 Shares = Mapping[DemandKey, Mapping[Phase, float]]
 
@@ -64,13 +108,13 @@ class Bill:
 
     Attributes:
         seconds: By phase.
-        cost: By phase; None where a machine's price is not known.
+        cost: By phase; None if a machine's price is unknown.
         machines: How many machines it used, alone or shared.
-        at_least: Why it may have been more; empty where the numbers are complete.
+        at_least: Why the numbers may be too low; empty if they are complete.
         lanes: When each of these machines was launched, usable, at work and gone.
         autoscaler: What it would have been with an autoscaler that removes a node when it has been idle for
             `IDLE_AUTOSCALER`; None in such a bill itself.
-        computed: How much of the working time the GPUs computed; None where nothing is known.
+        computed: How much of the working time the GPUs computed; None if unknown.
     """
 
     seconds: Mapping[Phase, float]
@@ -123,7 +167,7 @@ class Bill:
 def bill(
     pool: GpuPool, key: DemandKey, runs: Sequence[RunUsage], machines: Iterable[MachineUse], *, at_least: str = ""
 ) -> Bill:
-    """Return the bill of one run, from what is known of all runs that used the pool; `at_least` as in `Bill`."""
+    """Return the bill of one run, from what is known about all runs that used the pool; `at_least` as in `Bill`."""
     amounts, by_autoscaler = _Amounts(pool), _Amounts(pool)
     lanes = []
     for machine in machines:
@@ -165,8 +209,8 @@ def _worked(machine: MachineUse, runs: Iterable[RunUsage]) -> tuple[Span, ...]:
 def _idle_after(machine: MachineUse, key: DemandKey, runs: Sequence[RunUsage]) -> float:
     """Return for how many seconds longer an autoscaler would have kept the machine, if that is this run's to pay.
 
-    It removes a node that has been unneeded for ten minutes (cluster-autoscaler's --scale-down-unneeded-time), and it
-    is asked nothing before: the run, or the runs, whose work or wish was the last on the machine pay for these.
+    It removes a node that has been unneeded for ten minutes (cluster-autoscaler's --scale-down-unneeded-time), and not
+    earlier: the run, or runs, whose work or demand was the last on the machine pay for these minutes.
     """
     used = [(end, run.key) for run in runs for _, end in run.worked.get(machine.node, ()) if machine.node]
     used = used or [(machine.usable_at or machine.launched_at, key) for key in _last(runs, machine.seen_until)]

@@ -1,4 +1,4 @@
-"""What machines cost by the prices in the pool's spec; without them it is not known. Pure."""
+"""What machines cost by the prices in the pool's spec; unknown without them. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 UNKNOWN = "unknown"
-"""What a cost is called where the spec gives no price."""
+"""The value of a cost if the spec gives no price."""
 
 
 def cost_of(snapshot: PoolSnapshot, group_name: str, since: datetime | None) -> tuple[float | None, float | None]:
@@ -21,7 +21,7 @@ def cost_of(snapshot: PoolSnapshot, group_name: str, since: datetime | None) -> 
 
 
 def total(costs: Iterable[float | None]) -> float | None:
-    """Return the sum of the costs; None if one of them is not known."""
+    """Return the sum of the costs; None if one of them is unknown."""
     known: list[float] = []
     for cost in costs:
         if cost is None:
@@ -31,5 +31,5 @@ def total(costs: Iterable[float | None]) -> float | None:
 
 
 def in_words(cost: float | None, *, at_least: bool = False) -> str:
-    """Return a cost for people; `at_least`: it may be more."""
+    """Return a human-readable cost; `at_least`: it may be more."""
     return UNKNOWN if cost is None else f"{'at least ' if at_least else ''}{cost:.2f}"

@@ -1,4 +1,4 @@
-"""The words for a decision: each line says one step and why, so that a task's log can carry it once."""
+"""The log lines for a decision: each states one step and its reason, so that a task's log can have it once."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def notes(
 
 
 def _long_wanted(snapshot: PoolSnapshot) -> bool:
-    """Return True if groups that a live run's Ensure has created would be shown by now."""
+    """Return True if groups created by a live run's Ensure would be visible by now."""
     return any(snapshot.now - lease.created_at > SHOWN_AFTER for lease in live_leases(snapshot))
 
 
@@ -93,7 +93,7 @@ def _waits(snapshot: PoolSnapshot, placed: Mapping[str, int]) -> Iterator[str]:
 
 
 def _late(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Iterator[str]:
-    """Yield until when to wait for each machine that is slow to become usable."""
+    """Yield, for each machine that is slow to become usable, until when to wait for it."""
     replaced = {group.name for group in snapshot.groups if group.when_idle == "remove"}
     for each in machines:
         since = each.coming_since

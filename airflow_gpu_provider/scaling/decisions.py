@@ -1,7 +1,7 @@
 """decide: what to do about a pool now, from everything that was read at one moment. Pure and total.
 
-A decision is small steps towards what is wanted, not the end state: it is made again on every change and every few
-seconds, each time from the actual state.
+A decision is a few small steps towards what is wanted, not the end state: it is made again on every change and every
+few seconds, each time from the actual state.
 """
 
 from __future__ import annotations
@@ -16,11 +16,17 @@ from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, Pod
 from airflow_gpu_provider.platforms.base import Group, Machine
 from airflow_gpu_provider.scaling.decision_notes import notes
 from airflow_gpu_provider.scaling.gangs import Seats, seats
-from airflow_gpu_provider.scaling.placeholder_changes import placeholder_changes
 from airflow_gpu_provider.scaling.placement import place, scalable
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import Supply, supply
-from airflow_gpu_provider.scaling.wanted import pending_nodes, usable_needed, wanted_nodes, wanted_until
+from airflow_gpu_provider.scaling.wanted import (
+    leased_pending,
+    live_leases,
+    pending_nodes,
+    usable_needed,
+    wanted_nodes,
+    wanted_until,
+)
 
 __all__ = ["Decision", "decide", "left_to_provisioner", "switch_time", "usable_needed", "wanted_nodes"]
 
@@ -53,7 +59,7 @@ class Decision:
         release: Machines to remove.
         later: Machines to remove once their group has been updated; nothing is done about them now.
         delete_demand: Expired demand to delete.
-        notes: Why, in words, for the task's log.
+        notes: Why, as text, for the task's log.
     """
 
     resume: tuple[str, ...] = ()
@@ -129,9 +135,9 @@ def left_to_provisioner(snapshot: PoolSnapshot) -> tuple[Supply, ...]:
 
 
 def switch_time(snapshot: PoolSnapshot) -> datetime | None:
-    """Return when the cloud has to scale the pool to zero by itself; None where nothing is wanted.
+    """Return when the cloud has to scale the pool to zero by itself; None if nothing is wanted.
 
-    A whole minute, because clouds keep no finer time.
+    A whole minute, because clouds have no finer resolution.
     """
     until = wanted_until(snapshot)
     return None if until is None else _switch_after(until)
@@ -152,7 +158,8 @@ def _sizes(
     """
     if snapshot.pool.is_autoscaled:
         return {}, {}, ()
-    placed = place(snapshot.groups, _missing(snapshot, machines, gangs), snapshot.now, gangs.placed)
+    missing = _missing(snapshot, machines, gangs)
+    placed = place(snapshot.groups, missing, snapshot.now, gangs.placed, gangs.near)
     return placed, _grow(snapshot, machines, placed, gangs.wanted), _shrink(snapshot, placed)
 
 
@@ -163,14 +170,14 @@ def _with_stale_tags(snapshot: PoolSnapshot) -> tuple[str, ...]:
 
 
 def _missing(snapshot: PoolSnapshot, machines: tuple[Supply, ...], gangs: Seats) -> int:
-    """Return how many wanted nodes neither exist nor are being launched, limited by max_nodes; but for the gangs'."""
+    """Return how many wanted nodes neither exist nor are being launched, limited by max_nodes; without the gangs'."""
     short = gangs.anywhere - len(_besides(gangs, machines))
     room = snapshot.pool.max_nodes - len(machines) - gangs.placed.total()
     return max(0, min(short, room))
 
 
 def _besides(gangs: Seats, machines: tuple[Supply, ...]) -> list[Supply]:
-    """Return the machines that count, and that no gang has."""
+    """Return the machines that count and belong to no gang."""
     return [each for each in machines if each.counts and each.machine.id not in gangs.kept]
 
 
@@ -248,7 +255,7 @@ def _as_far_as(room: Counter[str], machines: Sequence[Supply], number: int) -> l
 
 
 def _in_demand(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> int:
-    """Return how many machines pods use or wait for, where an autoscaler adds as many.
+    """Return how many machines pods use or wait for, if an autoscaler adds them.
 
     Otherwise a machine that it added for a pod would be released before the pod is bound, and added again.
     """
@@ -340,3 +347,31 @@ def _expired_demand(snapshot: PoolSnapshot) -> tuple[DemandKey, ...]:
     runs = {pod.run for pod in snapshot.pods}
     old = (lease.key for lease in snapshot.leases if snapshot.now - lease.until > FORGET_AFTER)
     return tuple(key for key in old if key.hash not in runs)
+
+
+def placeholder_changes(
+    snapshot: PoolSnapshot, machines: tuple[Supply, ...]
+) -> tuple[dict[DemandKey, int], tuple[Pod, ...]]:
+    """Return how many placeholders to create, by demand, and those to delete.
+
+    One is pending for each node that a warm demand lacks. As soon as its machine exists it is no longer needed: if
+    another pod took that node, the autoscaler would add one more for the placeholder.
+    """
+    warm = [lease for lease in live_leases(snapshot) if lease.warm]
+    there = [pod for pod in snapshot.pods if pod.placeholder and not (pod.finished or pod.deleting)]
+    runs = {lease.key.hash for lease in warm}
+    strays = tuple(pod for pod in there if pod.run not in runs)
+    if not warm or not snapshot.pool.is_autoscaled:
+        return {}, strays
+    waiting = tuple(pod for pod in there if pod.run in runs and pod.node is None)
+    short = _short(snapshot, machines, max(usable_needed(snapshot, lease.key) for lease in warm))
+    if short > len(waiting):
+        return {warm[-1].key: short - len(waiting)}, strays
+    return {}, (*strays, *waiting[short:])
+
+
+def _short(snapshot: PoolSnapshot, machines: tuple[Supply, ...], needed: int) -> int:
+    """Return how many nodes are needed that neither exist nor are requested by the runs' own pods."""
+    coming = sum(each.counts for each in machines) + leased_pending(snapshot)
+    room = snapshot.pool.max_nodes - len(machines)
+    return max(0, min(needed - coming, room))

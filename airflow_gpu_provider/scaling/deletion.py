@@ -38,7 +38,7 @@ def delete_pool(reconciler: Reconciler, *, force: bool, say: Say) -> tuple[str, 
             delete_demand(reconciler.api, lease.key)
         lock.check()
         reconciler.platform.delete(say)
-        lock.memo = ""  # it is about the groups that are deleted now
+        lock.memo = ""  # this is about the groups being deleted now
         return tuple(group.name for group in snapshot.groups if group.owned)
 
 
@@ -55,7 +55,7 @@ def delete_pool_records(reconciler: Reconciler) -> None:
             exactly = {"resourceVersion": found["metadata"]["resourceVersion"]}
             call(reconciler.api, "delete", path, resource="leases", body={"preconditions": exactly})
     except (ObjectNotFound, ObjectChanged):
-        return  # another one took it, or it is gone
+        return  # another process took it, or it is gone
 
 
 def _users(snapshot: PoolSnapshot) -> list[str]:

@@ -1,4 +1,4 @@
-"""extend_demand: what a DAG run wants of a pool lasts longer than its Ensure has said."""
+"""extend_demand: keeps a DAG run's demand for a pool beyond the end that its Ensure set."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from airflow_gpu_provider.errors import DemandNotExtended
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 
+_LONGEST = timedelta(days=365)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Extension:
-    """Demand of one block of a run that lasts until `until`, and did until `before`; `said` is what was done for it."""
+    """Demand of one block of a run, extended from `before` to `until`; `said` is what was done for it."""
 
     key: DemandKey
     before: datetime
@@ -33,27 +35,30 @@ def extend_demand(
     reason: str = "",
     block: str | None = None,
 ) -> list[Extension]:
-    """Have a run's nodes stay longer: its demand, and with it the groups' switches, last `by` more.
+    """Keep a run's nodes longer: extend its demand, and with it the groups' switches, by `by`.
 
-    Pods that run already keep the deadline that they were created with: Kubernetes lets activeDeadlineSeconds of a pod
-    be lowered, and not raised.
+    Running pods keep the deadline that they were created with: Kubernetes allows a pod's activeDeadlineSeconds to be
+    lowered, but not raised.
 
     Args:
         reconciler: The pool's.
-        dag_id, run_id: Whose demand, of whichever installation of Airflow.
+        dag_id, run_id: The run whose demand is extended, of any Airflow installation.
         by: How much longer.
         run_is_over: Asks this Airflow whether a run has ended.
-        reason: Why; needed to go beyond the pool's max_runtime, counted from the demand's begin. It is kept with the
-            demand, and `airflow gpu status` tells it.
-        block: The `gpu_nodes` block, "" for one without a name. Default: all of the run's on this pool.
+        reason: Why; required to go beyond the pool's max_runtime, counted from the demand's start. It is kept with the
+            demand, and `airflow gpu status` shows it.
+        block: The `gpu_nodes` block, "" for one without a name. Default: all of the run's blocks on this pool.
 
     Raises:
-        DemandNotExtended: The run is over, or wants no nodes of the pool now, or `by` is not more than nothing, or it
-            would be beyond max_runtime and there is no reason. Nothing is changed then.
+        DemandNotExtended: The run is over, or wants no nodes of the pool now, or `by` is not positive, or it would
+            exceed max_runtime without a reason. Nothing is changed.
     """
     pool, run = reconciler.pool, f"{dag_id}/{run_id}"
     if by <= timedelta(0):
-        raise DemandNotExtended(f"Pool {pool.name}: {by} more for {run}.", "Give more than zero hours.", pool=pool.name)
+        hours_more = f"{by.total_seconds() / 3600:g} hours more"
+        raise DemandNotExtended(
+            f"Pool {pool.name}: {hours_more} for {run}.", "Give more than zero hours.", pool=pool.name
+        )
     now = reconciler.clock.now()
     keys = [
         lease.key
@@ -65,7 +70,9 @@ def extend_demand(
     if not keys:
         raise _wants_nothing(pool, run)
     if run_is_over(keys[0]):
-        raise DemandNotExtended(f"Run {run} is over: nothing of it is extended.", "Name a run that goes on.", run=run)
+        raise DemandNotExtended(
+            f"Run {run} is over; nothing was extended.", "Name a run that is still running.", run=run
+        )
     outcome = reconciler.extend(keys, by, reason=reason.strip(), check=partial(_check_bound, pool, by, reason))
     after = [lease for lease in outcome.snapshot.leases if lease.key in keys]
     if not after:
@@ -77,12 +84,15 @@ def hours(given: float | str) -> timedelta:
     """Read how much longer.
 
     Raises:
-        DemandNotExtended: It is no number of hours.
+        DemandNotExtended: It is not a valid number of hours, or more than a year.
     """
     try:
-        return timedelta(hours=float(given))
+        more = timedelta(hours=float(given))
     except (TypeError, ValueError, OverflowError) as error:
-        raise DemandNotExtended(f"hours={given!r} is no number of hours.", "Give one, like 2 or 0.5.") from error
+        raise DemandNotExtended(f"hours={given!r} is not a number of hours.", "Give one, like 2 or 0.5.") from error
+    if more > _LONGEST:
+        raise DemandNotExtended(f"hours={given!r} is more than a year.", "Give fewer.")
+    return more
 
 
 def _check_bound(pool: GpuPool, by: timedelta, reason: str, lease: DemandLease) -> None:

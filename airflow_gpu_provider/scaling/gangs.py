@@ -1,7 +1,8 @@
 """Gangs: demand for several nodes of one zone, and which machines and groups each of them gets. Pure.
 
-A gang's nodes are of one group where one can have them all, else of several groups of one zone. Where no zone can have
-them, after failed launches or as groups are full, it gets nothing; machines that came for it serve others, or go.
+A gang's nodes are in one group if one can have them all, otherwise in several groups of one zone. If no zone can have
+them, after failed launches or because groups are full, it gets nothing; machines that came for it serve others, or are
+released.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, field
 
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL, Node
+from airflow_gpu_provider.errors import GpuError, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.platforms.base import Group
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -24,9 +26,9 @@ class Seat:
     """Where a gang's nodes are, or are to come from.
 
     Attributes:
-        zone: The one zone.
-        machines: Those that are there for it.
-        placed: How many are missing, by the group that is to have them; none while older machines leave no room.
+        zone: The gang's single zone.
+        machines: Its existing machines.
+        placed: How many are missing, by the group that is to add them; none while older machines leave no room.
     """
 
     zone: str
@@ -40,12 +42,15 @@ class Seats:
 
     Attributes:
         by_key: The seat of each gang that has one, oldest first.
-        anywhere: How many nodes are wanted besides theirs, in any zone.
+        anywhere: How many other nodes are wanted, in any zone.
+        near: How many of these belong to a run with a gang, by that gang's zone: the run's next gang can use them
+            there.
     """
 
     by_key: Mapping[DemandKey, Seat]
     nodes: int
     anywhere: int
+    near: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def wanted(self) -> int:
@@ -54,7 +59,7 @@ class Seats:
 
     @property
     def kept(self) -> frozenset[str]:
-        """The machines that gangs have."""
+        """The machines assigned to gangs."""
         return _ids(self.by_key.values())
 
     @property
@@ -64,12 +69,13 @@ class Seats:
 
 
 def seats(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Seats:
-    """Return where the pool's gangs are, each served before those that are younger.
+    """Return the seats of the pool's gangs, each served before younger ones.
 
-    A gang for which `max_nodes` leaves no room besides older demand has no seat: it waits for those nodes. So it does
-    for nodes that are external, all of which stay.
+    A gang for which `max_nodes` leaves no room beside older demand has no seat: it waits for those nodes. The same
+    holds for external nodes, all of which stay.
     """
     found: dict[DemandKey, Seat] = {}
+    near = Counter[str]()
     older, gang_nodes, placed = unleased_wanted(snapshot), 0, Counter[str]()
     anywhere = older
     for lease in live_leases(snapshot):
@@ -83,23 +89,25 @@ def seats(snapshot: PoolSnapshot, machines: tuple[Supply, ...]) -> Seats:
                 found[lease.key] = seat
                 gang_nodes += size
                 placed.update(seat.placed)
+                near[seat.zone] += lease.nodes - size
         if lease.key not in found and not can_grow(snapshot):
             anywhere += size
         older += lease.nodes
     anywhere = max(anywhere, snapshot.pool.min_nodes - gang_nodes)
-    return Seats(by_key=found, nodes=gang_nodes, anywhere=min(snapshot.pool.max_nodes - gang_nodes, anywhere))
+    anywhere = min(snapshot.pool.max_nodes - gang_nodes, anywhere)
+    return Seats(by_key=found, nodes=gang_nodes, anywhere=anywhere, near=near)
 
 
 def gang_of(lease: DemandLease) -> int:
-    """Return how many of the nodes that it wants now have to be in one zone; 0 where each may be anywhere."""
+    """Return how many of its wanted nodes must be in one zone; 0 if each may be anywhere."""
     return lease.gang if 1 < lease.gang <= lease.nodes else 0
 
 
 def usable_by_zone(snapshot: PoolSnapshot, lease: DemandLease, nodes: Iterable[Node]) -> dict[str, int]:
-    """Return how many of these usable nodes each zone has that a gang may count on, the zone with most of them first.
+    """Return how many of these usable nodes a gang can count on, by zone, the zone with the most first.
 
-    Not the nodes of older gangs, nor those that other runs' pods use, unless the pool cannot have more: then runs wait
-    for each other.
+    This excludes the nodes of older gangs, and those that other runs' pods use, unless the pool cannot have more: then
+    runs wait for each other.
     """
     machines, names = supply(snapshot), {node.name for node in nodes}
     usable = [each for each in machines if each.node and each.node.name in names]
@@ -131,7 +139,7 @@ def _must_share(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
 
 
 def _free(machines: Iterable[Supply], lease: DemandLease, taken: frozenset[str]) -> list[Supply]:
-    """Return the machines that no older gang has, and that no other run's pod uses."""
+    """Return the machines that no older gang has and no other run's pod uses."""
     return [
         each
         for each in machines
@@ -144,12 +152,12 @@ def _is_own(each: Supply, lease: DemandLease) -> bool:
 
 
 def _existing(snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply]) -> Seat | None:
-    """Return a zone that has all of a gang's machines: the one where its pods are, else where most are usable."""
+    """Return a zone with all of a gang's machines: the one with its pods, otherwise with the most usable ones."""
     by_zone: dict[str, list[Supply]] = {}
     for each in sorted(free, key=lambda each: (not _is_own(each, lease), each.state != "usable")):
         by_zone.setdefault(zone_of(each, snapshot.groups), []).append(each)
     own = _own_zones(snapshot, lease)
-    order = _zones_in_order(snapshot)
+    order = list(dict.fromkeys(group.candidate.zone for group in snapshot.groups))
 
     def rank(zone: str) -> tuple[int, int, int, str]:
         usable = sum(each.state == "usable" for each in by_zone[zone][: lease.gang])
@@ -161,7 +169,7 @@ def _existing(snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply]
 
 
 def _own_zones(snapshot: PoolSnapshot, lease: DemandLease) -> Counter[str]:
-    """Return where the run's pods are, or are about to be."""
+    """Return the zones in which the run's pods are, or are about to be."""
     zones = {node.name: node.zone for node in snapshot.nodes}
     mine = [pod for pod in snapshot.pods if pod.run == lease.key.hash and not (pod.placeholder or pod.finished)]
     found = (zones.get(pod.node) if pod.node else dict(pod.node_selector).get(ZONE_LABEL) for pod in mine)
@@ -171,7 +179,7 @@ def _own_zones(snapshot: PoolSnapshot, lease: DemandLease) -> Counter[str]:
 def _growing(
     snapshot: PoolSnapshot, lease: DemandLease, free: Sequence[Supply], placed: Counter[str], room: int
 ) -> Seat | None:
-    """Return where a gang's missing machines are to come from: where most of them are or are asked for already."""
+    """Return the source of a gang's missing machines: where most of them already exist or are requested."""
     over = passed_over(snapshot.groups, snapshot.now)
     can_come = [
         group
@@ -207,7 +215,7 @@ _Option = tuple[tuple[Supply, ...], dict[str, int], str, int]
 def _option(
     groups: Sequence[Group], size: int, free: Sequence[Supply], placed: Counter[str], is_single: bool
 ) -> _Option | None:
-    """Return what a gang would have of these groups, and how much of it is under way; None if that is too little."""
+    """Return what a gang would get from these groups, and how much of it is under way; None if too little."""
     zone, names = groups[0].candidate.zone, {group.name for group in groups}
     there = [each for each in free if each.machine.group in names and (not each.node or each.node.zone == zone)][:size]
     by_group: dict[str, int] = {}
@@ -221,9 +229,55 @@ def _option(
     return (tuple(there), by_group, zone, asked) if len(there) + sum(by_group.values()) == size else None
 
 
-def _zones_in_order(snapshot: PoolSnapshot) -> list[str]:
-    return list(dict.fromkeys(group.candidate.zone for group in snapshot.groups))
-
-
 def _ids(found: Iterable[Seat]) -> frozenset[str]:
     return frozenset(each.machine.id for seat in found for each in seat.machines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GangNodes:
+    """What a demand's gang has of the nodes that must be in one zone.
+
+    Attributes:
+        missing: How many the best zone lacks.
+        have: How many each zone has, as text; empty if nothing is missing.
+        error: Why they cannot come in one zone at all.
+    """
+
+    missing: int = 0
+    have: str = ""
+    error: GpuError | None = None
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        return (self.have,) if self.have else ()
+
+    @classmethod
+    def of(cls, snapshot: PoolSnapshot, lease: DemandLease, nodes: Sequence[Node]) -> GangNodes:
+        """Return the state of a gang, given its usable `nodes`."""
+        size = gang_of(lease)
+        if not size:
+            return NO_GANG
+        by_zone = usable_by_zone(snapshot, lease, nodes)
+        missing = max(0, size - max(by_zone.values(), default=0))
+        if not missing:
+            return NO_GANG
+        have = f"{size} nodes of one zone are wanted, {zones_in_words(by_zone)}"
+        return cls(missing=missing, have=have, error=_over_several_zones(snapshot))
+
+
+NO_GANG = GangNodes()
+
+
+def _over_several_zones(snapshot: PoolSnapshot) -> GpuError | None:
+    """Return an error if all groups that can grow span several zones: the cloud then chooses each machine's zone."""
+    groups = [group for group in snapshot.groups if group.when_idle == "remove" and not group.provisioner]
+    if snapshot.pool.is_autoscaled or not can_grow(snapshot) or any(g.candidate.is_of_one_zone for g in groups):
+        return None
+    if not groups:
+        return None
+    names = ", ".join(f"{group.name} ({group.candidate.zone})" for group in groups)
+    return PoolSpecError(
+        f"Pool {snapshot.pool.name}: its groups are over several zones, {names}, and the nodes have to be in one.",
+        "Give the pool groups of one zone each, or name that zone's group alone.",
+        pool=snapshot.pool.name,
+    )

@@ -1,4 +1,4 @@
-"""Two pools that name one external group: the demand that was there first keeps it. Pure."""
+"""Two pools that name one external group: the earlier demand keeps it. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def claimed(
     Args:
         pool: The pool.
         groups: The groups that it names.
-        leases: The demand of all pools, this one's too.
+        leases: The demand of all pools, including this one.
         now: The time; expired demand has no groups.
     """
     live = sorted((lease for lease in leases if lease.live(now)), key=lambda lease: (lease.created_at, lease.key.hash))

@@ -1,7 +1,7 @@
 """Scarce nodes: when fewer suffice, when to release what came and try again later, and what was tried.
 
-Pure. What has to outlive the process that waits is in the run's demand Lease (its nodes, its attempts, when the next
-one begins) and in the cloud's memory of failed launches.
+Pure. What must outlive the waiting process is in the run's demand Lease (its nodes, its attempts, when the next one
+starts) and in the cloud's record of failed launches.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Ask:
 def nothing_can_come(snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> bool:
     """Return True if no machine is being launched and every candidate is passed over for now.
 
-    For a gang every zone where all of its nodes could come from one.
+    For a gang, this means every zone that could provide all of its nodes.
     """
     if any(group.launching or group.status == "creating" for group in snapshot.groups):
         return False
@@ -70,7 +70,7 @@ def let_go(snapshot: PoolSnapshot, lease: DemandLease, got: int) -> Ask:
 
 
 def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: datetime | None = None) -> Ask:
-    """Ask for all nodes again, behind the runs that got theirs meanwhile, and with the whole of max_runtime.
+    """Ask for all nodes again, behind the runs that got theirs meanwhile, and with the full max_runtime.
 
     `latest` is when the run ends at the latest.
     """
@@ -86,7 +86,7 @@ def try_again(snapshot: PoolSnapshot, lease: DemandLease, nodes: int, latest: da
 
 
 def more_time(snapshot: PoolSnapshot, lease: DemandLease, latest: datetime | None = None) -> Ask | None:
-    """Ask for the whole of max_runtime, or until `latest`, if the wait has used up too much of it."""
+    """Ask for the full max_runtime, or until `latest`, if the wait has used up too much of it."""
     after = replace(lease, until=_until(snapshot, latest))
     is_enough = lease.until - snapshot.now >= snapshot.pool.max_runtime * _LEAST_RUNTIME
     if is_enough or after.until <= lease.until:
@@ -102,7 +102,7 @@ def _until(snapshot: PoolSnapshot, latest: datetime | None) -> datetime:
 def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> datetime:
     """Return when to try again after so many attempts.
 
-    Not before a candidate may be tried; and each run at a different time, or two of them would keep taking each
+    Not before a candidate may be tried; and at a different time for each run, or two of them would keep taking each
     other's nodes.
     """
     share = int(lease.key.hash[:8], 16) / 0xFFFFFFFF  # differs from run to run, and is the same after a restart
@@ -114,7 +114,7 @@ def next_attempt(snapshot: PoolSnapshot, lease: DemandLease, attempts: int) -> d
 
 
 def tried_in_words(times: int) -> str:
-    """Return how often something was tried, "tried once" say."""
+    """Return how often something was tried, like "tried once"."""
     return "tried once" if times == 1 else f"tried {times} times"
 
 
@@ -122,8 +122,8 @@ def tried_in_words(times: int) -> str:
 class Tried:
     """The outcome for one candidate in a wait.
 
-    `times` is how many launches failed; 0 if it was passed over for an earlier failure. `at` and `why` are the newest
-    one's, and so is `reason`, the short form of `why`.
+    `times` is how many launches failed; 0 if it was skipped because of an earlier failure. `at`, `why` and `reason`,
+    the short form of `why`, are those of the newest failure.
     """
 
     group: Group
@@ -187,7 +187,7 @@ def tried(snapshot: PoolSnapshot, since: datetime) -> tuple[Tried, ...]:
 
 
 def in_words(found: Sequence[Tried]) -> str:
-    """Return what was tried without success, and why: the cloud's words for the first of those with the same cause."""
+    """Return what was tried without success, and why: the cloud's message for the first one per cause."""
     alike: dict[tuple[str, ...], list[Tried]] = {}
     for each in found:
         alike.setdefault(each.cause, []).append(each)
@@ -195,5 +195,5 @@ def in_words(found: Sequence[Tried]) -> str:
 
 
 def is_over(snapshot: PoolSnapshot, lease: DemandLease, started: datetime, patience: timedelta) -> bool:
-    """Return True if the time of the present attempt is over."""
+    """Return True if the present attempt's time has passed."""
     return snapshot.now >= (lease.attempt_since or started) + patience

@@ -28,7 +28,7 @@ from airflow_gpu_provider.scaling.supply import supply
 Kind = Literal["lease", "pod", "placeholder", "machine", "size"]
 
 RunIsOver = Callable[[DemandKey], bool]
-"""Asks Airflow whether a DAG run of this installation has ended, or is not there any more."""
+"""Asks Airflow whether a DAG run of this installation has ended, or no longer exists."""
 
 _POLL_SECONDS = 3.0
 
@@ -39,9 +39,9 @@ class Leftover:
 
     Attributes:
         kind: "size": machines that a group requests and that have not come.
-        why: In words.
-        age_seconds: Since its creation; None where that is not known.
-        cost: What a machine has cost so far, by the spec's price; None where that is not known, or nothing is paid.
+        why: As text.
+        age_seconds: Since its creation; None if unknown.
+        cost: What a machine has cost so far, by the spec's price; None if unknown, or if nothing is paid.
     """
 
     pool: str
@@ -57,11 +57,11 @@ class Leftover:
 
 @dataclass(frozen=True, kw_only=True)
 class Findings:
-    """What a look at a pool found.
+    """What a check of a pool found.
 
     Attributes:
-        leftovers: All that no run wants, for the report.
-        leases: Demand of runs that are over, as it was when Airflow was asked.
+        leftovers: Everything that no run wants, for the report.
+        leases: Demand of ended runs, as it was when Airflow was asked.
         pods: Pods of such runs.
     """
 
@@ -71,7 +71,7 @@ class Findings:
 
 
 def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> Findings:
-    """Return what no run wants of a pool that was read before this call, so that Airflow's answer is the newer one.
+    """Return what no run wants in a pool that was read before this call, so that Airflow's answer is newer.
 
     A run that is cleared after that writes new demand, which `reap` recognizes.
     """
@@ -98,7 +98,7 @@ def reap(
 ) -> tuple[Findings, tuple[Leftover, ...]]:
     """Remove what no run wants, and wait for it; return what was found at first, and what is left after `timeout`.
 
-    Terminating pods hold their machine for their grace period. What is left after the timeout is for the next look.
+    Terminating pods hold their machine for their grace period. What is left after the timeout is for the next check.
     """
     until = time.monotonic() + timeout.total_seconds()
     first: Findings | None = None
@@ -121,14 +121,14 @@ def reap(
 
 @dataclass(frozen=True, kw_only=True)
 class Reaped:
-    """What became of one pool.
+    """The outcome for one pool.
 
     Attributes:
         where: The account, the cluster and the identity used for them.
         named: The caller named it; else it was found in the cluster of a pool that the caller named.
         leftovers: What was found.
         left: What is still there; all of it in a dry run.
-        error: Why the look or the removal stopped.
+        error: Why the check or the removal stopped.
     """
 
     pool: str
@@ -166,15 +166,15 @@ def reap_pools(
     timeout: timedelta,
     say: Say,
 ) -> tuple[Reaped, ...]:
-    """Look at each pool and, unless it is a dry run, remove what no run wants; an error on one does not stop the rest.
+    """Check each pool and, unless it is a dry run, remove what no run wants; an error on one does not stop the rest.
 
     Args:
         pools: The (rendered) specs.
         connect: Connects to one, as `open_pool` does.
         installation: This Airflow's id; empty: it never wanted nodes, and no run is its own.
         run_is_over: Asks this Airflow about a run.
-        dry_run: Only look.
-        others: Also look at pools that are not in the list, and that this package has used in the same clusters.
+        dry_run: Only report.
+        others: Also check pools not in the list that this package has used in the same clusters.
         timeout: How long the removal of each pool's machines and pods may take.
         say: Takes lines; the account and the cluster are named before anything is removed.
     """
@@ -205,10 +205,10 @@ def reap_pools(
 
 
 class OtherPools:
-    """The other pools of the same clusters, each reached by the connection that its own spec names.
+    """The other pools of the same clusters, each reached through the connection that its own spec names.
 
-    An object in a cluster must not choose the credentials that this process uses for a cloud: a pool whose connection
-    none of the named pools has is left out.
+    An object in a cluster must not choose the credentials that this process uses for a cloud: a pool with a connection
+    that none of the named pools has is left out.
 
     Args:
         named: The pools that the caller named.
@@ -218,7 +218,7 @@ class OtherPools:
         self._looked_at = {(pool.cluster_identity, pool.name) for pool in named}
         self._read: set[str] = set()
         self._seen: dict[str, list[tuple[str, str]]] = {}  # by lock: cluster identities, and its pool's name
-        self._left_out: dict[str, str] = {}  # by lock: what is to be said of its pool
+        self._left_out: dict[str, str] = {}  # by lock: the line to report about its pool
 
     def beside(self, reconciler: Reconciler) -> Iterator[GpuPool]:
         """Yield the pools of the cluster that have its connection and that were neither named nor yielded before."""

@@ -1,51 +1,59 @@
-"""One reconcile loop for each pool, owner and event loop, to which all who wait for the pool subscribe.
+"""One reconcile loop for each pool, owner and event loop, to which all waits for the pool subscribe.
 
-However many runs wait in a triggerer, cluster and cloud get the requests of one, and one takes the pool's lock. The
-reconcile is level-triggered, so each outcome tells all of them what they wait for.
+However many runs wait in a triggerer, cluster and cloud get the requests of one, and only one takes the pool's lock.
+The reconcile is level-triggered, so each outcome serves all of them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import os
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from weakref import WeakKeyDictionary
 
+from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.informer import Change, watching
 from airflow_gpu_provider.cluster.threads import in_thread
+from airflow_gpu_provider.cluster.watched import pool_nodes, unlabelled_nodes
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockBusy, GpuError
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.open_pool import open_pool
-from airflow_gpu_provider.scaling.pool_changes import report_changes
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP, Reconciler
 from airflow_gpu_provider.scaling.writes import Outcome
 
 SOONEST = 2.0
-"""Seconds between two looks at least, unless the nodes change or somebody asks for something."""
+"""Minimum seconds between two checks, unless the nodes change or a write is requested."""
+
+_AGAIN_AFTER = 15.0  # seconds
+_LONGEST = 3600.0
+
+_log = logging.getLogger(__name__)
 
 _MEETS_ALL = (ClusterUnreachable, DemandLockBusy)
-"""What one of those who wait meets, the others would meet too, each after a request's or the lock's time."""
+"""Errors that all waits would meet, each after a request's or the lock's timeout."""
 
 Write = Callable[[Reconciler], Outcome]
 
 
 class Subscription:
-    """What one of those who wait wants of the pool's keeper, and what it hears.
+    """What one wait wants from the pool's keeper, and the news that it gets.
 
     Args:
-        pause: Returns the seconds after which it wants the next look.
-        first: Seconds to its first look; sooner if others want one.
-        is_eager: It wants a look whenever a node changes, kubelets' reports every five minutes included.
-        over_quota: Groups that had no quota left when it looked (`Reconciler.over_quota`); None if it did not look. A
-            group grows where one who waits has seen room: where there is none, the cloud refuses.
-        say: Takes lines for its log that do not wait for the outcome; called where it calls `next`.
+        pause: Returns the seconds after which it wants the next check.
+        first: Seconds to its first check; sooner if others want one.
+        is_eager: It wants a check whenever a node changes, including kubelets' reports every five minutes.
+        over_quota: Groups that had no quota left when it checked (`Reconciler.over_quota`); None if it did not check. A
+            group grows if any wait has seen room: if there is none, the cloud refuses.
+        say: Takes log lines that do not wait for the outcome; called where it calls `next`.
 
     Attributes:
-        admits: It waits for gangs, so that looks admit those whose nodes are free.
+        admits: It waits for gangs, so checks admit those whose nodes are free.
     """
 
     def __init__(
@@ -71,16 +79,16 @@ class Subscription:
         self._news = asyncio.Event()
 
     def ask(self, what: Ask | Write) -> None:
-        """Have something written at once, and again with the next looks until it succeeds; the newest is what counts.
+        """Have something written at once, and again with the next checks until it succeeds; the newest request counts.
 
-        Until then `next` hears of nothing else. The others hear its outcome, too, but of its
-        errors only those that they would meet as well.
+        Until then `next` returns nothing else. The others also get its outcome, but only those errors that they would
+        meet as well.
         """
         self.asked = what
         self.hurry()
 
     async def next(self) -> Outcome:
-        """Return what the newest look saw and did, once there is a new one.
+        """Return what the newest check saw and did, once there is a new one.
 
         Raises:
             GpuError: It failed; the keeper tries again.
@@ -102,7 +110,7 @@ class Subscription:
         self._news.set()
 
     def due(self, last: float) -> float:
-        """Return when the next look is due, where the last one was at `last`, in seconds of the event loop."""
+        """Return when the next check is due after the last one at `last`, in seconds of the event loop."""
         return max(self._begins, last + SOONEST) if self._is_new else last + self.pause()
 
 
@@ -110,13 +118,13 @@ _keepers: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[tuple[GpuPool, str],
 
 
 def subscribe(subscription: Subscription, pool: GpuPool, owner: str, reconciler: Reconciler | None = None) -> None:
-    """Have the pool reconciled until `leave`, and the subscription told of each look that begins from now on.
+    """Have the pool reconciled until `leave`, and the subscription notified of each check that starts from now on.
 
     Args:
         subscription: What is wanted.
         pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
-        reconciler: The pool's, where the first to subscribe has it open already.
+        reconciler: The pool's, if the first subscriber already has it open.
     """
     keepers = _keepers.setdefault(asyncio.get_running_loop(), {})
     if (pool, owner) not in keepers:
@@ -181,7 +189,7 @@ class _Keeper:
                 if changes is None and self._reconciler is not None:
                     access = self._reconciler.platform.cluster_access
                     changes = tasks.create_task(report_changes(self._pool, access, self._take_change))
-                await asyncio.sleep(0)  # those who were told step now: how long to pause is theirs to say
+                await asyncio.sleep(0)  # the notified waits step now: each decides how long to pause
 
     async def _until_due(self) -> None:
         loop = asyncio.get_running_loop()
@@ -194,7 +202,7 @@ class _Keeper:
                 await asyncio.wait_for(self._wake.wait(), due - loop.time())
 
     async def _look(self) -> None:
-        """Do what is asked for, or else reconcile; whatever is done tells of the pool to all who hear it begin."""
+        """Do what is requested, otherwise reconcile; the outcome goes to all who were subscribed at its start."""
         self._is_due = False
         await self._look_once()
         self._last = asyncio.get_running_loop().time()
@@ -211,7 +219,7 @@ class _Keeper:
             await self._carry_out(lambda reconciler: reconciler.reconcile(admits=admits), {})
 
     def _asked_for(self) -> Iterator[tuple[Write, Mapping[Subscription, Ask | Write]]]:
-        """Yield what is to be written and who has asked for it, one after another: each may change what follows."""
+        """Yield what is to be written and its subscribers, one after another: each write may change what follows."""
         amending = {each: each.asked for each in self.subscriptions if isinstance(each.asked, Ask)}
         if amending:  # all at once: each takes the lock, and reads the pool
             yield lambda reconciler: reconciler.amend(*amending.values()), amending
@@ -221,7 +229,7 @@ class _Keeper:
                 yield write, {each: write}
 
     async def _carry_out(self, write: Write, asked: Mapping[Subscription, Ask | Write]) -> Outcome | Exception:
-        """Call `write`, which does what was asked, and tell of it; return what was told."""
+        """Call `write`, which does what was requested, and report it; return what was reported."""
         there = tuple(self.subscriptions)
         told: Outcome | Exception
         try:
@@ -247,3 +255,41 @@ class _Keeper:
         known = [each.over_quota for each in tuple(self.subscriptions) if each.over_quota is not None]
         self._reconciler.over_quota = frozenset[str].intersection(*known) if known else frozenset()
         return write(self._reconciler)
+
+
+async def report_changes(pool: GpuPool, open_access: Callable[[], ClusterAccess], report: Callable[[], None]) -> None:
+    """Call `report` whenever a node of the pool has changed, until cancelled.
+
+    If nodes join without labels, also when one joins that is in no pool, since it may be the pool's. While the cluster
+    cannot be found, nothing is reported.
+
+    Args:
+        pool: The rendered spec.
+        open_access: Finds the cluster; called in a thread.
+        report: Called in the event loop.
+    """
+    wants = pool_nodes(pool.node_selector)
+    if pool.nodes_join_unlabelled:
+        wants = {**wants, unlabelled_nodes(): ""}
+    known: set[str] = set()
+
+    def is_news(change: Change) -> bool:
+        if change.resource != unlabelled_nodes():
+            return True
+        name = change.raw.get("metadata", {}).get("name")
+        if change.kind != "present" or name in known:
+            return False
+        known.add(name)
+        return True
+
+    while True:
+        try:
+            async with watching(pool.cluster_identity, open_access, wants) as feed:
+                while True:
+                    if any([is_news(each) for each in await feed.changes(_LONGEST)]):
+                        report()
+        except GpuError as error:
+            _log.info("Changes of pool %s are not heard: %s", pool.name, error)
+        except Exception:  # noqa: BLE001 - the pool is looked at all the same
+            _log.exception("Changes of pool %s are not heard", pool.name)
+        await asyncio.sleep(_AGAIN_AFTER)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.cluster import usage
 from airflow_gpu_provider.cluster.demand import DemandKey, list_demand
-from airflow_gpu_provider.cluster.pods import Pod
-from airflow_gpu_provider.cluster.usage import MachineUse
+from airflow_gpu_provider.cluster.nodes import list_nodes
+from airflow_gpu_provider.cluster.pods import Pod, list_pods_on
+from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span, union
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.base import Group, MachineLife, Platform, Say
 from airflow_gpu_provider.scaling.bill import Bill, bill, shares
 from airflow_gpu_provider.scaling.group_claims import claimed
-from airflow_gpu_provider.scaling.lives import machines_to_bill
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 if TYPE_CHECKING:
@@ -51,12 +53,14 @@ class Ledger:
     def bill(self, key: DemandKey, platform: Platform, now: datetime) -> Bill:
         """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
 
-        Where the cloud does not say (a permission is missing), it is at least what the snapshots saw.
+        If the cloud does not say (a permission is missing), the bill has at least what the snapshots saw.
 
         Raises:
-            GpuError: The cluster did not say.
+            GpuError: The cluster did not answer.
         """
-        runs = usage.read_runs(self._api, self._pool.name)
+        nodes = list_nodes(self._api, self._pool.node_selector)
+        # Above all, other runs' pods that still run, whose times are not recorded yet.
+        runs = usage.with_pods(usage.read_runs(self._api, self._pool.name), list_pods_on(self._api, nodes), now)
         seen = usage.read_machines(self._api, self._pool.name)
         wanted = [span for run in runs if run.key == key for span in run.wanted]
         since = min((start for start, _ in wanted), default=now)
@@ -80,7 +84,7 @@ class Ledger:
     def _told(
         self, platform: Platform, seen: Iterable[MachineUse], since: datetime, now: datetime
     ) -> tuple[tuple[Group, ...], tuple[MachineLife, ...] | None]:
-        """Return the pool's groups, and when their machines ran; None where there is no cloud that knows."""
+        """Return the pool's groups, and when their machines ran; None without a cloud that knows."""
         groups = platform.observe()
         taken = claimed(self._pool, groups, list_demand(self._api), now) if self._pool.manage == "scale" else {}
         in_use = {each.group for each in seen}
@@ -114,3 +118,117 @@ def machine_uses(snapshot: PoolSnapshot) -> tuple[MachineUse, ...]:
                 )
             )
     return tuple(found)
+
+
+def machines_to_bill(
+    seen: Iterable[MachineUse],
+    told: Iterable[MachineLife],
+    runs: Sequence[RunUsage],
+    *,
+    since: datetime,
+    now: datetime,
+    markets: Mapping[str, str],
+) -> tuple[MachineUse, ...]:
+    """Return a pool's machines with their times, from the cloud's records, otherwise from snapshots and pods.
+
+    The cloud's records come first: a machine that is lost between two snapshots, even before its node joined, ran
+    nevertheless. If the cloud has no record, or no longer has one, a machine ran from when it was first seen to when it
+    was last seen or its last pod ended.
+
+    Args:
+        seen: What snapshots have recorded.
+        told: The cloud's records; empty if there is no cloud, or it does not answer.
+        runs: What is known about the runs that used the pool.
+        since: When the bill's run first wanted nodes; earlier times do not matter.
+        now: The time: a running machine that was in no snapshot has run until now.
+        markets: By group.
+    """
+    looks = {each.id: each for each in seen}
+    work = _work(runs)
+    last_wanted = max((end for run in runs for _, end in run.wanted), default=now)
+    found = []
+    for life in told:
+        look = looks.get(life.id)
+        # A machine launched after the last demand, and in no snapshot, is another pool's: pools share external groups.
+        if look is not None or life.launched_at is None or life.launched_at < last_wanted:
+            found.append(_lived(life, look, since=since, now=now, market=markets.get(life.group, "")))
+    by_cloud = {each.id for each in found}
+    rest = [look for look in looks.values() if look.id not in by_cloud]
+    # A cloud that lists machines lists all relevant ones: the others ended earlier.
+    found += rest if by_cloud else _until_their_last_pods(rest, work)
+    named, unknown = _with_nodes(found, work)
+    found = named if by_cloud else [*named, *unknown]
+    return tuple(_usable(each, work.get(each.node, ())) for each in found)
+
+
+def _until_their_last_pods(looks: Iterable[MachineUse], work: Mapping[str, Sequence[Span]]) -> list[MachineUse]:
+    """Return the machines for as long as pods ran there; a reused node name makes its pods indistinguishable."""
+    looks = tuple(looks)
+    names = Counter(look.node for look in looks)
+    found = []
+    for look in looks:
+        ends = [end for _, end in work.get(look.node, ()) if names[look.node] == 1]
+        found.append(replace(look, seen_until=max(look.seen_until, *ends)) if ends else look)
+    return found
+
+
+def _lived(life: MachineLife, look: MachineUse | None, *, since: datetime, now: datetime, market: str) -> MachineUse:
+    known = look or MachineUse(id=life.id, launched_at=since, seen_until=now)
+    start = life.launched_at or known.launched_at
+    last_seen = known.seen_until if known.seen_until > start else now  # it may be another machine with that name
+    end = max(start, life.ended_at or last_seen)
+    usable_at = known.usable_at if known.usable_at and start <= known.usable_at <= end else None
+    return MachineUse(
+        id=life.id,
+        node=life.node or known.node,
+        group=life.group or known.group,
+        market=market or known.market,
+        launched_at=start,
+        usable_at=usable_at,
+        seen_until=end,
+    )
+
+
+def _work(runs: Iterable[RunUsage]) -> dict[str, tuple[Span, ...]]:
+    """Return when pods of any runs ran, by node."""
+    found: dict[str, tuple[Span, ...]] = {}
+    for run in runs:
+        for node, spans in run.worked.items():
+            found[node] = union((*found.get(node, ()), *spans))
+    return found
+
+
+def _with_nodes(
+    machines: Iterable[MachineUse], work: Mapping[str, Sequence[Span]]
+) -> tuple[list[MachineUse], list[MachineUse]]:
+    """Assign each pod's time to a machine: return the machines with their nodes, and those known only from pods.
+
+    A node that was in no snapshot left no machine name: it belonged to a machine without a node that ran then.
+    """
+    found = sorted(machines, key=lambda each: (each.launched_at, each.id))
+    unknown: dict[str, MachineUse] = {}
+    pods = sorted((span, node) for node, spans in work.items() for span in spans)
+    for span, node in pods:
+        if any(each.node == node and _ran(each, span) for each in found):
+            continue
+        nameless = [at for at, each in enumerate(found) if not each.node and _ran(each, span)]
+        if nameless:
+            found[nameless[-1]] = replace(found[nameless[-1]], node=node)
+        else:
+            seen = MachineUse(id=node, node=node, launched_at=span[0], seen_until=span[1])
+            unknown[node] = unknown[node].merged(seen) if node in unknown else seen
+    return found, list(unknown.values())
+
+
+def _ran(machine: MachineUse, span: Span) -> bool:
+    """Return True if the machine ran while a pod did."""
+    start, end = span
+    return machine.launched_at < end and start < machine.seen_until
+
+
+def _usable(machine: MachineUse, work: Sequence[Span]) -> MachineUse:
+    """Return the machine, usable when its first pod ran at the latest."""
+    starts = [start for start, end in work if _ran(machine, (start, end))]
+    first = max(machine.launched_at, min(starts)) if starts else None
+    known = [at for at in (machine.usable_at, first) if at]
+    return replace(machine, usable_at=min(known, default=None))

@@ -1,4 +1,4 @@
-"""NodesWait: until the run's share of a pool's nodes is there."""
+"""NodesWait: waits until the run's share of a pool's nodes is up."""
 
 from __future__ import annotations
 
@@ -11,15 +11,19 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling import hard_to_get
-from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines, groups_are_ready
 from airflow_gpu_provider.scaling.decisions import usable_needed
-from airflow_gpu_provider.scaling.gang_nodes import NO_GANG, GangNodes
+from airflow_gpu_provider.scaling.gangs import NO_GANG, GangNodes
 from airflow_gpu_provider.scaling.hard_to_get import Ask
-from airflow_gpu_provider.scaling.phases import phase
-from airflow_gpu_provider.scaling.shortage import launches_refused, no_capacity, quota_exceeded
+from airflow_gpu_provider.scaling.shortage import (
+    autoscaler_lines,
+    groups_are_ready,
+    launches_refused,
+    no_capacity,
+    quota_exceeded,
+)
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import usable_nodes
-from airflow_gpu_provider.scaling.waits import Progress, format_seconds
+from airflow_gpu_provider.scaling.waits import Progress, format_seconds, phase
 from airflow_gpu_provider.scaling.wanted import own_lease
 
 WaitFor = Literal["ready", "gpus", "groups"]
@@ -35,7 +39,7 @@ class NodesWait(Record):
             can use the node groups; nodes come when pods are pending.
         started: When the wait began.
         deadline: When it fails.
-        nodes: How many nodes the run wants; None in a record of the first release: as many as its lease says.
+        nodes: How many nodes the run wants; None in a record of the first release: as many as its Lease says.
         at_least: How few nodes suffice when the others do not come. None: no fewer.
         all_or_nothing: Release the nodes that came when not all come together, and try again later.
         patience: How long one attempt takes at most. None: until the deadline.
@@ -76,7 +80,7 @@ class NodesWait(Record):
         return Progress(lines=lines, error=error, ask=None if error else ask)
 
     def _ask(self, snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> Ask | None:
-        """Return what to want from now on, where not all nodes come."""
+        """Return what to want from now on if not all nodes come."""
         got = max(0, lease.nodes - missing)
         patience = self.patience or self.deadline - self.started
         is_over = hard_to_get.is_over(snapshot, lease, self.started, patience)
@@ -90,7 +94,7 @@ class NodesWait(Record):
         return hard_to_get.more_time(snapshot, lease, self.latest)
 
     def _rest(self, snapshot: PoolSnapshot, lease: DemandLease, resume_at: datetime) -> Progress:
-        """Return where the wait stands between two attempts."""
+        """Return the state of the wait between two attempts."""
         nodes = self.nodes or 1
         if snapshot.now >= self.deadline:
             return Progress(error=self._late(snapshot, nodes, 0, NO_GANG))

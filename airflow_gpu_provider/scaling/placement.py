@@ -1,4 +1,4 @@
-"""Where missing nodes are to come from: which groups, in the pool's order, skipping those without capacity."""
+"""Where missing nodes come from: which groups, in the pool's order, skipping those without capacity."""
 
 from __future__ import annotations
 
@@ -15,12 +15,19 @@ def scalable(group: Group) -> bool:
     return group.when_idle == "remove" and group.status in ("active", "updating", "degraded")
 
 
-def place(groups: Sequence[Group], missing: int, now: datetime, gangs: Mapping[str, int] | None = None) -> Counter[str]:
+def place(
+    groups: Sequence[Group],
+    missing: int,
+    now: datetime,
+    gangs: Mapping[str, int] | None = None,
+    near: Mapping[str, int] | None = None,
+) -> Counter[str]:
     """Spread `missing` nodes over groups, given in candidate order; a group that is being created can be chosen.
 
-    Sizes that are requested already stay, unless their group is passed over. The rest is placed on the best market and
+    Sizes that are already requested stay, unless their group is passed over. The rest is placed on the best market and
     instance type with a zone that is not passed over, evenly over such zones. If every group is passed over, nothing
-    is placed until the first one may be tried again. `gangs` are placed already, and are in the result.
+    is placed until the first one may be tried again. `gangs` are already placed, and are in the result. As many as
+    `near` says for a zone go there first, among those on the best market and instance type.
     """
     over = passed_over(groups, now)
     open_groups = [group for group in groups if group.status not in OFF_LIMITS and group.name not in over]
@@ -28,24 +35,22 @@ def place(groups: Sequence[Group], missing: int, now: datetime, gangs: Mapping[s
     total = missing + placed.total()
     for group in open_groups:
         placed[group.name] += max(0, min(group.unfilled - placed[group.name], total - placed.total()))
-    _spread(open_groups, total, placed)
+    _spread(open_groups, total, placed, Counter(near or {}))
     return +placed
 
 
-def _spread(groups: Sequence[Group], total: int, placed: Counter[str]) -> None:
+def _spread(groups: Sequence[Group], total: int, placed: Counter[str], near: Counter[str]) -> None:
     while placed.total() < total:
-        open_groups = [group for group in groups if _room(group, placed) > 0]
+        open_groups = [group for group in groups if len(group.live) + placed[group.name] < group.max_size]
         if not open_groups:
             return
         best = _tier(open_groups[0])
         tier = [group for group in open_groups if _tier(group) == best]
-        emptiest = min(tier, key=lambda group: len(group.live) + placed[group.name])
+        close = [group for group in tier if near[group.candidate.zone] > 0]
+        emptiest = min(close or tier, key=lambda group: len(group.live) + placed[group.name])
+        near[emptiest.candidate.zone] -= 1
         placed[emptiest.name] += 1
 
 
 def _tier(group: Group) -> tuple[str, str]:
     return group.candidate.market, group.candidate.instance_type
-
-
-def _room(group: Group, placed: Counter[str]) -> int:
-    return group.max_size - len(group.live) - placed[group.name]

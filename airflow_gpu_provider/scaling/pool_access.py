@@ -1,4 +1,4 @@
-"""PoolAccess: by what one process changes a pool - its cloud, its cluster, their clock, and the ledger."""
+"""PoolAccess: what one process uses to change a pool - its cloud, its cluster, their clock, and the ledger."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class PoolAccess:
         platform: The pool's cloud.
         api: The client of the pool's cluster.
         holder: The name to show as the lock's holder: dag/run/task/try, host and pid.
-        say: Takes a line at once: that it waits for the lock. All others are in the outcome.
+        say: Takes one line immediately: that it waits for the lock. All others are in the outcome.
         clock: The time that all processes that change the pool use. Default: the API server's.
-        at_once: How many requests it makes at a time.
+        at_once: How many requests it makes concurrently.
     """
 
     def __init__(

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from airflow_gpu_provider.errors import DemandLockBusy, GpuError
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling import keeper
-from airflow_gpu_provider.scaling.gang_queue import GangNews
+from airflow_gpu_provider.scaling.admission import GangNews
 from airflow_gpu_provider.scaling.keeper import Subscription, subscribe, subscriptions
 from airflow_gpu_provider.scaling.shortage import NoCapacity, missing_for_pods, said_of_autoscaler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -24,10 +24,10 @@ _log = logging.getLogger(__name__)
 EVERY = 15.0
 EVERY_FOR_GANGS = 7.5
 FIRST = 5.0
-"""Seconds to the first look: a pod that only waits for the scheduler has its node by then."""
+"""Seconds to the first check: a pod that only waits for the scheduler has its node by then."""
 
 EMPTY_FOR = timedelta(minutes=1)
-"""By then the scheduler has tried a node that has become empty; it waits 10 s at most (podMaxBackoffSeconds)."""
+"""By then the scheduler has tried a node that became empty; it backs off for at most 10 s (podMaxBackoffSeconds)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class PoolNews:
 
     Attributes:
         said: Lines for their logs.
-        no_capacity: Why no machine is available now, where that is stock or a quota.
+        no_capacity: Why no machine is available now, if that is a stock-out or a quota.
         empty_nodes: The usable nodes that for `EMPTY_FOR` have run nothing but DaemonSet and static pods.
-        gangs: Why each gang of the pool that is suspended waits, in words, by its Job's "namespace/name"; empty as
-            long as nobody waits for gangs.
+        gangs: Why each suspended gang of the pool waits, as text, by its Job's "namespace/name"; empty while nothing
+            waits for gangs.
         gang_errors: What the cluster refused about gangs; see `gang_error`.
     """
 
@@ -50,7 +50,7 @@ class PoolNews:
     gang_errors: Mapping[str, GpuError] = field(default_factory=dict)
 
     def gang_error(self, job: str) -> GpuError | None:
-        """Return why a gang, by its Job's "namespace/name", cannot be admitted: a permission is missing, say."""
+        """Return why a gang, by its Job's "namespace/name", cannot be admitted, such as a missing permission."""
         return self.gang_errors.get(job) or self.gang_errors.get("")
 
 
@@ -66,7 +66,7 @@ def keep(pool: GpuPool, owner: str, listener: Listener, *, admits: bool = False)
         pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
         listener: Takes the news.
-        admits: It waits for a gang: each reconcile admits the gangs of the pool whose nodes are free, the first one at
+        admits: It waits for a gang: each reconcile admits the pool's gangs whose nodes are free, the first reconcile at
             once.
     """
     pods = _pods(pool, owner)

@@ -2,8 +2,8 @@
 
 The clouds' APIs are eventually consistent ("Eventual consistency in the Amazon EC2 API": what a call changed "might not
 be immediately visible to all subsequent commands"). Another process would set a size again that was just set, or miss
-it in its last look; a machine that was just released would be given to the next run. So each writer records its writes
-beside the pool's lock, which is consistent, and each reader corrects what the cloud shows by them.
+it in its last check; a machine that was just released would be given to the next run. So each writer records its writes
+next to the pool's lock, which is consistent, and each reader corrects the cloud's answers with them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Group, Machine
 
 SHOWN_AFTER = timedelta(seconds=30)
-"""When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, has its lock."""
+"""When the cloud shows a size that was set; also how long a dead holder, whose writes are not kept, keeps its lock."""
 
 GONE_AFTER = timedelta(minutes=5)
 """For how long a released machine does not count as existing. It never comes back."""
@@ -39,7 +39,7 @@ class RecentWrites:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what `dump` wrote; empty if a manual edit made it unreadable."""
+        """Parse the output of `dump`; empty if a manual edit made it unreadable."""
         try:
             raw = json.loads(text) if text else {}
             sizes = {str(name): (int(size), _time(at)) for name, (size, at) in raw.get("sizes", {}).items()}
@@ -48,7 +48,7 @@ class RecentWrites:
             return cls()
 
     def dump(self) -> str:
-        """Return it as text; empty where there is nothing."""
+        """Return it as text; empty if there is nothing."""
         raw: dict[str, Any] = {
             "sizes": {name: [size, at.isoformat()] for name, (size, at) in self.sizes.items()},
             "released": {id_: at.isoformat() for id_, at in self.released.items()},
@@ -56,14 +56,14 @@ class RecentWrites:
         return json.dumps(raw) if self.sizes or self.released else ""
 
     def with_size(self, group: str, size: int, now: datetime) -> Self:
-        """Return it with a group's new size, and without what is outdated."""
+        """Return it with a group's new size, and without outdated entries."""
         recent = self._fresh(now)
         return replace(recent, sizes={**recent.sizes, group: (size, now)})
 
     def with_released(self, machines: Iterable[Machine], groups: Iterable[Group], now: datetime) -> Self:
         """Return it with these machines released, and each group's size, which was that in `groups`, reduced by them.
 
-        The size of a group that is not among them is not kept.
+        The size of a group that is not among them is dropped.
         """
         recent, gone = self._fresh(now), tuple(machines)
         less = Counter(machine.group for machine in gone)
@@ -74,10 +74,10 @@ class RecentWrites:
         return replace(recent, sizes={**recent.sizes, **sizes}, released={**recent.released, **released})
 
     def on(self, groups: Iterable[Group], now: datetime) -> tuple[Group, ...]:
-        """Return the groups as they are, from the groups as the cloud shows them.
+        """Return the groups' actual state, from the groups as the cloud shows them.
 
         Raises:
-            CloudError: A group whose size was just set is not shown: what it has and will get is not known.
+            CloudError: A group whose size was just set is not shown: its present and future machines are unknown.
         """
         recent, groups = self._fresh(now), tuple(groups)
         unseen = {name for name, (size, _) in recent.sizes.items() if size} - {group.name for group in groups}
@@ -98,7 +98,7 @@ class RecentWrites:
         return replace(group, desired=desired, machines=machines)
 
     def _is_gone(self, machine: Machine) -> bool:
-        """Whether it was released, and is not another machine that has its name by now."""
+        """Whether it was released, and is not another machine that has its name now."""
         at = self.released.get(machine.id)
         return at is not None and (machine.launched_at is None or machine.launched_at <= at)
 

@@ -10,17 +10,16 @@ from functools import cached_property
 
 from airflow_gpu_provider.cluster.autoscaler_status import read_status
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease, delete_demand, list_demand, write_demand
-from airflow_gpu_provider.cluster.jobs import GangJob, delete_job, list_gang_jobs
+from airflow_gpu_provider.cluster.jobs import delete_job, list_gang_jobs
 from airflow_gpu_provider.cluster.lock import PoolLock, Sighting, read_memo
-from airflow_gpu_provider.cluster.nodes import list_nodes
+from airflow_gpu_provider.cluster.nodes import list_nodes, list_unlabelled_nodes
 from airflow_gpu_provider.cluster.placeholders import list_placeholder_events
 from airflow_gpu_provider.cluster.pods import Pod, delete_pod, list_pool_pods, list_run_pods
 from airflow_gpu_provider.cluster.threads import all_in_parallel
-from airflow_gpu_provider.cluster.unlabelled_nodes import list_unlabelled_nodes
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.platforms.quota import without_room
+from airflow_gpu_provider.scaling.admission import GangQueue
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.gang_queue import GangQueue
 from airflow_gpu_provider.scaling.group_claims import check_group_claims, claimed
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 from airflow_gpu_provider.scaling.pool_access import PoolAccess
@@ -30,21 +29,21 @@ from airflow_gpu_provider.scaling.wanted import live_leases
 from airflow_gpu_provider.scaling.writes import Outcome, Writes, do_nothing
 
 PATIENCE = timedelta(seconds=60)
-"""How long to wait for the pool's lock: longer than a dead holder has it."""
+"""How long to wait for the pool's lock: longer than a dead holder keeps it."""
 
 
 NO_REASON = "no reason given"
-"""What a demand's `extended` says where it was extended within max_runtime, and nobody said why."""
+"""The value of a demand's `extended` if it was extended within max_runtime without a reason."""
 
 PATIENCE_IN_A_LOOP = timedelta(seconds=1)
-"""The same in an event loop, which tries again: between two tries it waits without a thread."""
+"""The same in an event loop, which retries: between two tries it waits without a thread."""
 
 
 class Reconciler(PoolAccess):
     """One pool, as one task changes it. Not for several threads at once; its arguments are PoolAccess's.
 
     Attributes:
-        over_quota: Groups that do not grow, as a quota has no room for more of their machines: what
+        over_quota: Groups that do not grow because a quota has no room for more of their machines: what
             `Platform.groups_over_quota` returned, here or in the process that began the wait.
         patience: How long it waits for the pool's lock before DemandLockBusy.
     """
@@ -57,7 +56,7 @@ class Reconciler(PoolAccess):
         return Sighting()
 
     def snapshot(self, lock: PoolLock | None = None) -> PoolSnapshot:
-        """Read everything that a decision looks at; a lock that is held is kept meanwhile."""
+        """Read everything that a decision needs; a lock that is held is renewed meanwhile."""
         alive = lock.keep if lock else do_nothing
         leases = list_demand(self.api, self.pool.name)
         nodes = list_nodes(self.api, self.pool.node_selector)
@@ -66,7 +65,7 @@ class Reconciler(PoolAccess):
         shown = without_room(self.platform.observe(), self.over_quota)
         alive()
         now = self.clock.now()
-        # After the look: what was written meanwhile is among it.
+        # Read after the groups, so that it includes what was written meanwhile.
         memo = lock.memo if lock else read_memo(self.api, self.pool.name)
         groups = RecentWrites.parse(memo).on(shown, now)
         seen = PoolSnapshot(now=now, pool=self.pool, leases=leases, nodes=nodes, pods=pods, groups=groups)
@@ -100,7 +99,7 @@ class Reconciler(PoolAccess):
         """Write the run's demand, in place of what it wanted before, and bring the pool closer to it.
 
         `warm` is the image of the placeholders that make an autoscaler add the nodes at once; empty: none. `gang` of
-        the nodes have to be in one zone. The switch is moved before the demand is written, so that demand is never
+        the nodes must be in one zone. The switch is moved before the demand is written, so that there is never demand
         without it.
 
         Raises:
@@ -124,9 +123,9 @@ class Reconciler(PoolAccess):
     def extend(
         self, keys: Collection[DemandKey], by: timedelta, *, reason: str, check: Callable[[DemandLease], None]
     ) -> Outcome:
-        """Have demand last `by` longer, its switch first; of what is gone, or over, nothing is written.
+        """Extend demand by `by`, its switch first; demand that is gone or over is not written.
 
-        `check` raises where a Lease may not last longer; it is asked of all before the first is written.
+        `check` raises if a Lease may not be extended; it is called for all before the first is written.
 
         Raises:
             DemandLockBusy, DemandLockLost: Nothing was decided; another try helps.
@@ -154,7 +153,7 @@ class Reconciler(PoolAccess):
     def reconcile(self, *, admits: bool = False) -> Outcome:
         """Bring the pool closer to what is wanted now. Takes the lock only if there is something to do.
 
-        With `admits` its gangs are admitted, too, where their nodes are free.
+        With `admits`, gangs whose nodes are free are admitted, too.
         """
         snapshot = self.snapshot()
         decision = decide(snapshot)
@@ -173,9 +172,9 @@ class Reconciler(PoolAccess):
             return replace(outcome, gangs=gangs.news, said=(*gangs.news.said, *outcome.said))
 
     def amend(self, *asks: Ask) -> Outcome:
-        """Write what runs want from now on, where their demand is unchanged; bring the pool closer to it.
+        """Write what runs want from now on, if their demand is unchanged; bring the pool closer to it.
 
-        A run that has released its demand since it asked does not get it back.
+        A run that has withdrawn its demand meanwhile does not get it back.
         """
         with self._lock() as lock:
             before = self.snapshot(lock)
@@ -211,7 +210,7 @@ class Reconciler(PoolAccess):
     def delete_pods(self, pods: Iterable[Pod]) -> list[str]:
         """Delete exactly these pods, and return the names of those that were there, as namespace/name.
 
-        The Job of a gang's pods goes with them, before them.
+        The Job of a gang's pods is deleted with them, and before them.
 
         Raises:
             GpuError: A pod could not be deleted; the deletion of all the others was requested.
@@ -219,9 +218,9 @@ class Reconciler(PoolAccess):
         leaving = tuple(pods)
         self.ledger.pods(leaving, self.clock.now())
         to_go = [pod for pod in leaving if not pod.deleting]
-        gangs = {pod.job: pod for pod in leaving if pod.job}
+        gangs = {pod.job: (pod.namespace, pod.job_name, pod.job) for pod in leaving if pod.job}
         try:
-            all_in_parallel(self._delete_job_of, [*gangs.values()], at_once=self.at_once)
+            all_in_parallel(self._delete_job, [*gangs.values()], at_once=self.at_once)
         finally:
             were_there = all_in_parallel(self._delete, to_go, at_once=self.at_once)
         return [str(pod) for pod, was_there in zip(to_go, were_there, strict=True) if was_there]
@@ -230,25 +229,23 @@ class Reconciler(PoolAccess):
         with _named(f"Pod {pod}"):
             return delete_pod(self.api, pod)
 
-    def _delete_job_of(self, pod: Pod) -> bool:
-        with _named(f"Job {pod.namespace}/{pod.job_name}"):
-            return delete_job(self.api, pod.namespace, pod.job_name, pod.job)
+    def _delete_job(self, job: tuple[str, str, str]) -> bool:
+        namespace, name, uid = job
+        with _named(f"Job {namespace}/{name}"):
+            return delete_job(self.api, namespace, name, uid)
 
     def delete_gangs(self, lease: DemandLease) -> list[str]:
-        """Delete the gangs of a run, and return their names as namespace/name; those that wait have no pods.
+        """Delete the gangs of a run, and return their names as namespace/name; waiting gangs have no pods.
 
-        Jobs are asked for only where the run has wanted nodes for a gang.
+        Jobs are listed only if the run has wanted nodes for a gang.
 
         Raises:
             GpuError: One could not be deleted; the deletion of all the others was requested.
         """
         jobs = list_gang_jobs(self.api, self.pool.name, lease.key.hash) if lease.gang else ()
-        were_there = all_in_parallel(self._delete_gang, jobs, at_once=self.at_once)
+        to_go = [(job.namespace, job.name, job.uid) for job in jobs]
+        were_there = all_in_parallel(self._delete_job, to_go, at_once=self.at_once)
         return [str(job) for job, was_there in zip(jobs, were_there, strict=True) if was_there]
-
-    def _delete_gang(self, job: GangJob) -> bool:
-        with _named(f"Job {job}"):
-            return delete_job(self.api, job.namespace, job.name, job.uid)
 
     def delete_run_pods(self, key: DemandKey) -> list[str]:
         """Delete the pods that the run left on this pool, and return their names as namespace/name."""
@@ -259,7 +256,7 @@ class Reconciler(PoolAccess):
 
         Raises:
             GpuError: An error of the cluster or the cloud. If a pod cannot be deleted, the demand and the machines
-                without a running pod are released all the same.
+                without a running pod are released nevertheless.
         """
         try:
             leases = [lease for lease in list_demand(self.api, self.pool.name) if lease.key == key]
@@ -272,7 +269,7 @@ class Reconciler(PoolAccess):
         return replace(outcome, said=(*(f"deleted leftover {name}" for name in deleted), *outcome.said))
 
     def record_machines(self) -> None:
-        """Record which machines the pool has now, for the bills of its runs."""
+        """Record the pool's present machines, for the bills of its runs."""
         self.ledger.machines(self.snapshot())
 
     def _lock(self) -> PoolLock:

@@ -1,4 +1,4 @@
-"""ReleaseWait: until everything that only one run wanted is released."""
+"""ReleaseWait: waits until everything that only one run wanted is released."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.decisions import Decision, decide, left_to_provisioner, wanted_nodes
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds, round_seconds
+from airflow_gpu_provider.scaling.wanted import counted
 
 _GOES_ON = "The next try continues where this one stopped; if it repeats, end these machines in the cloud's console."
 
@@ -37,7 +38,7 @@ class ReleaseWait(Record):
         return Progress(lines=(*pending, *kept), error=error)
 
     def _pending(self, snapshot: PoolSnapshot, decision: Decision) -> list[str]:
-        """Return what is still to be released, in words."""
+        """Return what is still to be released, as text."""
         lines = []
         shared = any(lease.live(snapshot.now) for lease in snapshot.leases if lease.key != self.key)
         for pod in snapshot.pods:
@@ -45,7 +46,7 @@ class ReleaseWait(Record):
                 state = "is ending" if pod.deleting else "has a result or log not collected yet"
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it {state}")
             elif pod.deleting and pod.run is None and pod.holds_node(snapshot.now) and not shared:
-                # A Deployment's, say, that the run has just deleted: nothing else would release its node.
+                # For example, of a Deployment that the run has just deleted: nothing else would release its node.
                 lines.append(f"waiting for pod {pod.namespace}/{pod.name}: it is ending")
         lines += [f"machine {machine.id} of {machine.group} is to be released" for machine in decision.release]
         lines += _after_updates(snapshot, decision)
@@ -92,7 +93,7 @@ class ReleaseWait(Record):
 
 
 def _after_updates(snapshot: PoolSnapshot, decision: Decision) -> Iterator[str]:
-    """Yield which machines stay until their group has been updated, and what to do where that takes long."""
+    """Yield which machines stay until their group has been updated, and what to do if that takes long."""
     updates = _updates_waited_for(snapshot, decision)
     for each in decision.later:
         what = f" ({updates[each.group]})" if each.group in updates else ""
@@ -116,7 +117,7 @@ def _kept_lines(snapshot: PoolSnapshot) -> list[str]:
         return lines
     for lease in snapshot.leases:
         if lease.live(snapshot.now):
-            lines.append(f"kept for {lease.key}: {lease.nodes} nodes until {lease.until:%Y-%m-%d %H:%M}Z")
+            lines.append(f"kept for {lease.key}: {counted(lease.nodes, 'node')} until {lease.until:%Y-%m-%d %H:%M}Z")
     leased = {lease.key.hash for lease in snapshot.leases if lease.live(snapshot.now)}
     for pod in snapshot.pods:
         if pod.run not in leased and not pod.deleting and pod.holds_node(snapshot.now):

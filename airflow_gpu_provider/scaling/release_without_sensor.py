@@ -1,9 +1,9 @@
 """Nodes that no ScaleDownSensor releases.
 
-They are those of a pod that no demand covers - its task has no `gpu_nodes` block around it, or was cleared alone after
-the run's scale-down -, those of a run that Airflow ended together with its teardowns, as dagrun_timeout does, and those
-of an Ensure that failed. The process that has waited for them releases them. It may be killed meanwhile, so
-each look first moves the switch to soon after the end of what they still wait for.
+These are the nodes of a pod that no demand covers (its task has no `gpu_nodes` block, or was cleared alone after the
+run's scale-down), of a run that Airflow ended together with its teardowns, as dagrun_timeout does, and of an Ensure
+that failed. The process that has waited for them releases them. It may be killed meanwhile, so each check first moves
+the switch to soon after the end of what they still wait for.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 def check_nodes_can_come(pool: GpuPool, observe: Callable[[], Collection[Group]]) -> None:
     """Check that a pool without demand has nodes for a pod, or groups that can provide them.
 
-    If the cloud does not answer `observe` (Platform.observe), the check passes: the wait tells more.
+    If the cloud does not answer `observe` (Platform.observe), the check passes: the wait will report more.
 
     Raises:
         PoolNotEnsured: There is no node group, or, in a pool of external nodes, no node.
@@ -65,7 +65,7 @@ def release_without_sensor(
     own: Collection[str] = (),
     within: timedelta | None = None,
 ) -> None:
-    """Release the demand, if there still is one, and what no run wants as soon as the own pods have ended.
+    """Release the demand, if there still is any, and whatever no run wants once the own pods have ended.
 
     Pods and demand of other runs keep their nodes; each run waits for its own.
 
@@ -73,11 +73,11 @@ def release_without_sensor(
         reconciler: The pool's.
         key: The run's demand.
         say: Takes lines for the task's log.
-        own: The uids of the pods that the caller has run. Default: none.
-        within: How long to go on. Default: a minute longer than the own pods' grace period.
+        own: The uids of the caller's own pods. Default: none.
+        within: How long to continue. Default: a minute longer than the own pods' grace period.
 
     Raises:
-        GpuError: An error of the cluster or the cloud; the next look at the pool releases the rest.
+        GpuError: An error of the cluster or the cloud; the next check of the pool releases the rest.
     """
     narrator = Narrator(say, started=reconciler.clock.now())
     pause = _EVERY if within is None else min(_EVERY, within.total_seconds())
@@ -88,7 +88,7 @@ def release_without_sensor(
         stays = [*_staying(outcome.snapshot, outcome.decision, own)]
         narrator.log(now, *outcome.said, *(each.words for each in stays))
         waited_for = [each.pod for each in stays if each.is_waited_for]
-        # Neither is certain to succeed: AWS ends no machine that is being launched, and reduces no size meanwhile.
+        # Neither is certain to succeed: AWS terminates no machine while it is launching, and reduces no size meanwhile.
         if not waited_for and not (outcome.decision.release or outcome.decision.shrink):
             return
         if give_up_at is None:
@@ -102,7 +102,7 @@ def release_without_sensor(
 
 @dataclass(frozen=True, kw_only=True)
 class _Staying:
-    """A pod of the caller that holds its node, in words; `is_waited_for`: once it has ended, the node is released."""
+    """A pod of the caller that holds its node, as text; `is_waited_for`: once it has ended, the node is released."""
 
     pod: Pod
     is_waited_for: bool
@@ -132,7 +132,7 @@ def _until(pod: Pod) -> str:
 
 
 def _otherwise(snapshot: PoolSnapshot, decision: Decision, pod: Pod) -> str:
-    """Return what ends the pod's node when no process watches any more; empty where nothing has to."""
+    """Return what ends the pod's node when no process watches any more; empty if nothing has to."""
     machine = next((node.machine for node in snapshot.nodes if node.name == pod.node), "")
     group = next((each for each in snapshot.groups if any(m.id == machine for m in each.live)), None)
     if group is None or group.when_idle != "remove":

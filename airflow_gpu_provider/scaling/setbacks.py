@@ -1,4 +1,4 @@
-"""Setbacks: how often in a row a pod could not be watched or collected, and for how long.
+"""Setbacks: how often in a row a pod could not be watched or collected, and for how long; and retried calls.
 
 A pod that runs, or has succeeded, is not abandoned because an API server or a cloud's token service did not answer: the
 wait is resumed, each time after a longer pause.
@@ -15,6 +15,7 @@ from typing import Self, TypeVar
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.errors import GpuError, PodFailed
 from airflow_gpu_provider.patience import Patience, is_borne
+from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 _FORGOTTEN_AFTER = timedelta(minutes=10)
 _LONGEST_PAUSE = 60.0
+_EVERY = 5.0  # seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +32,7 @@ class Setbacks(Record):
 
     Attributes:
         times: How many.
-        since: When the first of them was; None before that.
+        since: When the first one was; None before that.
         last: When the last one was.
     """
 
@@ -56,7 +58,7 @@ class Setbacks(Record):
     def may_pass(self, error: GpuError) -> bool:
         """Return True if `error` says nothing about the pod, and the next attempt may succeed.
 
-        The same access worked when the pod was created, so a transient error is not taken for a mistake in it.
+        The same access worked when the pod was created, so a transient error does not count as a misconfiguration.
         """
         if isinstance(error, PodFailed):
             return False
@@ -69,7 +71,7 @@ async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narra
     """Return what `do` returns; an error is logged and `do` called again while the error may be transient.
 
     Raises:
-        GpuError: It is not transient, or `until` (by this machine's clock) is over.
+        GpuError: It is not transient, or `until` (by this machine's clock) has passed.
     """
     clock, setbacks, patience = SystemClock(), Setbacks(), Patience(until, worked=True)
     while True:
@@ -82,3 +84,30 @@ async def persistently(do: Callable[[], Awaitable[T]], *, until: datetime, narra
             setbacks = setbacks.one_more(now)
             narrator.log(now, f"{type(error).__name__}: {error} The wait continues.")
         await asyncio.sleep(setbacks.pause)
+
+
+def call_with_retries(call: Callable[[], T], *, within: timedelta, say: Say) -> T:
+    """Make a call that may be repeated, until it succeeds.
+
+    Args:
+        call: Raises a GpuError if it fails.
+        within: How long to try at most; how long each error is tolerated depends on its type.
+        say: Takes lines for the task's log.
+
+    Raises:
+        GpuError: The call's last error.
+    """
+    clock = SystemClock()
+    patience = Patience(clock.now() + within)
+    told = ""
+    while True:
+        try:
+            return call()
+        except GpuError as error:
+            if not patience.bears(error, clock.now()):
+                raise
+            line = patience.in_words(error)
+            if line != told:
+                say(line)
+            told = line
+        clock.sleep(_EVERY)

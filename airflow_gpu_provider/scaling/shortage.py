@@ -1,17 +1,63 @@
-"""No capacity: what keeps the cloud, or an autoscaler, from adding the nodes that are wanted. Pure."""
+"""No capacity: what prevents the cloud, or an autoscaler, from adding the wanted nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from typing import TYPE_CHECKING
 
+from airflow_gpu_provider.cluster.autoscaler_status import check_running
 from airflow_gpu_provider.errors import GroupFailed, OutOfStock, QuotaExceeded
+from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling import hard_to_get
-from airflow_gpu_provider.scaling.autoscaling import autoscaler_lines
+from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.hard_to_get import Tried
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from airflow_gpu_provider.scaling.supply import supply
 from airflow_gpu_provider.scaling.wanted import wanted_nodes
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+
+WITHOUT_AUTOSCALER = 'or let this package scale: scaling="direct"'
+"""What to do without an autoscaler."""
+
+
+def check_autoscaler(api: ApiClient, pool: GpuPool, now: datetime) -> None:
+    """Check that cluster-autoscaler is alive, if it adds the pool's nodes.
+
+    Raises:
+        AutoscalerNotRunning: It has never reported, or not for minutes.
+    """
+    if not pool.needs_cluster_autoscaler:
+        return
+    check_running(api, pool.name, now, or_else=WITHOUT_AUTOSCALER)
+
+
+def groups_are_ready(snapshot: PoolSnapshot) -> bool:
+    """Return True if the pool's groups exist, with all the tags that the autoscaler needs, and the switch is set."""
+    decision = decide(snapshot)
+    is_creating = any(group.status == "creating" for group in snapshot.groups)
+    return bool(snapshot.groups) and not (is_creating or decision.update_tags or decision.switch)
+
+
+def autoscaler_lines(snapshot: PoolSnapshot, since: datetime) -> Iterator[str]:
+    """Yield what the autoscaler did since then about the nodes that placeholders request, and what prevents it."""
+    for event in snapshot.placeholder_events:
+        if event.at >= since.replace(microsecond=0) and event.in_words:
+            yield event.in_words
+    status = snapshot.autoscaler
+    if status is None:
+        if snapshot.pool.needs_cluster_autoscaler and any(pod.node is None for pod in snapshot.pods):
+            yield "no cluster-autoscaler has ever reported from the cluster: nothing adds nodes"
+        return
+    if not status.is_fresh(snapshot.now):
+        yield f"cluster-autoscaler has not reported since {status.updated_at or 'ever'}: it no longer runs"
+    for group in snapshot.groups:
+        if group.autoscaler_name in status.backoff:
+            yield f"cluster-autoscaler passes over {group.candidate} for now: {status.backoff[group.autoscaler_name]}"
+
 
 NoCapacity = OutOfStock | QuotaExceeded
 
@@ -19,12 +65,12 @@ NoCapacity = OutOfStock | QuotaExceeded
 def no_capacity(
     snapshot: PoolSnapshot, found: Sequence[Tried], *, have: str, more_time_by: str = ""
 ) -> NoCapacity | None:
-    """Return the error for the failed candidates, or None where neither stock nor a quota was the reason.
+    """Return the error for the failed candidates; None if neither a stock-out nor a quota was the reason.
 
     Args:
         snapshot: The pool.
         found: What was tried; see `tried`.
-        have: A sentence on which nodes there are.
+        have: A sentence about the existing nodes.
         more_time_by: The argument that would give it more time.
     """
     if any(each.kind == "out_of_stock" for each in found):
@@ -43,7 +89,7 @@ def quota_exceeded(snapshot: PoolSnapshot, found: Sequence[Tried]) -> QuotaExcee
     names = list(dict.fromkeys(each.quota for each in found if each.quota))
     which = f"{', '.join(names)} " if names else ""
     return QuotaExceeded(
-        f"Pool {snapshot.pool.name}: the account's quota {which}is used up: {hard_to_get.in_words(found)}.",
+        f"Pool {snapshot.pool.name}: the account's quota {which}is exhausted: {hard_to_get.in_words(found)}.",
         f"Ask the cloud for a higher quota {which}or want fewer GPUs.",
         pool=snapshot.pool.name,
         quota=names[0] if names else None,
@@ -62,9 +108,9 @@ def launches_refused(snapshot: PoolSnapshot, found: Sequence[Tried]) -> GroupFai
 
 
 def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | None:
-    """Return why pods that have waited since then get no node, where the reason is that the cloud has no machine now.
+    """Return why pods that have waited since then get no node, if the reason is that the cloud has no machine now.
 
-    None where all machines that are wanted exist, or one is being launched.
+    None if all wanted machines exist, or one is being launched.
     """
     machines = supply(snapshot)
     wanted, there = wanted_nodes(snapshot), sum(each.counts for each in machines)
@@ -76,7 +122,7 @@ def missing_for_pods(snapshot: PoolSnapshot, since: datetime) -> NoCapacity | No
 
 
 def said_of_autoscaler(snapshot: PoolSnapshot, since: datetime) -> tuple[str, ...]:
-    """Return what keeps an autoscaler from adding nodes for waiting pods, in its words and in the cloud's.
+    """Return what prevents an autoscaler from adding nodes for waiting pods, quoting it and the cloud.
 
     Nothing for a pool that this package sizes: there each decision logs it.
     """

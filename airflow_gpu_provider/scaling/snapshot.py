@@ -1,4 +1,4 @@
-"""PoolSnapshot: everything a decision about a pool looks at, as plain data taken at one moment."""
+"""PoolSnapshot: everything that a decision about a pool uses, as plain data taken at one moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PoolSnapshot:
         groups: The cloud's groups, in candidate order.
         claimed: External groups left out of `groups` because another pool's demand had them first, and that demand.
         autoscaler: What cluster-autoscaler last reported; read only while pods wait for it to add nodes.
-        placeholder_events: What happened to those placeholders, oldest first; only for people.
+        placeholder_events: What happened to those placeholders, oldest first; only for display.
     """
 
     now: datetime

@@ -16,8 +16,8 @@ from airflow_gpu_provider.scaling.wanted import is_overdue
 READY_WITHIN = timedelta(minutes=15)
 """How long a machine may take to join, and a node to become Ready, before it counts as broken.
 
-cluster-autoscaler's own provision timeout. A managed group of EKS bills such a machine for some 15 minutes more, in
-which EKS tries to drain it (containers-roadmap#1990).
+cluster-autoscaler's own provision timeout. In an EKS managed node group such a machine is billed for about 15 minutes
+more, in which EKS tries to drain it (containers-roadmap#1990).
 """
 
 State = Literal["usable", "coming", "broken", "taken"]
@@ -34,8 +34,8 @@ class Supply:
             not count). coming: it is booting, or its node is briefly not Ready. broken: it has a broken GPU, or has
             not become usable in time. taken: it was cordoned externally, cluster-autoscaler is about to remove it, or
             it is in another pool.
-        holders: The pods for which it has to stay.
-        overdue: The pods that run there although their run's time is over.
+        holders: The pods for which it must stay.
+        overdue: The pods that still run there although their run's time has passed.
     """
 
     machine: Machine
@@ -61,7 +61,7 @@ class Supply:
 
     @property
     def coming_since(self) -> datetime | None:
-        """Since when it has been starting; None where it is not starting, or that is not known."""
+        """Since when it has been starting; None if it is not starting, or if unknown."""
         if self.state != "coming":
             return None
         return self.machine.launched_at if self.node is None else _not_ready_since(self.node)

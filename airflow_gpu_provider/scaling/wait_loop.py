@@ -1,7 +1,7 @@
-"""The loop around a wait's step: hear of the pool's newest look, step, log what is new.
+"""The loop around a wait's step: get the pool's newest check, step, log what is new.
 
-One loop for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the ways
-of running cannot drift apart.
+One loop for the blocking operator (`asyncio.run`) and the trigger (in the triggerer's event loop), so that the two
+cannot drift apart.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Wait(Protocol):
 class Narrator:
     """Logs each line once while it stays true, with the time since the start.
 
-    `goes_on`: another process has logged about the wait before; the first lines may repeat it, and are marked so.
+    `goes_on`: another process has already logged this wait; the first lines may repeat its log, and are marked.
     """
 
     def __init__(self, say: Say, *, started: datetime, goes_on: bool = False) -> None:
@@ -57,7 +57,7 @@ class Narrator:
 
 
 class _ClusterTime:
-    """The cluster's time: from the last snapshot, plus what this machine has counted since.
+    """The cluster's time: from the last snapshot, plus the time that this machine has measured since.
 
     Before the first snapshot this machine's clock is used; it only limits how long errors are tolerated.
     """
@@ -90,22 +90,22 @@ async def run_wait(
     first: Write | None = None,
     reconciler: Reconciler | None = None,
 ) -> Progress:
-    """Have the pool reconciled, and step with each look, until the wait is done.
+    """Have the pool reconciled, and step after each check, until the wait is done.
 
     Args:
         wait: The wait.
         pool: The rendered spec.
         owner: Who writes the groups' spec, "<installation>/<dag>".
         say: Takes lines for the task's log.
-        every: Seconds after which to look again when no change was reported; at first it is sooner, because a cloud
-            does not report that it is starting or terminating a machine.
-        goes_on: Another process has logged about the wait before; see Narrator.
-        over_quota: Groups that had no quota left when the wait began; None if nobody looked. See keeper.Subscription.
-        first: What to write before the wait steps; it is repeated until it succeeds.
-        reconciler: The pool's, where it is open already.
+        every: Seconds after which to check again if no change was reported; at first it is sooner, because a cloud does
+            not report that it is starting or terminating a machine.
+        goes_on: Another process has already logged this wait; see Narrator.
+        over_quota: Groups that had no quota left when the wait began; None if not checked. See keeper.Subscription.
+        first: What to write before the wait's first step; it is repeated until it succeeds.
+        reconciler: The pool's, if it is already open.
 
     Raises:
-        GpuError: The wait's own error, or one of a look that is no longer tolerated.
+        GpuError: The wait's own error, or a check's error that is no longer tolerated.
     """
     narrator = Narrator(say, started=wait.started, goes_on=goes_on)
     clock = _ClusterTime()
@@ -140,5 +140,5 @@ async def run_wait(
 
 
 def pause_after(waited: timedelta, every: float) -> float:
-    """Return how many seconds a wait that has lasted so long leaves between two looks."""
+    """Return the seconds between two checks for a wait that has lasted this long."""
     return min(every, max(SOONEST, waited.total_seconds() / _PATIENCE))

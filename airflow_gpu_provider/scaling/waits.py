@@ -1,6 +1,6 @@
-"""How a wait stands, which all waits of this package say in the same way.
+"""The progress of a wait, in the form that all waits of this package share.
 
-Each wait is a small record with a pure `step`. It says done, or why not yet in words, or which error ends the wait. The
+Each wait is a small record with a pure `step`. It returns done, or why not yet, or the error that ends the wait. The
 blocking operator, the sensor's poke and the trigger all drive the same step.
 """
 
@@ -8,20 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider.cluster.clock import format_time
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.scaling.hard_to_get import Ask
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """Where a wait stands.
+    """The state of a wait.
 
     Attributes:
         done: There is nothing left to wait for.
-        lines: The present state, in words; the waiting process logs each line when it is new.
+        lines: The present state, as text; the waiting process logs each new line.
         error: The error that ends the wait.
         ask: What the run wants from now on; the waiting process writes it, and steps again.
         result: What the task returns, once done.
@@ -44,5 +45,18 @@ def format_seconds(duration: timedelta) -> str:
 
 
 def round_seconds(duration: timedelta) -> float:
-    """Return a duration in seconds, as results have it."""
+    """Return a duration in seconds, as in results."""
     return round(duration.total_seconds(), 1)
+
+
+def phase(name: str, start: datetime, end: datetime, **more: Any) -> dict[str, Any]:
+    """Return a phase of a wait, as the `timeline` XComs have it: `at` in ISO 8601, `seconds` in tenths and at least 0.
+
+    Times are by the cluster's clock, which all processes share.
+    """
+    return {
+        "phase": name,
+        "at": format_time(start),
+        "seconds": round(max(0.0, (end - start).total_seconds()), 1),
+        **more,
+    }

@@ -14,8 +14,19 @@ from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 def live_leases(snapshot: PoolSnapshot) -> tuple[DemandLease, ...]:
     """Return the demand that counts now, oldest first."""
-    live = (lease for lease in snapshot.leases if lease.live(snapshot.now))
+    live = (lease for lease in snapshot.leases if lease.live(snapshot.now) and not _is_left(snapshot, lease))
     return tuple(sorted(live, key=lambda lease: (lease.created_at, lease.key.hash)))
+
+
+def _is_left(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
+    """Return True for a task's own demand whose pods have all ended, if they were not collected in time.
+
+    A block's demand lasts without pods, between two tasks. A single task's demand is deleted by the worker that
+    collects its pods, which may be killed while doing so.
+    """
+    pods = [pod for pod in snapshot.pods if pod.run == lease.key.hash]
+    are_left = [pod.finished and pod.uncollected and not pod.awaits_collection(snapshot.now) for pod in pods]
+    return lease.key.is_of_task and bool(pods) and all(are_left)
 
 
 def wanted_nodes(snapshot: PoolSnapshot) -> int:
@@ -65,19 +76,19 @@ def _most(snapshot: PoolSnapshot, lease: DemandLease) -> int:
 
 
 def can_grow(snapshot: PoolSnapshot) -> bool:
-    """Return False where the nodes are external, and no more will come."""
+    """Return False if the nodes are external, and no more will come."""
     return any(group.when_idle == "remove" or group.provisioner for group in snapshot.groups)
 
 
 def is_overdue(snapshot: PoolSnapshot, pod: Pod) -> bool:
-    """Return True if the pod runs although its run's time is over. One that awaits collection has ended."""
+    """Return True if the pod runs although its run's time has passed. A pod awaiting collection has ended."""
     if pod.finished or pod.run is None:
         return False
     return any(lease.key.hash == pod.run and not lease.live(snapshot.now) for lease in snapshot.leases)
 
 
 def wanted_until(snapshot: PoolSnapshot) -> datetime | None:
-    """Return when the last demand expires, or None where there is no demand.
+    """Return when the last demand expires, or None if there is no demand.
 
     A pod without a lease has the time that its kubelet gives it, `max_runtime` at most; the time is extended by the
     same whenever it has passed at a snapshot.
@@ -97,8 +108,8 @@ def _ends_at(snapshot: PoolSnapshot, pod: Pod) -> datetime:
 
 
 def wanted_by(snapshot: PoolSnapshot) -> str:
-    """Return which runs and pods want nodes, for people."""
-    who = [f"{lease.key} ({_count(lease.nodes, 'node')})" for lease in live_leases(snapshot)]
+    """Return which runs and pods want nodes, as text."""
+    who = [f"{lease.key} ({counted(lease.nodes, 'node')})" for lease in live_leases(snapshot)]
     who += [f"pod {pod}" for pod in _unleased_gpu_pods(snapshot)]
     if snapshot.pool.min_nodes:
         who.append(f"min_nodes={snapshot.pool.min_nodes}")
@@ -107,17 +118,13 @@ def wanted_by(snapshot: PoolSnapshot) -> str:
 
 def unleased_wanted(snapshot: PoolSnapshot) -> int:
     """Count the nodes that GPU pods without a lease use or wait for."""
-    return _unleased_nodes(snapshot) + _unleased_pending(snapshot)
+    pending = [pod for pod in _unleased_gpu_pods(snapshot) if pod.node is None]
+    return _unleased_nodes(snapshot) + _nodes_for(snapshot, pending)
 
 
 def _unleased_nodes(snapshot: PoolSnapshot) -> int:
     """Count the nodes on which GPU pods without a lease run."""
     return len({pod.node for pod in _unleased_gpu_pods(snapshot) if pod.node})
-
-
-def _unleased_pending(snapshot: PoolSnapshot) -> int:
-    """Count the nodes that unbound GPU pods without a lease need together, judged by their GPUs."""
-    return _nodes_for(snapshot, [pod for pod in _unleased_gpu_pods(snapshot) if pod.node is None])
 
 
 def _unleased_gpu_pods(snapshot: PoolSnapshot) -> Iterator[Pod]:
@@ -140,7 +147,7 @@ def pending_nodes(snapshot: PoolSnapshot) -> int:
 
 
 def waits_for_gpus(pod: Pod) -> bool:
-    """Return True if the pod asks for GPUs and has no node yet."""
+    """Return True if the pod requests GPUs and has no node yet."""
     return _wants_gpus(pod) and not pod.node
 
 
@@ -153,5 +160,6 @@ def _nodes_for(snapshot: PoolSnapshot, waiting: Sequence[Pod]) -> int:
     return len(waiting) if per_node is None else math.ceil(sum(pod.gpus for pod in waiting) / per_node)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+def counted(number: int, one: str, more: str = "") -> str:
+    """Return "1 node", or "2 nodes"; `more` is the plural, if it is not formed with an s."""
+    return f"{number} {one}" if number == 1 else f"{number} {more or f'{one}s'}"

@@ -11,14 +11,21 @@ from typing import TypeVar
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.demand import DemandLease, delete_demand
 from airflow_gpu_provider.cluster.lock import PoolLock
-from airflow_gpu_provider.cluster.nodes import Node, cordon, list_nodes, read_nodes, uncordon
+from airflow_gpu_provider.cluster.nodes import (
+    Node,
+    cordon,
+    label_node,
+    list_nodes,
+    list_unlabelled_nodes,
+    read_nodes,
+    uncordon,
+)
 from airflow_gpu_provider.cluster.placeholders import create_placeholder, delete_placeholder
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import AT_ONCE, batches, in_parallel
-from airflow_gpu_provider.cluster.unlabelled_nodes import label_node, list_unlabelled_nodes
 from airflow_gpu_provider.platforms.base import Machine
+from airflow_gpu_provider.scaling.admission import GangNews
 from airflow_gpu_provider.scaling.decisions import Decision
-from airflow_gpu_provider.scaling.gang_queue import GangNews
 from airflow_gpu_provider.scaling.pool_access import PoolAccess
 from airflow_gpu_provider.scaling.recent_writes import RecentWrites
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -33,7 +40,7 @@ nodes, a binding takes milliseconds.
 """
 
 FRESH = timedelta(seconds=5)
-"""How old the last look at a machine may be when it is removed."""
+"""How old the last check of a machine may be when it is removed."""
 
 RELEASE_FOR = timedelta(seconds=20)
 """For how long one decision removes machines; the next one removes the rest, so that other processes get the lock."""
@@ -52,7 +59,7 @@ class Outcome:
         snapshot: The pool as it was read, before the writes; with the demand that the call itself wrote or deleted.
         decision: What was decided from it.
         said: What was done and why, for the task's log.
-        gangs: What is said to those who wait for gangs; None where nobody looked at these.
+        gangs: The news for waits for gangs; None if gangs were not checked.
     """
 
     snapshot: PoolSnapshot
@@ -84,7 +91,7 @@ class Writes:
         self._recent = RecentWrites.parse(lock.memo)
 
     def carry_out(self, write_demand: Callable[[], None] = do_nothing) -> Outcome:
-        """Write the decision, and before the sizes the demand that it serves: never demand without its switch."""
+        """Write the decision, and the demand that it serves before the sizes: never demand without its switch."""
         self._prepare_groups()
         write_demand()
         self._each(self._label, [self._nodes[name] for name in self._decision.label])
@@ -149,7 +156,7 @@ class Writes:
     def _grow(self, with_new_machines: bool) -> None:
         groups = {group.name: group for group in self._snapshot.groups}
         for name, size in self._decision.grow.items():
-            # What another group may still get could be one machine too many: growth waits for the next look.
+            # Another group may still get a machine, which could be one too many: growth waits for the next check.
             size = size if with_new_machines else len(groups[name].live)
             if size > groups[name].desired:
                 self._lock.check()
@@ -157,7 +164,7 @@ class Writes:
                 self._keep(self._recent.with_size(name, size, self._on.clock.now()))
 
     def _keep(self, recent: RecentWrites) -> None:
-        """Leave what was written for the next holder, to whom the cloud may still show the old state."""
+        """Record the writes for the next holder, to whom the cloud may still show the old state."""
         self._recent = recent
         self._lock.memo = recent.dump()
 
@@ -212,10 +219,10 @@ class Writes:
     def _release_all(
         self, machines: Sequence[Machine], look: Callable[[Sequence[Machine]], list[Machine]], until: float
     ) -> None:
-        """Remove machines, after each look as many as possible before it is outdated.
+        """Remove machines, after each check as many as possible before it is outdated.
 
-        `look` returns those that may be removed. If a look at all of them takes too long to remove any, it looks at a
-        few; the next decision removes the rest.
+        `look` returns those that may be removed. If checking all of them takes too long to remove any, it checks a few;
+        the next decision removes the rest.
         """
         clock, at_a_look = self._on.clock, len(machines)
         while machines and clock.monotonic() < until:
@@ -230,7 +237,7 @@ class Writes:
             machines = [*fit[gone:], *later]
 
     def _remove_while_fresh(self, machines: Sequence[Machine], looked_at: float) -> int:
-        """Return how many were dealt with. A process that stalled after its look leaves them to the next one."""
+        """Return how many were handled. A process that stalled after its check leaves them to the next one."""
         if machines:
             self._lock.check()
         gone = 0

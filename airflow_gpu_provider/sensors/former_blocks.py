@@ -66,11 +66,11 @@ def release(
             if any(pod.holds_node(now) for pod in list_run_pods(former.api, pool.node_selector, key.hash)):
                 say(f"pool {pool.name}: pods of {key} are still there, and its nodes stay for them")
                 continue
-            say(f"pool {pool.name}: gives up the demand of {key}, a block that the DAG does not have any more")
+            say(f"pool {pool.name}: gives up the demand of {key}, a block that the DAG no longer has")
             for line in former.delete_demand_and_reconcile(key).said:
                 say(f"pool {pool.name}: {line}")
     except GpuError as error:
-        say(f"What the run wanted for blocks that its DAG does not have any more may be left: {error}")
+        say(f"Demand of blocks that the DAG no longer has may be left over: {error}")
 
 
 def _former(reconciler: Reconciler, run: DemandKey, blocks: Blocks, say: Say) -> Iterator[tuple[GpuPool, DemandKey]]:

@@ -74,7 +74,7 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     template_fields: Sequence[str] = ("gpu_pool", "block_id")
     _doing = "scaled pool {pool} down"
-    _after_kill = "Run it again: the machines that it had not released yet may still run."
+    _after_kill = "Clear this task: machines that it had not released yet may still be running."
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#f2e3d9"
 
@@ -195,22 +195,19 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return run_key(context, self.gpu_pool.name, self.block_id)
 
     def _opened(self, context: Context) -> Reconciler:
+        from airflow_gpu_provider.run_identity import pool_opener
+
         if self._reconciler is None:
-            self._reconciler = self._open(context)
+            self._reconciler = pool_opener(context, self._say)(self.gpu_pool)
         return self._reconciler
 
     def _not_released(self, context: Context, error: GpuError) -> PoolNotReleased:
-        from airflow_gpu_provider.sensors.not_released import not_released
+        from airflow_gpu_provider.sensors.run_bill import not_released
 
         def push(bill: Bill) -> None:
             context["ti"].xcom_push(key=USAGE, value=bill.to_json())
 
         return not_released(error, self._key(context), lambda: self._opened(context), on_bill=push)
-
-    def _open(self, context: Context) -> Reconciler:
-        from airflow_gpu_provider.run_identity import pool_opener
-
-        return pool_opener(context, self._say)(self.gpu_pool)
 
     def _defer(self, context: Context) -> NoReturn:
         from airflow_gpu_provider.run_identity import group_writer, lock_holder
@@ -237,8 +234,11 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return self._finish(context, event["result"])
 
     def _finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        from airflow_gpu_provider.scaling.wanted import counted
+
         self._say(
-            "Pool {pool} is released after {seconds} s: {nodes} nodes left, desired size {desired}.".format(**result)
+            f"Pool {result['pool']} is released after {result['seconds']} s: {counted(result['nodes'], 'node')} left, "
+            f"desired size {result['desired']}."
         )
         try:
             self._release_former_blocks(context)

@@ -1,9 +1,9 @@
-"""How long ago the task was deferred: a moment's patience after it, for the scheduler's sake; and a wait's return.
+"""Delays a trigger's event shortly after deferral, for the scheduler's sake; and detects a resumed wait.
 
 Airflow 3.3 fails a task that runs again before the scheduler has read the executor's "success" of the leg that
 deferred it ("executor reported that the task instance finished with state success, but the task instance's state
-attribute is running": scheduler_job_runner.py, apache/airflow#72716, #71580). An event that is only sent once the
-scheduler had a few heartbeats avoids that; a wait that takes longer anyway is not held up.
+attribute is running": scheduler_job_runner.py, apache/airflow#72716, #71580). Sending the event only after the
+scheduler had a few heartbeats avoids that; a wait that takes longer anyway is not delayed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 SETTLE_SECONDS = 6.0
-_TAKEN_UP_WITHIN = 30.0  # by a triggerer that is alive; a dead one's waits go to another after 30 s without a heartbeat
+_TAKEN_UP_WITHIN = 30.0  # by a live triggerer; a dead one's waits move to another after 30 s without a heartbeat
 
 
 async def settle(deferred_at: float) -> None:
@@ -25,5 +25,5 @@ async def settle(deferred_at: float) -> None:
 
 
 def has_returned(record: Mapping[str, Any]) -> bool:
-    """Return True if the wait of this record goes on after another one: of a dead triggerer's, or after a setback."""
+    """Return True if this record's wait continues an earlier one: a dead triggerer's, or one after a setback."""
     return bool(record.get("pause")) or time.time() - record["deferred_at"] > _TAKEN_UP_WITHIN

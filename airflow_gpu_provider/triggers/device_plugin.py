@@ -20,7 +20,7 @@ class GpusTrigger(RecordTrigger):
 
     Args:
         record: Its whole state, versioned: "pool" (the spec), "wait" (GpusWait's record), "namespace" (of the plugin's
-            pods), "deferred_at", and "result" (what the event's result has besides).
+            pods), "deferred_at", and "result" (further entries for the event's result).
     """
 
     record_version = RECORD_VERSION

@@ -1,31 +1,32 @@
-"""GpuPodTrigger: waits for a pod in the triggerer, by the shared watch, and explains the wait in the task's log."""
+"""GpuPodTrigger: waits for a pod in the triggerer, via the shared watch, and explains the wait in the task's log."""
 
 from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
-from airflow.triggers.base import BaseTrigger, TriggerEvent
+from airflow.triggers.base import TriggerEvent
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.informer import connected
 from airflow_gpu_provider.cluster.leases import LEASES
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.threads import in_thread
-from airflow_gpu_provider.cluster.usage import record_pods
-from airflow_gpu_provider.errors import GpuError, PodPreempted
+from airflow_gpu_provider.cluster.usage import record_computed, record_pods
+from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.end import end_of
-from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN, PodLogs
-from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, PodSampler, each
+from airflow_gpu_provider.pods.followed_log import PodLogs
+from airflow_gpu_provider.pods.following import Following, PodFollowing
+from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, sampled_time
 from airflow_gpu_provider.pods.wait import PodWait
-from airflow_gpu_provider.pods.watch import cluster_access, watch_pod
+from airflow_gpu_provider.pods.watch import cluster_access
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.records import handed_back, is_of_later_release
 from airflow_gpu_provider.scaling.open_pool import open_pool
@@ -34,29 +35,29 @@ from airflow_gpu_provider.scaling.setbacks import persistently
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.deferral_delay import has_returned, settle
-from airflow_gpu_provider.triggers.shielded import run_shielded
+from airflow_gpu_provider.triggers.record import Recorded
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 from airflow_gpu_provider.workloads.logs import GangLogs
 
 RECORD_VERSION = 2
-"""1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor, whatever happens."""
+"""1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor in any case."""
 LONGEST_RESULT = 2**14
-"""How many bytes a result may have to travel in the trigger's event, which Airflow logs and keeps in its database."""
+"""The most bytes of a result in the trigger's event, which Airflow logs and stores in its database."""
 _RESULT_WITHIN = 10.0
 
 
-class GpuPodTrigger(BaseTrigger):
+class GpuPodTrigger(Recorded):
     """Waits until a pod's base container has ended.
 
     Yields one event for GpuPodOperator.trigger_reentry: `status` ("success", "failed": its container has ended;
-    "timeout": it is given up; "error": it could not be watched), `name`, `namespace`, `uid`, `wait`, `message`,
+    "timeout": the wait is given up; "error": it could not be watched), `name`, `namespace`, `uid`, `wait`, `message`,
     `error` (a GpuError's record or None), `timeline`, `machine`, `logs` (PodLogs.safe_rest) and `result`, the text of
-    the result file: read at once, for the pod's node may be gone before a worker comes; None where it is longer than
-    LONGEST_RESULT, or could not be read. And `gpu_use`, a GpuUse's record. It never raises: what an exception in a
-    trigger becomes has lost its type.
+    the result file: read at once, because the pod's node may be gone before a worker starts; None if it is longer than
+    LONGEST_RESULT, or could not be read. And `gpu_use`, a GpuUse's record. It never raises: an exception in a trigger
+    would lose its type.
 
-    A cluster that cannot be reached, or opened, is tried again until the pod's deadline. A record of a later release is
-    handed back to a worker, which goes on with the same pod: see `records`.
+    A cluster that cannot be reached, or opened, is retried until the pod's deadline. A record of a later release is
+    handed back to a worker, which continues with the same pod: see `records`.
 
     The row in Airflow's database holds the pool's spec and the pod's name, and nothing secret.
 
@@ -69,17 +70,15 @@ class GpuPodTrigger(BaseTrigger):
             before it begins, after a setback) and "extra" (more entries for the event).
     """
 
+    following: ClassVar[Following] = PodFollowing()
+
     def __init__(self, record: dict[str, Any]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.record = record
+        super().__init__(record)
         self._connection = AsyncExitStack()
         self._api: AsyncApi | None = None
         self._logs: PodLogs | GangLogs | None = None
         self._gpus: GpuSampler | None = None
         self._own: set[str] = set()
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        return f"{type(self).__module__}.{type(self).__qualname__}", {"record": self.record}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the pod's end and yield it."""
@@ -96,6 +95,7 @@ class GpuPodTrigger(BaseTrigger):
         if self._gpus is not None:
             extra["gpu_use"] = self._gpus.use.to_record()
         about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
+        await self.undo_if_nobody_waits()
         yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
 
     def _wait(self) -> PodWait:
@@ -113,27 +113,25 @@ class GpuPodTrigger(BaseTrigger):
         except GpuError as error:
             return {"status": "error", "message": str(error), "error": error.to_record()}
         except Exception as error:
-            # The operator looks at the pod, and has it watched again where it still runs.
+            # The operator checks the pod, and has it watched again if it still runs.
             self.log.exception("The wait for %s failed", wait.name)
             return {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
 
     async def _watch(self, wait: PodWait, narrator: Narrator) -> Progress:
-        pool = deserialize_pool(self.record["pool"])
+        pool, following, log = deserialize_pool(self.record["pool"]), self.following, self.log.log
         if self._api is None:
-            # Held until `cleanup`, which comes after `on_kill`: that has little time, and finding a cluster takes some.
+            # Kept until `cleanup`, which follows `on_kill`: that has little time, and finding a cluster takes some.
             self._api = await self._connection.enter_async_context(self._connected())
         wanted = self.record.get("logs")
         if wanted is not None and self._logs is not None:
             wanted = {**wanted, "positions": self._logs.rest()["positions"]}
-        logs = self._logs = PodLogs(self._api, wait, wanted, self.log.log)
-        gpus = self._gpus = self._gpus or PodSampler(self._api, wait, say=self.log.info, warn=self.log.warning)
-        async with logs, gpus:
-            on_pod = each(logs.follow, gpus.follow)
-            watching = watch_pod(pool, wait, owner=self.record["owner"], narrator=narrator, on_pod=on_pod)
-            progress = await gpus.beside(watching)
+        logs = self._logs = following.logs(self._api, wait, wanted, log)
+        if self._gpus is None:
+            self._gpus = GpuSampler(self._api, wait, say=self.log.info, warn=self.log.warning)
+        how = {"owner": self.record["owner"], "narrator": narrator}
+        async with logs, self._gpus as gpus:
+            progress = await following.follow(self._api, pool, wait, logs, gpus, log, **how)
             await settle(self.record["deferred_at"])
-            if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
-                await logs.drain(LAST_WORDS_WITHIN)
         return progress
 
     async def _logs_so_far(self) -> dict[str, Any]:
@@ -157,43 +155,53 @@ class GpuPodTrigger(BaseTrigger):
             self.log.info("The pod's result is left to a worker: %s", error)
             return None
 
-    async def on_kill(self) -> None:
-        """Delete the pod of a task that a user ended, or dagrun_timeout; release nodes that nobody else will."""
-        await run_shielded(self._delete_pod())
+    async def undo(self) -> None:
+        """Delete what a user or dagrun_timeout ended, unless the task still waits; release nodes that nothing else
+        will.
 
-    async def _delete_pod(self) -> None:
-        """Delete the pod, unless the task still waits for it.
-
-        Airflow calls on_kill too when another triggerer takes over a healthy wait, so the task's state is asked first.
-        That one may have sent the event meanwhile: what has ended is then its worker's to collect, and to delete.
-        The uid makes sure that a new try's pod of the same name stays.
+        Airflow also calls on_kill when another triggerer takes over a healthy wait, so the task's state is checked
+        first. That triggerer may have sent the event meanwhile: its worker then collects and deletes what has ended.
+        The uid makes sure that a new try's pod with the same name is kept.
         """
         wait = self._wait()
+        what = f"{wait.what[:1].upper()}{wait.what[1:]}"
         if await is_still_deferred(self):
-            self.log.info("The task still waits for pod %s, elsewhere; it is left alone.", wait.name)
+            self.log.info("The task still waits for %s, elsewhere; it is left alone.", wait.what)
             return
         if not self.record["delete_on_kill"]:
-            self.log.info("Pod %s is kept, as on_kill_action says.", wait.name)
+            self.log.info("%s is kept, as on_kill_action says.", what)
             await self._release()
             return
-        path = f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
         try:
             async with self._connected() as api:
-                last = await api.get(path)
-                if last and end_of(PodState.parse(last, wait.base_container)) and await goes_on(self):
-                    self.log.info("Pod %s has ended; the task that goes on collects it.", wait.name)
+                pods = await self._pods(api, wait)
+                if self._has_ended(pods, wait) and await goes_on(self):
+                    self.log.info("%s has ended; the task that goes on collects it.", what)
                     return
-                is_deleted = await api.delete(path, uid=wait.uid, grace_period_seconds=self.record.get("grace_seconds"))
+                grace = self.record.get("grace_seconds")
+                is_deleted = await api.delete(self._path(wait), uid=wait.uid, grace_period_seconds=grace)
         except GpuError as error:
-            self.log.error("Pod %s could not be deleted, and runs until its deadline: %s", wait.name, error)
+            self.log.error("%s could not be deleted and keeps running until its deadline: %s", what, error)
             return
-        self.log.info("Pod %s %s.", wait.name, "is deleted" if is_deleted else "was gone already")
-        if is_deleted and last:
-            await in_thread(self._note_use, last)
+        self.log.info("%s %s.", what, "is deleted" if is_deleted else "was gone already")
+        self._own = {pod["metadata"]["uid"] for pod in pods}
+        for pod in pods:
+            await in_thread(self._note_use, pod)
         await self._release()
 
+    def _path(self, wait: Any) -> str:
+        return f"api/v1/namespaces/{wait.namespace}/pods/{wait.name}"
+
+    async def _pods(self, api: AsyncApi, wait: Any) -> list[dict[str, Any]]:
+        """Return the pods of the wait's object, as JSON."""
+        pod = await api.get(self._path(wait))
+        return [pod] if pod and pod["metadata"]["uid"] == wait.uid else []
+
+    def _has_ended(self, pods: Sequence[Json], wait: Any) -> bool:
+        return any(end_of(PodState.parse(pod, wait.base_container)) for pod in pods)
+
     async def _release(self) -> None:
-        """Release the pod's node where no ScaleDownSensor will: the run is over, or no demand covers the pod."""
+        """Release the pod's node if no ScaleDownSensor will: the run is over, or no demand covers the pod."""
         if "key" not in self.record:
             return
         key = DemandKey(**self.record["key"])
@@ -204,30 +212,35 @@ class GpuPodTrigger(BaseTrigger):
                 return
             await in_thread(self._release_unattended, key)
         except GpuError as error:
-            self.log.error("Nodes of pool %s that nobody wants may stay for now: %s", key.pool, error)
+            self.log.error(
+                "Unwanted nodes of pool %s could not be released and may keep running for now: %s", key.pool, error
+            )
 
     def _release_unattended(self, key: DemandKey) -> None:
         pool = deserialize_pool(self.record["pool"])
         holder = f"{self.record['holder']}+trigger"
         reconciler = open_pool(pool, owner=self.record["owner"], holder=holder, say=self.log.info)
-        own = self._own or {self._wait().uid}
-        release_without_sensor(reconciler, key, own=own, say=self.log.info)
+        release_without_sensor(reconciler, key, own=self._own or {self._wait().uid}, say=self.log.info)
 
     def _note_use(self, pod: dict[str, Any]) -> None:
-        """Write down when the pod ran, for its run's bill."""
+        """Record when the pod ran, and what its GPUs did, for its run's bill: no worker will do so."""
         name = pod["metadata"]["name"]
         try:
             api = cluster_access(deserialize_pool(self.record["pool"])).api_client()
-            record_pods(api, [Pod.parse(pod)], ServerClock(api).now())
+            now, ended = ServerClock(api).now(), [Pod.parse(pod)]
+            record_pods(api, ended, now)
+            use = self._gpus.use if self._gpus is not None else None
+            if use is not None and use.mean is not None:
+                record_computed(api, ended, use.mean / 100, now, sampled=sampled_time(use))
         except GpuError as error:
-            self.log.warning("When pod %s ran could not be written down for the run's bill: %s", name, error)
+            self.log.warning("The run time of pod %s could not be recorded for the run's bill: %s", name, error)
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
         pool = deserialize_pool(self.record["pool"])
         return connected(pool.cluster_identity, lambda: cluster_access(pool))
 
     async def cleanup(self) -> None:
-        """Let go of the cluster's connection."""
+        """Close the connection to the cluster."""
         await self._connection.aclose()
 
 

@@ -1,4 +1,4 @@
-"""The triggers that wait for a pool: NodesTrigger until its nodes are there, ReleaseTrigger until they are gone.
+"""The triggers that wait for a pool: NodesTrigger until its nodes are up, ReleaseTrigger until they are gone.
 
 Both reconcile the pool while they wait.
 """
@@ -15,7 +15,6 @@ from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pools import deserialize_pool
 from airflow_gpu_provider.triggers.deferral_delay import has_returned
 from airflow_gpu_provider.triggers.record import RecordTrigger
-from airflow_gpu_provider.triggers.shielded import run_shielded
 from airflow_gpu_provider.triggers.task_state import is_run_over, is_still_deferred, may_need_it
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ RECORD_VERSION = 4
 
 
 class _PoolTrigger(RecordTrigger):
-    """What both triggers share: the pool is reconciled until the wait says that it is over."""
+    """What both triggers share: the pool is reconciled until the wait is over."""
 
     record_version = RECORD_VERSION
     every: ClassVar[float]
@@ -57,11 +56,11 @@ class _PoolTrigger(RecordTrigger):
 
     @property
     def _first(self) -> Callable[[Reconciler], Outcome] | None:
-        """What to write before the wait steps. Default: nothing."""
+        """What to write before the wait's first step. Default: nothing."""
         return None
 
     async def _release(self) -> None:
-        """Give up the demand, and release what nobody wants then; an error is only logged."""
+        """Withdraw the demand, and release what is no longer wanted; an error is only logged."""
         from airflow_gpu_provider.cluster.demand import DemandKey
         from airflow_gpu_provider.scaling.open_pool import open_pool
         from airflow_gpu_provider.scaling.release_without_sensor import release_without_sensor
@@ -75,7 +74,10 @@ class _PoolTrigger(RecordTrigger):
             await in_thread(release_without_sensor, reconciler, key, say=self.log.info)
         except GpuError as error:
             self.log.error(
-                "Nodes of pool %s that nobody wants go at the next look, or after max_runtime: %s", key.pool, error
+                "Could not release the unwanted nodes of pool %s; the next reconcile will, at the latest after"
+                " max_runtime: %s",
+                key.pool,
+                error,
             )
 
     @abstractmethod
@@ -83,7 +85,7 @@ class _PoolTrigger(RecordTrigger):
 
 
 class NodesTrigger(_PoolTrigger):
-    """Waits until a run's share of a pool's nodes is there, growing the pool as capacity allows."""
+    """Waits until a run's share of a pool's nodes is up, growing the pool as capacity allows."""
 
     every = 15.0
 
@@ -92,14 +94,11 @@ class NodesTrigger(_PoolTrigger):
 
         return NodesWait.from_record(self.record["wait"])
 
-    async def on_kill(self) -> None:
-        """Give the run's demand up: its task was marked failed, or its run has ended, while it waited.
+    async def undo(self) -> None:
+        """Withdraw the run's demand: its task was marked failed, or its run has ended, while it waited.
 
-        A cleared task's next try wants nodes anew, and may have said so before this is called.
+        A cleared task's next try wants nodes again, and may have written its demand before this is called.
         """
-        await run_shielded(self._give_up())
-
-    async def _give_up(self) -> None:
         if not await may_need_it(self):
             await self._release()
 
@@ -107,8 +106,8 @@ class NodesTrigger(_PoolTrigger):
 class ReleaseTrigger(_PoolTrigger):
     """Waits until nothing is left that only this run wanted, releasing what becomes free.
 
-    What it waits for goes on by itself where its task is marked failed. Only a pod that is still ending then holds a
-    machine, which is seen to where the whole run has ended and nobody would come back for it.
+    If its task is marked failed, the release continues by itself. Only a terminating pod may then still hold a machine,
+    which is handled if the whole run has ended and nothing else would release it.
     """
 
     every = 5.0
@@ -117,11 +116,8 @@ class ReleaseTrigger(_PoolTrigger):
     def _first(self) -> Callable[[Reconciler], Outcome] | None:
         return self._wait.release if self.record.get("untried") else None
 
-    async def on_kill(self) -> None:
-        """Release what is still to be released, unless the task waits elsewhere or its run goes on."""
-        await run_shielded(self._go_on_releasing())
-
-    async def _go_on_releasing(self) -> None:
+    async def undo(self) -> None:
+        """Release what is still to be released, unless the task waits elsewhere or its run continues."""
         if not await is_still_deferred(self) and await is_run_over(self):
             await self._release()
 
@@ -136,9 +132,9 @@ class ReleaseTrigger(_PoolTrigger):
 
 
 class _Release:
-    """A ReleaseWait, of a run whose share may not have been given up yet: no call of the task had worked.
+    """A ReleaseWait of a run whose demand may not have been withdrawn yet: no call of the task had succeeded.
 
-    The task could not ask the cluster for the time then, and its wait goes by its machine's clock until `release`.
+    The task could not get the cluster's time, so its wait uses its machine's clock until `release`.
     """
 
     def __init__(self, wait: ReleaseWait) -> None:

@@ -1,13 +1,17 @@
-"""What Airflow says of the task that a trigger waits for, and of its DAG run.
+"""What Airflow says about the task that a trigger waits for, and about its DAG run.
 
-A trigger's on_kill also runs when another triggerer takes over a healthy wait (a triggerer that was stalled and
-comes back), so nothing is removed before the task was asked for.
+A trigger's on_kill also runs when another triggerer takes over a healthy wait (a triggerer that had stalled and
+recovers), so nothing is removed before the task's state is checked.
+
+It does not use asgiref's sync_to_async, which loses the message of a cancellation: Airflow calls on_kill only if it
+gets its own message back (TriggerRunner.run_trigger: `e.args[0] == _USER_ACTION_CANCEL_MSG`, airflow 3.3).
 """
 
 from __future__ import annotations
 
 from airflow.triggers.base import BaseTrigger
-from asgiref.sync import sync_to_async
+
+from airflow_gpu_provider.cluster.threads import in_thread
 
 
 async def is_still_deferred(trigger: BaseTrigger) -> bool:
@@ -18,7 +22,7 @@ async def is_still_deferred(trigger: BaseTrigger) -> bool:
 
 
 async def goes_on(trigger: BaseTrigger) -> bool:
-    """Return True if a worker has the trigger's task, or will: resumed by another triggerer's event, or cleared."""
+    """Return True if a worker runs the trigger's task, or will: resumed by another triggerer's event, or cleared."""
     return await _state(trigger) in _on_their_way()
 
 
@@ -43,8 +47,12 @@ async def _state(trigger: BaseTrigger) -> str | None:
     if ti is None:
         return None
     map_index = -1 if ti.map_index is None else ti.map_index
-    states = await sync_to_async(RuntimeTaskInstance.get_task_states)(
-        dag_id=ti.dag_id, task_ids=[ti.task_id], run_ids=[ti.run_id], map_index=map_index
+    states = await in_thread(
+        RuntimeTaskInstance.get_task_states,
+        dag_id=ti.dag_id,
+        task_ids=[ti.task_id],
+        run_ids=[ti.run_id],
+        map_index=map_index,
     )
     name = f"{ti.task_id}_{map_index}" if map_index >= 0 else ti.task_id
     state: str | None = states.get(ti.run_id, {}).get(name)
@@ -52,9 +60,9 @@ async def _state(trigger: BaseTrigger) -> str | None:
 
 
 async def is_run_over(trigger: BaseTrigger) -> bool:
-    """Return True if the trigger's DAG run has ended or was deleted: what has not run by now never will.
+    """Return True if the trigger's DAG run has ended or was deleted: tasks that have not run by now never will.
 
-    A run that a person marks failed goes on until its teardowns are done; one that dagrun_timeout ends does not.
+    A run that a user marks failed continues until its teardowns are done; one that dagrun_timeout ends does not.
     """
     from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
     from airflow.utils.state import State
@@ -62,7 +70,10 @@ async def is_run_over(trigger: BaseTrigger) -> bool:
     ti = trigger.task_instance
     if ti is None:
         return False
-    unfinished = await sync_to_async(RuntimeTaskInstance.get_dr_count)(
-        dag_id=ti.dag_id, run_ids=[ti.run_id], states=[str(state) for state in State.unfinished_dr_states]
+    unfinished = await in_thread(
+        RuntimeTaskInstance.get_dr_count,
+        dag_id=ti.dag_id,
+        run_ids=[ti.run_id],
+        states=[str(state) for state in State.unfinished_dr_states],
     )
     return unfinished == 0

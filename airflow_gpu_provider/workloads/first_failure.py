@@ -1,4 +1,4 @@
-"""Which rank of a gang failed first: its error is the gang's, for what the others died of is mostly that. Pure."""
+"""Which rank of a gang failed first: its error is the gang's, since the others mostly failed because of it. Pure."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _NEVER = datetime.max.replace(tzinfo=UTC)
 
 
 Rank = int | str
-"""What a pod is known by among those of one object: its place in a gang, or else what its kind calls it."""
+"""Identifies a pod among those of one object: its rank in a gang, otherwise its name within its kind."""
 
 _R = TypeVar("_R", int, str)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnd:
-    """How a rank ended badly: its error, and the pod as it was last seen."""
+    """How a rank failed: its error, and the pod as it was last seen."""
 
     error: GpuError
     pod: PodState | None = None
@@ -31,16 +31,16 @@ class RankEnd:
 def first_failure(ends: Mapping[_R, RankEnd]) -> _R:
     """Return the rank that failed first.
 
-    Times have whole seconds. Where two fall into one, a rank that was taken away counts before one that failed, and one
-    that was killed last: what a peer's loss does to a rank is mostly an exit code. A pod that was deleted, and nobody
-    says why, comes after one that failed: controllers delete the peers of a pod that has. Where all is equal, the
-    lowest rank.
+    Times are in whole seconds. Within the same second, a preempted rank counts before one that failed, and a killed one
+    counts last: a rank that loses its peer mostly ends with an exit code. A pod that was deleted for an unknown reason
+    comes after one that failed: controllers delete the peers of a failed pod. If everything is equal, the lowest rank
+    wins.
     """
     return min(ends, key=lambda rank: (ended_at(ends[rank]) or _NEVER, _weight(ends[rank]), rank))
 
 
 def ended_at(end: RankEnd) -> datetime | None:
-    """Return when the rank's end began; None where its pod does not say it."""
+    """Return when the rank began to end; None if its pod does not say."""
     pod = end.pod
     if pod is None:
         return None
@@ -64,8 +64,9 @@ def in_words(rank: Rank) -> str:
 
 
 def of_rank(error: GpuError, rank: Rank) -> GpuError:
-    """Return a rank's error as the gang's: it names the rank."""
+    """Return a rank's error as the gang's: it names the rank, unless the rank is identified by its pod's name."""
     if error.details.get("rank") == rank:
         return error
     who = in_words(rank)
-    return type(error)(f"{who[:1].upper()}{who[1:]}: {error.what}", error.fix, **{**error.details, "rank": rank})
+    what = error.what if error.details.get("pod") == rank else f"{who[:1].upper()}{who[1:]}: {error.what}"
+    return type(error)(what, error.fix, **{**error.details, "rank": rank})

@@ -1,4 +1,4 @@
-"""What a gang's task is told of it: one line for each change of the whole, not one for each rank and event. Pure."""
+"""What the task's log says about its gang: one line per change of the whole, not one per rank and event. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_messa
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.pods.end import end_of, why_disrupted
 from airflow_gpu_provider.pods.wait import PodSnapshot
-from airflow_gpu_provider.workloads.job_state import JobState
+from airflow_gpu_provider.workloads.workload_state import JobState
 
 _TOLD = 3
 _PLURAL = {"has": "have", "is": "are", "was": "were", "waits": "wait", "starts": "start", "pulls": "pull"}
@@ -17,7 +17,7 @@ _NOT_TOLD = ("", "ContainerCreating", "PodInitializing")
 
 
 def gang_lines(job: JobState | None, ranks: Mapping[int, PodSnapshot], nodes: int, queued: str) -> list[str]:
-    """Return how a gang stands: its place in the queue, or how many ranks run and what the others wait for."""
+    """Return a gang's state: its place in the queue, or how many ranks run and what the others wait for."""
     if job is None:
         return []
     if job.is_suspended:
@@ -32,7 +32,7 @@ def gang_lines(job: JobState | None, ranks: Mapping[int, PodSnapshot], nodes: in
         return []
     finished = f", {well} {'has' if well == 1 else 'have'} finished" if well else ""
     in_order = sorted(states.items(), key=lambda item: item[1])
-    others = [f"{ranks_in_words(each)} {_of(state, len(each))}" for state, each in in_order]
+    others = [f"{ranks_in_words(each)} {state_of(state, len(each))}" for state, each in in_order]
     if len(others) > _TOLD:
         others = [*others[:_TOLD], f"{len(others) - _TOLD} more groups of ranks wait"]
     return ["; ".join([f"{running} of {nodes} ranks run{finished}", *others])]
@@ -51,22 +51,23 @@ def ranks_in_words(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(words)}"
 
 
-def _of(state: str, ranks: int) -> str:
-    if ranks == 1:
+def state_of(state: str, pods: int) -> str:
+    """Return what `pod_in_words` says, for this many pods."""
+    if pods == 1:
         return state
     verb, _, rest = state.partition(" ")
     return f"{_PLURAL.get(verb, verb)} {rest.replace('its ', 'their ', 1)}"
 
 
 def pod_in_words(seen: PodSnapshot | None) -> str:
-    """Return how a pod stands, as what follows its name: "runs", "has finished", "waits for its node: ..."."""
+    """Return a pod's state, as the words after its name: "runs", "has finished", "waits for its node: ..."."""
     pod = seen.pod if seen else None
     if seen is None or pod is None:
         return "has no pod yet"
     if end := end_of(pod):
         return "has finished" if end.error is None else "has failed"
     if why := why_disrupted(pod):
-        return f"is being taken away: {why}"
+        return f"is being preempted: {why}"
     if seen.gone:
         return "was deleted"
     if pod.gone_by:

@@ -1,6 +1,6 @@
 """GangWait: whether a gang has been admitted, has started, ended or been lost, decided from plain data.
 
-Each rank is waited for as a single pod is, by PodWait; here it is decided what that means for all of them.
+PodWait waits for each rank as for a single pod; this module decides what that means for all of them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,26 @@ from typing import Any
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.end import RAISE_DEADLINE, end_of
-from airflow_gpu_provider.pods.gpu_use import GpuWatching
-from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
-from airflow_gpu_provider.records import Record
+from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.scaling.shortage import NoCapacity
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 from airflow_gpu_provider.workloads.first_failure import RankEnd, ended_at, first_failure, of_rank
 from airflow_gpu_provider.workloads.gang_lines import gang_lines
-from airflow_gpu_provider.workloads.gang_timeline import gang_timeline
-from airflow_gpu_provider.workloads.job_state import JobState
+from airflow_gpu_provider.workloads.object_wait import ObjectWait, gang_timeline
 from airflow_gpu_provider.workloads.refused_pods import Refusal
-from airflow_gpu_provider.workloads.silence import Silence
+from airflow_gpu_provider.workloads.workload_state import JobState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Silence:
+    """For a gang whose ranks are all followed: for how long none has printed anything, and each one's last line."""
+
+    lasts: timedelta
+    last_lines: Mapping[int, str]
+
 
 SETTLED_AFTER = timedelta(seconds=2)
-"""How long after a rank's end it is believed that none ended before it: kubelets report within a second or two."""
+"""How long after a rank's end it counts as the first to end: kubelets report within a second or two."""
 
 _CLOCKS_DIFFER = timedelta(seconds=30)  # at most; a gang that is suspended again had two minutes
 
@@ -36,20 +42,20 @@ _RETRY = "Retry the task: the next try waits for new capacity."
 
 @dataclass(frozen=True, kw_only=True)
 class GangSnapshot:
-    """A gang and its surroundings as they are now.
+    """A gang and its surroundings at present.
 
     Attributes:
-        job: What was last seen of its Job; None before anything was.
-        gone: The Job is not there any more.
-        ranks: Each rank's pod, as far as there is one.
-        queued: Why it is not admitted, in words; empty where nobody says it.
-        is_queued: As many nodes as it needs are there: it waits for others, or for its turn.
-        evicted: Why Kueue has taken its place away, once it had admitted it; empty where it has not.
-        queued_at: When that was last so while it was suspended.
-        no_capacity: Why the pool gets no machine now, where that is stock or a quota.
-        refused: Why the API server refuses some of its pods; None where it does not.
-        silence: For how long no rank has printed anything; None where that is not known.
-        notes: What else is true now, in words.
+        job: Its Job as last seen; None before it was seen.
+        gone: The Job no longer exists.
+        ranks: Each rank's pod, if there is one.
+        queued: Why it is not admitted, as text; empty if unknown.
+        is_queued: The pool has as many nodes as it needs: it waits for other pods to end, or for its turn.
+        evicted: Why Kueue has evicted it after admitting it; empty if it has not.
+        queued_at: When `is_queued` was last true while it was suspended.
+        no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
+        refused: Why the API server refuses some of its pods; None if it does not.
+        silence: For how long no rank has printed anything; None if unknown.
+        notes: Other remarks on the present state, as text.
     """
 
     job: JobState | None = None
@@ -70,36 +76,26 @@ class GangSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GangWait(Record):
+class GangWait(ObjectWait):
     """The wait for one gang.
 
     Attributes:
         name, uid: The Job's.
         nodes: How many ranks it has.
-        schedule_seconds: How long it may wait for nodes: suspended, without as many nodes as it needs; and then each of
-            its pods.
-        queue: The LocalQueue of Kueue that admits it; empty where this package does.
+        schedule_seconds: How long it may wait for nodes: while suspended, without as many nodes as it needs; then each
+            of its pods.
+        queue: The Kueue LocalQueue that admits it; empty if this package does.
         hang_seconds: After how long without a line from any rank the gang counts as hung; None for never.
-        start_seconds, deadline, base_container, started, is_covered, gpus: As PodWait has them.
+        base_container: As PodWait has it.
     """
 
-    namespace: str
-    name: str
-    uid: str
     nodes: int
     base_container: str
-    started: datetime
-    schedule_seconds: float
-    start_seconds: float
-    deadline: datetime
-    is_covered: bool = True
     hang_seconds: float | None = None
-    queue: str = ""
-    gpus: GpuWatching | None = None
 
     @property
     def what(self) -> str:
-        """What is waited for, in words."""
+        """What is waited for, as text."""
         return f"Job {self.name}"
 
     def step(self, snapshot: GangSnapshot, now: datetime) -> Progress:
@@ -111,7 +107,7 @@ class GangWait(Record):
         if look.are_all_well:
             return Progress(done=True, lines=lines, result=look.result())
         if snapshot.evicted:
-            what = f"Job {self.name} has lost its place in queue {self.queue}: {snapshot.evicted}."
+            what = f"Job {self.name} was evicted from queue {self.queue}: {snapshot.evicted}."
             return Progress(error=PodPreempted(what, _RETRY, job=self.name), lines=lines, result=look.result())
         if ends := look.ends:
             return self._failed(ends, look, lines)
@@ -122,35 +118,22 @@ class GangWait(Record):
             error: GpuError | None = self._job_error(job.failed)
         else:
             refused_too_long = snapshot.refused.error_at(now, self.schedule_seconds) if snapshot.refused else None
-            error = refused_too_long or self._late(snapshot, now) or self._hung(snapshot)
+            error = refused_too_long or self._late(snapshot, now, lines) or self._hung(snapshot, now)
         return Progress(error=error, lines=lines, result=look.result() if error else None)
 
     def next_deadline(self, snapshot: GangSnapshot, now: datetime) -> datetime:
-        """Return when `step` may say something else though nothing has changed."""
+        """Return when `step` may return something else although nothing has changed."""
         look, job = _Look(self, snapshot, now), snapshot.job
         times = [self.deadline]
         if job is not None and job.is_suspended:
             times.append(self._admission_deadline(job, snapshot))
-        times += [self.of_rank(seen).next_deadline(seen) for seen in look.undecided]
+        times += [self.of_pod(seen).next_deadline(seen) for seen in look.undecided]
         if snapshot.refused:
             times.append(snapshot.refused.ends_at(self.schedule_seconds))
-        if (left := self._until_hung(snapshot)) is not None:
-            times.append(now + left)
+        if (silent := self._silent_for(snapshot, now)) is not None:
+            times.append(now + timedelta(seconds=self.hang_seconds or 0) - silent)
         times += [at + SETTLED_AFTER for end in look.ends.values() if (at := ended_at(end))]
         return min(times)
-
-    def of_rank(self, seen: PodSnapshot) -> PodWait:
-        """Return the wait for one rank's pod."""
-        return PodWait(
-            namespace=self.namespace,
-            name=seen.pod.name if seen.pod else self.name,
-            uid=seen.pod.uid if seen.pod else "",
-            base_container=self.base_container,
-            started=self.started,
-            schedule_seconds=self.schedule_seconds,
-            start_seconds=self.start_seconds,
-            deadline=self.deadline,
-        )
 
     def _failed(self, ends: Mapping[int, RankEnd], look: _Look, lines: tuple[str, ...]) -> Progress:
         rank = first_failure(ends)
@@ -160,7 +143,7 @@ class GangWait(Record):
         return Progress(error=of_rank(ends[rank].error, rank), lines=lines, result=look.result(rank))
 
     def _job_error(self, failed: str) -> GpuError:
-        """Return the error of a Job that has failed, where no rank's pod tells why."""
+        """Return the error of a Job that has failed, if no rank's pod says why."""
         what = f"Job {self.name} has failed ({failed})."
         if failed.startswith("DeadlineExceeded"):
             return PodDeadline(what, RAISE_DEADLINE, job=self.name)
@@ -168,22 +151,24 @@ class GangWait(Record):
             what, "Its ranks' pods are gone; what was read of their logs is in this task's log.", job=self.name
         )
 
-    def _until_hung(self, snapshot: GangSnapshot) -> timedelta | None:
-        """Return how much longer the gang may be silent; None where nothing is judged."""
+    def _silent_for(self, snapshot: GangSnapshot, now: datetime) -> timedelta | None:
+        """Return for how long no rank has printed since the last one started; None if silence does not count."""
         silence = snapshot.silence
-        started = [pod for pod in snapshot.pods.values() if pod.started]
+        started = [pod.base.started_at for pod in snapshot.pods.values() if pod.base and pod.base.started_at]
         if self.hang_seconds is None or silence is None or len(started) < self.nodes:
             return None
-        return timedelta(seconds=self.hang_seconds) - silence.lasts
+        return min(silence.lasts, now - max(started))
 
-    def _hung(self, snapshot: GangSnapshot) -> GangHung | None:
-        left, silence = self._until_hung(snapshot), snapshot.silence
-        if left is None or silence is None or left > timedelta(0):
+    def _hung(self, snapshot: GangSnapshot, now: datetime) -> GangHung | None:
+        silent, silence = self._silent_for(snapshot, now), snapshot.silence
+        if silent is None or silence is None or silent < timedelta(seconds=self.hang_seconds or 0):
             return None
         lines = [f"rank {rank}: {line}" for rank, line in silence.last_lines.items()]
+        differs = "Look at the rank whose last line differs. The ranks' last lines:"
         return GangHung(
-            f"No rank of Job {self.name} has printed anything for {format_seconds(silence.lasts)}.",
-            "\n".join(["The ranks' last lines:", *lines]) if lines else "No rank has printed anything at all.",
+            f"No rank of Job {self.name} has printed anything for {format_seconds(silent)}.",
+            "Raise hang_timeout if it may be silent for so long. "
+            + ("\n".join([differs, *lines]) if lines else "No rank has printed anything at all."),
             job=self.name,
             last_lines={str(rank): line for rank, line in silence.last_lines.items()},
         )
@@ -192,11 +177,12 @@ class GangWait(Record):
         since = max(job.created_at, snapshot.queued_at or job.created_at)
         return since + timedelta(seconds=self.schedule_seconds)
 
-    def _late(self, snapshot: GangSnapshot, now: datetime) -> GpuError | None:
+    def _late(self, snapshot: GangSnapshot, now: datetime, lines: Sequence[str]) -> GpuError | None:
         job = snapshot.job
         if now >= self.deadline:
             waited = format_seconds(now - self.started)
-            what = f"Job {self.name} had not finished at its deadline, {waited} after it was created."
+            stood = f" ({'; '.join(lines)})" if lines else ""
+            what = f"Job {self.name} had not finished at its deadline, {waited} after it was created{stood}."
             return PodDeadline(what, RAISE_DEADLINE, job=self.name)
         if job is None or not job.is_suspended or snapshot.is_queued:
             return None
@@ -217,7 +203,7 @@ class GangWait(Record):
 
 @dataclass(frozen=True)
 class _Look:
-    """What one look at all ranks says."""
+    """The state of all ranks at one moment."""
 
     wait: GangWait
     snapshot: GangSnapshot
@@ -225,16 +211,16 @@ class _Look:
 
     @cached_property
     def progress(self) -> dict[int, Progress]:
-        """How each rank stands; of a Job that was suspended only those that ended by themselves before."""
+        """Each rank's state; for a suspended Job, only of ranks that had ended by themselves before."""
         return {
-            rank: self.wait.of_rank(seen).step(seen, self.now)
+            rank: self.wait.of_pod(seen).step(seen, self.now)
             for rank, seen in self.snapshot.ranks.items()
             if not self._is_withdrawn(seen)
         }
 
     @cached_property
     def completed(self) -> frozenset[int]:
-        """The ranks whose end only the Job tells: their pods went, unasked as far as was seen, before that could be."""
+        """Ranks whose success only the Job records: their pods were gone before it was seen, with no deletion seen."""
         job, ranks = self.snapshot.job, self.snapshot.ranks
         counted: frozenset[int] = job.completed if job is not None else frozenset()
         return frozenset(rank for rank in counted if rank not in ranks or _went_unseen(ranks[rank]))
@@ -246,20 +232,32 @@ class _Look:
 
     @cached_property
     def ends(self) -> dict[int, RankEnd]:
-        """The ranks that ended badly."""
+        """The ranks that failed."""
         ranks = self.snapshot.ranks
-        return {
+        seen = {
             rank: RankEnd(error=progress.error, pod=ranks[rank].pod)
             for rank, progress in self.progress.items()
             if progress.error is not None and rank not in self.completed
         }
+        what = f"Its pod of Job {self.wait.name} was deleted before it had finished."
+        deleted = RankEnd(error=PodPreempted(what, _RETRY, job=self.wait.name))
+        return {**dict.fromkeys(self._lost_unseen, deleted), **seen}
+
+    @property
+    def _lost_unseen(self) -> frozenset[int]:
+        """Ranks whose pods were deleted unwatched, e.g. between two triggerers: only the Job records it."""
+        job = self.snapshot.job
+        if job is None or job.is_suspended:
+            return frozenset()
+        return job.failed_ranks - self.snapshot.ranks.keys()
 
     def result(self, rank: int | None = None) -> dict[str, Any]:
-        """Return what the task is told of the end; `rank` is the one whose end it is."""
+        """Return how the gang ended, for the task; `rank` is the one whose end it is."""
         seen = self.snapshot.ranks.get(rank) if rank is not None else None
+        job = self.snapshot.job
         has_ended = seen is not None and not seen.gone and seen.pod is not None and end_of(seen.pod) is not None
         return {
-            "timeline": gang_timeline(self.snapshot.job, self._seen()),
+            "timeline": gang_timeline(job.created_at if job else None, self._seen()),
             "container_ended": has_ended if rank is not None else self.are_all_well,
             "machine": seen.machine if seen else "",
             "pods": {str(each): pod.name for each, pod in sorted(self.snapshot.pods.items())},
@@ -278,7 +276,7 @@ class _Look:
         ]
 
     def _is_withdrawn(self, seen: PodSnapshot) -> bool:
-        """Return True for a pod that the Job's suspension has taken away: another comes when it is admitted anew."""
+        """Return True for a pod removed because the Job was suspended: a new one comes when it is admitted again."""
         job, pod = self.snapshot.job, seen.pod
         if job is None or pod is None or (end_of(pod) is not None and pod.deletion_asked_at is None):
             return False
@@ -286,6 +284,6 @@ class _Look:
 
 
 def _went_unseen(seen: PodSnapshot) -> bool:
-    """Return True for a pod that is gone, and was last seen running with nobody having deleted it."""
+    """Return True for a pod that is gone, and was last seen running and not being deleted."""
     pod = seen.pod
     return seen.gone and pod is not None and end_of(pod) is None and pod.deletion_asked_at is None

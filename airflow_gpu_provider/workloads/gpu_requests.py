@@ -12,11 +12,15 @@ from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.pools.values import is_template
 from airflow_gpu_provider.workloads.kinds import TRAINER, Manifest, PodTemplate, templates_of
 
+_SCALES = ("RayJob",)
+"""Kinds that may start without a GPU pod: their autoscaler adds it."""
+
 
 def nodes_needed(manifest: Mapping[str, Any], pool: GpuPool) -> int | None:
-    """Return how many nodes the pods with GPUs fill; None where the manifest does not say, or is still to be rendered.
+    """Return how many nodes the GPU pods fill; None if the manifest does not say, or is not rendered yet.
 
-    Where nobody knows how many GPUs a node has, each pod counts as a node.
+    If it is unknown how many GPUs a node has, each pod counts as a node. The pods of a Job that is not Indexed take
+    turns if the pool has no room for all: no more than `max_nodes` are needed.
     """
     asked: list[int] = []
     for template in templates_of(copy.deepcopy(dict(manifest))):
@@ -24,14 +28,54 @@ def nodes_needed(manifest: Mapping[str, Any], pool: GpuPool) -> int | None:
         if gpus is None or (gpus and template.pods is None):
             return None
         asked += [gpus] * (template.pods or 0) if gpus else []
-    free: list[int] = []  # GPUs that the pods leave, of each node
+    free: list[int] = []  # GPUs left free on each node
     for gpus in sorted(asked, reverse=True):
         node = next((index for index, left in enumerate(free) if left >= gpus), None)
         if node is None:
             free.append((pool.gpus_per_node or gpus) - gpus)
         else:
             free[node] -= gpus
-    return len(free)
+    take_turns = manifest["kind"] == "Job" and (manifest.get("spec") or {}).get("completionMode") != "Indexed"
+    return min(len(free), pool.max_nodes) if take_turns else len(free)
+
+
+def gpus_asked(manifest: Mapping[str, Any]) -> list[int]:
+    """Return how many GPUs the pods of each template have, for templates that state a number.
+
+    Raises:
+        PoolSpecError: No pod requests GPUs, or no such pod is ever made, or two containers of one pod request them.
+    """
+    with_gpus = [each for each in templates_of(copy.deepcopy(dict(manifest))) if asks_for_gpus(each)]
+    known = [(each, gpus) for each in with_gpus if (gpus := gpus_of(each))]
+    for each, _ in known:
+        container_with_gpus(each)
+    if not with_gpus:
+        raise PoolSpecError(
+            f"No pod template of the {manifest['kind']} asks for {GPU_RESOURCE}.",
+            f"Give the containers that train {GPU_RESOURCE} in resources.limits.",
+        )
+    if manifest["kind"] not in _SCALES and all(each.pods == 0 for each in with_gpus):
+        raise PoolSpecError(
+            f"The {manifest['kind']} would never create a pod with GPUs: its templates with GPUs have 0 pods.",
+            "Give a number of pods above 0 (parallelism and completions, or replicas).",
+        )
+    return [gpus for _, gpus in known]
+
+
+def container_with_gpus(each: PodTemplate) -> Manifest:
+    """Return the container that has the pod's GPUs.
+
+    Raises:
+        PoolSpecError: Several have.
+    """
+    containers = containers_of(each)
+    training = [one for one in containers if limit_of(one) != 0] or containers
+    if len(training) > 1:
+        names = ", ".join(str(one.get("name")) for one in training)
+        raise PoolSpecError(
+            f"Containers {names} of one pod ask for {GPU_RESOURCE}.", "Give the GPUs to one container of each pod."
+        )
+    return training[0]
 
 
 def containers_of(each: PodTemplate) -> list[Manifest]:
@@ -47,7 +91,7 @@ def asks_for_gpus(each: PodTemplate) -> bool:
 
 
 def gpus_of(each: PodTemplate) -> int | None:
-    """Return the GPUs of one pod; None where its runtime says it, or an expression that is still to be rendered."""
+    """Return the GPUs of one pod; None if its runtime or an expression not rendered yet sets them."""
     limits = [limit_of(container) for container in containers_of(each)]
     if each.trainer is not None and not each.trainer.get("resourcesPerNode"):
         return None
@@ -55,14 +99,17 @@ def gpus_of(each: PodTemplate) -> int | None:
 
 
 def limit_of(container: Manifest) -> int | None:
-    """Return the GPUs that a container asks for; None where they are an expression that is still to be rendered."""
+    """Return the GPUs that a container requests; None if they are an expression that is not rendered yet."""
     asked = ((container.get("resources") or {}).get("limits") or {}).get(GPU_RESOURCE, 0)
     if is_template(asked):
         return None
     try:
-        return int(asked)
-    except (TypeError, ValueError) as error:
+        limit = int(asked)
+    except (TypeError, ValueError):
+        limit = -1
+    if limit < 0 or (isinstance(asked, float) and asked != limit):
         raise PoolSpecError(
             f"Container {container.get('name')} has limits of {GPU_RESOURCE}={asked!r}.",
-            "Kubernetes hands out whole GPUs: give a whole number.",
-        ) from error
+            "Kubernetes hands out whole GPUs: use a whole number.",
+        )
+    return limit

@@ -1,7 +1,7 @@
 """A pod as a gang: the Indexed Job that runs it on several nodes, and the headless Service that names its ranks. Pure.
 
-The Job is created suspended; who admits it flips `suspend`. Kubernetes restarts nothing of it: a rank that has failed
-stays as it ended, and the other ranks run until the task has read their logs and ends them.
+The Job is created suspended; whoever admits it sets `suspend` to false. Kubernetes restarts none of its pods: a failed
+rank stays as it ended, and the other ranks run until the task has read their logs and ends them.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL, RANK_ANNOTATION
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
+from airflow_gpu_provider.workloads.kinds import FINISHED_STAYS_SECONDS
 
 MASTER_PORT = 29500
-"""torchrun's default; pods have an IP of their own, so two gangs on one node do not meet."""
+"""torchrun's default; each pod has its own IP, so two gangs on one node do not collide."""
 
 NCCL_HEARTBEAT_SECONDS = 300
-"""After so long without progress NCCL ends a rank; 480 or 600, by release, where nobody says it."""
+"""NCCL ends a rank after this long without progress; its default is 480 or 600, depending on the release."""
 
 LONGEST_NAME = 54
-"""Of a Job, so that the pods' host names, "<job>-<rank>", are DNS labels; the Service's name is one already."""
+"""For a Job, so that the pods' host names, "<job>-<rank>", are DNS labels; the Service's name already is one."""
 
-_TTL_SECONDS = 24 * 3600
-_AFTER_PODS = 120  # seconds: pods end by their own deadline, and stay readable; the Job's end would delete them
+_AFTER_PODS = 120  # seconds: pods end by their own deadline, and stay readable; the Job's deadline would delete them
 _SIDECAR = f'[ "$JOB_COMPLETION_INDEX" = 0 ] || exit 0; trap "exit 0" TERM; {PodDefaults.XCOM_CMD}'
 
 
 def job_name(pod_name: str) -> str:
-    """Return the name of the Job for a pod of this name; its random suffix stays."""
+    """Return the Job's name for a pod with this name; its random suffix is kept."""
     name = pod_name if pod_name[0].isalpha() else f"g-{pod_name}"
     if len(name) <= LONGEST_NAME:
         return name
@@ -39,11 +39,11 @@ def job_name(pod_name: str) -> str:
 
 
 def indexed_job(pod: dict[str, Any], *, nodes: int, gpus: int, base_container: str) -> dict[str, Any]:
-    """Return the Job that runs a placed pod on so many nodes, suspended.
+    """Return the suspended Job that runs a placed pod on this many nodes.
 
     Args:
         pod: The pod's JSON, as GpuPodOperator would create it for one node.
-        nodes: How many ranks there are, each on a node of its own.
+        nodes: How many ranks there are, each on its own node.
         gpus: GPUs of each rank.
         base_container: The container that gets the peers' environment.
     """
@@ -74,10 +74,10 @@ def indexed_job(pod: dict[str, Any], *, nodes: int, gpus: int, base_container: s
             "completionMode": "Indexed",
             "completions": nodes,
             "parallelism": nodes,
-            # Of a Job without it, a first failure has the controller delete all other pods, logs included.
+            # Without it, the controller deletes all other pods, logs included, at the first failure.
             "backoffLimitPerIndex": 0,
             "podReplacementPolicy": "Failed",
-            "ttlSecondsAfterFinished": _TTL_SECONDS,
+            "ttlSecondsAfterFinished": FINISHED_STAYS_SECONDS,
             **({"activeDeadlineSeconds": deadline + _AFTER_PODS} if deadline else {}),
             "template": {"metadata": {"labels": of_pods, "annotations": annotations}, "spec": spec},
         },
@@ -85,7 +85,7 @@ def indexed_job(pod: dict[str, Any], *, nodes: int, gpus: int, base_container: s
 
 
 def headless_service(job: dict[str, Any]) -> dict[str, Any]:
-    """Return the Service that names a created Job's ranks, ready or not; it goes with the Job."""
+    """Return the Service that names a created Job's ranks, ready or not; it is deleted with the Job."""
     meta = job["metadata"]
     owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"]}
     return {
@@ -136,10 +136,10 @@ def _tell(container: dict[str, Any], variables: list[dict[str, Any]]) -> None:
 
 
 def _spread(spec: dict[str, Any], job: str) -> None:
-    """Have each rank on a node of its own, next to what the user's affinity asks for.
+    """Put each rank on its own node, in addition to the user's affinity.
 
-    All of them in one zone is what admission sees to. Where nodes come only when pods ask for them, it has no zone to
-    name, and the ranks prefer each other's: nodes may have no label of a zone, so that it cannot be required.
+    Admission puts all of them into one zone. If nodes come only when pods request them, it has no zone to name, and the
+    ranks prefer each other's zone: nodes may have no zone label, so it cannot be required.
     """
     term = {"labelSelector": {"matchLabels": {JOB_LABEL: job}}, "topologyKey": "kubernetes.io/hostname"}
     affinity = spec["affinity"] = spec.get("affinity") or {}

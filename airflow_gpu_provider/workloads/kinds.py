@@ -1,6 +1,6 @@
-"""The kinds of workload that this package runs by manifest: where each keeps what matters here. Pure.
+"""The kinds of workload that this package runs from a manifest, and where each keeps its fields. Pure.
 
-A table with a row for each kind; what a row says is from the kind's own API types, which it names.
+A table with a row per kind; each row is taken from the kind's own API types, which it names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ TRAINER = "node"
 """The replicated job, and its container, that trains, in all runtimes that come with Kubeflow Trainer."""
 
 OWN_PATCH = "gpu-provider.airflow.apache.org/placement"
-"""Who a TrainJob's patch is by: each of its managers has one."""
+"""The manager of a TrainJob's patch: each of its managers has one."""
 
 _COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -28,10 +28,11 @@ class PodTemplate:
     """One of a workload's pod templates.
 
     Attributes:
-        role: The name that the kind gives to its pods, like "worker"; empty where all pods are alike.
+        role: The kind's name for its pods, like "worker"; empty if all pods are alike.
         template: A PodTemplateSpec, in the manifest itself.
-        pods: How many pods it makes at a time; None where that is known only to the cluster.
-        trainer: A TrainJob's, which has what its template cannot say of its container; None where the template has it.
+        pods: How many pods it makes at a time; None if only the cluster knows.
+        trainer: A TrainJob's `trainer`, which has what its template cannot say about its container; None if the
+            template has it.
     """
 
     role: str
@@ -40,9 +41,13 @@ class PodTemplate:
     trainer: Manifest | None = None
 
 
+FINISHED_STAYS_SECONDS = 24 * 3600
+"""How long a finished object that is never collected is kept for inspection."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class WorkloadEnd:
-    """How a workload has ended, by its own account."""
+    """How a workload has ended, by its own status."""
 
     succeeded: bool
     reason: str = ""
@@ -51,16 +56,17 @@ class WorkloadEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadKind:
-    """A kind of object that makes pods.
+    """A kind of object that creates pods.
 
     Attributes:
-        templates: Yields its pod templates; raises KeyError or TypeError where the manifest has none.
+        templates: Yields its pod templates; raises KeyError or TypeError if the manifest has none.
         policy: The path to the fields `suspend` and `activeDeadlineSeconds` of the whole.
         limits: Yields the dicts whose `activeDeadlineSeconds` end the run.
-        end: Returns how it has ended; None while it has not.
+        ttl: The path to `ttlSecondsAfterFinished`; empty if it has none, or one that needs another field too.
+        end: Returns how it has ended; None until then.
         role_label: The pods' label with their role; empty for none.
-        index_labels: The pods' labels with their place in it, the outermost first.
-        source: Where all this is from.
+        index_labels: The pods' labels with their index in the role, the outermost first.
+        source: Where this row is from.
     """
 
     kind: str
@@ -69,6 +75,7 @@ class WorkloadKind:
     templates: Callable[[Manifest], Iterator[PodTemplate]]
     policy: tuple[str, ...] = ("spec",)
     limits: Callable[[Manifest], Iterator[Manifest]]
+    ttl: tuple[str, ...] = ()
     end: Callable[[Json], WorkloadEnd | None]
     role_label: str = ""
     index_labels: tuple[str, ...] = ()
@@ -76,11 +83,11 @@ class WorkloadKind:
 
     @property
     def path(self) -> str:
-        """The collection's path below a namespace's, as "apis/batch/v1/namespaces/{namespace}/jobs"."""
+        """The collection's path within a namespace, as "apis/batch/v1/namespaces/{namespace}/jobs"."""
         return f"apis/{self.api_version}/namespaces/{{namespace}}/{self.plural}"
 
     def pod_title(self, pod: Json) -> str:
-        """Return what one of its pods is called in a log: "worker 1", say; the pod's own name where it has no index."""
+        """Return a pod's name in the log, like "worker 1"; the pod's own name if it has no index."""
         labels = pod["metadata"].get("labels") or {}
         role = labels.get(self.role_label, "") if self.role_label else ""
         indexes = [labels[label] for label in self.index_labels if label in labels]
@@ -89,7 +96,7 @@ class WorkloadKind:
         return f"{role} {'-'.join(indexes)}" if role else f"pod {'-'.join(indexes)}"
 
     def is_suspended(self, workload: Json) -> bool:
-        """Return True if it makes no pods until somebody lets it."""
+        """Return True if it is suspended and creates no pods."""
         policy: Any = workload
         for key in self.policy:
             policy = policy.get(key) or {}
@@ -103,24 +110,32 @@ class WorkloadKind:
         return patch
 
     def limit_time(self, manifest: Manifest, seconds: int) -> None:
-        """Have the kind's own controller end it after so many seconds; a shorter time of the manifest's stays."""
+        """Have the kind's own controller end it after so many seconds; a shorter time in the manifest is kept."""
         for each in self.limits(manifest):
             given = each.get("activeDeadlineSeconds")
             each["activeDeadlineSeconds"] = seconds if given is None else min(int(given), seconds)
 
+    def limit_stay(self, manifest: Manifest) -> None:
+        """Have the kind's own controller delete it some time after it has finished, unless the manifest says when."""
+        if self.ttl:
+            policy = manifest
+            for key in self.ttl:
+                policy = policy.setdefault(key, {})
+            policy.setdefault("ttlSecondsAfterFinished", FINISHED_STAYS_SECONDS)
+
 
 def kind_of(manifest: Json) -> WorkloadKind:
-    """Return the row of a manifest's kind.
+    """Return the row for a manifest's kind.
 
     Raises:
-        PoolSpecError: It is none of the table's, or of another version.
+        PoolSpecError: It is not in the table, or has another version.
     """
     name, version = manifest.get("kind"), manifest.get("apiVersion")
     kind = KINDS.get(str(name))
     if kind is None or kind.api_version != version:
         known = ", ".join(f"{each.kind} ({each.api_version})" for each in KINDS.values())
         raise PoolSpecError(
-            f"The manifest is a {name or 'thing without a kind'} of {version or 'no apiVersion'}.",
+            f"The manifest has the kind {name!r} and the apiVersion {version!r}.",
             f"Known are {known}.",
         )
     return kind
@@ -136,7 +151,7 @@ def templates_of(manifest: Manifest) -> tuple[PodTemplate, ...]:
     """Return a manifest's pod templates.
 
     Raises:
-        PoolSpecError: It is of no known kind, or has none.
+        PoolSpecError: Its kind is unknown, or it has none.
     """
     kind = kind_of(manifest)
     try:
@@ -167,9 +182,9 @@ def _of_job_set(manifest: Manifest) -> Iterator[PodTemplate]:
 
 
 def _of_train_job(manifest: Manifest) -> Iterator[PodTemplate]:
-    """Yield the template of our own patch: a TrainJob's pods are its runtime's, which is in the cluster."""
+    """Yield the template of our own patch: a TrainJob's pods come from its runtime, which is in the cluster."""
     spec = manifest["spec"]
-    spec["runtimeRef"]["name"]  # the one field that it cannot do without
+    spec["runtimeRef"]["name"]  # its only required field
     trainer: Manifest = spec.setdefault("trainer", {})
     pods = trainer.get("numNodes")
     template = _own_patch(spec)
@@ -253,7 +268,7 @@ def _by_conditions(*, good: str, bad: str) -> Callable[[Json], WorkloadEnd | Non
 
 
 def _by_ray_status(workload: Json) -> WorkloadEnd | None:
-    """Return the end of the RayJob, which may begin anew after a failure of Ray's own job (backoffLimit)."""
+    """Return the end of the RayJob, which may start again after a failure of Ray's own job (backoffLimit)."""
     status = workload.get("status") or {}
     deployment, job = status.get("jobDeploymentStatus", ""), status.get("jobStatus", "")
     if deployment not in ("Complete", "Failed", "ValidationFailed"):
@@ -269,6 +284,7 @@ _ROWS = (
         plural="jobs",
         templates=_of_job,
         limits=_in_spec,
+        ttl=("spec",),
         end=_by_conditions(good="Complete", bad="Failed"),
         index_labels=(_COMPLETION_INDEX,),
         source="kubernetes.io/docs/reference/kubernetes-api/workload-resources/job-v1",
@@ -279,6 +295,7 @@ _ROWS = (
         plural="jobsets",
         templates=_of_job_set,
         limits=_in_each_job,
+        ttl=("spec",),
         end=_by_conditions(good="Completed", bad="Failed"),
         role_label="jobset.sigs.k8s.io/replicatedjob-name",
         index_labels=("jobset.sigs.k8s.io/job-index", _COMPLETION_INDEX),
@@ -312,6 +329,7 @@ _ROWS = (
         templates=_of_pytorch_job,
         policy=("spec", "runPolicy"),
         limits=_in_run_policy,
+        ttl=("spec", "runPolicy"),
         end=_by_conditions(good="Succeeded", bad="Failed"),
         role_label="training.kubeflow.org/replica-type",
         index_labels=("training.kubeflow.org/replica-index",),

@@ -1,6 +1,6 @@
 """GangLogs: the logs of all ranks of a gang, streamed into the log of the task that waits for it.
 
-How far they are written is kept in one annotation of the Job, by the names of its pods: one write for all ranks.
+One annotation of the Job keeps how far they are written, by pod name: one write for all ranks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.followed_log import PodLogs, PositionSaver, WriteLine
 from airflow_gpu_provider.workloads.first_failure import Rank, in_words
-from airflow_gpu_provider.workloads.silence import Silence
+from airflow_gpu_provider.workloads.gang_wait import Silence
+from airflow_gpu_provider.workloads.workload_state import main_container
 
 _LONGEST_LINE = 500
 
@@ -41,11 +42,11 @@ class _Pod:
 class GangLogs:
     """The streams of a gang's pods. Use it as PodLogs is used.
 
-    Where a gang can hang, ranks whose lines are not wanted are followed too: what they print is a sign of life.
+    If hangs are to be detected, ranks whose lines are not wanted are followed too: their output is a sign of life.
 
     Args:
         wanted: As PodLogs has it, "positions" by the names of the pods; and "ranks", whose lines are wanted; None: all.
-        write_line: Returns what writes the lines of a rank. Default: `log`.
+        write_line: Returns the function that writes a rank's lines. Default: `log`.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class GangLogs:
             await logs.__aexit__(*error)
 
     def follow(self, rank: Any, pod: PodState, raw: Json) -> None:
-        """Take a rank's pod as it is now."""
+        """Take the present state of a rank's pod."""
         is_wanted = self._ranks is None or rank in self._ranks
         if not is_wanted and self._wait.hang_seconds is None:
             return
@@ -95,28 +96,33 @@ class GangLogs:
         self._pods[pod.name].follow(pod, raw)
 
     async def drain(self, seconds: float) -> None:
-        """Wait until the streams have ended by themselves, for so long at most."""
+        """Wait until the streams have ended by themselves, at most this long."""
         until = time.monotonic() + seconds
         await asyncio.gather(*(logs.drain(max(0.0, until - time.monotonic())) for logs in self._pods.values()))
 
     @property
     def is_whole(self) -> bool:
-        """Whether all that has started is followed; what is not is to be read before its pod is ended."""
+        """Whether every started container is followed; others have to be read before their pod is ended."""
         return bool(self._wanted.get("containers")) and all(logs.is_followed for logs in self._pods.values())
 
+    @property
+    def has_pods(self) -> bool:
+        """Whether any rank's pod exists."""
+        return bool(self._pods)
+
     def silence(self) -> Silence | None:
-        """Return for how long no rank has printed anything; None where not all ranks are followed."""
+        """Return for how long no rank has printed anything; None if not all ranks are followed."""
         if not self.is_whole:
             return None
         lasts = timedelta(seconds=time.monotonic() - self._heard_at)
         return Silence(lasts=lasts, last_lines=dict(sorted(self._last_lines.items())))
 
     def rest(self) -> dict[str, Any]:
-        """Return what the operator needs to go on, as PodLogs.rest does; "positions" by the names of the pods."""
+        """Return what the operator needs to continue, as PodLogs.rest does; "positions" by the names of the pods."""
         return {"positions": self._positions(), "may_repeat": self._may_repeat and not self._pods}
 
     async def safe_rest(self) -> dict[str, Any]:
-        """Return `rest` as far as the lines are sure to be in the task's log."""
+        """Return `rest` as far as the lines are certain to be in the task's log."""
         rests = {name: await logs.safe_rest() for name, logs in self._pods.items()}
         positions = self._kept | {name: rest["positions"] for name, rest in rests.items()}
         may_repeat = any(rest["may_repeat"] for rest in rests.values())
@@ -127,7 +133,7 @@ class GangLogs:
         return f"{jobs_path(wait.namespace).lstrip('/')}/{wait.name}"
 
     def _containers(self, raw: Json) -> tuple[str, Any]:
-        """Return of a pod the container whose end is the pod's, and those whose lines are wanted."""
+        """Return a pod's main container, whose end counts as the pod's, and those whose lines are wanted."""
         return self._wait.base_container, self._wanted.get("containers")
 
     def _begun(self, rank: Any, pod: PodState, raw: Json) -> PodLogs:
@@ -159,7 +165,7 @@ class GangLogs:
         return self._kept | {name: logs.rest()["positions"] for name, logs in self._pods.items()}
 
     async def _take_positions(self) -> None:
-        """Go on where an earlier triggerer was when it last wrote down its positions."""
+        """Continue from the positions that an earlier triggerer last recorded."""
         try:
             job = await self._api.get(self._path)
             annotation = ((job or {}).get("metadata", {}).get("annotations") or {}).get(POSITIONS)
@@ -172,6 +178,21 @@ class GangLogs:
 
 
 def _newer(known: Mapping[str, list[int]], kept: Mapping[str, list[int]]) -> dict[str, list[int]]:
-    """Return of each container the position whose newest line is later: the last of its numbers."""
+    """Return for each container the position whose newest line, its last number, is later."""
     newer = {name: position for name, position in kept.items() if name not in known or position[-1] > known[name][-1]}
     return {**known, **newer}
+
+
+EACH = ["*"]
+"""In place of the names of the containers whose lines are wanted: all of the pod's."""
+
+
+class WorkloadLogs(GangLogs):
+    """The streams of a workload's pods, each of which may have its own containers."""
+
+    def _path_of(self, wait: Any) -> str:
+        return str(wait.path)
+
+    def _containers(self, raw: Json) -> tuple[str, Any]:
+        wanted = self._wanted.get("containers")
+        return main_container(raw), [each["name"] for each in raw["spec"]["containers"]] if wanted == EACH else wanted

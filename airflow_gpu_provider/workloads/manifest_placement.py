@@ -1,7 +1,7 @@
-"""Placing a workload's manifest on a pool: each pod template that asks for GPUs, as a single pod is. Pure.
+"""Places a workload's manifest on a pool: each pod template that requests GPUs, like a single pod. Pure.
 
-What the placement does not touch stays as it is written: the client's models know only the fields of one Kubernetes.
-A template without GPUs, a RayJob's head say, gets the run's labels, and runs where its author wants it.
+What the placement does not touch is left as written: the client's models know only the fields of one Kubernetes
+release. A template without GPUs, such as a RayJob's head, gets the run's labels, and runs where its author wants it.
 """
 
 from __future__ import annotations
@@ -15,13 +15,17 @@ from airflow.providers.cncf.kubernetes.pod_generator import PodGenerator
 from kubernetes.client import ApiClient
 from kubernetes.client import models as k8s
 
-from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.pods import WORKLOAD_LABEL, WORKLOAD_PATH
-from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.pods.ownership import TASK_LABEL
 from airflow_gpu_provider.pods.placement import Placement, place
 from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.workloads.gpu_requests import asks_for_gpus, containers_of, limit_of
+from airflow_gpu_provider.workloads.gpu_requests import (
+    asks_for_gpus,
+    container_with_gpus,
+    containers_of,
+    gpus_asked,
+    limit_of,
+)
 from airflow_gpu_provider.workloads.kinds import Manifest, PodTemplate, kind_of, path_of, templates_of
 
 _API = ApiClient()
@@ -31,20 +35,16 @@ def place_workload(manifest: Mapping[str, Any], placement: Placement) -> Manifes
     """Return a copy of the manifest whose pods run on the pool.
 
     Args:
-        manifest: Of one of the known kinds, rendered.
-        placement: For the pods; how many GPUs, and for which container, the manifest says.
+        manifest: Of a known kind, rendered.
+        placement: For the pods; the manifest says how many GPUs, and for which container.
 
     Raises:
-        PoolSpecError: No pod asks for GPUs, or the manifest contradicts the placement.
+        PoolSpecError: As for `gpus_asked`, or the manifest contradicts the placement.
         PodUnschedulable: No machine of the pool is as large as one of the pods.
     """
     placed: Manifest = copy.deepcopy(dict(manifest))
     templates = templates_of(placed)
-    if not any(asks_for_gpus(each) for each in templates):
-        raise PoolSpecError(
-            f"No pod template of the {placed['kind']} asks for {GPU_RESOURCE}.",
-            f"Give the containers that train {GPU_RESOURCE} in resources.limits.",
-        )
+    gpus_asked(placed)
     own = {POOL_LABEL: placement.pool.name, **placement.labels}
     _add_metadata(placed, labels=own, annotations=placement.annotations)
     for each in templates:
@@ -57,17 +57,18 @@ def place_workload(manifest: Mapping[str, Any], placement: Placement) -> Manifes
             _place_template(each, placement)
     if placement.active_deadline_seconds is not None:
         kind_of(placed).limit_time(placed, placement.active_deadline_seconds)
+    kind_of(placed).limit_stay(placed)
     return placed
 
 
 def training_pods(manifest: Mapping[str, Any]) -> Iterator[tuple[k8s.V1Pod, str, int | None]]:
-    """Yield the pods with GPUs, as far as the manifest says what they are, the container with the GPUs, and how many.
+    """Yield the GPU pods that the manifest describes, the container with the GPUs, and their number.
 
-    Of a TrainJob, whose pods are its runtime's, none.
+    None for a TrainJob, whose pods come from its runtime.
     """
     for each in templates_of(copy.deepcopy(dict(manifest))):
         if each.trainer is None and asks_for_gpus(each):
-            pod, base = _pod(each, containers_of(each)), _training(each)
+            pod, base = _pod(each, containers_of(each)), container_with_gpus(each)
             pod.metadata.namespace = manifest["metadata"]["namespace"]
             yield pod, base["name"], limit_of(base)
 
@@ -76,7 +77,7 @@ def training_pods(manifest: Mapping[str, Any]) -> Iterator[tuple[k8s.V1Pod, str,
 
 
 def _place_template(each: PodTemplate, placement: Placement) -> None:
-    base = _training(each)
+    base = container_with_gpus(each)
     pod = _pod(each, containers_of(each))
     can_end = each.trainer is None  # a TrainJob's patch has no deadline for its pods
     placed = place(
@@ -89,18 +90,6 @@ def _place_template(each: PodTemplate, placement: Placement) -> None:
         ),
     )
     _take_over(each, base, _API.sanitize_for_serialization(pod), _API.sanitize_for_serialization(placed))
-
-
-def _training(each: PodTemplate) -> Manifest:
-    """Return the container that has the GPUs."""
-    containers = containers_of(each)
-    training = [one for one in containers if limit_of(one) != 0] or containers
-    if len(training) > 1:
-        names = ", ".join(one["name"] for one in training)
-        raise PoolSpecError(
-            f"Containers {names} of one pod ask for {GPU_RESOURCE}.", "Give the GPUs to one container of each pod."
-        )
-    return training[0]
 
 
 def _take_over(each: PodTemplate, base: Manifest, before: Manifest, placed: Manifest) -> None:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kubernetes.client import ApiClient
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
+from airflow_gpu_provider.cluster.gangs import GANG_LABEL, JOB_LABEL
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION
-from airflow_gpu_provider.cluster.pods import UNCOLLECTED
-from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, label_selector, list_items
-from airflow_gpu_provider.errors import GpuError, ObjectRejected, PodFailed
+from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, delete, label_selector, list_items
+from airflow_gpu_provider.errors import ObjectRejected, PodFailed
 from airflow_gpu_provider.pods.ownership import TASK_LABEL, Ownership
-from airflow_gpu_provider.workloads.create_once import create_once
-from airflow_gpu_provider.workloads.kinds import WorkloadKind
+from airflow_gpu_provider.workloads.indexed_job import headless_service
+from airflow_gpu_provider.workloads.kinds import KINDS, WorkloadKind
 
 Workload = dict[str, Any]
-
-_log = logging.getLogger(__name__)
 
 
 class WorkloadObjects:
     """Reads and writes a task's objects of one kind, and reads their pods."""
+
+    _free_the_name = "Give metadata.name a part that differs from run to run, like {{ ts_nodash | lower }}."
 
     def __init__(self, api: ApiClient, kind: WorkloadKind) -> None:
         self._api = api
@@ -34,7 +34,7 @@ class WorkloadObjects:
         return self._list(namespace, owner.selector)
 
     def newest_of_try(self, namespace: str, owner: Ownership) -> Workload | None:
-        """Return what this try's latest attempt has made, if it is there; what is being deleted already is left out."""
+        """Return what this try's latest attempt has created, if it exists; an object being deleted is left out."""
         return newest_of_try(self.of_task(namespace, owner), owner)
 
     def read(self, name: str, namespace: str, *, uid: str | None) -> Workload | None:
@@ -46,13 +46,13 @@ class WorkloadObjects:
         return found if uid in (None, found["metadata"]["uid"]) else None
 
     def pods_of(self, workload: Workload) -> list[Workload]:
-        """Return its pods, as JSON: those that say that they are of the same attempt."""
+        """Return its pods, as JSON: those labelled with the same attempt."""
         metadata = workload["metadata"]
         selector = label_selector({TASK_LABEL: (metadata.get("labels") or {}).get(TASK_LABEL, "")})
         return [pod for pod in self._pods(metadata["namespace"], selector) if _attempt(pod) == _attempt(workload)]
 
     def pods_of_attempt(self, namespace: str, owner: Ownership) -> list[Workload]:
-        """Return the attempt's pods, as JSON, whether their object is still there or not."""
+        """Return the attempt's pods, as JSON, whether or not their object still exists."""
         return [pod for pod in self._pods(namespace, owner.selector) if is_of_attempt(pod, owner)]
 
     def _pods(self, namespace: str, selector: str) -> list[Workload]:
@@ -64,56 +64,43 @@ class WorkloadObjects:
 
         Raises:
             PodFailed: Another one has the name.
-            GpuError: It is refused: the cluster does not know its kind, say.
+            GpuError: It is refused, for example because the cluster does not know its kind.
         """
-        metadata = workload["metadata"]
-        name, namespace = metadata["name"], metadata["namespace"]
         try:
-            made = create_once(
-                lambda: call(self._api, "create", self._path(namespace), resource=self.kind.plural, body=workload),
-                lambda: self.read(name, namespace, uid=None),
-                is_own=lambda there: is_of_attempt(there, owner),
-            )
+            return self._create(workload, owner)
         except ObjectNotFound as error:
             raise ObjectRejected(
-                f"The cluster has no namespace {namespace}.", "Create it, or name another in the manifest."
+                f"The cluster has no namespace {workload['metadata']['namespace']}.",
+                "Create it, or name another in the manifest.",
             ) from error
+
+    def _create(self, workload: Workload, owner: Ownership) -> Workload:
+        name, namespace = workload["metadata"]["name"], workload["metadata"]["namespace"]
+        made = create_once(
+            lambda: call(self._api, "create", self._path(namespace), resource=self.kind.plural, body=workload),
+            lambda: self.read(name, namespace, uid=None),
+            is_own=lambda there: is_of_attempt(there, owner),
+        )
         if made is None:
             raise PodFailed(
-                f"A {self.kind.kind} named {name} exists in {namespace}, and is not this task's, or does not go.",
-                "Give metadata.name a part that differs from run to run, like {{ ts_nodash | lower }}.",
+                f"A {self.kind.kind} named {name} already exists in {namespace}: it belongs to another task, or is"
+                " still being deleted.",
+                self._free_the_name,
             )
         return made
 
     def delete(self, workload: Workload) -> bool:
-        """Delete the object that was read, and with it all that it owns; False if it is gone."""
+        """Delete the object that was read, with everything it owns; False if it is gone."""
         metadata = workload["metadata"]
-        body: Workload = {"propagationPolicy": "Background"}
-        if metadata.get("uid"):
-            body["preconditions"] = {"uid": metadata["uid"]}
-        path = f"{self._path(metadata['namespace'])}/{metadata['name']}"
-        try:
-            call(self._api, "delete", path, resource=self.kind.plural, body=body)
-        except (ObjectNotFound, ObjectChanged):
-            return False
-        return True
+        path, uid = f"{self._path(metadata['namespace'])}/{metadata['name']}", metadata.get("uid") or ""
+        return delete(self._api, path, resource=self.kind.plural, uid=uid, with_dependents=True)
 
     def end_pods(self, workload: Workload) -> None:
-        """Have the pods that still run deleted, by suspending it; the object stays, and can be read."""
+        """Have its running pods deleted by suspending it; the object stays, and can be read."""
         self._patch(workload, self.kind.suspension())
 
-    def mark_collected(self, pod: Workload) -> None:
-        """Let the node of a kept pod go: its log and result are read."""
-        meta = pod["metadata"]
-        path = f"/api/v1/namespaces/{meta['namespace']}/pods/{meta['name']}"
-        body = {"metadata": {"annotations": {UNCOLLECTED: None}}}
-        try:
-            call(self._api, "patch", path, resource="pods", body=body, content_type=MERGE_PATCH)
-        except GpuError as error:
-            _log.warning("Pod %s holds its node for ten minutes more: %s", meta["name"], error)
-
     def reattach(self, workload: Workload) -> None:
-        """Make whole what an interrupted creation has left."""
+        """Complete what an interrupted creation has left behind."""
 
     def _list(self, namespace: str, selector: str) -> list[Workload]:
         try:
@@ -143,7 +130,7 @@ def newest_of_try(workloads: Iterable[Workload], owner: Ownership) -> Workload |
 
 
 def attempt_of(workload: Workload) -> int:
-    """Return which of its try's attempts it is."""
+    """Return its attempt number within the try."""
     return int(_annotation(workload, ATTEMPT_ANNOTATION) or 1)
 
 
@@ -158,3 +145,71 @@ def _attempt(workload: Workload) -> tuple[str | None, int]:
 def _annotation(workload: Workload, name: str) -> str | None:
     value: str | None = (workload["metadata"].get("annotations") or {}).get(name)
     return value
+
+
+NAME_FREED_IN = 120.0
+"""Seconds within which a deleted object is gone: KubeRay's finalizer holds a RayJob until it is stopped."""
+_LOOK_EVERY = 0.5
+
+
+def create_once(
+    create: Callable[[], Workload], read: Callable[[], Workload | None], *, is_own: Callable[[Workload], bool]
+) -> Workload | None:
+    """Return the object, created now or earlier by the same attempt; None if another object keeps the name.
+
+    Args:
+        create: Creates it; raises ObjectChanged if its name is taken.
+        read: Returns the object that has the name now.
+        is_own: Returns whether that belongs to the same attempt.
+    """
+    give_up_at = time.monotonic() + NAME_FREED_IN
+    while True:
+        try:
+            return create()
+        except ObjectChanged:
+            there = read()
+        is_going = there is None or "deletionTimestamp" in there["metadata"]
+        if not is_going:
+            return there if there is not None and is_own(there) else None
+        if time.monotonic() > give_up_at:
+            return None
+        time.sleep(_LOOK_EVERY)
+
+
+class GangJobs(WorkloadObjects):
+    """Reads and writes a task's Jobs of several ranks, and reads their pods."""
+
+    _free_the_name = "Delete it, or leave random_name_suffix=True."
+
+    def __init__(self, api: ApiClient) -> None:
+        super().__init__(api, KINDS["Job"])
+
+    def of_task(self, namespace: str, owner: Ownership) -> list[Workload]:
+        """Return the task's gangs, those of earlier tries too."""
+        return self._list(namespace, f"{GANG_LABEL},{owner.selector}")
+
+    def pods_of(self, workload: Workload) -> list[Workload]:
+        """Return the Job's pods, as JSON; without a uid, those of any Job that has had its name."""
+        meta = workload["metadata"]
+        path, selector = f"/api/v1/namespaces/{meta['namespace']}/pods", f"{JOB_LABEL}={meta['name']}"
+        pods = list_items(self._api, path, resource="pods", labelSelector=selector)
+        owners = [{each["uid"] for each in pod["metadata"].get("ownerReferences") or ()} for pod in pods]
+        return [pod for pod, uids in zip(pods, owners, strict=True) if not meta["uid"] or meta["uid"] in uids]
+
+    def create(self, workload: Workload, owner: Ownership) -> Workload:
+        """Create the Job and its Service, or return what an earlier attempt with a lost answer has created."""
+        made = self._create(workload, owner)
+        self.reattach(made)
+        return made
+
+    def reattach(self, workload: Workload) -> None:
+        """Create the Job's headless Service, unless it exists."""
+        path = f"/api/v1/namespaces/{workload['metadata']['namespace']}/services"
+        try:
+            call(self._api, "create", path, resource="services", body=headless_service(workload))
+        except ObjectChanged:
+            return
+
+    def end_pods(self, workload: Workload) -> None:
+        """Have the running pods deleted; those that have ended stay, and can be read."""
+        self._patch(workload, {"spec": {"parallelism": 0}})

@@ -1,6 +1,6 @@
-"""Pods that the API server refuses to a Job controller, which only writes events about it: FailedCreate on the Job.
+"""Pods that the API server refuses to a Job controller, which only reports events: FailedCreate on the Job.
 
-A ResourceQuota, a LimitRange, a policy or a pod that is invalid: the task would wait for pods that never come.
+A ResourceQuota, a LimitRange, a policy or an invalid pod: the task would wait for pods that never come.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from airflow_gpu_provider.cluster.watched import Resource
 from airflow_gpu_provider.errors import GpuError
 
 AT_LEAST = timedelta(minutes=2)
-"""For how long a refusal is borne that may seem final: policies and service accounts are often created just after."""
+"""How long a seemingly final refusal is tolerated: policies and service accounts are often created just after."""
 
-_CREATING = re.compile(r"^Error creating: ")  # batch/v1's Job controller, and all that make pods by its pod control
+_CREATING = re.compile(r"^Error creating: ")  # batch/v1's Job controller, and all that use its pod control
 
 
 @dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why pods are refused, and since when none of those that were missing has come."""
+    """Why pods are refused, and since when no missing pod has come."""
 
     error: GpuError
     since: datetime
@@ -37,8 +37,8 @@ class Refusal:
     def error_at(self, now: datetime, schedule_seconds: float) -> GpuError | None:
         """Return the error once it has lasted too long.
 
-        What may end by itself, a used-up quota, is waited for as long as for a node; else the error's own patience
-        counts, or `AT_LEAST`.
+        A refusal that may end by itself, an exhausted quota, is waited for as long as for a node; otherwise the error's
+        own patience counts, or `AT_LEAST`.
         """
         return self.error if now >= self.ends_at(schedule_seconds) else None
 
@@ -49,7 +49,7 @@ class Refusal:
 
 
 class RefusedPods:
-    """What events say of the Jobs of one object; `is_own` takes a Job's name."""
+    """What events say about the Jobs of one object; `is_own` takes a Job's name."""
 
     def __init__(self, events: Resource, is_own: Callable[[str], bool]) -> None:
         self._events = events
@@ -58,7 +58,7 @@ class RefusedPods:
         self._last: tuple[datetime, GpuError] | None = None
 
     def take(self, changes: Iterable[Change]) -> list[Change]:
-        """Take what the feed tells of Jobs, and return the rest of it; what cannot be watched is not missed."""
+        """Take the feed's events about Jobs, and return the others; if they cannot be watched, nothing fails."""
         rest = []
         for change in changes:
             if change.resource != self._events:
@@ -78,11 +78,11 @@ class RefusedPods:
             self._last = at, _error(event.get("message") or "")
 
     def forget(self) -> None:
-        """Forget what was refused: all pods are there."""
+        """Forget the refusal: all pods exist."""
         self._since = self._last = None
 
     def now(self) -> Refusal | None:
-        """Return what is refused."""
+        """Return the present refusal."""
         if self._last is None or self._since is None:
             return None
         return Refusal(error=self._last[1], since=self._since)

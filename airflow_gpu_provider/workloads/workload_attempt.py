@@ -1,9 +1,8 @@
-"""WorkloadAttempt: one workload of a task's try: its manifest placed and created, waited for, collected and deleted."""
+"""WorkloadAttempt: one workload of a task's try: its manifest is placed, created, waited for, collected and deleted."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
@@ -11,45 +10,43 @@ from kubernetes.client import ApiClient, V1Pod
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.pods.creation import CREATE_WITHIN, placement_of
+from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_pods, placement_of
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pods.wait import PodSnapshot
-from airflow_gpu_provider.scaling.call_with_retries import call_with_retries
-from airflow_gpu_provider.scaling.setbacks import persistently
-from airflow_gpu_provider.scaling.wait_loop import Narrator
+from airflow_gpu_provider.scaling.setbacks import call_with_retries
 from airflow_gpu_provider.scaling.waits import Progress
+from airflow_gpu_provider.workloads.following import WorkloadFollowing
 from airflow_gpu_provider.workloads.kinds import Manifest, WorkloadKind, kind_of
-from airflow_gpu_provider.workloads.manifest_checks import check_workload
-from airflow_gpu_provider.workloads.manifest_placement import place_workload
+from airflow_gpu_provider.workloads.logs import EACH
+from airflow_gpu_provider.workloads.manifest_placement import place_workload, training_pods
 from airflow_gpu_provider.workloads.object_attempt import ObjectAttempt
 from airflow_gpu_provider.workloads.objects import Workload, WorkloadObjects
-from airflow_gpu_provider.workloads.workload_logs import EACH
 from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
 from airflow_gpu_provider.workloads.workload_wait import WorkloadSnapshot, WorkloadWait
-from airflow_gpu_provider.workloads.workload_watch import watch_here
 
 
 class WorkloadAttempt(ObjectAttempt):
-    """The life of one workload. The task's `manifest` returns it as its author has written it."""
+    """The life of one workload. The task's `manifest` returns it as written by its author."""
+
+    following = WorkloadFollowing()
 
     # -- creation --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Create the workload, and tell Airflow its name."""
         made = self._find_or_create(self._request())
         self._task.push("workload_name", made["metadata"]["name"])
         self._task.push("pod_namespace", made["metadata"]["namespace"])
 
     def create(self, request: V1Pod) -> V1Pod:
-        """A workload is made by its manifest, and by no pod."""
+        """Unused: a workload is created from its manifest, not from a pod."""
         raise NotImplementedError
 
     def _request(self) -> Manifest:
-        """Return what to create: the manifest, checked and placed; errors that may pass are tolerated for minutes."""
+        """Return what to create: the manifest, checked and placed; transient errors are tolerated for minutes."""
 
         def once() -> Manifest:
             manifest = self._manifest
-            check_workload(manifest, self._task, is_wanted=lambda: self.deadlines.is_wanted)
+            check_pods(self._task, training_pods(manifest), is_wanted=lambda: self.deadlines.is_wanted)
             return place_workload(manifest, placement_of(self._task, self.owner, self.deadlines))
 
         return call_with_retries(once, within=CREATE_WITHIN, say=self._task.log.warning)
@@ -77,12 +74,8 @@ class WorkloadAttempt(ObjectAttempt):
         return {"containers": EACH, "with_name": log.with_name, **followed}
 
     def wait(self) -> WorkloadWait:
-        """Return the wait for the workload."""
         assert self._workload is not None
         metadata, owner = self._workload["metadata"], self.owner
-        created_at = parse_time(metadata.get("creationTimestamp")) or self._cluster.clock.now()
-        deadline = self.deadlines.of_pod(created_at)
-        self.record = self.record.until(deadline)
         return WorkloadWait(
             kind=self._kind.kind,
             namespace=metadata["namespace"],
@@ -91,29 +84,9 @@ class WorkloadAttempt(ObjectAttempt):
             task=owner.task,
             try_id=owner.try_id,
             attempt=owner.attempt,
-            started=created_at,
-            schedule_seconds=self._task.schedule_seconds,
-            start_seconds=self._task.start_seconds,
-            deadline=deadline,
-            is_covered=self.deadlines.is_covered,
-            gpus=self._task.gpus,
+            **self._limits(parse_time(metadata.get("creationTimestamp"))),
             queue=(metadata.get("labels") or {}).get(QUEUE_LABEL, ""),
         )
-
-    def watch_here(self) -> Watched:
-        """Wait in this process until the workload has ended, with its pods' logs."""
-        wait, wanted = self.wait(), self.to_stream()
-        narrator = Narrator(self._task.log.info, started=wait.started)
-        watch = partial(
-            watch_here,
-            wait,
-            self._cluster,
-            self._task.pod_log,
-            wanted,
-            owner=self.owner.writer,
-            narrator=narrator,
-        )
-        return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
 
     # -- its end ---------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""WorkloadWait: whether a workload of any kind has begun, ended or been lost, decided from plain data. No I/O.
+"""WorkloadWait: whether a workload of any kind has started, ended or been lost, decided from plain data. No I/O.
 
-What ends it is its own controller's word: a pod that fails may be replaced. Its pods say where the time goes while it
-does not begin, and, when it has failed, why.
+Only its own controller decides that it has ended: a failed pod may be replaced. Its pods show what delays its start,
+and why it has failed.
 """
 
 from __future__ import annotations
@@ -12,21 +12,20 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.pods.end import RAISE_DEADLINE, end_of
-from airflow_gpu_provider.pods.gpu_use import GpuWatching
-from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
-from airflow_gpu_provider.records import Record
+from airflow_gpu_provider.pods.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
+from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 from airflow_gpu_provider.workloads.first_failure import RankEnd, first_failure, of_rank
-from airflow_gpu_provider.workloads.gang_lines import pod_in_words
-from airflow_gpu_provider.workloads.gang_timeline import gang_timeline
-from airflow_gpu_provider.workloads.kinds import KINDS, Json, WorkloadEnd
+from airflow_gpu_provider.workloads.gang_lines import pod_in_words, state_of
+from airflow_gpu_provider.workloads.kinds import KINDS, WorkloadEnd
+from airflow_gpu_provider.workloads.object_wait import ObjectWait, gang_timeline
 from airflow_gpu_provider.workloads.refused_pods import Refusal
-from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
+from airflow_gpu_provider.workloads.workload_state import WorkloadState
 
 SETTLED_AFTER = timedelta(seconds=2)
-"""How long after a workload has failed its pods' own ends are waited for: the two come by different watches."""
+"""How long to wait for the pods' own ends after a workload has failed: the two come by different watches."""
 
 _RETRY = "Retry the task: the next try waits for new capacity."
 _TOLD = 4
@@ -34,18 +33,18 @@ _TOLD = 4
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadSnapshot:
-    """A workload and its surroundings as they are now.
+    """A workload and its surroundings at present.
 
     Attributes:
-        workload: What was last seen of it; None before anything was.
-        gone: It is not there any more.
-        pods: Its pods by what they are called, the newest of each.
+        workload: The object as last seen; None before it was seen.
+        gone: It no longer exists.
+        pods: Its pods by their title, the newest of each.
         failed_at: When its failure was first seen.
-        queued: Why nobody lets it begin, in words; empty where nobody says it.
+        queued: Why it is not admitted, as text; empty if unknown.
         queued_at: When it was last suspended.
-        evicted: Why its queue has taken its place away; empty where it has not.
+        evicted: Why its queue has evicted it; empty if it has not.
         refused: Why the API server refuses its pods, while it has none.
-        notes: What else is true now, in words.
+        notes: Other remarks on the present state, as text.
     """
 
     workload: WorkloadState | None = None
@@ -60,46 +59,31 @@ class WorkloadSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkloadWait(Record):
+class WorkloadWait(ObjectWait):
     """The wait for one workload.
 
     Attributes:
-        kind: Its kind, of `kinds.KINDS`.
-        task, try_id, attempt: Whose pods count: see Ownership.
-        queue: The LocalQueue of Kueue in which it waits; empty for none.
-        schedule_seconds: How long its controller may take to make pods, and each of these to get a node. The time in
-            which it is suspended does not count.
-        start_seconds, deadline, started, is_covered, gpus: As PodWait has them.
+        kind: Its kind, from `kinds.KINDS`.
+        task, try_id, attempt: Which pods count: see Ownership.
+        queue: The Kueue LocalQueue in which it waits; empty for none.
+        schedule_seconds: How long its controller may take to create pods, and each pod to get a node. Time while it is
+            suspended does not count.
     """
 
     kind: str
-    namespace: str
-    name: str
-    uid: str
     task: str
     try_id: str
     attempt: int
-    started: datetime
-    schedule_seconds: float
-    start_seconds: float
-    deadline: datetime
-    is_covered: bool = True
-    queue: str = ""
-    gpus: GpuWatching | None = None
 
     @property
     def what(self) -> str:
-        """What is waited for, in words."""
+        """What is waited for, as text."""
         return f"{self.kind} {self.name}"
 
     @property
     def path(self) -> str:
         """The object's, below the API server's address."""
         return f"{KINDS[self.kind].path.format(namespace=self.namespace)}/{self.name}"
-
-    def base_of(self, pod: Json) -> str:
-        """Return the container whose end is the pod's."""
-        return main_container(pod)
 
     def step(self, snapshot: WorkloadSnapshot, now: datetime) -> Progress:
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
@@ -111,7 +95,7 @@ class WorkloadWait(Record):
         return Progress(done=is_done, error=error, lines=lines, result=_result(snapshot) if is_done or error else None)
 
     def next_deadline(self, snapshot: WorkloadSnapshot, now: datetime) -> datetime:
-        """Return when `step` may say something else though nothing has changed."""
+        """Return when `step` may return something else although nothing has changed."""
         times = [self.deadline]
         if snapshot.failed_at:
             times.append(snapshot.failed_at + SETTLED_AFTER)
@@ -121,20 +105,6 @@ class WorkloadWait(Record):
             times += [self.of_pod(seen).next_deadline(seen) for seen in snapshot.pods.values()]
         return min(times)
 
-    def of_pod(self, seen: PodSnapshot) -> PodWait:
-        """Return the wait for one of its pods."""
-        pod = seen.pod
-        return PodWait(
-            namespace=self.namespace,
-            name=pod.name if pod else self.name,
-            uid=pod.uid if pod else "",
-            base_container=pod.base.name if pod and pod.base else "",
-            started=self.started,
-            schedule_seconds=self.schedule_seconds,
-            start_seconds=self.start_seconds,
-            deadline=self.deadline,
-        )
-
     def _error(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:
         workload = snapshot.workload
         if workload is not None and workload.end is not None:
@@ -143,7 +113,7 @@ class WorkloadWait(Record):
             what = f"{self.kind} {self.name} was deleted before it had finished."
             return PodPreempted(what, _RETRY, workload=self.name)
         if snapshot.evicted:
-            what = f"{self.kind} {self.name} has lost its place in its queue: {snapshot.evicted}."
+            what = f"{self.kind} {self.name} was evicted from its queue: {snapshot.evicted}."
             return PodPreempted(what, _RETRY, workload=self.name)
         if now >= self.deadline:
             waited = format_seconds(now - self.started)
@@ -154,7 +124,7 @@ class WorkloadWait(Record):
         return self._stuck(snapshot, now)
 
     def _stuck(self, snapshot: WorkloadSnapshot, now: datetime) -> GpuError | None:
-        """Return why it never will begin, or has not in its time. A pod that is lost is its controller's affair."""
+        """Return why it will never start, or has not in time. Lost pods are left to its controller."""
         if snapshot.refused and (error := snapshot.refused.error_at(now, self.schedule_seconds)):
             return error
         if not snapshot.pods and now >= self._begin_deadline(snapshot):
@@ -184,20 +154,30 @@ class WorkloadWait(Record):
         return of_rank(ends[title].error, title)
 
     def _ends(self, snapshot: WorkloadSnapshot, now: datetime) -> dict[str, RankEnd]:
-        """Return the pods that ended badly."""
+        """Return the pods that failed; for a pod that its controller deleted for its failures, the last failure."""
         ends = {}
         for title, seen in snapshot.pods.items():
-            error = self.of_pod(seen).step(seen, now).error
-            if error is not None and (seen.gone or seen.pod is None or end_of(seen.pod)):
-                ends[title] = RankEnd(error=error, pod=seen.pod)
+            error, pod = self.of_pod(seen).step(seen, now).error, seen.pod
+            if error is None or not (seen.gone or pod is None or end_of(pod)):
+                continue
+            ends[title] = _before_it_was_deleted(pod) or RankEnd(error=error, pod=pod)
         return ends
 
     def _begin_deadline(self, snapshot: WorkloadSnapshot) -> datetime:
         return (snapshot.queued_at or self.started) + timedelta(seconds=self.schedule_seconds)
 
 
+def _before_it_was_deleted(pod: PodState | None) -> RankEnd | None:
+    """Return how a pod that was not preempted had failed before its controller deleted it for that."""
+    if pod is None or not pod.deletion_asked_at or why_disrupted(pod):
+        return None
+    failed = before_restart(pod)
+    end = end_of(failed) if failed else None
+    return RankEnd(error=end.error, pod=failed) if end and end.error else None
+
+
 def _lines(snapshot: WorkloadSnapshot) -> list[str]:
-    """Return how it stands: its place in a queue, or how many pods run and what the others wait for."""
+    """Return its state: its place in a queue, or how many pods run and what the others wait for."""
     workload = snapshot.workload
     if workload is None or workload.end is not None:
         return []
@@ -211,7 +191,7 @@ def _lines(snapshot: WorkloadSnapshot) -> list[str]:
     counted = Counter({state: len(titles) for state, titles in states.items()})
     running, well = counted.pop("runs", 0), counted.pop("has finished", 0)
     said = [f"{running} of {len(snapshot.pods)} pods run" + (f", {well} have finished" if well else "")]
-    said += [f"{_named(states[state])} {state}" for state in [*counted][:_TOLD]]
+    said += [f"{_named(states[state])} {state_of(state, len(states[state]))}" for state in [*counted][:_TOLD]]
     return ["; ".join([*said, *([f"{len(counted) - _TOLD} more groups of pods wait"] if len(counted) > _TOLD else [])])]
 
 
@@ -227,8 +207,9 @@ def _because(snapshot: WorkloadSnapshot) -> str:
 
 def _result(snapshot: WorkloadSnapshot) -> dict[str, Any]:
     workload = snapshot.workload
+    created_at = workload.created_at if workload else None
     return {
-        "timeline": gang_timeline(workload, [seen for _, seen in sorted(snapshot.pods.items())]),
+        "timeline": gang_timeline(created_at, [seen for _, seen in sorted(snapshot.pods.items())]),
         "container_ended": workload is not None and workload.end is not None,
         "machine": "",
     }

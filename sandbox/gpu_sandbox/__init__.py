@@ -1,4 +1,4 @@
-"""A whole GPU cloud on one machine: a real Kubernetes control plane, AWS by moto, nodes that are processes.
+"""A whole GPU cloud on one machine: a real Kubernetes control plane, AWS simulated by moto, nodes that are processes.
 
 Names are resolved on first use, so that importing this package costs nothing.
 """

@@ -1,6 +1,6 @@
 """A small client for the part of Airflow's REST API that the demonstration and the tests need.
 
-Every call raises AirflowApiError, with the server's words, when the answer is not a success.
+Every call raises AirflowApiError, with the server's message, if the answer is not a success.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ TASK_ENDED = frozenset({"success", "failed", "skipped", "upstream_failed", "remo
 RunState = Literal["queued", "success", "failed"]
 
 
-_LOCKED = ("Database error", "Database is locked")
-_LOCKED_TRIES = 10
-"""So often a call is made again that SQLite refused for want of its one lock; Airflow has rolled it back."""
+LOCKED = ("Database error", "Database is locked")
+LOCKED_TRIES = 10
+"""How often to repeat a call that SQLite refused because its single lock was held; Airflow has rolled it back."""
 
 
 PATIENCE = 600.0
-"""Seconds by default: what waits for so long waits in vain, on however busy a machine."""
+"""Default seconds: a wait that takes this long is in vain, however busy the machine."""
 
 
 class AirflowApiError(Exception):
-    """Airflow's API said no, or did not get there in time."""
+    """Airflow's API refused, or the state was not reached in time."""
 
 
 class AirflowApiSilent(AirflowApiError):
@@ -39,7 +39,7 @@ class AirflowApiSilent(AirflowApiError):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskState:
-    """One task instance as the API shows it; times are None until they have come."""
+    """One task instance as the API shows it; times are None until they are known."""
 
     task_id: str
     state: str | None  # None: not scheduled yet
@@ -48,7 +48,7 @@ class TaskState:
     queued_at: datetime | None
     start_date: datetime | None
     end_date: datetime | None
-    pid: int | None  # of the process that runs the operator's code, or ran it last
+    pid: int | None  # of the process that runs, or last ran, the operator's code
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> TaskState:
@@ -101,7 +101,7 @@ class LogLine:
 
 
 class AirflowApi:
-    """Talks to one Airflow API server that runs the simple auth manager with everybody an admin."""
+    """Calls one Airflow API server that runs the simple auth manager with everybody as admin."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -115,11 +115,11 @@ class AirflowApi:
         return {name: part["status"] for name, part in self._call("GET", "/monitor/health").items() if part}
 
     def wake_execution_api(self) -> None:
-        """Ask the API of the tasks: it is built at its first question, which no task should wait for."""
+        """Call the execution API: it is built at its first request, which no task should wait for."""
         self._send("GET", "/execution/health")
 
     def import_errors(self) -> dict[str, str]:
-        """The DAG files that could not be read, with what Python said."""
+        """The DAG files that could not be read, with Python's error."""
         errors = self._call("GET", "/importErrors")["import_errors"]
         return {each["filename"]: each["stack_trace"] for each in errors}
 
@@ -133,11 +133,11 @@ class AirflowApi:
         return True
 
     def is_stale(self, dag_id: str) -> bool:
-        """Return True if the DAG's file is gone, or does not define it any more."""
+        """Return True if the DAG's file is gone, or no longer defines it."""
         return bool(self._call("GET", f"/dags/{quote(dag_id)}")["is_stale"])
 
     def wait_for_dag(self, dag_id: str, *, timeout: float = PATIENCE) -> None:
-        """Return as soon as the DAG can be triggered; raises with the import error where there is one."""
+        """Return as soon as the DAG can be triggered; raises with the import error if there is one."""
 
         def there() -> bool:
             if self.has_dag(dag_id):
@@ -157,7 +157,7 @@ class AirflowApi:
         logical_date: datetime | None = None,
         due: datetime | None = None,
     ) -> RunStatus:
-        """Start a DAG run now, with `conf` as its configuration; Airflow names it where no `run_id` is given.
+        """Start a DAG run now, with `conf` as its configuration; Airflow names it if no `run_id` is given.
 
         logical_date: the date that the run is for; runs with one have an order.
         due: when it was to run, in the past; by default now.
@@ -182,11 +182,11 @@ class AirflowApi:
         return RunStatus.from_json(self._call("GET", _run_path(dag_id, run_id)))
 
     def last_scheduled_at(self, dag_id: str, run_id: str) -> datetime | None:
-        """When the scheduler last looked at the run."""
+        """When the scheduler last checked the run."""
         return _time(self._call("GET", _run_path(dag_id, run_id))["last_scheduling_decision"])
 
     def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float = PATIENCE) -> RunStatus:
-        """Wait until the run has ended, however it ends; `timeout` in seconds."""
+        """Wait until the run has ended, in whatever state; `timeout` in seconds."""
         wait_until(
             lambda: self.run(dag_id, run_id).ended,
             timeout=timeout,
@@ -195,7 +195,7 @@ class AirflowApi:
         return self.run(dag_id, run_id)
 
     def tasks(self, dag_id: str, run_id: str) -> list[TaskState]:
-        """The run's task instances, in the order in which they came to be queued."""
+        """The run's task instances, in the order in which they were queued."""
         body = self._call("GET", f"{_run_path(dag_id, run_id)}/taskInstances", params={"limit": 100})
         tasks = [TaskState.from_json(each) for each in body["task_instances"]]
         return sorted(tasks, key=lambda task: (task.queued_at is None, task.queued_at or datetime.min))
@@ -215,7 +215,7 @@ class AirflowApi:
         return self.task(dag_id, run_id, task_id)
 
     def log(self, dag_id: str, run_id: str, task_id: str, *, try_number: int = 1, map_index: int = -1) -> list[LogLine]:
-        """All that the task's try has logged so far, its trigger's lines too."""
+        """Everything that the task's try has logged so far, including its trigger's lines."""
         body = self._call(
             "GET",
             f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id)}/logs/{try_number}",
@@ -225,7 +225,7 @@ class AirflowApi:
         return [_log_line(each) for each in body["content"]]
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, *, key: str = "return_value", map_index: int = -1) -> Any:
-        """The value that the task left under `key`; AirflowApiError where there is none."""
+        """The value that the task left under `key`; AirflowApiError if there is none."""
         path = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id)}/xcomEntries/{quote(key)}"
         return self._call("GET", path, params={"map_index": map_index, "deserialize": True})["value"]
 
@@ -266,15 +266,15 @@ class AirflowApi:
         self._call("POST", f"/dags/{quote(dag_id)}/clearTaskInstances", json=body)
 
     def delete_dag(self, dag_id: str) -> None:
-        """What the UI's "Delete DAG" does: all that is known of it goes; its file may bring it back."""
+        """What the UI's "Delete DAG" does: all its records are deleted; its file may bring it back."""
         self._call("DELETE", f"/dags/{quote(dag_id)}")
 
     def pause(self, dag_id: str, paused: bool) -> None:
-        """What the switch beside the DAG's name does."""
+        """What the toggle next to the DAG's name does."""
         self._call("PATCH", f"/dags/{quote(dag_id)}", json={"is_paused": paused})
 
     def set_slots(self, pool: str, slots: int) -> None:
-        """Give a slot pool so many slots; makes it where it is missing."""
+        """Set a slot pool's number of slots; creates the pool if it is missing."""
         body = {"name": pool, "slots": slots, "description": None, "include_deferred": False}
         self._call("PATCH", "/pools", json={"actions": [_create_or_overwrite(body)]})
 
@@ -287,7 +287,7 @@ class AirflowApi:
         return self._send(method, f"/api/v2{path}", **arguments)
 
     def _insist(self, method: str, path: str, **arguments: Any) -> None:
-        """Call it, and once more if no answer came: for what may be done twice."""
+        """Call it, and once more if no answer came: for idempotent calls."""
         try:
             self._call(method, path, **arguments)
         except AirflowApiSilent:
@@ -298,11 +298,11 @@ class AirflowApi:
         return token
 
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
-        for _ in range(_LOCKED_TRIES):
+        for _ in range(LOCKED_TRIES):
             try:
                 return self._send_once(method, path, **arguments)
             except AirflowApiError as error:
-                if not any(words in error.args[0] for words in _LOCKED):
+                if not any(words in error.args[0] for words in LOCKED):
                     raise
                 time.sleep(1)
         return self._send_once(method, path, **arguments)
@@ -320,9 +320,9 @@ class AirflowApi:
 
 
 def wait_until(condition: Callable[[], bool], *, timeout: float = PATIENCE, what: str, every: float = 0.3) -> None:
-    """Ask again every `every` seconds until `condition` holds; AirflowApiError after `timeout` seconds.
+    """Check every `every` seconds until `condition` holds; AirflowApiError after `timeout` seconds.
 
-    An API server that leaves a question unanswered, as on a busy machine, is asked again too.
+    A request that the API server leaves unanswered, as on a busy machine, is also repeated.
     """
     deadline = time.monotonic() + timeout
     while not _holds(condition):

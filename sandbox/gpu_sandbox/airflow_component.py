@@ -1,4 +1,5 @@
-"""`airflow scheduler` or `airflow dag-processor`, with the modules imported first that its children would import anew.
+"""`airflow scheduler` or `airflow dag-processor`, with the modules pre-imported that its children would otherwise
+import again.
 
 Each leg of a task, and each parse of a DAG file, is a process forked from one of these two. Importing the Kubernetes
 provider there is a second of pure CPU; here it is done once, and the children inherit it.
@@ -12,7 +13,7 @@ import runpy
 import sys
 from importlib import import_module
 
-# By name: the sandbox does not lean on the package that it is for.
+# By name: the sandbox does not depend on the package that it serves.
 INHERITED = (
     "airflow.providers.amazon.aws.hooks.base_aws",
     "airflow.providers.cncf.kubernetes.operators.pod",

@@ -1,4 +1,4 @@
-"""A whole Airflow of one's own: a home folder, and the components that run from it.
+"""A complete private Airflow: a home folder, and the components that run from it.
 
 Scheduler, DAG processor, triggerer and API server are the real ones, each a process of its own, with the
 LocalExecutor and SQLite. Only intervals are tuned, so that a DAG file is found, and a run scheduled, in
@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from typing import Literal
 
 from gpu_sandbox import airflow_component, airflow_processes
 from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError
+from gpu_sandbox.ports import free_port
 
 Component = Literal["scheduler", "dag-processor", "triggerer", "api-server"]
 
@@ -36,7 +36,7 @@ COMMANDS: Mapping[Component, tuple[str, ...]] = {
     "dag-processor": ("dag-processor",),
     "triggerer": ("triggerer", "--skip-serve-logs"),
 }
-# What these fork runs DAG files, again and again.
+# The processes forked by these run DAG files repeatedly.
 FORKING: frozenset[Component] = frozenset({"scheduler", "dag-processor"})
 # SQLite has one writer at a time. The API server's event loop may wait for a lock that one of its own requests holds
 # and gives back through that loop: it must give up long before the others do, or these die of it (seen with 3.3.2).
@@ -46,16 +46,16 @@ HEALTH_NAMES = ("metadatabase", "scheduler", "dag_processor", "triggerer")
 
 
 class AirflowNotHealthy(Exception):
-    """A component ended or did not get ready in time; the message has the end of its log."""
+    """A component exited or was not ready in time; the message has the end of its log."""
 
 
 class AirflowHome:
     """Airflow's components over one AIRFLOW_HOME. Use as a context manager, or start() and stop().
 
-    home: a folder for this Airflow alone; made where it is missing, and left when Airflow stops.
+    home: a folder for this Airflow alone; created if missing, and kept when Airflow stops.
     dags_folder: where the DAG files are.
     env: more environment for all components (and so for every task), such as a sandbox's.
-    schedules: whether DAGs run on their schedules too; by default only when they are triggered.
+    schedules: whether DAGs also run on their schedules; by default only when they are triggered.
     parallelism: how many tasks run at once.
     """
 
@@ -70,7 +70,7 @@ class AirflowHome:
     ) -> None:
         self.home = home.resolve()
         self.dags_folder = dags_folder.resolve()
-        self.port = _free_port()
+        self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.api = AirflowApi(self.url)
         self.environment = self._environment(env, schedules=schedules, parallelism=parallelism)
@@ -94,7 +94,7 @@ class AirflowHome:
         self.wait_until_healthy(timeout=timeout)
 
     def begin(self) -> None:
-        """start() without the waiting, for a caller who has something else to start meanwhile."""
+        """start() without waiting, for a caller that has something else to start meanwhile."""
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
         if self._guard is None:
             self._start_guard()
@@ -113,13 +113,13 @@ class AirflowHome:
         if self._guard is not None:
             assert self._guard.stdin is not None
             self._guard.stdin.close()
-            self._guard.wait(timeout=60)
+            self._guard.wait(timeout=PATIENCE)
             self._guard = None
         if left:
             raise AirflowNotHealthy(f"processes of {self.home} that cannot be ended: {left}")
 
     def wait_until_healthy(self, *, timeout: float = PATIENCE) -> None:
-        """Wait until the API calls every component healthy; raises as soon as one has ended instead."""
+        """Wait until the API reports every component as healthy; raises as soon as one has exited."""
         deadline = time.monotonic() + timeout
         while not self._healthy():
             self.check()
@@ -137,7 +137,7 @@ class AirflowHome:
                 raise AirflowNotHealthy(self._account(component, how))
 
     def ended(self) -> list[Component]:
-        """The components that have ended though nobody ended them."""
+        """The components that have exited by themselves."""
         return [component for component, process in list(self._processes.items()) if process.poll() is not None]
 
     def kill(
@@ -156,20 +156,20 @@ class AirflowHome:
         pids = airflow_processes.session_of(process.pid) if with_children else [process.pid]
         airflow_processes.send(pids, signal_number)
         if signal_number in (signal.SIGKILL, signal.SIGTERM):
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE)
             del self._processes[component]
 
     def kill_all(self) -> None:
-        """SIGKILL to every process at once, tasks too, as when a machine loses its power; `start` brings all back."""
+        """Send SIGKILL to every process at once, tasks too, as in a power failure; `start` brings all back."""
         while alive := airflow_processes.processes_of(self.home):
             airflow_processes.send(alive, signal.SIGKILL)
             time.sleep(0.05)
         for process in self._processes.values():
-            process.wait(timeout=60)
+            process.wait(timeout=PATIENCE)
         self._processes.clear()
 
     def restart(self, component: Component, *, timeout: float = PATIENCE) -> None:
-        """Start a component again, ending it first where it runs, and wait until the API answers.
+        """Restart a component, ending it first if it runs, and wait until the API answers.
 
         For up to 30 s Airflow's health check cannot tell a component's new process from its old one's
         last heartbeat; where that matters, wait for what the component does.
@@ -229,7 +229,7 @@ class AirflowHome:
                 "dags_are_paused_at_creation": False,
                 "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
                 "simple_auth_manager_all_admins": True,
-                # The default asks the name server, which costs seconds where there is none.
+                # The default queries the name server, which takes seconds if there is none.
                 "hostname_callable": "socket.gethostname",
                 # Reading a DAG file is seconds of pure CPU: on a busy machine, many seconds.
                 "dagbag_import_timeout": 120,
@@ -245,8 +245,8 @@ class AirflowHome:
                 "min_file_process_interval": 600,
                 "dag_file_processor_timeout": 180,
             },
-            # A worker that misses its task's end by a moment looks again only after so long.
-            # After the default, 5 s, it asks again, and a busy server has one question more to answer.
+            # A worker that just misses its task's end checks again only after this time.
+            # After the default, 5 s, it repeats the request, and a busy server has one more to answer.
             "workers": {"min_heartbeat_interval": 1, "execution_api_timeout": 30},
             "usage_data_collection": {"enabled": False},
             "logging": {"colored_console_log": False},
@@ -300,10 +300,3 @@ def _migrate(template: Path) -> None:
         database.replace(template)
     finally:
         shutil.rmtree(home)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-    return port

@@ -62,10 +62,10 @@ def send(pids: list[int], signal_number: signal.Signals) -> None:
 
 
 def end_all(home: Path, *, kill_after: float = KILL_AFTER) -> list[int]:
-    """SIGTERM to all, SIGKILL after `kill_after` seconds; returns what is still there 30 s later (nothing)."""
+    """SIGTERM to all, SIGKILL after `kill_after` seconds; returns what is still there five minutes later (nothing)."""
     send(processes_of(home), signal.SIGTERM)
     kill_at = time.monotonic() + kill_after
-    give_up_at = kill_at + 30
+    give_up_at = kill_at + 300
     while left := processes_of(home):
         now = time.monotonic()
         if now > give_up_at:

@@ -1,6 +1,6 @@
-"""The API server's audit log: of callers that RBAC limits every request, of all clients each write.
+"""The API server's audit log: every request of callers that RBAC limits, and each write of all clients.
 
-It tells which of their roles requests needed, and (`schemas.kubernetes`) how writes were validated. Nodes and the
+It shows which of their roles requests needed, and (`schemas.kubernetes`) how writes were validated. Nodes and the
 control plane's own components are left out, by the audit policy.
 """
 
@@ -18,7 +18,7 @@ _POLICY = {
     "apiVersion": "audit.k8s.io/v1",
     "kind": "Policy",
     "omitStages": ["RequestReceived"],
-    # The first that fits counts.
+    # The first match counts.
     "rules": [
         {"level": "None", "userGroups": ["system:nodes", "system:serviceaccounts:kube-system"]},
         {"level": "None", "users": ["system:apiserver", "system:kube-controller-manager", "system:kube-scheduler"]},
@@ -47,7 +47,7 @@ class RoleUse:
 
 
 class AuditLog:
-    """The log of one API server, in a folder that is there."""
+    """The log of one API server, in an existing folder."""
 
     def __init__(self, folder: Path) -> None:
         self._policy = folder / "audit-policy.json"
@@ -59,7 +59,7 @@ class AuditLog:
         return [f"--audit-policy-file={self._policy}", f"--audit-log-path={self._log}"]
 
     def uses(self, user: str) -> frozenset[RoleUse]:
-        """What this user's roles were needed for so far."""
+        """What this user's roles have been needed for so far."""
         uses = set()
         for line in self._log.read_text().splitlines() if self._log.exists() else ():
             event = json.loads(line)

@@ -1,7 +1,7 @@
-"""The cloud's login: the API server asks here (TokenReview) who the bearer of a token of the cloud's is.
+"""The cloud's login: the API server asks it (TokenReview) for the identity behind a cloud token.
 
-Which identity a token proves is the cloud's to say; which Kubernetes groups that identity has is said by access
-entries, as in EKS. The account's own identity created the cluster, so it is an administrator.
+The cloud decides which identity a token proves; access entries decide which Kubernetes groups that identity has, as in
+EKS. The account's own identity created the cluster, so it is an administrator.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Identity(Protocol):
-    """Who the cloud says it is."""
+    """An identity, as the cloud reports it."""
 
     @property
     def username(self) -> str: ...
@@ -33,7 +33,7 @@ class Identity(Protocol):
 
 
 class Authenticator:
-    """Serves TokenReview v1 at `url`, which nobody can guess.
+    """Serves TokenReview v1 at `url`, which cannot be guessed.
 
     `identify` returns None for a token that proves nothing: malformed, expired, for another cluster, signed by
     nobody known. `access_entries` maps a user name (an ARN, an e-mail address) to its Kubernetes groups and may be

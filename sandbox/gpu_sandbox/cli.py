@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -14,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from gpu_sandbox.errors import SandboxError
 
 if TYPE_CHECKING:
+    from gpu_sandbox.control_api import ControlApiClient
     from gpu_sandbox.nodes import Image
+
+DEFAULT_NAME = "default"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,7 +100,7 @@ def _up_arguments(arguments: argparse.Namespace) -> list[str]:
 
 
 def _say_ready(name: str) -> None:
-    option = "" if name == "default" else f" --name {name}"
+    option = "" if name == DEFAULT_NAME else f" --name {name}"
     _say(f'ready. In another shell: eval "$(gpu-sandbox env{option})"; the end: gpu-sandbox down{option}')
 
 
@@ -226,9 +230,18 @@ def _change_faults(arguments: argparse.Namespace, changes: dict[str, Any]) -> No
 
 
 def _call(arguments: argparse.Namespace, method: str, path: str, body: Any = None, *, may_take: float = 0.0) -> Any:
-    from gpu_sandbox import supervisor
+    return _api(arguments).call(method, path, body, may_take=may_take)
 
-    return supervisor.find(arguments.name).api.call(method, path, body, may_take=may_take)
+
+def _api(arguments: argparse.Namespace) -> ControlApiClient:
+    """The sandbox that is named, else that of this shell: of `eval "$(gpu-sandbox env)"`, or of who started it."""
+    from gpu_sandbox import supervisor
+    from gpu_sandbox.control_api import ControlApiClient
+
+    url, token = os.environ.get("GPU_SANDBOX_URL"), os.environ.get("GPU_SANDBOX_TOKEN")
+    if arguments.name is None and url and token:
+        return ControlApiClient(url=url, token=token)
+    return supervisor.find(arguments.name or DEFAULT_NAME).api
 
 
 def _say(line: str) -> None:
@@ -241,16 +254,20 @@ def _say(line: str) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="gpu-sandbox", description=__doc__)
     named = argparse.ArgumentParser(add_help=False)
-    named.add_argument("--name", default="default", help="which sandbox, where several run (default: %(default)s)")
+    named.add_argument("--name", default=DEFAULT_NAME, help="which sandbox, where several run (default: %(default)s)")
+    asked = argparse.ArgumentParser(add_help=False)
+    asked.add_argument(
+        "--name", help=f"which sandbox (default: the one of GPU_SANDBOX_URL, which `env` sets, else {DEFAULT_NAME})"
+    )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     _add_up(commands.add_parser("up", parents=[named], help="start a sandbox"))
-    env = commands.add_parser("env", parents=[named], help="print the variables that clients need, for eval")
+    env = commands.add_parser("env", parents=[asked], help="print the variables that clients need, for eval")
     env.set_defaults(run=_env)
-    status = commands.add_parser("status", parents=[named], help="show nodes, groups, pods and faults")
+    status = commands.add_parser("status", parents=[asked], help="show nodes, groups, pods and faults")
     status.add_argument("--output", choices=["text", "json"], default="text")
     status.set_defaults(run=_status)
     fault = commands.add_parser("fault", help="make something fail")
-    _add_faults(fault.add_subparsers(required=True, metavar="FAULT"), named)
+    _add_faults(fault.add_subparsers(required=True, metavar="FAULT"), asked)
     down = commands.add_parser("down", parents=[named], help="end a sandbox; leaves no process")
     down.set_defaults(run=_down)
     demo = commands.add_parser("demo", help="show one night's training in a sandbox and an Airflow of its own")
@@ -337,9 +354,9 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.set_defaults(run=_up)
 
 
-def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], named: argparse.ArgumentParser) -> None:
+def _add_faults(faults: argparse._SubParsersAction[argparse.ArgumentParser], asked: argparse.ArgumentParser) -> None:
     def add(name: str, run: Callable[[argparse.Namespace], None], text: str) -> argparse.ArgumentParser:
-        fault = faults.add_parser(name, parents=[named], help=text, description=text)
+        fault = faults.add_parser(name, parents=[asked], help=text, description=text)
         fault.set_defaults(run=run)
         return fault
 

@@ -1,4 +1,4 @@
-"""The thread that moves a cloud's life cycles on: one step every `poll` seconds, and at once when it is woken."""
+"""The thread that advances a cloud's life cycles: one step every `poll` seconds, and at once when woken."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Clock:
-    """Calls `step` until stopped. A step that raises is logged and the next one comes."""
+    """Calls `step` until stopped. A step that raises is logged, and the next one follows."""
 
     def __init__(self, step: Callable[[], None], *, poll: float, name: str) -> None:
         self._step = step
@@ -27,7 +27,7 @@ class Clock:
         self._woken.set()
 
     def stop(self) -> None:
-        """Returns when the last step is over."""
+        """Return when the last step is over."""
         self._stopping = True
         self._woken.set()
         self._thread.join()

@@ -20,19 +20,19 @@ class CloudEvents(Protocol[Told]):
         """The instance is running; its Node may join once it has booted."""
 
     def instance_relabelled(self, before: Told, after: Told) -> None:
-        """The cloud changed the labels or taints of the instance's group, and means its Node too."""
+        """The cloud changed the labels or taints of the instance's group, including its Node's."""
 
     def drain_requested(self, instance: Told) -> None:
         """A managed group is about to end it: cordon and evict, then call the cloud's `complete_drain`."""
 
     def rebalance_recommended(self, instance: Told) -> None:
-        """The spot instance is likelier than others to be taken soon."""
+        """The spot instance is at elevated risk of being reclaimed soon."""
 
     def spot_notice(self, instance: Told, *, at: datetime) -> None:
-        """The instance will be taken at this moment (UTC)."""
+        """The instance will be reclaimed at this time (UTC)."""
 
     def instance_terminated(self, instance: Told) -> None:
-        """The instance is gone. Comes once for each `instance_launched`."""
+        """The instance is gone. Called once for each `instance_launched`."""
 
 
 class Outbox(Generic[Instance]):
@@ -61,13 +61,13 @@ class Outbox(Generic[Instance]):
         self._waiting.append(lambda: self._events.instance_terminated(instance))
 
     def take(self) -> list[Callable[[], None]]:
-        """Everything that waits, to be called without the lock."""
+        """Everything pending, to be called without the lock."""
         waiting, self._waiting = self._waiting, []
         return waiting
 
 
 def deliver(events: list[Callable[[], None]]) -> None:
-    """Call each. One that raises is logged: the cloud goes on whatever its listener does."""
+    """Call each. One that raises is logged: the cloud continues whatever its listener does."""
     for event in events:
         try:
             event()

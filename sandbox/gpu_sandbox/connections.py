@@ -1,4 +1,4 @@
-"""Cut the connections that a server process of ours has accepted, as a load balancer that dies does."""
+"""Cut the connections accepted by one of our server processes, like a failing load balancer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpu_sandbox.nodes.syscalls import pidfd_getfd
 def cut_connections(pid: int, port: int) -> int:
     """End every connection that this process has on its local `port`; returns how many there were.
 
-    Both ends see it. OSError where the system does not let this process trace that one; a child of its own it does.
+    Both ends see it. OSError if the system does not let this process trace that one; its own children are allowed.
     """
     process = os.pidfd_open(pid)
     try:

@@ -1,6 +1,7 @@
 """Eventual consistency: a read of a cloud's API may see its state as it was a moment ago, as drawn from a seed.
 
-Which calls are read so, and by which documents, is said where a cloud uses this: `aws.replicas`, `google.replicas`.
+Which calls are read this way, and according to which documents, is stated by its users: `aws.replicas`,
+`google.replicas`.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ _K = TypeVar("_K")
 _T = TypeVar("_T")
 
 FRESH = 0.5
-"""The share of reads that see everything; no document gives one."""
+"""The share of fully up-to-date reads; no document states one."""
 
 
 class Staleness:
-    """How old the state is that each read sees. Not thread-safe: a cloud asks under its lock.
+    """How old the state is that each read sees. Not thread-safe: a cloud calls it under its lock.
 
     Reads are independent of each other: one that sees a change may be followed by one that does not, as EC2's
     documents warn of ("add wait time ... even if a Describe command returns an accurate response").

@@ -25,7 +25,7 @@ from gpu_sandbox.pki import CertificateAuthority, KeyPair, SigningKey, write_sec
 from gpu_sandbox.processes import ComponentProcess, stop_together
 
 LOOPBACK = "127.0.0.1"
-_DNS_NAME = "localhost"  # the only one that every machine knows
+_DNS_NAME = "localhost"  # the only one that every machine resolves
 START_TIMEOUT = 120.0  # a start takes three seconds of CPU, on a machine that may have other things to do
 STOP_TIMEOUT = 5.0
 _APISERVER_GRACE = 0.5
@@ -43,7 +43,7 @@ _ETCD_PEER_SOCKET = "etcd-peer:0"
 
 
 class ControlPlane:
-    """One control plane. `data_dir` is used for everything it writes and must not exist or be empty.
+    """One control plane. It writes everything to `data_dir`, which must not exist or must be empty.
 
     `server`, `ca_data` and `kubeconfig` (an administrator's) are known before it is started; `version` after.
     `audit_log` tells what callers with limited rights needed their roles for.
@@ -75,7 +75,7 @@ class ControlPlane:
         self._token_webhook_url = token_webhook_url
         self._token_cache_ttl = token_cache_ttl
         self._admission_plugins = tuple(admission_plugins)
-        # Bound, never listening: it keeps the port ours from now until stop, API server restarts included.
+        # Bound, never listening: it reserves the port until stop, including API server restarts.
         self._port_holder = _reserve_port()
         self._port: int = self._port_holder.getsockname()[1]
         self.server = f"https://{LOOPBACK}:{self._port}"
@@ -97,7 +97,7 @@ class ControlPlane:
         self._restart_lock = threading.Lock()
 
     def start(self) -> None:
-        """Returns when pods can be created. Raises ComponentFailed, with nothing left running."""
+        """Return when pods can be created. Raises ComponentFailed, with nothing left running."""
         try:
             deadline = time.monotonic() + START_TIMEOUT
             self._launch(self._etcd())
@@ -139,12 +139,12 @@ class ControlPlane:
             self._wait_until_ready(time.monotonic() + START_TIMEOUT)
 
     def hang_apiserver(self, seconds: float) -> None:
-        """Let the API server answer nothing for so long (or until `stop`): connections stand, and stay silent."""
+        """Make the API server answer nothing for this long (or until `stop`): connections stay open and silent."""
         with self._restart_lock, self._running_apiserver("hang").held():
             self._stopping.wait(seconds)
 
     def cut_connections(self) -> int:
-        """End all connections to the API server, watches too; returns how many. New ones are taken at once."""
+        """Close all connections to the API server, watches too; return how many. New ones are accepted at once."""
         apiserver = self._running_apiserver("lose its connections")
         assert apiserver.pid is not None
         try:
@@ -179,7 +179,7 @@ class ControlPlane:
         return response.status, json.loads(response.data) if is_json else response.data.decode(errors="replace")
 
     def administrator(self, user: str, *, name: str) -> Path:
-        """Write a kubeconfig of this name for a user with an administrator's rights."""
+        """Write a kubeconfig with this name for a user with administrator permissions."""
         identity = self._pki.client(name, user=user, group="system:masters")
         return self._write_kubeconfig(f"pki/{name}.kubeconfig", identity)
 

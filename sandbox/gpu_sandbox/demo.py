@@ -35,20 +35,17 @@ from gpu_sandbox.sandbox import SYSTEM_NODE, Sandbox
 
 TRAIN_TASK = "train"
 RELEASE_TASK = "scale_down"
-RUN_TIMEOUT = 240.0
-SPOT_LOST_AFTER = "round 12/"
-"""The training's line after which the machine is taken away: well after its first checkpoint."""
+SPOT_LOST_AFTER = "round 05/"
+"""The training's line after which the machine is reclaimed: the first with a checkpoint, for it may be seen late."""
 SPOT_NOTICE = 2.0
-"""Seconds from its notice to the machine's end, which are two minutes in AWS: the training would be over."""
-SPOT_LOST_TIMEOUT = 420.0
-"""A whole training more, and another machine for it."""
+"""Seconds from its notice to the machine's end; two minutes in AWS, by when the training would be over."""
 INTERRUPTED = 130
 _FAULTS = "stockout:ZONE[:INSTANCE_TYPE], train-fails, spot-lost"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scenario:
-    """What is to go wrong in the demonstrated night."""
+    """What goes wrong in the demonstrated night."""
 
     names: tuple[str, ...] = ()
     training: Training = TRAININGS["one-node"]
@@ -89,10 +86,6 @@ class Scenario:
     def expected_state(self) -> str:
         return "failed" if self.train_fails else "success"
 
-    @property
-    def timeout(self) -> float:
-        return SPOT_LOST_TIMEOUT if self.spot_lost else RUN_TIMEOUT
-
 
 def run(
     *,
@@ -104,9 +97,9 @@ def run(
 ) -> int:
     """Show one night of a training of TRAININGS; return the process's exit status.
 
-    0: the run has the colour that it should have and nothing is left. 1: not so, or it could not be shown.
-    2: a training or a fault that it does not know. 130: Ctrl-C. `report` is the JSON file to write. With `ui` Airflow
-    stays up after the night, until Ctrl-C.
+    0: the run has the expected state and nothing is left. 1: otherwise, or the night could not be shown. 2: an unknown
+    training or fault. 130: Ctrl-C. `report` is the JSON file to write. With `ui` Airflow stays up after the night,
+    until Ctrl-C.
     """
     console = console or Console()
     try:
@@ -144,7 +137,7 @@ class _Night:
     def watch(self, tell: Callable[[Report], None], *, stays: bool) -> Report:
         """Start everything, watch the run to its end, and stop everything; `tell` takes the report.
 
-        With `stays` everything goes on until Ctrl-C once the report is told.
+        With `stays` everything keeps running until Ctrl-C after the report.
         """
         with contextlib.ExitStack() as stack:
             screen = stack.enter_context(contextlib.ExitStack())
@@ -194,7 +187,7 @@ class _Night:
         self._journal.write("run", dag_run.run_id, "triggered")
         watch = AirflowWatch(airflow.api, dag_run, airflow.home / "logs", self._journal)
         try:
-            ended = airflow.api.wait_for_run(self._dag_id, dag_run.run_id, timeout=self._scenario.timeout)
+            ended = airflow.api.wait_for_run(self._dag_id, dag_run.run_id)
         finally:
             watch.stop()
             cloud.stop()
@@ -257,7 +250,7 @@ def _accuracy(airflow: AirflowHome, run: RunStatus) -> float | None:
 
 @contextlib.contextmanager
 def _one_interrupt() -> Iterator[None]:
-    """Ctrl-C and SIGTERM interrupt once. A second one would interrupt the cleaning up."""
+    """Ctrl-C and SIGTERM interrupt once. A second one would interrupt the cleanup."""
     interrupted = False
 
     def interrupt(*_: object) -> None:

@@ -1,6 +1,6 @@
-"""What happened in a demonstrated night, in the order in which it was seen.
+"""What happened in a demonstrated night, in the order of observation.
 
-The watchers write it, the live view follows it, the report is made from it: nothing else is shared by them.
+The watchers write it, the live view follows it, the report is made from it: they share nothing else.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Node; log: a line that the training printed."""
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One thing that was seen."""
+    """One observation."""
 
     at: float
-    """Seconds since the epoch: watchers and Airflow's logs have that clock in common."""
+    """Seconds since the epoch, the clock that watchers and Airflow's logs share."""
     subject: Subject
     name: str
     what: str
@@ -30,7 +30,7 @@ class Entry:
     where: str = ""
     """A node's or machine's zone and type, a pod's node."""
     rank: int = 0
-    """Of a pod that is one of several that train together."""
+    """The rank of a pod that trains together with others."""
 
 
 Listener = Callable[[Entry], None]
@@ -55,7 +55,7 @@ class Journal:
     def write(
         self, subject: Subject, name: str, what: str, *, where: str = "", at: float | None = None, rank: int = 0
     ) -> None:
-        """Add an entry; `at` is now where nothing says better."""
+        """Add an entry; `at` defaults to now."""
         moment = time.time() if at is None else at
         entry = Entry(at=moment, subject=subject, name=name, what=what, where=where, rank=rank)
         with self._lock:
@@ -64,7 +64,7 @@ class Journal:
                 listener(entry)
 
     def write_change(self, subject: Subject, name: str, what: str, *, where: str = "", at: float | None = None) -> None:
-        """Add an entry unless it says what the last one about this name said."""
+        """Add an entry unless the last one about this name is the same."""
         if self.last(subject, name) != what:
             self.write(subject, name, what, where=where, at=at)
 

@@ -17,7 +17,7 @@ GROWING = ("SetDesiredCapacity", "UpdateNodegroupConfig", "UpdateAutoScalingGrou
 RELEASING = ("TerminateInstanceInAutoScalingGroup", *GROWING)
 
 STAGES = ("sandbox up", "Airflow up", "DAG parsed")
-"""What is done before the night begins."""
+"""The stages before the night begins."""
 
 TRAINING_STARTED = "training runs"
 TRAINING_ENDED = "training ended"
@@ -31,7 +31,7 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """Times are seconds; None where the night did not get that far."""
+    """Times are in seconds; None if the night did not get that far."""
 
     dag_run_state: str
     expected_state: str
@@ -63,16 +63,16 @@ class Report:
     rank_zones: tuple[str, ...]
     """The zone of each of them."""
     attempts: int
-    """How often the training began: again after its machine was taken away."""
+    """How often the training started, including restarts after a reclaimed machine."""
 
     @property
     def good(self) -> bool:
-        """Whether the run has the colour that it should have, its ranks were together, and nothing is left."""
+        """Whether the run has the expected state, its ranks were together, and nothing is left."""
         return self.dag_run_state == self.expected_state and self.together and self.clean
 
     @property
     def together(self) -> bool:
-        """Whether each rank had a node of its own, all in one zone."""
+        """Whether each rank had its own node, all in one zone."""
         return self.ranks == self.nodes == len(set(self.rank_nodes)) and len(set(self.rank_zones)) == 1
 
     @property
@@ -127,7 +127,7 @@ def make_report(
 
 
 class _Night:
-    """The moments of one night, each None where it did not come."""
+    """The moments of one night, each None if it did not occur."""
 
     def __init__(self, entries: Sequence[Entry], train_task: str, release_task: str) -> None:
         self._entries = entries
@@ -264,7 +264,7 @@ def chart(node_count: Sequence[tuple[float, int]], *, seconds: float, width: int
 
 
 def render(report: Report) -> str:
-    """The report as people read it."""
+    """The human-readable report."""
     longest = max((len(phase.name) for phase in (*report.phases, *report.hops)), default=0)
     lines = ["", "Timeline"]
     lines += [f"  {phase.name:<{longest}} {phase.seconds:7.1f} s" for phase in report.phases]

@@ -1,4 +1,4 @@
-"""A demonstrated night's fault spot-lost: the machine of one rank is taken away while the training runs."""
+"""A demonstrated night's fault spot-lost: the machine of one rank is reclaimed while the training runs."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ _REPOSITORY = Path(__file__).parents[2]
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """One that can be demonstrated. `steps`, `seconds_per_step` and `fail_at_step` name its DAG's params."""
+    """A training that can be demonstrated. `steps`, `seconds_per_step` and `fail_at_step` name its DAG's params."""
 
     dag_id: str
     image: Callable[[], Image]
@@ -26,10 +26,10 @@ class Training:
     seconds_per_step: str
     fail_at_step: str
     pace: float
-    """Seconds that a step takes, so that there is something to watch."""
+    """Seconds per step, so that there is something to watch."""
     fails_at: int
     on_spot: bool = False
-    """Whether its pool takes spot machines, which can be taken away."""
+    """Whether its pool uses spot machines, which can be reclaimed."""
     nodes: int = 1
     shares_checkpoints: bool = False
     """Whether its pods mount the claim `checkpoints`."""
@@ -44,7 +44,7 @@ class Training:
 
 
 def example_dags() -> Path:
-    """The folder of the example DAGs; SandboxError where this is no checkout."""
+    """The folder of the example DAGs; SandboxError if this is not a checkout."""
     folder = _REPOSITORY / "example_dags"
     if not folder.is_dir():
         raise SandboxError(f"the demonstration runs from a checkout of the repository: there is no {folder}")
@@ -97,7 +97,7 @@ def claim_checkpoints(sandbox: Sandbox, folder: Path) -> None:
         SandboxError: The API server refused it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    folder.chmod(0o777)  # whoever the pods run as
+    folder.chmod(0o777)  # whatever user the pods run as
     shape = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
     volume = {
         "metadata": {"name": CHECKPOINTS},

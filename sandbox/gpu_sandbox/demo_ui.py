@@ -1,7 +1,7 @@
-"""The demonstration's Airflow stays up for who wants to look around, with earlier nights in it: `make demo UI=1`.
+"""Keeps the demonstration's Airflow up for exploration, with earlier nights in it: `make demo UI=1`.
 
 The earlier nights are runs of the same DAG that were due on earlier days. They really run, one after another, once the
-night of today is over: their machines' times are of today, and the page shows them at the days at which they were due.
+night of today is over: their machines' times are today's, and the page shows them on the days on which they were due.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class EarlierNight:
-    """A night that was due so many days ago."""
+    """A night that was due this many days ago."""
 
     days_ago: int
     due: datetime
@@ -49,7 +49,7 @@ class EarlierNight:
 
 
 def earlier_nights(now: datetime) -> Iterator[EarlierNight]:
-    """Yield the nights before this one, the newest first; one is red, and one meets a stock-out."""
+    """Yield the nights before this one, newest first; one is red, and one meets a stock-out."""
     for days_ago in range(1, NIGHTS + 1):
         due = (now - timedelta(days=days_ago)).replace(hour=2, minute=0, second=0, microsecond=0)
         is_red, is_short = days_ago == RED_NIGHT, days_ago == STOCKOUT_NIGHT
@@ -57,7 +57,7 @@ def earlier_nights(now: datetime) -> Iterator[EarlierNight]:
 
 
 def stay(airflow: AirflowHome, faults: Faults, training: Training, zone: str, say: Say) -> None:
-    """Print where the page is, play the earlier nights, and wait until somebody interrupts it."""
+    """Print the page's address, play the earlier nights, and wait until interrupted."""
     say("")
     say(f"GPU pools in Airflow's web UI: {airflow.url}{PAGE}")
     say("It asks for no log-in: whoever can reach this address is its administrator. Ctrl-C ends everything.")

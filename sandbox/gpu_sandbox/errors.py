@@ -4,11 +4,11 @@ from __future__ import annotations
 
 
 class SandboxError(Exception):
-    """Base of all errors of the sandbox's own."""
+    """Base of all the sandbox's own errors."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal to end, of which only the first is heard.
+    """A signal to end; only the first one counts.
 
     Python ends by SIGINT after a plain KeyboardInterrupt that passed an exec() of text, as in the making of a
     dataclass, even where it was caught.
@@ -16,7 +16,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class GoMissing(SandboxError):
-    """There is nothing to compile the control plane with."""
+    """No Go toolchain to compile the control plane with."""
 
 
 class BuildFailed(SandboxError):
@@ -24,15 +24,15 @@ class BuildFailed(SandboxError):
 
 
 class ComponentFailed(SandboxError):
-    """A process of the sandbox ended, or did not become ready in time; the end of its log is in the message."""
+    """A process of the sandbox exited, or was not ready in time; the end of its log is in the message."""
 
 
 class SandboxNotRunning(SandboxError):
-    """No sandbox of that name runs for this user."""
+    """No sandbox with that name is running for this user."""
 
 
 class SandboxAlreadyRunning(SandboxError):
-    """A sandbox of that name runs already."""
+    """A sandbox with that name is already running."""
 
 
 class ControlApiError(SandboxError):

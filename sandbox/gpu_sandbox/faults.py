@@ -1,4 +1,4 @@
-"""The faults of one sandbox: what is told to fail, and the questions that its parts ask about it.
+"""The faults of one sandbox: what is set to fail, and the queries of its parts about it.
 
 One `Faults` object is shared by all parts of a running sandbox. The Python API, `gpu-sandbox fault` and the
 control API all change it; AWS, the nodes and the boot of instances read it.
@@ -25,7 +25,7 @@ class Stockout:
     """Capacity that the cloud does not have; a field that is None stands for any.
 
     `instance_type` is a machine type; in Google Cloud it may be an accelerator's, too. With a `code` the launch fails
-    for another reason: EC2's InsufficientFreeAddressesInSubnet, say, or Compute Engine's IP_SPACE_EXHAUSTED.
+    for another reason, such as EC2's InsufficientFreeAddressesInSubnet or Compute Engine's IP_SPACE_EXHAUSTED.
     """
 
     zone: str | None = None
@@ -100,7 +100,7 @@ class Faults:
 
     @property
     def autoscaler_dead(self) -> bool:
-        """Whether the cluster's autoscaler does nothing, its status growing old."""
+        """Whether the cluster's autoscaler does nothing, so its status goes stale."""
         return self._autoscaler_dead
 
     @autoscaler_dead.setter
@@ -109,10 +109,10 @@ class Faults:
 
     @property
     def token_seconds(self) -> float | None:
-        """How long after its making the cloud's bearer token is refused; None: EKS's 15 minutes, Google's hour.
+        """How long after its creation the cloud's bearer token is refused; None: EKS's 15 minutes, Google's hour.
 
-        Whoever holds a token is not told: it was to live longer when it was made. The API server goes on
-        taking one that it has just seen for up to 20 seconds.
+        Token holders are not told: its stated expiry is later. The API server continues to accept a token that it has
+        just seen for up to 20 seconds.
         """
         return self._token_seconds
 
@@ -124,7 +124,7 @@ class Faults:
 
     @property
     def deadline_speed(self) -> float | None:
-        """How many times as quick the cloud's own deadlines come, from now on; None: in their time.
+        """How many times faster the cloud's own deadlines come, from now on; None: real time.
 
         These are scheduled actions of Auto Scaling groups, and max_run_duration of GKE's machines.
         """
@@ -136,7 +136,7 @@ class Faults:
         self._deadline_speed = speed
 
     def deadline_seconds(self) -> float:
-        """The time by which those deadlines go, in seconds; differences mean something."""
+        """The clock of those deadlines, in seconds; only differences are meaningful."""
         return self._deadline_time.seconds()
 
     @property
@@ -167,12 +167,12 @@ class Faults:
 
     @property
     def quotas(self) -> dict[str, float]:
-        """Limits that stand for the account's own, by the quota's name or code in the cloud."""
+        """Limits that replace the account's own, by the quota's name or code in the cloud."""
         with self._lock:
             return dict(self._quotas)
 
     def quota(self, name: str) -> float | None:
-        """The limit that stands for the account's own now; None where none was declared."""
+        """The limit that now replaces the account's own; None if none was declared."""
         with self._lock:
             return self._quotas.get(name)
 
@@ -188,7 +188,7 @@ class Faults:
         return None in self._codes(zone=zone, instance_type=instance_type, market=market)
 
     def launch_error(self, *, zone: str, instance_type: str, market: str) -> str | None:
-        """The code with which such a launch fails now for another reason than capacity; None where it does not."""
+        """The code with which such a launch now fails for a reason other than capacity; None if it does not."""
         codes = self._codes(zone=zone, instance_type=instance_type, market=market)
         return next((code for code in codes if code), None)
 
@@ -248,7 +248,7 @@ class Faults:
     # As JSON, for the CLI, the control API and the live view
 
     def describe(self) -> dict[str, Any]:
-        """Plain data; `apply` of another sandbox's takes it as it is."""
+        """Return plain data, which another sandbox's `apply` accepts unchanged."""
         with self._lock:
             return {
                 "stockouts": [asdict(stockout) for stockout in self._stockouts],

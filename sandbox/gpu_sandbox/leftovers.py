@@ -15,7 +15,7 @@ GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, kw_only=True)
 class Leftovers:
-    """All zero is what a night is to leave behind."""
+    """A night should leave all of these at zero."""
 
     nodes: int
     """GPU Nodes, with or without a machine behind them."""
@@ -36,7 +36,7 @@ class Leftovers:
 
 
 def look_for_leftovers(sandbox: Sandbox) -> Leftovers:
-    """Ask the cluster and the cloud, now."""
+    """Check the cluster and the cloud now."""
     from gpu_sandbox.sandbox import SYSTEM_NODE
 
     nodes, pods = (_items(sandbox, kind) for kind in ("nodes", "pods"))

@@ -1,7 +1,7 @@
 """The life of each cloud instance as the cluster sees it: boot, Node, drain, gone.
 
-The cloud tells what happened to instances (`CloudEvents`); this turns it into Nodes of the node agent, and into what
-EKS and GKE themselves do to Nodes: cordon and evict before an instance ends, delete the Node after it.
+The cloud reports what happened to instances (`CloudEvents`); this module turns it into Nodes of the node agent, and
+into what EKS and GKE themselves do to Nodes: cordon and evict before an instance ends, delete the Node after it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _RETRY_SECONDS = 0.2
 _REJOIN_SECONDS = 1.0
 # From a node's registration to the labels and taints that EKS adds to it; some seconds to minutes in reality.
 _LATE_SECONDS = 3.0
-# What a kubelet keeps of a shutdown's time to report the ends of its pods, in seconds.
+# Seconds of a shutdown that a kubelet reserves to report the ends of its pods.
 _SHUTDOWN_MARGIN = 0.5
 _DRAINS_AT_ONCE = 32
 _MERGE = "application/merge-patch+json"
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 
 class Instance(Protocol):
-    """An instance of whichever cloud."""
+    """An instance of either cloud."""
 
     @property
     def instance_id(self) -> str: ...
@@ -121,11 +121,11 @@ class Machines:
         return [{"instance_id": m.instance.instance_id, "name": m.node_name, "zone": m.instance.zone} for m in machines]
 
     def spot_instances(self) -> list[Instance]:
-        """Those that have not ended, the booting ones too."""
+        """Spot instances that have not ended, including booting ones."""
         with self._lock:
             return [m.instance for m in self._machines.values() if m.instance.market == "spot"]
 
-    # What the cloud tells
+    # What the cloud reports
 
     def instance_launched(self, instance: Instance) -> None:
         with self._lock:
@@ -196,7 +196,7 @@ class Machines:
                 if machine.state == "booting"
                 and machine.launched_at <= launched_before
                 and machine.join_after <= now
-                # A group may make a lost instance anew, under the name of one whose Node is still going.
+                # A group may recreate a lost instance under the name of one whose Node is still being deleted.
                 and machine.node_name not in self._removing
             ]
             for machine in booted:
@@ -267,7 +267,7 @@ class Machines:
         return [pod for pod in pods.get("items", []) if _is_evicted_by_drain(pod)]
 
     def _evict(self, pod: dict[str, Any]) -> None:
-        """Ask for it once more on each round: a PodDisruptionBudget may refuse (429) for a while."""
+        """Request it again on each round: a PodDisruptionBudget may refuse (429) for a while."""
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
         self._call(
             "POST",
@@ -290,7 +290,7 @@ class Machines:
                 self._removing.discard(machine.node_name)
 
     def _relabel(self, machine: _Machine, before: Instance, after: Instance) -> None:
-        """What the cloud's own labels and taints were becomes what they are; others on the Node are not touched."""
+        """Replace the cloud's old labels and taints with its new ones; others on the Node are not touched."""
         with self._lock:
             # One that has yet to join will do so with the new ones.
             if machine.state == "booting":

@@ -1,4 +1,4 @@
-"""What a sandbox needs of a managed Kubernetes and its cloud, whichever they are."""
+"""What a sandbox needs from a managed Kubernetes and its cloud, EKS or GKE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SYSTEM_NODE = "sandbox-system"
 
 
 class ManagedCluster(Protocol):
-    """A cluster of EKS or GKE, with the account that it is in. Nothing of the cloud is imported before `start`."""
+    """An EKS or GKE cluster, with its account. No cloud library is imported before `start`."""
 
     region: str
 
@@ -42,7 +42,7 @@ class ManagedCluster(Protocol):
     def stop(self) -> None: ...
 
     def identify(self, token: str) -> Identity | None:
-        """Who bears this token. RuntimeError before the cloud has started."""
+        """Return the identity behind this token. RuntimeError before the cloud has started."""
 
     def complete_drain(self, instance_id: str) -> None: ...
 
@@ -50,10 +50,10 @@ class ManagedCluster(Protocol):
         """Give a spot instance its notice. ValueError if it does not run."""
 
     def recommend_rebalance(self, instance: Any) -> None:
-        """Say that a spot instance is likely to be taken. ValueError if it does not run, or the cloud never says so."""
+        """Report a spot instance as at risk. ValueError if it does not run, or the cloud has no such report."""
 
     def upgrade_nodes(self, group: str) -> bool:
-        """Upgrade a group's nodes as the cloud does by itself; False where it leaves the group alone.
+        """Upgrade a group's nodes as the cloud does by itself; False if it leaves the group alone.
 
         ValueError if there is no such group, or the cloud upgrades none by itself.
         """
@@ -62,16 +62,16 @@ class ManagedCluster(Protocol):
         """What an instance's kubelet would register."""
 
     def system_node(self, *, version: str) -> NodeSpec:
-        """The Node without GPUs that is always there."""
+        """The Node without GPUs that always exists."""
 
     def images(self) -> Sequence[Image]:
-        """What the platform's own image references stand for."""
+        """The platform's own image references and what they run."""
 
     def groups(self) -> list[dict[str, Any]]:
         """Its groups of machines: name, nodegroup, desired, max, and instances with instance_id and state."""
 
     def node_groups(self) -> NodeGroups:
-        """Those that an autoscaler in the cluster takes care of."""
+        """The groups that an autoscaler in the cluster manages."""
 
     def env(self) -> dict[str, str]:
         """The variables by which clients reach this cloud, without those for the cluster itself."""

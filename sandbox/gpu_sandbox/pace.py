@@ -1,4 +1,4 @@
-"""How fast a sandbox is: far faster than the clouds, or in their own times on a clock that many times faster.
+"""How fast a sandbox is: far faster than the clouds, or their own times on a faster clock.
 
 What is scaled is what clouds, kubelets and cluster-autoscaler take; Kubernetes' own times (grace periods, leases) and
 those of whoever uses the sandbox are not. Scheduled actions and ends of machines have a speed of their own, the fault
@@ -99,9 +99,9 @@ class Pace:
     """One of the paces. ValueError if there is none of that name, or a number is out of its range.
 
     Args:
-        name: "quick": everything takes moments; "real": as long as in the clouds, `speed` times as quick.
-        speed: Of a real pace; 1 is real time. The stand-in of cluster-autoscaler has it in each pace.
-        stale: How old, in seconds, answers of the cloud's read calls may be; 0: never. Default: as the pace has it.
+        name: "quick": everything takes moments; "real": the clouds' own times, `speed` times faster.
+        speed: For a real pace; 1 is real time. It also applies to the cluster-autoscaler stand-in at each pace.
+        stale: How old, in seconds, answers of the cloud's read calls may be; 0: never. Default: the pace's.
     """
 
     name: PaceName = "quick"

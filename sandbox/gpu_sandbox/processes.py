@@ -16,6 +16,7 @@ from pathlib import Path
 from gpu_sandbox.errors import ComponentFailed
 
 _LOG_TAIL_BYTES = 3000
+_GO_RUNTIME = ("GOMAXPROCS", "GOGC", "GOMEMLIMIT")  # as Go's package runtime documents them
 
 
 class ComponentProcess:
@@ -71,7 +72,7 @@ class ComponentProcess:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Meanwhile it is there, and does nothing: SIGSTOP, and SIGCONT after."""
+        """Suspend it in this context: SIGSTOP, then SIGCONT."""
         if self._process is None:
             raise ComponentFailed(f"{self.name} is not running, so it cannot be held")
         self._process.send_signal(signal.SIGSTOP)
@@ -97,7 +98,7 @@ class ComponentProcess:
 
 
 def stop_together(components: Sequence[ComponentProcess], *, kill_after: float) -> None:
-    """SIGTERM to all, then SIGKILL to those that are still there after `kill_after` seconds."""
+    """Send SIGTERM to all, then SIGKILL to those still running after `kill_after` seconds."""
     for component in components:
         component.terminate()
     deadline = time.monotonic() + kill_after
@@ -115,8 +116,9 @@ def kill_when_alive(pid: int) -> bool:
 
 
 def _environment() -> Mapping[str, str]:
-    # A proxy for the outer world, or somebody's Kubernetes in the environment, is none of the control plane's.
-    return {
+    # A proxy, or another Kubernetes in the environment, must not affect the control plane.
+    runtime = {name: os.environ[name] for name in _GO_RUNTIME if name in os.environ}
+    return runtime | {
         "PATH": os.environ.get("PATH", os.defpath),
         "HOME": os.environ.get("HOME", "/"),
         "CONTROLPLANE_PARENT_PID": str(os.getpid()),

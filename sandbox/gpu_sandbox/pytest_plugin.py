@@ -1,6 +1,6 @@
 """pytest fixtures for tests of DAGs: `gpu_sandbox`, `gpu_sandbox_env`, `gpu_sandbox_factory`.
 
-Nothing heavy is imported until a test asks for a sandbox, as pytest loads this file in every run.
+Nothing heavy is imported until a test requests a sandbox, since pytest loads this file in every run.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def gpu_sandbox_settings() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def gpu_sandbox(gpu_sandbox_settings: dict[str, Any]) -> Iterator[Sandbox]:
-    """One running sandbox per pytest process. Tests share it, so each ends the faults that it declares."""
+    """One running sandbox per pytest process. Tests share it, so each must clear the faults that it declares."""
     from gpu_sandbox.sandbox import Sandbox
 
     with Sandbox(progress=print, **gpu_sandbox_settings) as sandbox:
@@ -33,7 +33,7 @@ def gpu_sandbox(gpu_sandbox_settings: dict[str, Any]) -> Iterator[Sandbox]:
 
 @pytest.fixture(scope="session")
 def gpu_sandbox_factory() -> Iterator[Callable[..., SandboxProcess]]:
-    """Starts one more sandbox at each call, with the arguments of `SandboxProcess`; all end with the session."""
+    """Starts another sandbox at each call, with the arguments of `SandboxProcess`; all end with the session."""
     from gpu_sandbox.sandbox_process import SandboxProcess
 
     with contextlib.ExitStack() as started:

@@ -38,37 +38,37 @@ __all__ = ["SYSTEM_NODE", "Sandbox", "default_images", "python_image"]
 _GPU = "nvidia.com/gpu"
 
 CUDA_IMAGE = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
-"""What NVIDIA's images and those made from them set: a pod without a limit sees all GPUs of its node."""
+"""Variables set by NVIDIA's images and images based on them: a pod without a limit sees all GPUs of its node."""
 
 
 class Sandbox:
     """One EKS-like cluster with its AWS account, or one GKE-like cluster with its Google Cloud project.
 
-    A context manager; `stop` leaves no process and no file.
+    A context manager; `stop` leaves no process and no file behind.
 
     Args:
         platform: "eks" or "gke".
         cluster_name: The cluster's name, also the name of its context in the kubeconfig.
         region: The cloud's region. Default us-west-2, or us-central1 of Google Cloud.
         zones: The region's zones that are used; in AWS with one subnet each. Default the first three.
-        location: Of a GKE cluster: the region (the default), or a zone.
-        account_id: Of the AWS account. In one process, no two sandboxes with EKS may have the same.
-        boot_seconds: From an instance's launch to its Node, while no fault says otherwise. Default: the pace's.
+        location: For a GKE cluster: the region (the default), or a zone.
+        account_id: The AWS account's id. In one process, no two EKS sandboxes may have the same.
+        boot_seconds: From an instance's launch to its Node, unless a fault sets it. Default: the pace's.
         container_log_max_size: Bytes of a container's log at which its kubelet rotates it; by default 10 MiB.
         images: What image references stand for, before the defaults (`default_images`).
-        pace: "quick" is far quicker than a real cloud; "real" takes the clouds' usual times, `speed` times as quick.
-        speed: Of a real pace, and of the stand-in of cluster-autoscaler in each.
-        seed: What is drawn depends on it alone: how old the answers of the cloud's read calls are.
-        stale: How old they may be, in seconds; 0: what was written is read at once. Default: the pace's.
-        timings: How long the cloud takes, instead of as the pace has it.
+        pace: "quick" is far faster than a real cloud; "real" uses the clouds' usual times, `speed` times faster.
+        speed: For a real pace, and for the cluster-autoscaler stand-in at each pace.
+        seed: Determines everything random: how old the answers of the cloud's read calls are.
+        stale: How old they may be, in seconds; 0: writes are visible at once. Default: the pace's.
+        timings: How long the cloud takes, instead of the pace's times.
         autoscaler: "stand-in" plays cluster-autoscaler (on GKE the platform's own); with "none" there is none, and a
             real one may be pointed at the sandbox.
-        engines: Controllers that the cluster has beside Kubernetes' own, of those named in `gpu_sandbox.engines`: the
-            real ones of "jobset", "trainer" (with jobset) and "kueue"; of "kuberay-crds" and "training-operator-crds"
-            only the custom resources.
-        autoscaler_timings: Of the stand-in. Default cluster-autoscaler's own, `speed` times as quick.
-        data_dir: Where everything is written, logs too; kept on stop. By default a temporary folder, which is not.
-        progress: Gets a line, now and then, on what the start is doing.
+        engines: Controllers in addition to Kubernetes' own, from those named in `gpu_sandbox.engines`: the real ones of
+            "jobset", "trainer" (with jobset) and "kueue"; for "kuberay-crds" and "training-operator-crds" only the
+            custom resources.
+        autoscaler_timings: The stand-in's. Default cluster-autoscaler's own, `speed` times faster.
+        data_dir: Where everything is written, logs too; kept on stop. By default a temporary folder, which is deleted.
+        progress: Gets an occasional line about the progress of the start.
     """
 
     def __init__(
@@ -135,12 +135,12 @@ class Sandbox:
 
     @property
     def aws(self) -> AwsCloud:
-        """AWS, of a sandbox with EKS; AttributeError otherwise."""
+        """AWS, in an EKS sandbox; AttributeError otherwise."""
         return self._of_cluster("aws")  # type: ignore[no-any-return]
 
     @property
     def google(self) -> GoogleCloud:
-        """Google Cloud, of a sandbox with GKE; AttributeError otherwise."""
+        """Google Cloud, in a GKE sandbox; AttributeError otherwise."""
         return self._of_cluster("google")  # type: ignore[no-any-return]
 
     @property
@@ -149,7 +149,7 @@ class Sandbox:
 
     @property
     def subnets(self) -> Mapping[str, str]:
-        """Subnet id by zone, of a sandbox with EKS."""
+        """Subnet id by zone, in an EKS sandbox."""
         return self._of_cluster("subnets")  # type: ignore[no-any-return]
 
     @property
@@ -157,7 +157,7 @@ class Sandbox:
         return self._of_cluster("node_role_arn")  # type: ignore[no-any-return]
 
     def start(self) -> None:
-        """Returns when pods run. The first start on a machine compiles the control plane: minutes; so with engines.
+        """Return when pods run. The first start on a machine compiles the control plane, and engines: minutes.
 
         Raises a SandboxError, with nothing left running.
         """
@@ -192,7 +192,7 @@ class Sandbox:
             admission_plugins=self.cluster.admission_plugins,
         )
         self.kubeconfig = self.control_plane.kubeconfig
-        # Importing and starting the cloud takes as long as the control plane does, so it happens meanwhile.
+        # Importing and starting the cloud takes as long as the control plane does, so they run in parallel.
         with ThreadPoolExecutor(1, thread_name_prefix="sandbox-start") as pool:
             control_plane_started = pool.submit(self.control_plane.start)
             starting.callback(self.control_plane.stop)
@@ -314,17 +314,17 @@ class Sandbox:
     def interrupt_spot(
         self, *, instance: str | None = None, node: str | None = None, zone: str | None = None
     ) -> list[str]:
-        """Give the running spot instances that are so named their notice; returns their ids. ValueError if none is."""
+        """Give the matching running spot instances their notice; return their ids. ValueError if none matches."""
         return self._with_spot(self.cluster.interrupt_spot, instance, node, zone)
 
     def recommend_rebalance(
         self, *, instance: str | None = None, node: str | None = None, zone: str | None = None
     ) -> list[str]:
-        """EC2's recommendation to rebalance, as `interrupt_spot`; it may be followed by a notice, but need not."""
+        """Send EC2's rebalance recommendation, as `interrupt_spot`; a notice may follow, but need not."""
         return self._with_spot(self.cluster.recommend_rebalance, instance, node, zone)
 
     def upgrade_nodes(self, group: str) -> bool:
-        """Upgrade a group's nodes in the midst of things, as GKE does by itself; False where it leaves the group alone.
+        """Upgrade a group's nodes at any time, as GKE does by itself; False if it leaves the group alone.
 
         ValueError if there is no such group, or the cloud upgrades none by itself.
         """
@@ -347,21 +347,21 @@ class Sandbox:
         return [each.instance_id for each in named]
 
     def restart_apiserver(self, down_seconds: float = 0.0) -> None:
-        """Take the API server away for so long; returns when it is ready again."""
+        """Stop the API server for this long; return when it is ready again."""
         self.control_plane.restart_apiserver(down_seconds)
 
     def hang_apiserver(self, seconds: float) -> None:
-        """Let the API server answer nothing for so long, its connections standing; returns when it goes on."""
+        """Make the API server answer nothing for this long, with connections open; return when it answers again."""
         self.control_plane.hang_apiserver(seconds)
 
     def cut_connections(self) -> int:
-        """End all connections to the API server, watches too, which takes new ones at once; returns how many."""
+        """Close all connections to the API server, watches too; new ones are accepted at once. Return how many."""
         return self.control_plane.cut_connections()
 
     def describe(self) -> dict[str, Any]:
-        """Plain data on what is there now: components, nodes, pods, groups, faults.
+        """Return plain data on what exists now: components, nodes, pods, groups, faults.
 
-        While the API server is away its part is empty and `api_server` is False.
+        While the API server is down its part is empty and `api_server` is False.
         """
         cluster = self._describe_cluster()
         return {
@@ -439,7 +439,7 @@ def managed_cluster(
 
 
 def default_images() -> tuple[Image, ...]:
-    """What the usual image references stand for: this interpreter, this machine's programs, NVIDIA's plugin."""
+    """What the usual image references run: this interpreter, this machine's programs, NVIDIA's plugin."""
     from gpu_sandbox.nodes import Image
 
     return (
@@ -459,7 +459,7 @@ def python_image(pattern: str, *, folder: Path | None = None, env: Mapping[str, 
 
 
 def _silent(line: str) -> None:
-    """For callers who want no progress."""
+    """For callers that want no progress."""
 
 
 def _describe_node(node: dict[str, Any], pods: list[dict[str, Any]]) -> dict[str, Any]:

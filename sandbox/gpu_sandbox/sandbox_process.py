@@ -1,4 +1,4 @@
-"""A sandbox in a process of its own: any number of them side by side, each ended with the process that started it."""
+"""A sandbox in its own process: any number side by side, each ended with the process that started it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _STOP_TIMEOUT = 30.0
 
 
 class SandboxProcess:
-    """One sandbox, steered through its control API; only one `Sandbox` itself can run in a process.
+    """One sandbox, driven through its control API; only one `Sandbox` can run per process.
 
     Args:
         platform: "eks" or "gke".
         cluster_name: The cluster's name.
         boot_seconds: From an instance's launch to its Node. Default: the pace's.
         autoscaler: As `Sandbox`'s.
-        autoscaler_speed: How many times as quick as cluster-autoscaler the stand-in is. Default: `speed`.
+        autoscaler_speed: How many times faster than cluster-autoscaler the stand-in is. Default: `speed`.
         pace, speed, seed, stale: As `Sandbox`'s.
         engines: As `Sandbox`'s.
         images: Folder, mounted at /app, by pattern of image reference; run with this interpreter.
-        progress: Gets a line, now and then, on what the start is doing.
+        progress: Gets an occasional line about the progress of the start.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SandboxProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Returns when it is ready. Raises ComponentFailed, with the log's end, if it ends instead."""
+        """Return when it is ready. Raises ComponentFailed, with the log's end, if it exits instead."""
         with tempfile.NamedTemporaryFile(prefix="gpu-sandbox-", suffix=".log") as log:
             self._process = subprocess.Popen(
                 [*supervisor.up_command(), "--until-stdin-closes", *self._arguments],

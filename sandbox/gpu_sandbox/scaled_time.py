@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 class ScaledTime:
-    """A count of seconds that never goes back; how quick it is may change meanwhile. Thread-safe."""
+    """A count of seconds that never goes back; its speed may change meanwhile. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -19,7 +19,7 @@ class ScaledTime:
 
     @property
     def speed(self) -> float:
-        """Seconds that are counted in each second of the world."""
+        """Seconds counted per real second."""
         return self._speed
 
     @speed.setter
@@ -31,7 +31,7 @@ class ScaledTime:
             self._speed = speed
 
     def seconds(self) -> float:
-        """Seconds counted so far; only the difference of two counts means something."""
+        """Seconds counted so far; only the difference of two counts is meaningful."""
         with self._lock:
             self._count()
             return self._counted

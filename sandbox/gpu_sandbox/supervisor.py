@@ -36,7 +36,6 @@ from gpu_sandbox.errors import (
 )
 from gpu_sandbox.sandbox import Sandbox
 
-DEFAULT_NAME = "default"
 _STOP_TIMEOUT = 30.0
 _LOCK_TIMEOUT = 0.5
 _POLL = 0.05

@@ -49,12 +49,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByAirflow:
     return ByAirflow(config, log)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.timeout(900))  # the first test of a file starts all of the file's runs
-
-
 @pytest.fixture(scope="session")
 def sandbox() -> Iterator[Sandbox]:
     with Sandbox(images=(training_image(),), boot_seconds=1.0, timings=AwsTimings(spot_notice=2.0)) as sandbox:

@@ -6,10 +6,9 @@ import base64
 import json
 import re
 import sqlite3
-import threading
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import yaml
@@ -103,35 +102,28 @@ def _hits(where: str, text: bytes, secrets: Patterns) -> Iterator[str]:
 
 
 class TriggerRows:
-    """The triggers' rows while they are there, decrypted: they go as soon as their triggers are done."""
+    """The triggers' rows, decrypted. They go as soon as their triggers are done: the database itself keeps a copy."""
 
     def __init__(self, home: AirflowHome) -> None:
         self._home = home
-        self._over = threading.Event()
-        self.seen: dict[str, bytes] = {}
+        with closing(sqlite3.connect(home.home / "airflow.db", timeout=60)) as database:
+            database.executescript("""
+                CREATE TABLE seen_trigger (classpath TEXT, kwargs TEXT);
+                CREATE TRIGGER see_trigger AFTER INSERT ON "trigger"
+                BEGIN INSERT INTO seen_trigger VALUES (NEW.classpath, NEW.kwargs); END;
+            """)
+
+    def seen(self) -> dict[str, bytes]:
         """Their arguments by class, joined."""
-
-    @contextmanager
-    def watched(self) -> Iterator[TriggerRows]:
-        thread = threading.Thread(target=self._watch, name="trigger-rows")
-        thread.start()
-        try:
-            yield self
-        finally:
-            self._over.set()
-            thread.join()
-
-    def _watch(self) -> None:
+        seen: dict[str, bytes] = {}
         with closing(sqlite3.connect(f"file:{self._home.home}/airflow.db?mode=ro", uri=True, timeout=30)) as database:
-            while not self._over.wait(0.2):
-                for path, kwargs in database.execute("SELECT classpath, kwargs FROM trigger"):
-                    plain = _plain(self._home, kwargs.encode())
-                    known = self.seen.setdefault(path.rpartition(".")[2], b"")
-                    if plain not in known:
-                        self.seen[path.rpartition(".")[2]] = known + plain
+            for path, kwargs in database.execute("SELECT classpath, kwargs FROM seen_trigger"):
+                name = path.rpartition(".")[2]
+                seen[name] = seen.get(name, b"") + _plain(self._home, kwargs.encode())
+        return seen
 
     def hits(self, secrets: Patterns) -> list[str]:
-        return [hit for name, text in self.seen.items() for hit in _hits(f"the row of {name}", text, secrets)]
+        return [hit for name, text in self.seen().items() for hit in _hits(f"the row of {name}", text, secrets)]
 
 
 def connection_with_kubeconfig(sandbox: Sandbox) -> dict[str, Any]:

@@ -14,6 +14,7 @@ The DAG files lie in tests/airflow/dags/; a DAG is triggered by its id once its 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +22,9 @@ from typing import Any
 from kubernetes import client, config
 from kubernetes.stream import stream
 
+from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions_from_record
 from gpu_sandbox import Sandbox
-from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError, RunStatus, TaskState
+from gpu_sandbox.airflow_api import PATIENCE, AirflowApi, AirflowApiError, RunStatus, TaskState, wait_until
 from gpu_sandbox.airflow_home import AirflowHome
 from gpu_sandbox.leftovers import Leftovers, look_for_leftovers
 
@@ -89,6 +91,11 @@ class Airflow:
         """Start a run and wait until it has ended."""
         return self.finish(self.trigger(dag_id, conf), timeout=timeout)
 
+    def until_watched(self, run: RunStatus) -> None:
+        """Wait until the training runs and its trigger watches it: one that has not begun is told of nothing."""
+        self.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}))
+        wait_until(lambda: "started on node" in self.log(run, "train"), what=f"{run.dag_id}'s training to be watched")
+
     def log(self, run: FinishedRun | RunStatus, task_id: str, *, try_number: int = 1) -> str:
         """What the task's try logged, one line per message."""
         status = run.status if isinstance(run, FinishedRun) else run
@@ -108,6 +115,25 @@ class Airflow:
         with config.new_client_from_config(str(self.sandbox.kubeconfig)) as api:
             connect = client.CoreV1Api(api).connect_get_namespaced_pod_exec
             stream(connect, pod, "default", container="base", command=list(command), stdout=True, stderr=True)
+
+    def saved_log(self, pod: str) -> list[str]:
+        """The lines of the pod in "default" that no other triggerer repeats, as the place after them is recorded."""
+        with config.new_client_from_config(str(self.sandbox.kubeconfig)) as api:
+            core = client.CoreV1Api(api)
+            annotations = core.read_namespaced_pod(pod, "default").metadata.annotations or {}
+            positions = positions_from_record(json.loads(annotations.get(POSITIONS, "{}")))
+            options = {"container": "base", "timestamps": True, "_preload_content": False}
+            printed = core.read_namespaced_pod_log(pod, "default", **options).data
+        if "base" not in positions:
+            return []
+        lines = printed.splitlines()
+        reader = LogReader()
+        for number, line in enumerate(lines):
+            reader.take(line)
+            if reader.position.newest > positions["base"].newest:
+                lines = lines[:number]
+                break
+        return [line.decode().partition(" ")[2] for line in lines]
 
     def lost_by_airflow(self, run: FinishedRun | RunStatus, task_id: str) -> bool:
         """Whether Airflow 3.3 failed a try of this task by mistake (apache/airflow#72716, #71580).
@@ -134,8 +160,12 @@ class Airflow:
         for task in self.api.tasks(run.dag_id, run.run_id):
             for try_number in range(1, task.try_number + 1):
                 parts.append(f"--- {task.task_id} (try {try_number} of {task.try_number}): {task.state}")
-                lines = self.api.log(
-                    run.dag_id, run.run_id, task.task_id, try_number=try_number, map_index=task.map_index
-                )
-                parts += [f"{line.at:%H:%M:%S.%f} {line.event}" for line in lines if line.at]
+                try:
+                    lines = self.api.log(
+                        run.dag_id, run.run_id, task.task_id, try_number=try_number, map_index=task.map_index
+                    )
+                except AirflowApiError as error:  # there is no record of a try that Airflow has lost itself
+                    parts.append(str(error))
+                else:
+                    parts += [f"{line.at:%H:%M:%S.%f} {line.event}" for line in lines if line.at]
         return parts

@@ -18,7 +18,7 @@ import pytest
 
 from airflow_gpu_provider.pods.followed_log import REPEATED
 from gpu_sandbox import Sandbox
-from gpu_sandbox.airflow_api import RunStatus, wait_until
+from gpu_sandbox.airflow_api import PATIENCE, wait_until
 from gpu_sandbox.airflow_home import AirflowHome
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.leftovers import look_for_leftovers
@@ -32,7 +32,7 @@ MARGIN = timedelta(minutes=15)
 AWAY = 40.0
 """Seconds: 40 minutes of the sandboxes'."""
 SAVED_EVERY = 12
-"""Log lines in the five seconds, and the one in which they are saved, that a new triggerer may repeat."""
+"""Log lines in the five seconds, and the one in which they are saved, that are not saved yet."""
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +92,17 @@ def test_the_clouds_end_what_nobody_comes_back_for_and_a_training_outlives_its_a
     comes_back = Pool(sandbox=sandbox, name="comes-back")
     runs = {dag_id: airflow.trigger(dag_id) for dag_id in ("dead_eks", "dead_gke", "comes_back")}
     for run in runs.values():
-        until_its_trigger_watches(airflow, run)
+        airflow.until_watched(run)
     pod = comes_back.pod()
+    name = pod["metadata"]["name"]
 
+    def unsaved() -> int:
+        return len(steps(airflow.log(runs["comes_back"], "train"))) - len(airflow.saved_log(name))
+
+    wait_until(lambda: unsaved() <= SAVED_EVERY, what="the place in the log to be saved")
+    saved = len(airflow.saved_log(name))
+
+    # Not later than the cloud's clock goes faster, however long the kill takes.
     died_at = datetime.now(UTC)
     airflow.home.kill_all()
     sandbox.faults.deadline_speed = gke.faults.deadline_speed = SPEED
@@ -118,22 +126,17 @@ def test_the_clouds_end_what_nobody_comes_back_for_and_a_training_outlives_its_a
     run = runs["comes_back"]
     # A dead triggerer's triggers go to another one once its heartbeat is 30 s old.
     wait_until(lambda: REPEATED in airflow.log(run, "train"), what="the pod to be watched again")
-    airflow.run_in(pod["metadata"]["name"], "touch", "/tmp/enough")
+    airflow.run_in(name, "touch", "/tmp/enough")
     finished = airflow.finish(run)
     assert finished.state == "success", finished.states
     assert finished.task("train").try_number == 1
-    is_whole(airflow.log(finished, "train"))
+    is_whole(airflow.log(finished, "train"), saved)
 
     # Whose pods were taken has failed: no run is green that did not train, and none begins anew by itself.
     for dag_id in ("dead_eks", "dead_gke"):
         assert airflow.finish(runs[dag_id]).state == "failed"
     for each in (sandbox, gke):
         wait_until(lambda each=each: look_for_leftovers(each).nothing, what="zero")  # type: ignore[misc]
-
-
-def until_its_trigger_watches(airflow: Airflow, run: RunStatus) -> None:
-    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=frozenset({"deferred"}))
-    wait_until(lambda: "started on node" in airflow.log(run, "train"), what="the trigger to watch the pod")
 
 
 def switch_time(pool: Pool) -> datetime:
@@ -155,15 +158,14 @@ def machine_end(pool: Pool) -> datetime:
 
 
 def watch_until_zero(due: dict[Pool, datetime]) -> dict[Pool, datetime]:
-    """When each pool first had no running training, looking all the time until all are at zero."""
+    """When each pool was first seen without a running training, looking all the time until all are at zero."""
     gone: dict[Pool, datetime] = {}
-    deadline = max(due.values()) + timedelta(seconds=60)
+    deadline = max(due.values()) + timedelta(seconds=PATIENCE)
     while not (gone.keys() == due.keys() and all(pool.is_zero for pool in due)):
-        now = datetime.now(UTC)
-        assert now < deadline, f"still there: {[pool.name for pool in due if not pool.is_zero]}"
+        assert datetime.now(UTC) < deadline, f"still there: {[pool.name for pool in due if not pool.is_zero]}"
         for pool in due.keys() - gone.keys():
             if not pool.nodes() or pool.machines() == 0 or any("deletionTimestamp" in p for p in pods_of(pool)):
-                gone[pool] = now
+                gone[pool] = datetime.now(UTC)
         time.sleep(0.2)
     return gone
 
@@ -174,13 +176,17 @@ def pods_of(pool: Pool) -> list[dict[str, Any]]:
     return [pod["metadata"] for pod in pods if pod["spec"].get("nodeName") in nodes]
 
 
-def is_whole(log: str) -> None:
-    """Hold that every line of the training is there once, but for those that were on their way when Airflow died."""
+def steps(log: str) -> list[int]:
+    return [int(step) for step in re.findall(r"^\[base\] step (\d+)$", log, re.M)]
+
+
+def is_whole(log: str, saved: int) -> None:
+    """Hold that every line of the training is there once, but for those that were not saved when Airflow died."""
     before, repeated, after = log.partition(REPEATED)
-    first, then = ([int(step) for step in re.findall(r"^\[base\] step (\d+)$", part, re.M)] for part in (before, after))
+    first, then = steps(before), steps(after)
     assert repeated
     assert first == [*range(1, len(first) + 1)]
     assert then == [*range(then[0], then[-1] + 1)]
-    assert len(first) - SAVED_EVERY <= then[0] - 1 <= len(first)
+    assert saved <= then[0] - 1 <= len(first)
     assert then[-1] > AWAY, "two lines a second"
     assert "[base] trained" in after

@@ -46,9 +46,7 @@ def finish(airflow: Airflow, run: RunStatus) -> FinishedRun:
 
 def training(airflow: Airflow, run: RunStatus) -> str:
     """Wait until the training's container runs, with its task in the triggerer; return its pod's name."""
-    deferred = frozenset({"deferred"})
-    airflow.api.wait_for_task(run.dag_id, run.run_id, "train", states=deferred)
-    wait_until(lambda: bool(running(airflow, run)), what="the training's pod to run")
+    airflow.until_watched(run)
     (name,) = running(airflow, run)
     return name
 
@@ -79,9 +77,9 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
     asg = aws_client(airflow.sandbox.aws, "autoscaling")
     activities = asg.describe_scaling_activities(AutoScalingGroupName=group)["Activities"]
     (release,) = (each for each in activities if each["Description"] == f"Terminating EC2 instance: {instance_id}")
-    seconds_paid = (release["StartTime"] - instance["LaunchTime"]).total_seconds()
-    # The cloud's times are whole seconds; a machine is last seen a moment before it is released.
-    assert sum(seconds.values()) == pytest.approx(seconds_paid, abs=5)
+    released, gone = ((release[time] - instance["LaunchTime"]).total_seconds() for time in ("StartTime", "EndTime"))
+    # The cloud's times are whole seconds.
+    assert released - 1 <= sum(seconds.values()) <= gone + 1
     assert seconds["booting"] > 0
     assert seconds["working"] >= 2
     assert usage["machines"] == 1
@@ -89,6 +87,8 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
         {**{p: 0.5 * s for p, s in seconds.items()}, "total": 0.5 * sum(seconds.values())}, abs=0.1
     )
 
+    # The last one of them that is sent.
+    wait_until(lambda: "cost.idle" in metrics.gauges(pool="block-ok", dag_id="block_ok"), what="the metrics")
     sent = metrics.gauges(pool="block-ok", dag_id="block_ok")
     assert {p: sent[f"node_seconds.{p}"] for p in seconds} == pytest.approx(seconds, abs=0.1)
     assert {p: sent[f"cost.{p}"] for p in seconds} == pytest.approx({p: cost[p] for p in seconds}, abs=0.1)
@@ -175,6 +175,12 @@ def test_zero_fails_and_is_cleared(airflow: Airflow, runs: Mapping[str, list[Run
     assert finished.task("block-zero-fails.scale_down").state == "failed"
     assert finished.state == "failed"
     airflow.sandbox.faults.clear()
-    airflow.api.clear_task(run.dag_id, run.run_id, "block-zero-fails.scale_down")
+
+    def goes_on_well() -> bool:
+        airflow.api.clear_task(run.dag_id, run.run_id, "block-zero-fails.scale_down")
+        return finish(airflow, run).state == "success"
+
+    # Its time-out of a second may be too short on a busy machine: the next try goes on where it stopped.
+    wait_until(goes_on_well, what="zero")
     check(airflow, finish(airflow, run), state="success", train="success", scale_down="success")
     wait_until(lambda: airflow.leftovers().nothing, what=f"zero, but there are {airflow.leftovers()}")

@@ -213,20 +213,6 @@ def test_an_execution_timeout_of_ensure_gives_its_machine_up(airflow: Airflow, r
     zero(airflow, name)
 
 
-def test_a_deferred_ensure_is_ended_by_its_timeout_and_not_by_its_execution_timeout(
-    airflow: Airflow, runs: Mapping[str, RunStatus]
-) -> None:
-    run, name = runs["rows_deferred_ensure"], "rows-deferred-ensure"
-    assert ended(airflow, run) == "failed"
-    expected = {f"{name}.ensure": "failed", "train": "upstream_failed", f"{name}.scale_down": "success"}
-    assert states_of(airflow, run, *expected) == expected
-    ensure = airflow.api.task(run.dag_id, run.run_id, f"{name}.ensure")
-    assert ensure.start_date
-    assert ensure.end_date
-    assert ensure.end_date - ensure.start_date >= timedelta(seconds=60)
-    zero(airflow, name)
-
-
 def trains(airflow: Airflow, run: RunStatus, trainings: Trainings) -> None:
     """Wait until the training says that it runs, with its task in the triggerer."""
 
@@ -235,7 +221,7 @@ def trains(airflow: Airflow, run: RunStatus, trainings: Trainings) -> None:
         return trainings.begun[run.run_id] > 0
 
     wait_until(begun, what=f"the training of {run.run_id}")
-    wait_for(airflow, run, "train", "deferred")
+    airflow.until_watched(run)
 
 
 def tasks_of(airflow: Airflow, run: RunStatus) -> dict[str, str | None]:
@@ -331,6 +317,20 @@ def test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none(
     zero(airflow, "rows-ten-nights")
 
 
+def test_a_deferred_ensure_is_ended_by_its_timeout_and_not_by_its_execution_timeout(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    run, name = runs["rows_deferred_ensure"], "rows-deferred-ensure"
+    assert ended(airflow, run) == "failed"
+    expected = {f"{name}.ensure": "failed", "train": "upstream_failed", f"{name}.scale_down": "success"}
+    assert states_of(airflow, run, *expected) == expected
+    ensure = airflow.api.task(run.dag_id, run.run_id, f"{name}.ensure")
+    assert ensure.start_date
+    assert ensure.end_date
+    assert ensure.end_date - ensure.start_date >= timedelta(seconds=120)
+    zero(airflow, name)
+
+
 def test_an_execution_timeout_of_scale_down_leaves_the_rest_to_its_next_try(
     airflow: Airflow, runs: Mapping[str, RunStatus], until: Callable[[str], Path]
 ) -> None:
@@ -339,9 +339,9 @@ def test_an_execution_timeout_of_scale_down_leaves_the_rest_to_its_next_try(
     wait_for(airflow, run, "train", "running")
     airflow.sandbox.faults.set_error_rate(1, service="autoscaling")
     until(run.dag_id).touch()
-    wait_for(airflow, run, f"{name}.scale_down", "up_for_retry")
+    scale_down = f"{name}.scale_down"
+    wait_until(lambda: airflow.api.task(run.dag_id, run.run_id, scale_down).try_number > 1, what="the next try")
     assert len(nodes_of(airflow, name)) == 1
     airflow.sandbox.faults.clear()
     assert ended(airflow, run) == "success"
-    assert airflow.api.task(run.dag_id, run.run_id, f"{name}.scale_down").try_number > 1
     zero(airflow, name)

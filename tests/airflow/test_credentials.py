@@ -43,13 +43,14 @@ def talkative(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 def test_no_credential_is_logged_or_stored(talkative: Airflow, sandbox: Sandbox) -> None:
     home, secrets = talkative.home, credentials.patterns(talkative.home, sandbox)
-    with credentials.TriggerRows(home).watched() as triggers:
-        started = [talkative.trigger(dag_id) for dag_id in ("nightly_training_eks_tasks", "lab")]
-        runs = [talkative.finish(run) for run in started]
+    triggers = credentials.TriggerRows(home)
+    started = [talkative.trigger(dag_id) for dag_id in ("nightly_training_eks_tasks", "lab")]
+    runs = [talkative.finish(run) for run in started]
     assert [run.state for run in runs] == ["success", "success"], talkative.account()
     # All of the package that waits has been seen waiting, and libraries were talkative.
-    assert {"GpuPodTrigger", "NodesTrigger"} <= triggers.seen.keys()
-    assert b"nightly_training" in b"".join(triggers.seen.values())
+    seen = triggers.seen()
+    assert {"GpuPodTrigger", "NodesTrigger"} <= seen.keys()
+    assert b"nightly_training" in b"".join(seen.values())
     scheduler = home.log_file("scheduler").read_text()
     assert "debug" in scheduler.lower()
 

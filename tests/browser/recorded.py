@@ -13,7 +13,7 @@ from airflow_gpu_provider.pods.gpu_use import GpuUse, Sample
 from airflow_gpu_provider.reports.doctor import Finding
 from airflow_gpu_provider.reports.status import LeaseRow, MachineRow, PoolStatus
 from airflow_gpu_provider.scaling.bill import bill
-from airflow_gpu_provider.scaling.phases import phase
+from airflow_gpu_provider.scaling.waits import phase
 
 Conf = dict[str, Any]
 

@@ -22,7 +22,7 @@ from typing import Any
 from gpu_sandbox.control_plane import ControlPlane
 from tests.kubelet.needs import CNI_PLUGINS
 
-START_SECONDS = 120.0
+START_SECONDS = 600.0
 
 _BRIDGE = "gpu-kubelet0"
 _CGROUP = "gpu-kubelet-tests"
@@ -135,7 +135,7 @@ class KubeletMachine:
         finally:
             assert process.stdin is not None
             process.stdin.close()
-            process.wait(30)
+            process.wait(300)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS

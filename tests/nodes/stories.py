@@ -23,8 +23,10 @@ IMAGE = "busybox:1.36"
 
 _AT_ONCE = 16
 _POLITE = "trap 'echo bye; exit 0' TERM; while :; do sleep 0.2; done"
+_POLITE_ONCE_UP = _POLITE.replace("while", "echo up; while")
 _STUBBORN = "trap '' TERM; while :; do sleep 0.2; done"
 _FAILS = {"exec": {"command": ["false"]}}
+_FAILS_ONCE = "test -e /tmp/asked || { touch /tmp/asked; exit 1; }"
 
 Until = Callable[[dict[str, Any]], bool]
 
@@ -67,12 +69,14 @@ def is_deleted(status: dict[str, Any]) -> bool:
     return False
 
 
-def deletes(**options: Any) -> Callable[[client.CoreV1Api, str], None]:
-    """Delete the pod once it runs."""
+def deletes(*, says: str = "", **options: Any) -> Callable[[client.CoreV1Api, str], None]:
+    """Delete the pod once it runs, and has said this."""
 
     def act(core: client.CoreV1Api, name: str) -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 240
         while core.read_namespaced_pod(name, "default").status.phase != "Running" and time.monotonic() < deadline:
+            time.sleep(0.1)
+        while says and says not in core.read_namespaced_pod_log(name, "default") and time.monotonic() < deadline:
             time.sleep(0.1)
         core.delete_namespaced_pod(name, "default", **options)
 
@@ -103,7 +107,7 @@ STORIES: dict[str, Told] = {
         until=ended,
     ),
     "it is over its deadline": Told(
-        spec=one(sh("sleep 60"), activeDeadlineSeconds=4, terminationGracePeriodSeconds=1), until=ended
+        spec=one(sh("sleep 600"), activeDeadlineSeconds=10, terminationGracePeriodSeconds=1), until=ended
     ),
     "it gets GPUs": Told(
         spec=one(
@@ -193,8 +197,8 @@ STORIES: dict[str, Told] = {
     "it becomes ready": Told(
         spec=one(
             sh(
-                "sleep 4; touch /tmp/up; sleep 60",
-                readinessProbe={"exec": {"command": ["test", "-e", "/tmp/up"]}, "periodSeconds": 1},
+                "sleep 600",
+                readinessProbe={"exec": {"command": ["sh", "-c", _FAILS_ONCE]}, "periodSeconds": 1},
             )
         ),
         until=ready,
@@ -233,7 +237,7 @@ STORIES: dict[str, Told] = {
     ),
     # Deletion
     "it ends politely when deleted": Told(
-        spec=one(sh(_POLITE)), act=deletes(grace_period_seconds=20), until=is_deleted
+        spec=one(sh(_POLITE_ONCE_UP)), act=deletes(says="up", grace_period_seconds=20), until=is_deleted
     ),
     "it ends by force when deleted": Told(
         spec=one(sh(_STUBBORN)), act=deletes(grace_period_seconds=3), until=is_deleted

@@ -16,7 +16,7 @@ from typing import Any
 from kubernetes import client, watch
 
 _NAMESPACE = "default"
-_EVENTS_QUIET, _EVENTS_AT_MOST = 2.0, 60.0
+_EVENTS_QUIET, _EVENTS_AT_MOST = 2.0, 240.0
 # Beside what is different each time: what resizing a running pod, and the health of devices, is told by.
 _STATUS_LEFT_OUT = (
     *("startTime", "podIP", "podIPs", "hostIP", "hostIPs", "observedGeneration"),
@@ -47,7 +47,7 @@ def tell(
     act: Callable[[client.CoreV1Api, str], None] | None = None,
     *,
     until: Callable[[dict[str, Any]], bool],
-    seconds: float = 60,
+    seconds: float = 240,
     events: int = 0,
 ) -> Story:
     """Run a pod on a node, watch it until `until` its status or its deletion, delete it; return what was seen.

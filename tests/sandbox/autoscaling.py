@@ -8,7 +8,7 @@ from typing import Any
 
 import boto3
 import yaml
-from kubernetes.client import ApiClient, ApiException
+from kubernetes.client import ApiClient, ApiException, CoreV1Api
 from kubernetes.config import new_client_from_config
 
 from gpu_sandbox import SandboxProcess
@@ -64,6 +64,7 @@ class Cluster:
         self.sandbox = sandbox
         self.env = sandbox.env()
         self._client: ApiClient = new_client_from_config(self.env["KUBECONFIG"])
+        self.core = CoreV1Api(self._client)
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded reply; empty where nothing is there."""
@@ -82,6 +83,9 @@ class Cluster:
     def delete_pods(self) -> None:
         for pod in self.pods():
             self.call("DELETE", f"/api/v1/namespaces/default/pods/{pod['metadata']['name']}", {"gracePeriodSeconds": 0})
+
+    def delete(self, name: str) -> None:
+        self.core.delete_namespaced_pod(name, "default")
 
     def pods(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self.call("GET", "/api/v1/namespaces/default/pods")["items"]

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from botocore.loaders import JSONFileLoader
 from google.auth.crypt import RSASigner
 from xdist.scheduler import LoadScopeScheduling
 
-from airflow_gpu_provider.errors import error_types
+from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.errors import GpuError, OutOfStock, error_types
+from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
+from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.build import control_plane_binary
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.demo_trainings import training_image
-from gpu_sandbox.engines import ENGINES
 from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.nodes import Image
 from gpu_sandbox.sandbox import Sandbox
@@ -46,6 +47,8 @@ LONGEST_FIRST = (
     "test_scale_only.py",
     "test_hard_to_get.py",
     "test_refusals.py",
+    "nodes",
+    "engines",
     "test_ensure.py",
     "test_howto_s4.py",
     "test_real_pace.py",
@@ -61,16 +64,13 @@ LONGEST_FIRST = (
 )
 
 
-WITH_ENGINES = frozenset({"test_engines.py", "test_kueue.py"})
-"""The files that share a sandbox with Kueue, JobSet and Kubeflow Trainer."""
-
-
 class BySandbox(LoadScopeScheduling):
-    """Files of one kind of sandbox go to one worker; any other file to whichever is free."""
+    """The files of `engines`, and those of `nodes`, share a cluster and a worker; any other has whichever is free."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "engines" if Path(file).name in WITH_ENGINES else file
+        folder = Path(file).parent.name
+        return folder if folder in ("engines", "nodes") else file
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -86,7 +86,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+    items.sort(key=lambda item: rank.get(item.path.name, rank.get(item.path.parent.name, len(rank))))
 
 
 @pytest.fixture(scope="session")
@@ -94,13 +94,19 @@ def binary() -> Path:
     return control_plane_binary(print)
 
 
-@pytest.fixture(scope="session")
-def control_plane(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
-    """Shared: tests leave it running, and clean up the objects that they make."""
-    control_plane = ControlPlane(binary=binary, data_dir=tmp_path_factory.mktemp("control-plane"))
+@contextlib.contextmanager
+def control_plane_in(folder: Path, binary: Path) -> Iterator[ControlPlane]:
+    control_plane = ControlPlane(binary=binary, data_dir=folder)
     control_plane.start()
     yield control_plane
     control_plane.stop()
+
+
+@pytest.fixture(scope="module")
+def control_plane(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """A file's tests share it and clean up the objects that they make. To keep it longer costs more than its start."""
+    with control_plane_in(tmp_path_factory.mktemp("control-plane"), binary) as control_plane:
+        yield control_plane
 
 
 @pytest.fixture(scope="module")
@@ -132,29 +138,6 @@ def gpu_sandbox(gpu_sandbox: Sandbox) -> Iterator[Sandbox]:
     _shared[gpu_sandbox] = node_groups(gpu_sandbox)
     yield gpu_sandbox
     del _shared[gpu_sandbox]
-
-
-@pytest.fixture(scope="session")
-def engines_sandbox() -> Iterator[Sandbox]:
-    """One with the real JobSet, Kubeflow Trainer and Kueue, beside `gpu_sandbox`; it ends their processes."""
-    timings = AwsTimings(stale=0.0)
-    with Sandbox(
-        cluster_name="engines",
-        account_id="555555555555",
-        engines=tuple(ENGINES),
-        images=(training_image(),),
-        timings=timings,
-        progress=print,
-    ) as sandbox:
-        processes = engine_processes()
-        yield sandbox
-    assert [name for name, process in processes.items() if process.is_running()] == []
-
-
-def engine_processes() -> dict[str, psutil.Process]:
-    """This process' engines, by name."""
-    lines = {process: process.cmdline()[1:2] for process in psutil.Process().children()}
-    return {line[0]: process for process, line in lines.items() if line and line[0] in ENGINES}
 
 
 _shared: dict[Sandbox, set[str | None]] = {}
@@ -192,7 +175,7 @@ def quick_looks() -> Iterator[None]:
     """What takes minutes in a cloud takes a second here: who waits for it looks again sooner."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("airflow_gpu_provider.operators.delete._POLL_SECONDS", 0.3)
-        patch.setattr("airflow_gpu_provider.scaling.call_with_retries._EVERY", 1.0)
+        patch.setattr("airflow_gpu_provider.scaling.setbacks._EVERY", 1.0)
         patch.setattr("airflow_gpu_provider.scaling.janitor._POLL_SECONDS", 0.5)
         yield
 
@@ -203,6 +186,25 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for cls in error_types():
         if cls.borne_for is not None:
             monkeypatch.setattr(cls, "borne_for", timedelta(0))
+
+
+@pytest.fixture
+def stock_out_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No wait for nodes, and no pod's wait for a node, ends before it has heard that there is no capacity.
+
+    A busy machine may take longer for that than a test has time.
+    """
+    late, schedule_deadline = NodesWait._late, PodWait._schedule_deadline
+
+    def out_of_stock(*seen: Any) -> GpuError | None:
+        error = late(*seen)
+        return error if isinstance(error, OutOfStock) else None
+
+    def deadline(wait: PodWait, pod: PodState, snapshot: PodSnapshot) -> datetime:
+        return schedule_deadline(wait, pod, snapshot) if snapshot.no_capacity else wait.deadline
+
+    monkeypatch.setattr(NodesWait, "_late", out_of_stock)
+    monkeypatch.setattr(PodWait, "_schedule_deadline", deadline)
 
 
 @pytest.fixture(scope="module")

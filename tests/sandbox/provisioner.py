@@ -1,7 +1,8 @@
 """A small provisioner: it does to the sandbox's cluster what Karpenter, Auto Mode or an autoscaler of others does.
 
 Pods that wait and select its labels get a node, with the events of the provisioner that it plays; a node on which no
-pod runs goes after a moment. Karpenter's and Auto Mode's keep a NodeClaim for each of their machines.
+pod runs goes after a moment, once the pod that it was brought for is not waiting. Karpenter's and Auto Mode's keep a
+NodeClaim for each of their machines.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _KINDS = (
 )
 _WARDEN = "gke-warden"
 _LOOK_EVERY = 0.2
-_PATIENCE = 60.0
+_PATIENCE = 200.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,7 @@ class Kind:
 @dataclass
 class _Node:
     name: str
+    pod: str
     joined: bool = False
     empty_since: float | None = None
 
@@ -72,7 +74,7 @@ class Provisioner:
         failures: Launches that fail first, for want of capacity.
         boot_seconds: From the event to the node.
         keep_seconds: How long a node stays without pods.
-        boots, goes: What a test has to have seen before a node joins, and before it goes; a minute is waited at most.
+        boots, goes: What a test has to have seen before a node joins, and before it goes; waited for some minutes.
     """
 
     sandbox: Sandbox
@@ -130,9 +132,10 @@ class Provisioner:
         for pod in pods:
             if self._is_for_us(pod) and pod.metadata.uid not in self._served:
                 self._serve(pod)
+        waiting = {pod.metadata.uid for pod in pods if pod.spec.node_name is None}
         busy = {p.spec.node_name for p in pods if not _is_daemon(p) and p.status.phase in ("Pending", "Running")}
         for node in list(self._nodes.values()):
-            if not node.joined or node.name in busy:
+            if not node.joined or node.pod in waiting or node.name in busy:
                 node.empty_since = None
             elif node.empty_since is None:
                 node.empty_since = time.monotonic()
@@ -159,7 +162,7 @@ class Provisioner:
             self._event("NodeClaim", name, "default", "", "Warning", "InsufficientCapacityError", message)
             return
         self._served.add(pod.metadata.uid)
-        self._nodes[name] = _Node(name)
+        self._nodes[name] = _Node(name, pod.metadata.uid)
         if self.kind.claims:
             self._claim(name)
         self._event(

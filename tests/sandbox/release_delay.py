@@ -13,7 +13,7 @@ from kubernetes import client, config, watch
 from gpu_sandbox.leftovers import GPU
 from gpu_sandbox.sandbox import Sandbox
 
-LONGEST = 60.0
+LONGEST = 120.0
 """Seconds. It takes a few where nothing else runs, as the demonstration's report shows. An idle node that is left to an
 autoscaler stays for ten minutes."""
 _RELEASES = ("autoscaling:TerminateInstanceInAutoScalingGroup", "compute:DeleteInstances")

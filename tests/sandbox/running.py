@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +60,32 @@ def eventually(look: Callable[[], Any], *, seconds: float = 240.0) -> Any:
             raise AssertionError(f"not so after {seconds} s: {look}")
         time.sleep(0.05)
     return found
+
+
+def watched(look: Callable[..., Any], since: str, until: Callable[[str, Any], Any], **options: Any) -> list[Any]:
+    """Return the objects that a watch tells of since a version, up to that of whose change and state `until` is true.
+
+    What passes by itself may be over before somebody looks again; a watch leaves nothing out.
+    """
+    from kubernetes import watch
+
+    told: list[Any] = []
+    for event in watch.Watch().stream(look, resource_version=since, timeout_seconds=240, **options):
+        told.append(event["object"])
+        if until(event["type"], event["object"]):
+            return told
+    raise AssertionError(f"not so after 240 s: {until}")
+
+
+@contextmanager
+def standing_still(cloud: Any) -> Iterator[None]:
+    """Nothing goes on by itself in a cloud of this process meanwhile, however long the body takes."""
+    clock = cloud._clock
+    step, clock._step = clock._step, lambda: None
+    try:
+        yield
+    finally:
+        clock._step = step
 
 
 def airflow_says(monkeypatch: Any, *, states: dict[str, dict[str, str]], unfinished_runs: int) -> None:

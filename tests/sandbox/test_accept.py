@@ -19,7 +19,7 @@ from kubernetes import config
 
 from airflow_gpu_provider import acceptance
 from airflow_gpu_provider.acceptance.command import FAILED, NOT_RUN, PASSED, accept_pool
-from airflow_gpu_provider.acceptance.expected import Expected
+from airflow_gpu_provider.acceptance.report import Expected
 from airflow_gpu_provider.api_calls import ApiCall, told_to
 from airflow_gpu_provider.cluster.apply import server_side_apply
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
@@ -33,8 +33,6 @@ SPEED = 60.0
 GROUP = "airflow-gpu-provider"
 LISTS = ("compute.instanceGroupManagers.list", "compute.instances.list")  # docs/acceptance.md
 RECORD = Path(acceptance.__file__).parent / "as_the_sandbox_shows.json"
-
-pytestmark = pytest.mark.timeout(900)  # nights of a minute each, on a machine with other things to do
 
 
 @pytest.fixture(scope="module")
@@ -169,13 +167,16 @@ def test_told_to_stop_it_deletes_what_it_made(sandbox: Sandbox, tmp_path: Path) 
     def stop_once_a_node_comes() -> None:
         eventually(lambda: [group for group in sandbox.google.node_pools.groups() if group.members])
         os.kill(os.getpid(), signal.SIGTERM)
-        eventually(lambda: any(line.startswith("delete ...") for line in said))
-        os.kill(os.getpid(), signal.SIGINT)
+
+    def say(line: str) -> None:
+        said.append(line)
+        if line.startswith("delete ..."):
+            os.kill(os.getpid(), signal.SIGINT)
 
     said: list[str] = []
     thread = threading.Thread(target=stop_once_a_node_comes)
     thread.start()
-    status, _ = accepted(sandbox, tmp_path / "report.md", say=said.append)
+    status, _ = accepted(sandbox, tmp_path / "report.md", say=say)
     thread.join()
     text = (tmp_path / "report.md").read_text()
     assert status == FAILED

@@ -11,10 +11,11 @@ import pytest
 
 from gpu_sandbox import SandboxProcess
 from tests.sandbox.autoscaling import STATUS_SHAPE, TEMPLATE, Eks, gpu_pod, shape_of
-from tests.sandbox.running import eventually
+from tests.sandbox.running import eventually, watched
 
 # A GPU pod is new for 0.6 s, an idle node goes after 12 s.
 SPEED = 50
+CANDIDATE = "DeletionCandidateOfClusterAutoscaler"
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +43,30 @@ def for_group(name: str) -> dict[str, Any]:
     return {"nodeSelector": {"role": name}}
 
 
+def settled(status: dict[str, Any], *, nodes: int) -> bool:
+    """Whether so many nodes are ready, no group grows, and no node may go."""
+    wide = status["clusterWide"]
+    ready = wide["health"]["nodeCounts"]["registered"]["ready"]
+    return (ready, wide["scaleUp"]["status"], wide["scaleDown"]["status"]) == (nodes, "NoActivity", "NoCandidates")
+
+
 def test_a_waiting_pod_gets_a_node_from_zero_and_it_goes_again(eks: Eks) -> None:
     asg = eks.node_group("train")
-    eks.create(gpu_pod("train", seconds=2, **for_group("train")))
+    eks.create(gpu_pod("train", **for_group("train")))
     eks.until_running("train")
     assert eks.events("TriggeredScaleUp", about="train") == [f"pod triggered scale-up: [{{{asg} 0->1 (max: 3)}}]"]
     assert f"Scale-up: group {asg} size set to 1 instead of 0 (max: 3)" in eks.events("ScaledUpGroup")
     (node,) = eks.gpu_nodes()
-    ready = eventually(lambda: found if (found := eks.group_status(asg))["scaleUp"]["status"] == "NoActivity" else None)
-    assert shape_of(eks.status()) == STATUS_SHAPE
+    # The cluster's own node and the group's. It may hear of the latter before it hears that the pod is bound to it.
+    status = eventually(lambda: found if settled(found := eks.status(), nodes=2) else None)
+    assert shape_of(status) == STATUS_SHAPE
+    (ready,) = (group for group in status["nodeGroups"] if group["name"] == asg)
     assert ready["health"]["cloudProviderTarget"] == 1
     assert ready["health"]["nodeCounts"]["registered"]["ready"] == 1
 
-    eventually(lambda: "DeletionCandidateOfClusterAutoscaler" in eks.taints())
+    before = eks.core.list_node().metadata.resource_version
+    eks.delete_pods()
+    watched(eks.core.list_node, before, lambda _, node: CANDIDATE in {taint.key for taint in node.spec.taints or ()})
     eventually(lambda: not eks.gpu_nodes())
     assert eks.desired(asg) == 0
     assert eks.events("ScaleDown", about=node["metadata"]["name"]) == ["marked the node as toBeDeleted/unschedulable"]
@@ -62,7 +74,8 @@ def test_a_waiting_pod_gets_a_node_from_zero_and_it_goes_again(eks: Eks) -> None
 
 
 def test_a_pod_that_no_group_fits_is_told_why(eks: Eks) -> None:
-    eks.node_group("train")
+    asg = eks.node_group("train")
+    eventually(lambda: eks.group_status(asg))
     eks.create(gpu_pod("elsewhere", **for_group("another")))
     eks.create(gpu_pod("intolerant", **for_group("train"), tolerations=[]))
     eks.create(gpu_pod("large", gpus=8, **for_group("train")))
@@ -171,7 +184,8 @@ def test_capacity_that_is_not_there_is_backed_off_from_and_another_group_grows(
     eventually(lambda: eks.desired(first) == 0)
     eventually(lambda: "in backoff after failed scale-up" in str(eks.events("NotTriggerScaleUp", about="waiting")))
 
-    second = eks.node_group("second", labels={"role": "either"}, subnets=[eks.subnets[eks.zones[1]]])
+    labels = {"role": "either", "k8s.amazonaws.com/accelerator": "nvidia-l4"}
+    second = eks.node_group("second", labels=labels, subnets=[eks.subnets[eks.zones[1]]])
     eks.until_running("waiting")
     assert (eks.desired(first), eks.desired(second)) == (0, 1)
 
@@ -179,18 +193,19 @@ def test_capacity_that_is_not_there_is_backed_off_from_and_another_group_grows(
 @pytest.mark.parametrize("keeps", ["bare pod", "scale-down-disabled"])
 def test_what_keeps_a_node(eks: Eks, keeps: str) -> None:
     asg = eks.node_group("kept", instanceTypes=["g6.12xlarge"])
-    seconds = 300 if keeps == "bare pod" else 1
-    eks.create(gpu_pod("train", seconds=seconds, **for_group("kept")))
-    eventually(lambda: eks.phase("train") in ("Running", "Succeeded"))
+    eks.create(gpu_pod("train", **for_group("kept")))
+    eks.until_running("train")
     (node,) = eks.gpu_nodes()
     path = f"/api/v1/nodes/{node['metadata']['name']}"
     if keeps == "scale-down-disabled":
         annotation = {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}
         eks.call("PATCH", path, {"metadata": {"annotations": annotation}})
+        eks.delete("train")
     # Another node, idle, is the proof that the time for it has come.
     other = eks.node_group("other")
-    eks.create(gpu_pod("short", seconds=0.1, **for_group("other")))
-    eventually(lambda: eks.desired(other) == 1)
+    eks.create(gpu_pod("short", **for_group("other")))
+    eks.until_running("short")
+    eks.delete("short")
     eventually(lambda: eks.desired(other) == 0)
     assert eks.desired(asg) == 1
     assert eks.group_status(asg)["scaleDown"]["status"] == "NoCandidates"
@@ -225,19 +240,21 @@ def test_a_low_priority_placeholder_brings_a_node_and_an_expendable_one_does_not
 
 def test_a_dead_autoscaler_grows_nothing_and_its_status_grows_old(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("train")
+    before = eks.status_updated()
+    eventually(lambda: eks.status_updated() != before)
     sandbox.apply_faults({"autoscaler_dead": True})
     eventually(lambda: _stands_still(eks.status_updated))
     eks.create(gpu_pod("waiting", **for_group("train")))
-    assert _stands_still(eks.status_updated)
+    assert _stands_still(eks.status_updated, seconds=12), "a living one writes it every ten seconds"
     assert (eks.desired(asg), eks.phase("waiting")) == (0, "Pending")
     sandbox.clear_faults()
     eks.until_running("waiting")
 
 
-def _stands_still(look: Callable[[], str]) -> bool:
-    """Whether it is the same for many loops' time."""
+def _stands_still(look: Callable[[], str], *, seconds: float = 2) -> bool:
+    """Whether it is the same for so long, which is many loops' time."""
     before = look()
-    time.sleep(2)
+    time.sleep(seconds)
     return look() == before
 
 

@@ -92,11 +92,12 @@ def for_pool(name: str) -> dict[str, Any]:
 
 def test_a_pool_with_autoscaling_grows_from_zero_and_goes_back(gke: Gke) -> None:
     gke.node_pool("train", autoscaling={"min_node_count": 0, "max_node_count": 2})
-    gke.create(gpu_pod("train", seconds=2, **for_pool("train")))
+    gke.create(gpu_pod("train", **for_pool("train")))
     gke.until_running("train")
     (event,) = gke.events("TriggeredScaleUp", about="train")
     assert "/zones/us-central1-a/instanceGroups/gke-" in event
     assert event.endswith("0->1 (max: 2)}]")
+    gke.delete_pods()
     eventually(lambda: gke.sizes("train") == {"a": 0} and not gke.gpu_nodes())
     assert gke.status()["autoscalerStatus"] == "Running"
 

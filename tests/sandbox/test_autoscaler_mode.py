@@ -169,6 +169,7 @@ def test_a_broken_tag_is_explained_and_put_right(
     night.scale_down()
 
 
+@pytest.mark.usefixtures("stock_out_first")
 def test_a_stock_out_that_the_autoscaler_meets_is_said_and_leaves_nothing(
     gpu_sandbox: Sandbox, nights: Callable[..., Night], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -184,6 +185,7 @@ def test_a_stock_out_that_the_autoscaler_meets_is_said_and_leaves_nothing(
     assert night.reconciler.snapshot().leases == ()
 
 
+@pytest.mark.usefixtures("stock_out_first")
 def test_a_stock_out_that_the_autoscaler_meets_for_a_pod_is_said_in_the_pods_log(
     gpu_sandbox: Sandbox,
     nights: Callable[..., Night],

@@ -223,7 +223,7 @@ def test_a_permission_of_the_cluster_that_is_missing(gpu_sandbox: Sandbox, monke
     monkeypatch.setenv("AIRFLOW_CONN_NOBODY", json.dumps(_aws_connection(gpu_sandbox, key)))
     monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
     try:
-        says = r'not allow to \w+ leases.*resources \["leases"\], verbs \["\w+"\].*docs/rbac/'
+        says = r'denies permission to \w+ leases.*resources \["leases"\], verbs \["\w+"\].*docs/rbac/'
         with cloud.creates_nothing(), pytest.raises(PermissionDenied, match=says):
             ensure(cloud.pool(aws_conn_id="nobody"))
     finally:

@@ -225,6 +225,16 @@ def test_without_a_sandbox_commands_say_so(command: list[str], gpu_sandbox_cli: 
     assert "no sandbox named 'nobody' is running" in reply.stderr
 
 
+def test_status_and_faults_are_those_of_the_shells_sandbox(
+    detached: str, gpu_sandbox_cli: Cli, environment: dict[str, str]
+) -> None:
+    shell = environment | exports(gpu_sandbox_cli("env", "--name", detached).stdout)
+    reply = subprocess.run([*GPU_SANDBOX, "status"], env=shell, capture_output=True, text=True)
+    assert reply.stdout.startswith("cluster k8s-ml")
+    other = subprocess.run([*GPU_SANDBOX, "status", "--name", "nobodys"], env=shell, capture_output=True, text=True)
+    assert "nobodys" in other.stderr
+
+
 def test_the_control_api_needs_its_token(detached: str, environment: dict[str, str]) -> None:
     from gpu_sandbox.control_api import ControlApiClient
     from gpu_sandbox.errors import ControlApiError

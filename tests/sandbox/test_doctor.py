@@ -167,7 +167,7 @@ def test_permissions_of_the_cluster_that_are_missing(
     identity("rbac", EVERY_POLICY, "doctor-patients")
     patient = pool(aws_conn_id="patient")
     nobody = complaints(patient)
-    assert nobody["cluster"][0].said.startswith("The cluster does not allow to list leases")
+    assert nobody["cluster"][0].said.startswith("The cluster denies permission to list leases")
     assert [each.said for each in nobody["stock"]] == ["could not be looked at: see cluster"]
     assert "may not get/list/create/update/delete leases in namespace airflow-gpu-provider" in [
         each.said for each in nobody["permissions"]

@@ -153,10 +153,7 @@ def seen_of(operator: KubernetesPodOperator, core: client.CoreV1Api) -> dict[str
             end = ("is skipped", None)
         except AirflowException:
             end = ("fails", None)
-    pods = eventually(
-        lambda: [p for p in core.list_namespaced_pod("default").items if not p.metadata.deletion_timestamp] or [None]
-    )
-    left = [pod.status.phase for pod in pods if pod]
+    left = phases_left(core)
     core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
     eventually(lambda: not core.list_namespaced_pod("default").items)
     return {
@@ -166,6 +163,18 @@ def seen_of(operator: KubernetesPodOperator, core: client.CoreV1Api) -> dict[str
         "pods left": left,
         "xcom": sorted(set(context["ti"].xcoms) - {"timeline"}),
     }
+
+
+def phases_left(core: client.CoreV1Api) -> list[str]:
+    """The phases of the pods that nobody deletes, once they have ended: a container's end is told before its pod's."""
+
+    def have_ended() -> bool:
+        left[:] = [p for p in core.list_namespaced_pod("default").items if not p.metadata.deletion_timestamp]
+        return all(pod.status.phase in ("Succeeded", "Failed") for pod in left)
+
+    left: list[client.V1Pod] = []
+    eventually(have_ended)
+    return [pod.status.phase for pod in left]
 
 
 def _container_lines(log: Iterable[Mapping[str, Any]]) -> Iterator[str]:

@@ -61,6 +61,7 @@ def desired(sandbox: Sandbox) -> int:
     return sum(group["desired"] for group in groups if str(group["nodegroup"]).startswith("no-stock-"))
 
 
+@pytest.mark.usefixtures("stock_out_first")
 def test_a_stock_out_everywhere_is_told_and_given_up(gpu_sandbox: Sandbox, operator: EnsureGpuPoolOperator) -> None:
     with pytest.raises(OutOfStock, match=r"No capacity for g5.xlarge on-demand in us-west-2c"):
         run(operator)
@@ -197,7 +198,7 @@ def test_a_worker_that_is_killed_leaves_it_to_the_run_s_scale_down(
     gpu_sandbox: Sandbox, slow: EksGpuPool, step: str
 ) -> None:
     """Between its demand and its size, or while the machine boots: the block's scale-down runs after either."""
-    with in_a_worker(slow) as worker:
+    with in_a_worker(slow, grows=step == "machines") as worker:
         eventually(lambda: left_by(gpu_sandbox, slow)[step])
         worker.kill()
     left = left_by(gpu_sandbox, slow)
@@ -212,26 +213,35 @@ def test_with_nobody_left_the_switch_ends_what_a_killed_worker_had_grown(
     with in_a_worker(slow) as worker:
         eventually(lambda: left_by(gpu_sandbox, slow)["machines"])
         worker.kill()
-    gpu_sandbox.faults.deadline_speed = 300  # 25 minutes, max_runtime and the switch's margin, are 5 seconds
     begun = time.monotonic()
+    gpu_sandbox.faults.deadline_speed = 300  # 25 minutes, max_runtime and the switch's margin, are 5 seconds
     eventually(lambda: not left_by(gpu_sandbox, slow)["machines"])
     assert time.monotonic() - begun > 4
     assert left_by(gpu_sandbox, slow)["desired"] == 0
 
 
 @contextlib.contextmanager
-def in_a_worker(pool: EksGpuPool) -> Iterator[subprocess.Popen[bytes]]:
-    """Run Ensure in a process of its own, as a worker does: its on_kill is SIGTERM's handler."""
+def in_a_worker(pool: EksGpuPool, *, grows: bool = True) -> Iterator[subprocess.Popen[bytes]]:
+    """Run Ensure in a process of its own, as a worker does: its on_kill is SIGTERM's handler.
+
+    One that does not grow its groups is as far as one whose demand was written just now.
+    """
     program = """
 import json, signal, sys
+from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
+from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.pools import deserialize_pool
 from tests.sandbox.running import run
 operator = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=deserialize_pool(json.loads(sys.argv[1])), deferrable=False)
 signal.signal(signal.SIGTERM, lambda *_: operator.on_kill())
+def not_yet(*_):
+    raise CloudError("Not yet.")
+if sys.argv[2] == "False":
+    EksPlatform.grow = not_yet
 run(operator)
 """
-    worker = subprocess.Popen([sys.executable, "-c", program, json.dumps(pool.serialize())])
+    worker = subprocess.Popen([sys.executable, "-c", program, json.dumps(pool.serialize()), str(grows)])
     try:
         yield worker
     finally:

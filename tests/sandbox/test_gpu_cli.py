@@ -48,9 +48,6 @@ with DAG("others"):
 """
 
 
-pytestmark = pytest.mark.timeout(900)  # a dozen processes that import Airflow, on a machine with other things to do
-
-
 @dataclass(frozen=True)
 class Cli:
     """The `airflow` command of one Airflow: each is a process, forked from one that has imported what they need."""
@@ -207,6 +204,7 @@ def test_reap_shows_first_and_removes_with_yes(cli: Cli, pool: EksGpuPool) -> No
     assert cli.json("gpu", "status", "night")[0]["machines"] == []
 
 
+@pytest.mark.usefixtures("stock_out_first")
 def test_doctor_tells_a_stock_out_and_fails_for_what_would_stop_a_run(
     cli: Cli, pool: EksGpuPool, gpu_sandbox: Sandbox
 ) -> None:

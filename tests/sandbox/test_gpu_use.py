@@ -15,17 +15,18 @@ from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.scaling.computed import computed_share
+from airflow_gpu_provider.scaling.bill import computed_share
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
 OWN = {"PATH": "/tmp/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 """In which a training's own nvidia-smi comes first."""
+SAMPLED_EVERY = 0.5
 
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler.SAMPLE_EVERY", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler.SAMPLE_EVERY", SAMPLED_EVERY)
     monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
 
 
@@ -78,12 +79,13 @@ def test_use_that_varies(pool: EksGpuPool, deferrable: bool) -> None:
     found = computed_share(usage)
     assert found is not None
     assert found.share == pytest.approx(0.4, abs=0.02)
-    assert found.known == 1
+    started, ended = max((pod.span for pod in usage.computed.values()), key=lambda span: span[1])
+    assert (ended - started).total_seconds() == pytest.approx(told["samples"] * SAMPLED_EVERY, abs=1)
 
 
 def test_gpus_that_do_not_compute_end_the_pod_when_asked(pool: EksGpuPool) -> None:
     operator, context = train(pool, "sleep 3600", idle_gpu_timeout=1.5, on_finish_action="keep_pod")
-    with pytest.raises(GpuIdle, match="have not computed for"):
+    with pytest.raises(GpuIdle, match="have been idle for"):
         run(operator, context)
     core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
     name = context["ti"].xcoms["pod_name"]
@@ -139,7 +141,7 @@ def test_ranks_are_asked_in_turn(two: EksGpuPool, deferrable: bool) -> None:
 
 def test_gang_that_does_not_compute_ends_when_asked(two: EksGpuPool) -> None:
     operator, context = train(two, "sleep 3600", nodes=2, idle_gpu_timeout=1.5, on_finish_action="keep_pod")
-    with pytest.raises(GpuIdle, match=r"The GPUs of Job train-.* have not computed for"):
+    with pytest.raises(GpuIdle, match=r"The GPUs of Job train-.* have been idle for"):
         run(operator, context)
     core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
     ranks = f"batch.kubernetes.io/job-name={context['ti'].xcoms['job_name']}"

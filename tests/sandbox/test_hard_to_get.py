@@ -18,6 +18,7 @@ from airflow_gpu_provider.cluster.demand import DemandLease
 from airflow_gpu_provider.errors import OutOfStock, QuotaExceeded
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms import backoff
+from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.hard_to_get import Ask
@@ -89,22 +90,20 @@ def desired(sandbox: Sandbox, pool: GpuPool) -> int:
     return sum(group["desired"] for group in groups if str(group["nodegroup"]).startswith(f"{pool.name}-"))
 
 
-def dries_up_after_one_machine(sandbox: Sandbox, pool: GpuPool) -> threading.Thread:
+def dries_up_after_one_machine(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second zone has nothing; the first has one machine, and then nothing either."""
     first, second = sandbox.zones[:2]
     sandbox.faults.add(Stockout(zone=second))
+    launch_error, dry = sandbox.faults.launch_error, Stockout(zone=first)
+    left = [dry]
 
-    def watch() -> None:
-        def has_one() -> bool:
-            mine = [g for g in sandbox.aws.describe_groups() if str(g["nodegroup"]).startswith(f"{pool.name}-")]
-            return any(group["instances"] for group in mine)
+    def last_one(**launch: str) -> str | None:
+        """Return what the cloud asks before each launch for which there is capacity."""
+        if left and launch["zone"] == first:
+            sandbox.faults.add(left.pop())
+        return launch_error(**launch)
 
-        eventually(has_one)
-        sandbox.faults.add(Stockout(zone=first))
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    return watcher
+    monkeypatch.setattr(sandbox.faults, "launch_error", last_one)
 
 
 def test_spot_dry_in_all_zones_and_on_demand_in_two_ends_in_the_third(
@@ -129,11 +128,10 @@ def test_spot_dry_in_all_zones_and_on_demand_in_two_ends_in_the_third(
     assert places == sorted(places), "in the pool's order"
 
 
-def test_fewer_nodes_will_do(gpu_sandbox: Sandbox, night: Night) -> None:
+def test_fewer_nodes_will_do(gpu_sandbox: Sandbox, night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
     operator = night(nodes=2, at_least=1)
-    watcher = dries_up_after_one_machine(gpu_sandbox, operator.gpu_pool)
+    dries_up_after_one_machine(gpu_sandbox, monkeypatch)
     result = run(operator)
-    watcher.join()
     assert (result["wanted"], result["got"], len(result["nodes"])) == (2, 1, 1)
     lease = demand(gpu_sandbox, operator.gpu_pool)
     assert lease
@@ -141,10 +139,12 @@ def test_fewer_nodes_will_do(gpu_sandbox: Sandbox, night: Night) -> None:
     assert eventually(lambda: desired(gpu_sandbox, operator.gpu_pool) == 1)
 
 
-def test_all_or_nothing_goes_on_where_it_was_when_the_triggerer_dies(gpu_sandbox: Sandbox, night: Night) -> None:
+def test_all_or_nothing_goes_on_where_it_was_when_the_triggerer_dies(
+    gpu_sandbox: Sandbox, night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
     operator = night(nodes=2, all_or_nothing=True, give_up_after=timedelta(minutes=10))
     pool = operator.gpu_pool
-    watcher = dries_up_after_one_machine(gpu_sandbox, pool)
+    dries_up_after_one_machine(gpu_sandbox, monkeypatch)
     context = context_of(operator)
     with pytest.raises(TaskDeferred) as deferred:
         operator.execute(context)  # type: ignore[arg-type]
@@ -156,12 +156,11 @@ def test_all_or_nothing_goes_on_where_it_was_when_the_triggerer_dies(gpu_sandbox
 
     async def dies_while_it_rests() -> None:
         waiting = asyncio.create_task(first_event(copy_of(deferral.trigger)))
-        await asyncio.to_thread(eventually, rests, seconds=90)
+        await asyncio.to_thread(eventually, rests)
         waiting.cancel()
         await asyncio.wait([waiting])
 
     asyncio.run(dies_while_it_rests())
-    watcher.join()
     before = demand(gpu_sandbox, pool)
     assert before
     assert before.resume_at
@@ -184,14 +183,17 @@ def test_all_or_nothing_goes_on_where_it_was_when_the_triggerer_dies(gpu_sandbox
     assert demand(gpu_sandbox, pool) is None, "who has given up does not want again"
 
 
+@pytest.mark.usefixtures("stock_out_first")
 def test_giving_up_names_each_candidate_and_gives_the_demand_up(gpu_sandbox: Sandbox, night: Night) -> None:
     gpu_sandbox.faults.add(Stockout())
     operator = night(timeout=timedelta(seconds=5), give_up_after=timedelta(seconds=25))
+    context = context_of(operator)
     with pytest.raises(OutOfStock) as failed:
-        run(operator)
+        run(operator, context)
     for zone in gpu_sandbox.zones[:2]:
         assert f"g6.xlarge on-demand in {zone} (tried" in str(failed.value)
     assert {each["zone"] for each in failed.value.details["tried"]} == set(gpu_sandbox.zones[:2])
+    assert context["ti"].xcoms["tried"] == failed.value.details["tried"]
     assert demand(gpu_sandbox, operator.gpu_pool) is None
     assert eventually(lambda: desired(gpu_sandbox, operator.gpu_pool) == 0)
 
@@ -208,20 +210,19 @@ def test_capacity_that_comes_after_the_timeout_is_got(gpu_sandbox: Sandbox, nigh
     assert datetime.now(UTC) - started > timedelta(seconds=15)
 
 
-def test_a_quota_that_a_launch_meets_is_named_at_once(gpu_sandbox: Sandbox, night: Night) -> None:
-    operator = night()
+def test_a_quota_that_a_launch_meets_is_named_at_once(
+    gpu_sandbox: Sandbox, night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator, apply = night(), EksPlatform.apply
 
-    def used_up_by_others() -> None:
-        """After Ensure has compared quotas, and before it asks for a machine."""
-        eventually(lambda: any(str(g["nodegroup"]).startswith(operator.gpu_pool.name) for g in groups()))
+    def used_up_by_others(*arguments: Any) -> None:
+        """Create the groups, after Ensure has compared quotas, and before it asks for a machine."""
+        apply(*arguments)
         gpu_sandbox.faults.set_quota(ON_DEMAND_VCPUS, 0)
 
-    groups = gpu_sandbox.aws.describe_groups
-    others = threading.Thread(target=used_up_by_others)
-    others.start()
-    with pytest.raises(QuotaExceeded, match=rf"quota {ON_DEMAND_VCPUS} is used up.*VcpuLimitExceeded") as failed:
+    monkeypatch.setattr(EksPlatform, "apply", used_up_by_others)
+    with pytest.raises(QuotaExceeded, match=rf"quota {ON_DEMAND_VCPUS} is exhausted.*VcpuLimitExceeded") as failed:
         run(operator)
-    others.join()
     assert failed.value.details["quota"] == ON_DEMAND_VCPUS
     assert demand(gpu_sandbox, operator.gpu_pool) is None
 
@@ -252,25 +253,13 @@ def test_fewer_nodes_will_do_on_gke(gke_sandbox: Sandbox, monkeypatch: pytest.Mo
         max_nodes=2,
         max_runtime=timedelta(hours=1),
     )
-    gke_sandbox.faults.add(Stockout(zone=b))
-
-    def has_one() -> bool:
-        found = [each for group in gke_sandbox.google.describe_groups() for each in group["instances"]]
-        return any(each["state"] in ("STAGING", "RUNNING") for each in found)
-
-    def dries_up() -> None:
-        eventually(has_one)
-        gke_sandbox.faults.add(Stockout(zone=a))
-
-    watcher = threading.Thread(target=dries_up)
-    watcher.start()
+    dries_up_after_one_machine(gke_sandbox, monkeypatch)
     try:
         operator = EnsureGpuPoolOperator(
             task_id="ensure", gpu_pool=pool, gpus=2, at_least=1, timeout=timedelta(minutes=3)
         )
         result = run(operator)
     finally:
-        watcher.join()
         gke_sandbox.faults.clear()
     assert (result["wanted"], result["got"], result["nodes"][0]["zone"]) == (2, 1, a)
     assert b in {each["zone"] for each in result["tried"]}

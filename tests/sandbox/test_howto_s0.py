@@ -77,7 +77,7 @@ def how_to(pool: GpuPool, api: client.ApiClient) -> DAG:
             """Run the Job to its end; return the name of the node that it ran on."""
             batch, core = client.BatchV1Api(api), client.CoreV1Api(api)
             batch.create_namespaced_job("default", yaml.safe_load(JOB))
-            this = {"field_selector": "metadata.name=train-job", "timeout_seconds": 60}
+            this = {"field_selector": "metadata.name=train-job", "timeout_seconds": 240}
             for event in watch.Watch().stream(batch.list_namespaced_job, "default", **this):
                 if event["object"].status.succeeded:
                     break

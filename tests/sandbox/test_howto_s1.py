@@ -24,6 +24,7 @@ from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
+from tests.sandbox.running import standing_still
 
 POOL = "airflow-gpu-provider/pool=night-gpu"
 
@@ -152,8 +153,9 @@ def test_there_is_one_control_plane_and_so_one_cluster(project: Sandbox) -> None
         gke.create_cluster(parent=place(project), cluster={**cluster, "name": "second"})
     wait_until(lambda: gke.get_cluster(name=path).status.name == "RUNNING")
     assert [pool.name for pool in gke.get_cluster(name=path).node_pools] == ["default-pool"]
-    gke.delete_cluster(name=path)
-    assert gke.get_cluster(name=path).status.name == "STOPPING"
+    with standing_still(project.google):
+        gke.delete_cluster(name=path)
+        assert gke.get_cluster(name=path).status.name == "STOPPING"
     wait_until(lambda: not gke.list_clusters(parent=place(project)).clusters)
     with pytest.raises(NotFound):
         gke.get_cluster(name=path)

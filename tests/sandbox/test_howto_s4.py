@@ -18,7 +18,7 @@ from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.example_dags import load, rendered, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
-from tests.sandbox.running import run, until_it_reports
+from tests.sandbox.running import eventually, run, until_it_reports
 
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 POOL = "airflow-gpu-provider/pool=gpu-fleet"
@@ -124,11 +124,25 @@ def test_cluster_autoscaler_brings_the_nodes_when_the_pods_ask(gpu_sandbox: Sand
             task.gpu_pool = replace(task.gpu_pool, scaling="autoscaler", capacity_types=["SPOT"])
     nodes: dict[str, int] = {}
 
-    def watch(task_id: str) -> None:
-        nodes[task_id] = len(fleet_nodes(core))
+    def waiting() -> int:
+        pods = core.list_namespaced_pod("default", label_selector="app=gpu-fleet").items
+        reasons = [{each.reason for each in pod.status.conditions or ()} for pod in pods]
+        return sum("Unschedulable" in found for found in reasons)
 
-    with release_delay(gpu_sandbox) as delay:
-        results = run_tasks(example, watch=watch)
+    def watch(task_id: str) -> None:
+        """The autoscaler sees all pods in one scan: a group that has a node is no longer like those without."""
+        nodes[task_id] = len(fleet_nodes(core))
+        if task_id == "gpu-fleet.device_plugin":
+            gpu_sandbox.faults.autoscaler_dead = True
+        if task_id == "deploy":
+            eventually(lambda: waiting() == 10)
+            gpu_sandbox.faults.clear()
+
+    try:
+        with release_delay(gpu_sandbox) as delay:
+            results = run_tasks(example, watch=watch)
+    finally:
+        gpu_sandbox.faults.clear()
 
     assert (nodes["gpu-fleet.ensure"], nodes["until_ready"]) == (0, 10)
     assert sorted(results["until_ready"]) == list(ZONES)

@@ -195,7 +195,11 @@ def test_more_time_moves_the_demand_and_the_switch_and_is_told(gpu_sandbox: Sand
 
 @pytest.mark.parametrize(
     ("run_id", "hours", "living", "said"),
-    [("r1", 1, (), "r1 is over"), ("other", 1, ("other",), "wants no nodes now"), ("r1", "nan", ("r1",), "no number")],
+    [
+        ("r1", 1, (), "r1 is over"),
+        ("other", 1, ("other",), "wants no nodes now"),
+        ("r1", "nan", ("r1",), "not a number"),
+    ],
 )
 def test_more_time_is_refused(pool: EksGpuPool, run_id: str, hours: Any, living: tuple[str, ...], said: str) -> None:
     ensure(pool, "r1")

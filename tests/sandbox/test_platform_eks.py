@@ -23,10 +23,9 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
 )
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import wanted_tags
-from airflow_gpu_provider.platforms.aws.autoscaling import SWITCH
+from airflow_gpu_provider.platforms.aws.autoscaling import SUSPENDED_TAG, SWITCH
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
-from airflow_gpu_provider.platforms.aws.suspensions import SUSPENDED_TAG
 from airflow_gpu_provider.platforms.base import Group, Plan, platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox import documented_roles, role_record

@@ -30,7 +30,9 @@ from tests.sandbox.running import context_of, eventually, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 TIMES = int(os.environ.get("GPU_TEST_SPOT_LOSSES", "1"))
-EPOCHS = 8
+EPOCHS = 40
+"""So many that the first attempt has not ended, however late its machine is taken."""
+TRAINS = f"python train.py --device cpu --epochs {EPOCHS} --seconds-per-epoch"
 CLAIM = "checkpoints"
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
 
@@ -127,12 +129,13 @@ def live_pods(core: client.CoreV1Api) -> list[client.V1Pod]:
     return [pod for pod in core.list_namespaced_pod("default").items if not pod.metadata.deletion_timestamp]
 
 
-def training(pool: EksGpuPool, **changes: Any) -> GpuPodOperator:
+def training(pool: EksGpuPool, *, slow: float = 0, **changes: Any) -> GpuPodOperator:
+    """`slow` is how many seconds an epoch takes at least in the first attempt."""
     arguments: dict[str, Any] = {
         "task_id": "train",
         "image": "train-digits:1",
-        "cmds": ["python", "train.py"],
-        "arguments": ["--device", "cpu", "--epochs", str(EPOCHS), "--seconds-per-epoch", "0.8"],
+        "cmds": ["sh", "-c", f'[ "$AIRFLOW_GPU_ATTEMPT" = 1 ] && slow={slow} || slow=0; exec {TRAINS} $slow'],
+        "arguments": [],
         "env_vars": {"OPENBLAS_NUM_THREADS": "1"},
         "do_xcom_push": True,
         "termination_grace_period": 3,
@@ -221,7 +224,7 @@ def test_spot_loss_in_the_middle_loses_no_epoch(
     _time: int,
 ) -> None:
     folder = claim()
-    task = training(pool, deferrable=deferrable)
+    task = training(pool, slow=0.8, deferrable=deferrable)
     context = context_of(task)
     with SpotLoss(gpu_sandbox, core, times=1) as loss:
         result = run(task, context)

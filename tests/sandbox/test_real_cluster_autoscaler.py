@@ -73,7 +73,6 @@ def user_with_the_documented_policy(eks: Eks) -> dict[str, str]:
 
 
 @pytest.mark.skipif(PROGRAM not in os.environ, reason=f"{PROGRAM} names no cluster-autoscaler")
-@pytest.mark.timeout(400)
 def test_it_grows_a_group_from_zero_for_a_pod_and_shrinks_it_again(
     gpu_sandbox_factory: Callable[..., SandboxProcess], tmp_path: Path
 ) -> None:

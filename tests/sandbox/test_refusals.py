@@ -116,6 +116,13 @@ def train(pool: EksGpuPool, **arguments: Any) -> GpuPodOperator:
     return GpuPodOperator(task_id="train", gpu_pool=pool, **{**usual, **arguments})
 
 
+def may_read(ask: Ask) -> bool:
+    """Whether the binding counts: the API server's authorizer hears of it a moment after it was written."""
+    spec = {"user": "any", "groups": [GROUP], "resourceAttributes": {"verb": "list", "resource": "nodes"}}
+    review = ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
+    return bool(review["status"]["allowed"])
+
+
 def quota(ask: Ask, namespace: str, pods: int) -> str:
     path = f"/api/v1/namespaces/{namespace}/resourcequotas"
     ask("POST", path, {"metadata": {"name": "few"}, "spec": {"hard": {"pods": str(pods)}}})
@@ -138,7 +145,10 @@ def test_a_quota_that_stays_full_is_named_and_may_be_tried_again(
 ) -> None:
     monkeypatch.setattr("airflow_gpu_provider.pods.attempt.CREATE_WITHIN", timedelta(seconds=2))
     quota(ask, namespace, 0)
-    says = r"ResourceQuota few is used up, cannot create pods: requested: pods=1, used: pods=0, limited: pods=0"
+    says = (
+        r"ResourceQuota few is exhausted, so the request to create pods was refused:"
+        r" requested: pods=1, used: pods=0, limited: pods=0"
+    )
     with pytest.raises(ResourceQuotaExceeded, match=says) as error:
         run(train(pool, namespace=namespace))
     assert error.value.retryable
@@ -289,6 +299,7 @@ def test_a_scale_down_that_fails_says_what_still_runs(
     ):
         assert words in str(error.value)
     ask("DELETE", f"{RBAC}/{GROUP}")
+    eventually(lambda: not may_read(ask))
     with pytest.raises(PoolNotReleased) as error:
         run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
     ask("POST", RBAC, BINDING)
@@ -313,6 +324,6 @@ def test_an_api_server_that_does_not_come_back_ends_a_scale_down_at_its_timeout(
     with monkeypatch.context() as patch:
         patch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", away)
         patch.setattr("airflow_gpu_provider.scaling.keeper.open_pool", away)
-        with pytest.raises(PoolNotReleased, match=r"The API server is away\. What still runs could not be read"):
+        with pytest.raises(PoolNotReleased, match=r"The API server is away\. The remaining machines could not be read"):
             run(ScaleDownSensor(task_id="zero", gpu_pool=pool, timeout=10))
     assert time.monotonic() - began >= 10

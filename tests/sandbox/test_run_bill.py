@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import Stats
+from airflow.sdk.exceptions import TaskDeferred
+from kubernetes import client, config
 
 from airflow_gpu_provider.cluster.usage import read_runs
+from airflow_gpu_provider.errors import TaskKilled
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -19,7 +22,7 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.ec2_times import instances_of
-from tests.sandbox.running import run
+from tests.sandbox.running import context_of, eventually, run
 
 NIGHT = "scheduled__2026-01-01T02:00:00+00:00"
 PHASES = ("booting", "working", "idle")
@@ -103,6 +106,32 @@ def test_a_night_on_spot_and_on_demand(
     unpriced = scale_down(replace(pool, price_per_hour=None))
     assert unpriced["node_seconds"] == usage["node_seconds"]
     assert unpriced["cost"] == dict.fromkeys((*PHASES, "total"), "unknown")
+
+
+def test_a_machine_where_another_run_still_works_is_that_runs_to_pay(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
+    """Its pod is written down when it has ended; the bill of a run that ends before that knows it all the same."""
+    shared = replace(pool, name="shared", capacity_types=["ON_DEMAND"])
+    beside = "manual__beside"
+    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=shared, gpus=1, deferrable=False), run_id=beside)
+    run(InstallDevicePluginOperator(task_id="plugin", gpu_pool=shared, deferrable=False), run_id=beside)
+    works = GpuPodOperator(task_id="works", gpu_pool=shared, gpus=1, image="busybox:1", cmds=["sleep", "600"])
+    context = context_of(works, run_id=beside)
+    with pytest.raises(TaskDeferred):
+        works.execute(context)
+    with config.new_client_from_config(str(gpu_sandbox.kubeconfig)) as api:
+        core = client.CoreV1Api(api)
+        running = "status.phase=Running"
+        (pod,) = eventually(lambda: core.list_namespaced_pod("default", field_selector=running).items)
+    ensure(shared, 1)
+    usage = scale_down(shared)
+    assert usage["machines"] == 1
+    assert pod.spec.node_name not in [lane["node"] for lane in usage["timeline"]]
+    with pytest.raises(TaskKilled):
+        works.on_kill()
+    end = run(ScaleDownSensor(task_id="zero", gpu_pool=shared), run_id=beside)["usage"]
+    assert end["node_seconds"]["working"] > 0
+    both = [*usage["node_seconds"].values(), *end["node_seconds"].values()]
+    assert sum(both) == pytest.approx(sum(each.seconds for each in instances_of("shared", gpu_sandbox.aws)), rel=0.02)
 
 
 def test_a_run_that_had_no_machine_used_nothing(pool: EksGpuPool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import ssl
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -20,6 +21,7 @@ from kubernetes import client, config
 
 from gpu_sandbox import Sandbox, Stockout
 from gpu_sandbox.aws.observer import aws_client
+from tests.sandbox.running import watched
 
 ZONE = "us-west-2a"
 
@@ -167,8 +169,9 @@ def test_scale_in_drains_first(
         lambda: core.read_namespaced_pod("evicted", "default").status.phase == "Running",
         what="the pod running",
     )
+    before = core.list_node().metadata.resource_version
     resize(aws, gpu_sandbox, name, 0)
-    until(lambda: any(n["cordoned"] for n in nodes_of(gpu_sandbox, name)), what="the Node cordoned")
+    watched(core.list_node, before, lambda _, each: each.metadata.name == node and each.spec.unschedulable)
     until(lambda: not pod_names(core, "evicted"), what="the pod evicted")
     until(lambda: not nodes_of(gpu_sandbox, name), what="the Node gone")
 
@@ -186,6 +189,11 @@ def test_a_drain_waits_for_a_disruption_budget_until_aws_does_not(
     pod = sleeper("guarded", node)
     pod["metadata"]["labels"] = {"app": "guarded"}
     core.create_namespaced_pod("default", pod)
+    # A budget guards no pod that has not started.
+    until(
+        lambda: core.read_namespaced_pod("guarded", "default").status.phase == "Running",
+        what="the pod running",
+    )
     policy = client.PolicyV1Api(core.api_client)
     budget = {
         "metadata": {"name": "guarded"},
@@ -249,9 +257,14 @@ def test_an_api_server_that_is_away_loses_no_event(
 def test_an_instance_that_boots_while_the_api_server_is_away_joins_after_it(
     gpu_sandbox: Sandbox, node_group: Callable[..., str]
 ) -> None:
+    gpu_sandbox.faults.boot_seconds = 600
     name = node_group()
     until(lambda: gpu_sandbox.describe()["booting"], what="an instance that boots")
-    gpu_sandbox.restart_apiserver(down_seconds=gpu_sandbox.boot_seconds + 2)
+    restart = threading.Thread(target=gpu_sandbox.restart_apiserver, kwargs={"down_seconds": 3})
+    restart.start()
+    until(lambda: "kube-apiserver" not in gpu_sandbox.control_plane.pids() or not restart.is_alive(), what="it away")
+    gpu_sandbox.faults.boot_seconds = 0
+    restart.join()
     one_ready_node(gpu_sandbox, name)
 
 

@@ -10,7 +10,7 @@ from gpu_sandbox import SandboxProcess
 from gpu_sandbox.cli import main
 from gpu_sandbox.errors import ControlApiError
 from tests.sandbox.autoscaling import Eks, gpu_pod
-from tests.sandbox.running import eventually
+from tests.sandbox.running import eventually, watched
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +49,12 @@ def test_a_recommendation_brings_another_node_and_then_drains(
     eks: Eks, sandbox: SandboxProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asg, node = with_one_node(eks)
+    before = eks.core.list_node().metadata.resource_version
     assert main(["fault", "spot-rebalance", "--name", sandbox.name, "--node", node]) == 0
     assert capsys.readouterr().out.startswith("i-")
-    nodes = eventually(lambda: found if len(found := eks.gpu_nodes()) == 2 else None)
-    assert not any(each["spec"].get("unschedulable") for each in nodes), "the new node joins before the old one drains"
+    told = watched(eks.core.list_node, before, lambda _, each: each.spec.unschedulable)
+    assert told[-1].metadata.name == node
+    assert {each.metadata.name for each in told} - {node, "sandbox-system"}, "the new node joins before the old drains"
     eventually(lambda: node not in {each["metadata"]["name"] for each in eks.gpu_nodes()})
     eventually(lambda: len(eks.gpu_nodes()) == 1)
     assert eks.desired(asg) == 1

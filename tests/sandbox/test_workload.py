@@ -111,6 +111,22 @@ def test_job_runs_with_all_its_pods_logs_and_is_deleted(
 
 
 @BOTH_WAYS
+def test_container_that_is_started_again_until_its_job_gives_up_has_failed(pool: EksGpuPool, deferrable: bool) -> None:
+    """The Job controller deletes the pod then, which is no preemption; each run's lines come, and none is missing."""
+    job = a_job("echo begins; sleep 1; echo loss is NaN; exit 7", pods=1, backoffLimit=1)
+    job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
+
+    def fails() -> None:
+        with pytest.raises(PodFailed, match=r"exit code 7") as error:
+            run(workload(pool, job, deferrable=deferrable, on_preemption="resume"))
+        assert error.value.details["exit_code"] == 7
+
+    lines = lines_of(fails)
+    assert lines.count("[pod 0] loss is NaN") >= 2, lines
+    assert not [line for line in lines if "may be missing" in line]
+
+
+@BOTH_WAYS
 def test_error_is_of_the_pod_that_failed_first(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     script = """
         if [ "$JOB_COMPLETION_INDEX" = 1 ]; then sleep 2; echo loss is NaN; exit 3; fi
@@ -255,7 +271,7 @@ def test_worker_that_died_is_followed_by_one_that_goes_on_with_the_job(
         task.execute(context)
     (first,) = batch.list_namespaced_job("default").items
     lines = lines_of(lambda: run(workload(pool, a_job("echo hello")), context))
-    assert f"Goes on with Job {first.metadata.name}, which this try has created before." in lines
+    assert f"Continuing with Job {first.metadata.name}, which this try has already created." in lines
     assert [lines.count(f"[pod {index}] hello") for index in (0, 1)] == [1, 1]
 
 
@@ -291,6 +307,6 @@ def test_kind_that_the_cluster_does_not_have(pool: EksGpuPool) -> None:
 def test_name_that_another_job_has(pool: EksGpuPool, batch: client.BatchV1Api) -> None:
     manifest = {**a_job("true", pods=1), "metadata": {"name": "taken"}}
     batch.create_namespaced_job("default", manifest)
-    with pytest.raises(PodFailed, match="A Job named taken exists in default, and is not this task's"):
+    with pytest.raises(PodFailed, match="A Job named taken already exists in default: it belongs to another task"):
         run(workload(pool, manifest))
     assert batch.read_namespaced_job("taken", "default").metadata.deletion_timestamp is None

@@ -22,10 +22,10 @@ from airflow_gpu_provider.errors import (
     PermissionDenied,
     PoolNotReleased,
 )
-from airflow_gpu_provider.scaling import keeper, pool_changes, wait_loop
+from airflow_gpu_provider.scaling import keeper, wait_loop
 from airflow_gpu_provider.scaling.bill import PHASES, Bill
 from airflow_gpu_provider.sensors import scale_down as module
-from airflow_gpu_provider.sensors.not_released import not_released
+from airflow_gpu_provider.sensors.run_bill import not_released
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.triggers import deferral_delay
 from tests.sandbox.running import context_of, copy_of, first_event
@@ -86,7 +86,7 @@ def opens(monkeypatch: pytest.MonkeyPatch) -> Callable[[Played], None]:
     monkeypatch.setattr(keeper, "SOONEST", 0.0)
     monkeypatch.setattr(wait_loop, "SOONEST", 0.0)
     monkeypatch.setattr(deferral_delay, "SETTLE_SECONDS", 0.0)
-    monkeypatch.setattr(pool_changes, "watching", _refuses)
+    monkeypatch.setattr(keeper, "watching", _refuses)
     return use
 
 
@@ -179,7 +179,7 @@ def test_a_pool_that_cannot_be_read_does_not_replace_the_error() -> None:
         raise ClusterUnreachable("The server is away.")
 
     error = not_released(PermissionDenied("Refused."), key("run"), away, on_bill=print)
-    assert "Refused. What still runs could not be read (The server is away.)" in str(error)
+    assert "Refused. The remaining machines could not be read (The server is away.)" in str(error)
 
 
 def refuses(*_: Any) -> Any:
@@ -235,7 +235,7 @@ def test_a_machine_whose_launch_the_cloud_does_not_tell_makes_the_cost_a_least_o
 def test_where_the_cloud_shows_nothing_the_error_says_so() -> None:
     played = without_the_cluster()
     played.platform = SimpleNamespace(observe=lambda: groups(played.pool))
-    assert "No machine is there any more." in str(
+    assert "No machines are left." in str(
         not_released(PermissionDenied("No."), key("run"), lambda: played, on_bill=print)
     )
 
@@ -246,7 +246,7 @@ def test_the_error_says_where_the_cost_may_have_been_more() -> None:
     played.ledger = SimpleNamespace(bill=lambda *_: replace(BILL, at_least=why))
     opened: Any = lambda: played  # noqa: E731
     said = str(not_released(CloudError("AWS did not answer."), key("run"), opened, on_bill=print))
-    assert f"Cost of the run's nodes so far: at least 1.23; it may be more: {why}." in said
+    assert f"Cost of the run's nodes so far: at least 1.23; the true cost may be higher: {why}." in said
 
 
 def test_the_log_says_until_when_a_refusal_is_borne(opens: Any) -> None:

@@ -1,29 +1,38 @@
-// The buttons. Each is a call of Airflow's public API that its audit log has by itself; whether it is allowed is for
-// Airflow to say, so they are always shown, and a refusal is told in words.
+// The buttons. Each calls Airflow's public API, which records it in the audit log. Airflow decides whether it is
+// allowed, so the buttons are always shown, and a refusal is shown as a message.
 
 import { Box, Button, Dialog, Field, Input, Portal, Text } from "@chakra-ui/react";
-import { type ReactNode, useState } from "react";
+import { type FormEvent, type ReactNode, useState } from "react";
 
-import { ApiError, inWords, patch, post, runPath, segment } from "./api.ts";
+import { ApiError, get, inWords, patch, post, runPath, segment } from "./api.ts";
 import { Notice } from "./words.tsx";
 
 type Answer = { status: "error" | "success"; text: string };
 
-function useCall(done: () => void) {
+/** `done` is called when the call has succeeded. */
+function useCall(done?: () => void) {
   const [busy, setBusy] = useState(false);
   const [answer, setAnswer] = useState<Answer | null>(null);
   const call = async (make: () => Promise<string>) => {
     setBusy(true);
     try {
       setAnswer({ status: "success", text: await make() });
-      done();
+      done?.();
     } catch (error) {
       setAnswer({ status: "error", text: inWords(error) });
     }
     setBusy(false);
   };
   const said = answer ? <Notice status={answer.status}>{answer.text}</Notice> : null;
-  return { busy, call, said, refuse: (text: string) => setAnswer({ status: "error", text }) };
+  return { busy, call, said, refuse: (text: string) => setAnswer({ status: "error", text }), forget: () => setAnswer(null) };
+}
+
+type RunState = { dag_run_id: string; state: string };
+
+/** Why a DAG's run would not start now, as text; empty if nothing is known to prevent it. */
+async function waits(dagId: string): Promise<string> {
+  const dag = await get<{ is_paused: boolean }>(`dags/${segment(dagId)}`);
+  return dag.is_paused ? ` The DAG ${dagId} is paused: it runs once somebody unpauses it.` : "";
 }
 
 async function trigger(dagId: string, conf: Record<string, unknown>, operator: string) {
@@ -35,17 +44,29 @@ async function trigger(dagId: string, conf: Record<string, unknown>, operator: s
   }
 }
 
-/** `janitor` is the DAG that looked last; where none has, the one of this package's examples is tried. */
-export const LookNow = ({ janitor, done }: { janitor: string | null; done: () => void }) => {
+type LookNowProps = { janitor: string | null; pool?: string; isSeen?: boolean; done: () => void };
+
+/**
+ * `janitor` is the DAG that checked last; if none has, the one in this package's examples is tried. `isSeen`: it has
+ * checked this pool.
+ */
+export const LookNow = ({ janitor, pool, isSeen, done }: LookNowProps) => {
   const { busy, call, said } = useCall(done);
   const press = () =>
     void call(async () => {
-      const run = await trigger(janitor ?? "janitor", {}, "GpuPoolStatusOperator");
-      return `${janitor ?? "janitor"} was started as ${run.dag_run_id}: what it sees is shown within minutes.`;
+      const dagId = janitor ?? "janitor";
+      const going = await looksOf(dagId);
+      if (going) return `A check is already running: ${dagId}, ${going.dag_run_id}.${await waits(dagId)}`;
+      const run = await trigger(dagId, {}, "GpuPoolStatusOperator");
+      const shown =
+        pool && !isSeen
+          ? `${pool} is shown where its GpuPoolStatusOperator has it in gpu_pools, which it had not at its last check.`
+          : "what it sees is shown within minutes.";
+      return `${dagId} was started as ${run.dag_run_id}: ${shown}${await waits(dagId)}`;
     });
   return (
     <Box>
-      <Button size="xs" variant="outline" loading={busy} onClick={press}>
+      <Button size="xs" variant="outline" loading={busy} onClick={press} aria-label={pool ? `Look now at ${pool}` : undefined}>
         Look now
       </Button>
       {said}
@@ -53,13 +74,24 @@ export const LookNow = ({ janitor, done }: { janitor: string | null; done: () =>
   );
 };
 
+/** The check in progress; none if there is none, or the DAG may not be read. */
+async function looksOf(dagId: string): Promise<RunState | undefined> {
+  try {
+    const query = { state: ["queued", "running"], limit: 1 };
+    return (await get<{ dag_runs: RunState[] }>(`dags/${segment(dagId)}/dagRuns`, query)).dag_runs[0];
+  } catch (error) {
+    if (error instanceof ApiError) return undefined;
+    throw error;
+  }
+}
+
 type Of = { dagId: string; runId: string };
 
-/** `pods` are those that the pool's nodes run; `alone` says that all of them are this run's. */
+/** `pods` are the pods on the pool's nodes; `alone`: all of them belong to this run. */
 type ZeroNowProps = { run: Of; pods: readonly string[]; alone: boolean; done: () => void };
 
 export const ZeroNow = ({ run, pods, alone, done }: ZeroNowProps) => {
-  const { busy, call, said } = useCall(done);
+  const { busy, call, said, forget } = useCall();
   const confirm = () =>
     call(async () => {
       await patch(runPath(run.dagId, run.runId), { state: "failed" });
@@ -67,7 +99,7 @@ export const ZeroNow = ({ run, pods, alone, done }: ZeroNowProps) => {
     });
   const what = pods.length ? `and ends ${alone ? "" : "its own of "}${pods.join(", ")}` : "and ends its pods, if it has any";
   return (
-    <Confirm name="Zero now" title="Stop this run?" verb="Mark as failed" busy={busy} confirm={confirm} said={said}>
+    <Confirm {...{ busy, confirm, said, forget, done }} name="Zero now" of={run.runId} title="Stop this run?" verb="Mark as failed">
       <Text overflowWrap="anywhere">
         It marks the run {run.runId} of {run.dagId} as failed {what}. Machines that no other run wants are released.
       </Text>
@@ -78,20 +110,22 @@ export const ZeroNow = ({ run, pods, alone, done }: ZeroNowProps) => {
 type MoreTimeProps = { pool: string; run: Of; extender: string | null; done: () => void };
 
 export const MoreTime = ({ pool, run, extender, done }: MoreTimeProps) => {
-  const { busy, call, said, refuse } = useCall(done);
+  const { busy, call, said, refuse, forget } = useCall();
   const [hours, setHours] = useState("1");
   const [reason, setReason] = useState("");
   const confirm = () => {
-    if (!(Number(hours) > 0)) return refuse("Hours is a number above 0.");
+    const more = hoursOf(hours);
+    if (more === null) return refuse(`Hours is a number above 0, and no more than ${MOST_HOURS}.`);
     return void call(async () => {
-      const conf = { pool, dag_id: run.dagId, run_id: run.runId, hours: Number(hours), reason };
+      const conf = { pool, dag_id: run.dagId, run_id: run.runId, hours: more, reason };
       const dagId = extender ?? "extend_run";
       const started = await trigger(dagId, conf, "ExtendGpuPoolOperator");
-      return `${dagId} was started as ${started.dag_run_id}: its log says until when the nodes are wanted then.`;
+      const paused = await waits(dagId);
+      return paused ? `${dagId} was started as ${started.dag_run_id}.${paused}` : outcome(dagId, started.dag_run_id);
     });
   };
   return (
-    <Confirm name="More time" title="Keep the nodes longer?" verb="Ask" busy={busy} confirm={confirm} said={said}>
+    <Confirm {...{ busy, confirm, said, forget, done }} name="More time" of={run.runId} title="Keep the nodes longer?" verb="Ask">
       <Text overflowWrap="anywhere" mb={3}>
         The nodes of {pool} stay longer for the run {run.runId} of {run.dagId}. Beyond the pool&apos;s max_runtime it takes a
         reason. A pod that runs already keeps its own deadline.
@@ -108,27 +142,52 @@ export const MoreTime = ({ pool, run, extender, done }: MoreTimeProps) => {
   );
 };
 
+const MOST_HOURS = 8760;
+const LOOKS = 12;
+const LOOK_AGAIN = 5_000;
+
+/** The hours as typed, as a number; null if invalid. */
+export function hoursOf(typed: string): number | null {
+  const hours = /^\s*\d+([.,]\d+)?\s*$/.test(typed) ? Number(typed.replace(",", ".")) : NaN;
+  return hours > 0 && hours <= MOST_HOURS ? hours : null;
+}
+
+/** The outcome of the run that gives more time, waited for up to a minute. */
+async function outcome(dagId: string, runId: string): Promise<string> {
+  for (let look = 0; look < LOOKS; look++) {
+    const { state } = await get<RunState>(runPath(dagId, runId));
+    if (state === "success") return `Done: the log of ${dagId}, ${runId}, says until when the nodes are wanted now.`;
+    if (state === "failed") throw new ApiError(409, `No more time was given: the log of ${dagId}, ${runId}, says why.`);
+    await new Promise((resolve) => window.setTimeout(resolve, LOOK_AGAIN));
+  }
+  return `${dagId} was started as ${runId}, and has not ended yet: its log will say until when the nodes are wanted.`;
+}
+
 type ConfirmProps = {
   name: string;
+  of: string;
   title: string;
   verb: string;
   busy: boolean;
   confirm: () => void;
   said: ReactNode;
+  forget: () => void;
+  done: () => void;
   children: ReactNode;
 };
 
-const Confirm = ({ name, title, verb, busy, confirm, said, children }: ConfirmProps) => (
-  <Dialog.Root>
+/** A button and its dialog: opening it clears its last message, and closing it reloads the page's data. */
+const Confirm = ({ name, of, title, verb, busy, confirm, said, forget, done, children }: ConfirmProps) => (
+  <Dialog.Root onOpenChange={({ open }) => (open ? forget() : done())}>
     <Dialog.Trigger asChild>
-      <Button size="xs" variant="outline">
+      <Button size="xs" variant="outline" aria-label={`${name}: ${of}`}>
         {name}
       </Button>
     </Dialog.Trigger>
     <Portal>
       <Dialog.Backdrop />
       <Dialog.Positioner>
-        <Dialog.Content>
+        <Dialog.Content as="form" onSubmit={(event: FormEvent) => (event.preventDefault(), confirm())}>
           <Dialog.Header>
             <Dialog.Title>{title}</Dialog.Title>
           </Dialog.Header>
@@ -138,11 +197,11 @@ const Confirm = ({ name, title, verb, busy, confirm, said, children }: ConfirmPr
           </Dialog.Body>
           <Dialog.Footer>
             <Dialog.ActionTrigger asChild>
-              <Button size="sm" variant="outline">
+              <Button size="sm" variant="outline" type="button">
                 Close
               </Button>
             </Dialog.ActionTrigger>
-            <Button size="sm" colorPalette="red" loading={busy} onClick={confirm}>
+            <Button size="sm" colorPalette="red" loading={busy} type="submit">
               {verb}
             </Button>
           </Dialog.Footer>

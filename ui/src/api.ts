@@ -1,4 +1,4 @@
-// Airflow's public REST API, with the session of who looks at the page.
+// Airflow's public REST API, with the session of the page's user.
 
 export class ApiError extends Error {
   readonly status: number;
@@ -43,14 +43,18 @@ async function call<T>(method: string, url: URL, body?: unknown): Promise<T> {
   return (await response.json()) as T;
 }
 
+let leftAt = -Infinity;
+
+/** Several requests are refused at once, and a second navigation would cancel the first. */
 function logIn() {
-  const url = urlOf("auth/login", { next: window.location.href });
-  window.location.assign(url);
+  if (Date.now() - leftAt < 10_000) return;
+  leftAt = Date.now();
+  window.location.assign(urlOf("auth/login", { next: window.location.href }));
 }
 
 async function refusal(response: Response): Promise<string> {
   const said = await detail(response);
-  if (response.status === 403) return `Airflow does not allow it to you${said ? `: ${said}` : ""}.`;
+  if (response.status === 403) return `Airflow does not allow you to do this${said ? `: ${said}` : ""}.`;
   return said ? `Airflow answered: ${said}` : `Airflow answered with status ${response.status}.`;
 }
 
@@ -64,7 +68,7 @@ async function detail(response: Response): Promise<string> {
   }
 }
 
-/** All pages of a list, `most` entries at the most; `total` counts what there is. */
+/** All pages of a list, at most `most` entries; `total` counts all existing ones. */
 export async function list<T>(path: string, name: string, query: Query, most: number): Promise<{ found: T[]; total: number }> {
   const found: T[] = [];
   for (;;) {
@@ -77,7 +81,7 @@ export async function list<T>(path: string, name: string, query: Query, most: nu
   }
 }
 
-/** `make` for each, six at a time. */
+/** Call `make` for each, six at a time. */
 export async function eachOf<T, R>(items: readonly T[], make: (item: T) => Promise<R>): Promise<R[]> {
   const results = new Array<R>(items.length);
   let next = 0;

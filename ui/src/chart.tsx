@@ -3,7 +3,7 @@
 import { Box } from "@chakra-ui/react";
 import { type RefObject, useEffect, useRef, useState } from "react";
 
-import { count, duration, money } from "./format.ts";
+import { count, duration, inUnitOf, money } from "./format.ts";
 import { allSeconds, type Day, type Total } from "./nights.ts";
 import { PHASES } from "./records.ts";
 import { COLORS, Legend } from "./words.tsx";
@@ -26,7 +26,7 @@ export function useWidth(): [RefObject<HTMLDivElement | null>, number] {
   return [box, width];
 }
 
-/** What a total's cost is, as far as it is known. */
+/** A total's cost, as far as it is known. */
 export function costOf(total: Total): string {
   const known = total.nights - total.withoutCost - total.withoutBill;
   if (!known) return total.nights ? "unknown" : money(0);
@@ -34,7 +34,7 @@ export function costOf(total: Total): string {
   return `${least}${money(total.cost)}`;
 }
 
-/** What an idle autoscaler would have cost more. */
+/** The extra cost of an autoscaler with idle time. */
 export function extraOf(total: Total): string {
   const known = total.nights - total.withoutAutoscaler - total.withoutBill;
   if (!known) return "unknown";
@@ -44,9 +44,9 @@ export function extraOf(total: Total): string {
 function told({ day, total }: Day): string {
   if (!total.nights) return `${day}: no night`;
   const phases = PHASES.map((phase) => `${phase} ${duration(total.seconds[phase])}`).join(", ");
-  const red = total.red ? `, ${total.red} red` : "";
+  const red = total.redRuns.size ? `, ${total.redRuns.size} red` : "";
   const cost = `cost ${costOf(total)}, an idle autoscaler ${extraOf(total)}`;
-  return `${day}: ${count(total.nights, "night")}${red}, ${phases}; ${cost}`;
+  return `${day}: ${count(total.runs.size, "night")}${red}, ${phases}; ${cost}`;
 }
 
 export const Bars = ({ days, onPick }: { days: readonly Day[]; onPick: (day: string) => void }) => {
@@ -61,7 +61,7 @@ export const Bars = ({ days, onPick }: { days: readonly Day[]; onPick: (day: str
           <g key={part} transform={`translate(0 ${8 + HEIGHT * (1 - part)})`}>
             <line x1={LEFT} x2={width} stroke={LINE} />
             <text x={LEFT - 6} y={4} textAnchor="end" {...TEXT}>
-              {duration(top * part)}
+              {inUnitOf(top, top * part)}
             </text>
           </g>
         ))}
@@ -84,7 +84,7 @@ export const Bars = ({ days, onPick }: { days: readonly Day[]; onPick: (day: str
               data-phase="autoscaler"
             />
             <Stack total={each.total} width={step * 0.55} y={y} />
-            {each.total.red ? (
+            {each.total.redRuns.size ? (
               <text x={step * 0.35} y={HEIGHT + BOTTOM - 6} textAnchor="middle" fill="var(--chakra-colors-fg)" style={{ fontSize: 12 }}>
                 ✕
               </text>

@@ -1,8 +1,8 @@
-// Times, durations and money as people read them. What is not known is the word for that, never 0.
+// Times, durations and money for display. An unknown value is shown as "unknown", never as 0.
 
 export const UNKNOWN = "unknown";
 
-/** A share as whole percents. */
+/** A share in whole percent. */
 export const percent = (share: number) => `${Math.round(share * 100)} %`;
 
 /** Money, or "unknown"; the currency is that of the pool's price. */
@@ -17,7 +17,13 @@ export function duration(seconds: number | null): string {
   return seconds < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
 }
 
-/** The zone that is chosen in Airflow's own menu, else the browser's. */
+/** A duration in the unit used for the longest of several, for an axis. */
+export function inUnitOf(longest: number, seconds: number): string {
+  if (longest < 600) return duration(seconds);
+  return longest < 7200 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`;
+}
+
+/** The time zone chosen in Airflow's own menu, otherwise the browser's. */
 export function timeZone(): string {
   const chosen = readChosenZone();
   try {

@@ -82,8 +82,9 @@ export const Chart = ({ lanes }: { lanes: Lane[] }) => {
   );
 };
 
-/** A long name keeps its end, which tells tasks and nodes apart. */
-const short = (name: string, pixels: number) => {
+/** A long name keeps its end, which distinguishes tasks; a node's host name loses its domain first. */
+const short = (whole: string, pixels: number) => {
   const most = Math.floor(pixels / 7);
+  const name = whole.length > most && /^ip-|\.internal$/.test(whole) ? whole.split(".")[0]! : whole;
   return name.length <= most ? name : `…${name.slice(1 - most)}`;
 };

@@ -1,12 +1,13 @@
-// A run's nodes as lanes on one clock: a lane for each task that asks for, uses or releases them, and for each machine.
+// A run's nodes as lanes on one clock: one per task that requests, uses or releases them, and one per machine.
 
-import { type Machine, type Phase, type TimedPhase, type Usage } from "./records.ts";
+import { type Machine, type Phase, type Refusal, type TimedPhase, type Usage } from "./records.ts";
 import { PODS, type Task } from "./tasks.ts";
 
 export type RunRecords = {
   tasks: Task[];
   phases: (task: Task) => TimedPhase[];
   computed: (task: Task) => number | null;
+  refusals: { task: Task; refusals: Refusal[] }[];
   bills: { task: Task; pool: string | null; usage: Usage | null; why: string }[];
 };
 
@@ -32,7 +33,7 @@ function laneOfTask(task: Task, phases: TimedPhase[], now: number): Lane {
   return { name: `${task.task_id}${mapped}`, pieces: [{ from, to, kind, said }], marks, open: !task.end_date };
 }
 
-/** Booting until it is usable, then working in its spans and idle between them; times out of order are put in order. */
+/** Booting until usable, then working in its spans and idle between them; times out of order are sorted. */
 export function laneOfMachine(machine: Machine, now: number): Lane {
   const from = Date.parse(machine.launched_at!);
   const to = Math.max(from, machine.gone_at ? Date.parse(machine.gone_at) : now);

@@ -1,5 +1,5 @@
-// What the page asks for, and how often. Two lists a look for any number of pools; values of XComs once each, for a
-// value that a task left does not change: they stay here while the tab is open, whichever of its pages is shown.
+// What the page requests, and how often. Two lists per refresh for any number of pools; XCom values once each, since a
+// value that a task left does not change: they are cached while the tab is open, whichever of its pages is shown.
 
 import { ApiError, eachOf, get, list, post, runPath, segment } from "./api.ts";
 import type { Night } from "./nights.ts";
@@ -31,7 +31,7 @@ import {
 
 export const DAYS = 30;
 const MOST_NIGHTS = 500;
-const FIRST = 6; // as many as a browser asks for at once: each bill is a request
+const FIRST = 6; // as many as a browser requests at once: each bill is one request
 const FINISHED: readonly string[] = ["success", "failed"];
 const ALL_TASKS = "dags/~/dagRuns/~/taskInstances";
 
@@ -42,7 +42,7 @@ const values = new Map<string, unknown>();
 export const entriesPath = (dagId: string, runId: string, taskId: string) =>
   `${runPath(dagId, runId)}/taskInstances/${segment(taskId)}/xcomEntries`;
 
-/** The value of an entry; of one that was seen before, without a request. */
+/** The value of an entry; without a request if it was read before. */
 export async function valueOf(entry: Entry): Promise<unknown> {
   const id = JSON.stringify([entry.dag_id, entry.run_id, entry.task_id, entry.map_index, entry.key, entry.timestamp]);
   if (!values.has(id)) {
@@ -58,7 +58,7 @@ const keyOf = (entry: { dag_id: string; task_id: string; map_index: number }, ru
 
 const looked = new Map<string, Entry[]>();
 
-/** The entries that a finished task left; asked for once, since an entry that is not there is an error to read. */
+/** The entries that a finished task left; listed once, since reading a missing entry is an error. */
 async function entriesOf(task: Task): Promise<Entry[]> {
   const id = JSON.stringify([keyOf(task, task.dag_run_id), task.end_date]);
   if (!looked.has(id)) {
@@ -148,7 +148,7 @@ async function leftoversNow(tasks: Task[]) {
   return found;
 }
 
-/** Looks whose last one failed and said nothing else: what the page shows of them is older than it could be. */
+/** Checks whose last run failed without a result: what the page shows of them is outdated. */
 const redLooks = (tasks: Task[]): Look[] =>
   lastOfEach(tasks, STATUS)
     .filter((task) => task.state === "failed")
@@ -162,12 +162,12 @@ export function whyUnreadable(value: unknown): string {
 }
 
 /**
- * `total` counts what there is, `unread` what is still to come. `blind`: who looks may not read DAG runs, so that only
- * scale-downs tell of a failure.
+ * `total` counts all nights, `unread` those still to be read. `blind`: the user may not read DAG runs, so that only
+ * scale-downs show a failure.
  */
 export type Nights = { nights: Night[]; total: number; unread: number; blind: boolean };
 
-/** The nights of the last 30 days, newest first; `show` takes the newest of them sooner, where there are many. */
+/** The nights of the last 30 days, newest first; if there are many, `show` gets the newest of them earlier. */
 export async function loadNights(show?: (some: Nights) => void, now = Date.now()): Promise<Nights> {
   const since = new Date(now - DAYS * 86_400_000).toISOString();
   if (show) {
@@ -187,7 +187,7 @@ async function newestNights(most: number, since: string): Promise<Nights> {
   const left = new Map(usages.found.map((entry) => [keyOf(entry, entry.run_id), entry]));
   const entryOf = (task: Task) => left.get(keyOf(task, task.dag_run_id));
   const areAll = most === MOST_NIGHTS || tasks.total <= most;
-  // Of some, the newest tasks and the newest bills need not be of the same nights.
+  // With only a part, the newest tasks and the newest bills may be of different nights.
   const ended = tasks.found.filter((task) => FINISHED.includes(task.state ?? "") && (areAll || entryOf(task)));
   const [failed, bills] = await Promise.all([
     failedRuns([...new Set(ended.map((task) => task.dag_id))], since),

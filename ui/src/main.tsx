@@ -1,4 +1,4 @@
-// What Airflow's web UI loads: one component, which it gives the place where it is shown.
+// What Airflow's web UI loads: one component, which is told where it is shown.
 
 import { Page } from "./page.tsx";
 import { RunTab } from "./run-tab.tsx";
@@ -8,7 +8,7 @@ type Props = { dagId?: string; runId?: string };
 const GpuPools = ({ dagId, runId }: Props) =>
   dagId && runId ? <RunTab key={`${dagId} ${runId}`} dagId={dagId} runId={runId} /> : <Page />;
 
-// Airflow keeps a plugin's component under its name, and a bundle runs once, though two names are loaded from it.
+// Airflow stores a plugin's component under its name, and runs a bundle once, although two names are loaded from it.
 for (const name of ["GPU pools", "GPU nodes"]) Reflect.set(globalThis, name, GpuPools);
 
 export default GpuPools;

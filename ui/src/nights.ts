@@ -1,13 +1,14 @@
 // Bills added up: by day for the chart, and by DAG. Pure.
 
+import { runPath } from "./api.ts";
 import { day } from "./format.ts";
 import { type Computed, PHASES, type Phase, type Usage } from "./records.ts";
 import type { Task } from "./tasks.ts";
 
-/** One scale-down: what it billed; null where it left no bill that can be read. Red: it failed, or its run did. */
+/** One scale-down and its bill; null if it left no readable bill. Red: it failed, or its run did. */
 export type Night = { task: Task; pool: string | null; usage: Usage | null; why: string; red: boolean };
 
-/** Which night it is: when its run was due. A repeat of it, days later, is of the same night. */
+/** The night: when its run was due. A rerun days later belongs to the same night. */
 export const beginOf = ({ task }: Night): string => task.run_after;
 
 export type Total = {
@@ -15,13 +16,15 @@ export type Total = {
   autoscaler: number;
   cost: number;
   extra: number;
+  /** Bills: one per block of a run. */
   nights: number;
+  runs: ReadonlySet<string>;
+  redRuns: ReadonlySet<string>;
   withoutCost: number;
   withoutBill: number;
   withoutAutoscaler: number;
   atLeast: number;
-  red: number;
-  /** Seconds of work in which it is known what the GPUs did, and in how many of these they computed. */
+  /** Seconds of work with known GPU use, and in how many of these the GPUs computed. */
   sampled: number;
   computed: number;
 };
@@ -32,18 +35,19 @@ export const noTotal = (): Total => ({
   cost: 0,
   extra: 0,
   nights: 0,
+  runs: new Set(),
+  redRuns: new Set(),
   withoutCost: 0,
   withoutBill: 0,
   withoutAutoscaler: 0,
   atLeast: 0,
-  red: 0,
   sampled: 0,
   computed: 0,
 });
 
 export const allSeconds = (seconds: Record<Phase, number>) => PHASES.reduce((sum, phase) => sum + seconds[phase], 0);
 
-/** What an autoscaler would have cost more: never less than nothing; null where one of both costs is not known. */
+/** The extra cost of an autoscaler, never below 0; null if one of the two costs is unknown. */
 export function extraCost(usage: Usage): number | null {
   const other = usage.autoscaler?.cost ?? null;
   return other === null || usage.cost.total === null ? null : Math.max(0, other - usage.cost.total);
@@ -51,8 +55,10 @@ export function extraCost(usage: Usage): number | null {
 
 export function add(total: Total, night: Night): Total {
   const usage = night.usage;
-  const red = total.red + (night.red ? 1 : 0);
-  if (!usage) return { ...total, red, nights: total.nights + 1, withoutBill: total.withoutBill + 1 };
+  const run = runPath(night.task.dag_id, night.task.dag_run_id);
+  const runs = new Set([...total.runs, run]);
+  const redRuns = night.red ? new Set([...total.redRuns, run]) : total.redRuns;
+  if (!usage) return { ...total, runs, redRuns, nights: total.nights + 1, withoutBill: total.withoutBill + 1 };
   const extra = extraCost(usage);
   const sampled = usage.seconds.working * (usage.computed?.known ?? 0);
   return {
@@ -61,22 +67,23 @@ export function add(total: Total, night: Night): Total {
       working: total.seconds.working + usage.seconds.working,
       idle: total.seconds.idle + usage.seconds.idle,
     },
-    // Where it is not known, the bar beside is as high as the run's own: an autoscaler's is never shown as less.
+    // If unknown, the bar next to it is as high as the run's own: an autoscaler's is never shown as lower.
     autoscaler: total.autoscaler + Math.max(usage.autoscaler?.seconds ?? 0, allSeconds(usage.seconds)),
     cost: total.cost + (usage.cost.total ?? 0),
     extra: total.extra + (extra ?? 0),
     nights: total.nights + 1,
+    runs,
+    redRuns,
     withoutCost: total.withoutCost + (usage.cost.total === null ? 1 : 0),
     withoutBill: total.withoutBill,
     withoutAutoscaler: total.withoutAutoscaler + (extra === null ? 1 : 0),
     atLeast: total.atLeast + (usage.at_least ? 1 : 0),
-    red,
     sampled: total.sampled + sampled,
     computed: total.computed + sampled * (usage.computed?.share ?? 0),
   };
 }
 
-/** What the GPUs did in all nights of which it is known; null where it is known of none. */
+/** GPU use over all nights for which it is known; null if it is known for none. */
 export function computedIn(total: Total): Computed | null {
   if (!total.sampled) return null;
   return { share: total.computed / total.sampled, known: total.sampled / total.seconds.working };
@@ -84,7 +91,7 @@ export function computedIn(total: Total): Computed | null {
 
 export type Day = { day: string; total: Total };
 
-/** The last `days` days up to `now`, those without a night too. */
+/** The last `days` days up to `now`, including those without a night. */
 export function byDay(nights: readonly Night[], now: number, days = 30): Day[] {
   const totals = new Map<string, Total>();
   for (const night of nights) {
@@ -97,7 +104,7 @@ export function byDay(nights: readonly Night[], now: number, days = 30): Day[] {
 
 export type OfDag = { dagId: string; total: Total };
 
-/** Totals of each DAG, the one with the most node time first. */
+/** Totals per DAG, the one with the most node time first. */
 export function byDag(nights: readonly Night[]): OfDag[] {
   const totals = new Map<string, Total>();
   for (const night of nights) {

@@ -1,24 +1,28 @@
 // Browse > GPU pools, from top to bottom: what would stop a night, each pool now, thirty nights, totals by DAG.
 
 import { Badge, Box, Button, Heading, Spinner, Table, Text } from "@chakra-ui/react";
+import { useEffect, useRef } from "react";
 import { useSearchParams } from "react-router-dom";
 
 import { Bars, costOf, extraOf } from "./chart.tsx";
 import { count, day as dayOf, duration, moment, money, timeZone } from "./format.ts";
 import { LookNow } from "./actions.tsx";
 import { DAYS, loadNights, loadNow, type Nights, type Now } from "./load.ts";
-import { beginOf, byDag, byDay, computedIn, extraCost, type Night } from "./nights.ts";
+import { add, beginOf, byDag, byDay, computedIn, extraCost, type Night, noTotal, type Total } from "./nights.ts";
 import { PHASES } from "./records.ts";
 import { PoolCard } from "./pool-card.tsx";
 import { useLoaded } from "./use-loaded.ts";
-import { DagLink, Notice, NodesLink, RunLink, Section, Sentence, TaskLink, Working } from "./words.tsx";
+import { DagLink, Notice, NodesLink, RunLink, Section, Sentence, TaskLink, Wide, Working } from "./words.tsx";
 
+/** The column for the extra cost of an autoscaler that waits ten idle minutes. */
+const MORE = "More with an autoscaler";
 const A_LOOK = 75_000;
 const HISTORY = 600_000;
 
 export const Page = () => {
   const now = useLoaded("now", loadNow, A_LOOK);
   const nights = useLoaded("nights", loadNights, HISTORY);
+  useWhenOneEnds(now.value, nights.reload);
   return (
     <Box p={4} maxW="1400px" w="100%" mx="auto">
       <Box display="flex" alignItems="baseline" gap={3} flexWrap="wrap">
@@ -40,6 +44,19 @@ export const Page = () => {
   );
 };
 
+/** Call `then` when a run no longer has an unfinished task of this package: it has left a bill. */
+function useWhenOneEnds(now: Now | null, then: () => void) {
+  const before = useRef(new Set<string>());
+  useEffect(() => {
+    if (!now) return;
+    const live = new Set(now.live.map((run) => `${run.dagId} ${run.runId} ${run.pool}`));
+    if ([...before.current].some((run) => !live.has(run))) then();
+    before.current = live;
+  }, [now]);
+}
+
+const sentence = (said: string) => (/[.!?]$/.test(said) ? said : `${said}.`);
+
 const Health = ({ now }: { now: Now }) => {
   const worst = (result: string) => now.findings.filter(({ finding }) => finding.result === result);
   const problems = worst("problem");
@@ -48,7 +65,7 @@ const Health = ({ now }: { now: Now }) => {
     <Section title="What would stop a night">
       {problems.map(({ finding, task }, index) => (
         <Notice key={index} status="error" title={`${finding.pool}: ${finding.check}`}>
-          {finding.said} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+          {sentence(finding.said)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
         </Notice>
       ))}
       {now.leftovers.map(({ leftover, task }, index) => (
@@ -58,7 +75,7 @@ const Health = ({ now }: { now: Now }) => {
       ))}
       {warnings.map(({ finding, task }, index) => (
         <Notice key={index} status="warning" title={`${finding.pool}: ${finding.check}`}>
-          {finding.said} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
+          {sentence(finding.said)} {finding.fix ? `What to do: ${finding.fix} ` : ""}(<TaskLink task={task} />)
         </Notice>
       ))}
       {now.unreadable.map(({ task, why }, index) => (
@@ -67,10 +84,10 @@ const Health = ({ now }: { now: Now }) => {
         </Notice>
       ))}
       {now.findings.length && !problems.length && !now.leftovers.length ? (
-        <Sentence>The doctor found no problem.</Sentence>
+        <Sentence>The doctor found nothing that would stop a night.</Sentence>
       ) : null}
       {!now.findings.length ? (
-        <Sentence>No doctor has looked yet: GpuPoolDoctorOperator in a DAG on a schedule says what would stop a night.</Sentence>
+        <Sentence>No doctor has checked yet: GpuPoolDoctorOperator in a DAG on a schedule says what would stop a night.</Sentence>
       ) : null}
     </Section>
   );
@@ -87,7 +104,7 @@ const Pools = ({ now, nights, reload }: { now: Now; nights: Nights | null; reloa
       {!names.length ? (
         <>
           <Sentence>
-            No task has looked at a pool yet, and no run has used one in {DAYS} days. GpuPoolStatusOperator in a DAG on a
+            No task has checked a pool yet, and no run has used one in {DAYS} days. GpuPoolStatusOperator in a DAG on a
             schedule, as in example_dags/janitor.py, says what there is.
           </Sentence>
           <LookNow janitor={now.janitor} done={reload} />
@@ -95,11 +112,18 @@ const Pools = ({ now, nights, reload }: { now: Now; nights: Nights | null; reloa
       ) : null}
       {now.running.length ? (
         <Sentence>
-          A look goes on: <TaskLink task={now.running[0]!} />.
+          A check is running: <TaskLink task={now.running[0]!} />.
         </Sentence>
       ) : null}
       {names.map((name) => (
-        <PoolCard key={name} pool={name} seen={seen.get(name)} now={now} reload={reload} />
+        <PoolCard
+          key={name}
+          pool={name}
+          seen={seen.get(name)}
+          nights={(nights?.nights ?? []).filter((night) => night.pool === name)}
+          now={now}
+          reload={reload}
+        />
       ))}
       {lost.map((run) => (
         <Sentence key={`${run.dagId} ${run.runId}`}>
@@ -138,7 +162,7 @@ const History = ({ found }: { found: Nights }) => {
         {found.unread ? <Sentence>{count(found.unread, "earlier night")} are still being read.</Sentence> : null}
         {found.total > found.nights.length + found.unread ? (
           <Sentence>
-            The newest {found.nights.length + found.unread} of {found.total} scale-downs are shown; the others go on, or are older.
+            The newest {found.nights.length + found.unread} of {found.total} scale-downs are shown; the others have not ended, or are older.
           </Sentence>
         ) : null}
         {found.blind ? (
@@ -171,7 +195,7 @@ type FilterProps = { names: string[]; chosen: string | null; choose: (name: stri
 const Filter = ({ names, chosen, choose }: FilterProps) => (
   <Box display="flex" gap={1} flexWrap="wrap">
     {[null, ...names].map((name) => (
-      <Button key={name ?? ""} size="xs" variant={name === chosen ? "solid" : "outline"} onClick={() => choose(name)}>
+      <Button key={name ?? ""} size="xs" aria-pressed={name === chosen} variant={name === chosen ? "solid" : "outline"} onClick={() => choose(name)}>
         {name ?? "all pools"}
       </Button>
     ))}
@@ -190,44 +214,55 @@ const Head = ({ names }: { names: string[] }) => (
   </Table.Header>
 );
 
-const DagTable = ({ nights }: { nights: Night[] }) => (
-  <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Totals of each DAG">
-    <Head names={["DAG", "Nights", ...PHASES, "Cost", "Idle autoscaler"]} />
-    <Table.Body>
-      {byDag(nights).map(({ dagId, total }) => (
-        <Table.Row key={dagId} data-dag={dagId}>
-          <Table.Cell overflowWrap="anywhere">
-            <DagLink dagId={dagId} />
-          </Table.Cell>
-          <Table.Cell textAlign="end">
-            {total.nights}
-            {total.red ? <Badge colorPalette="red" ml={2}>{`${total.red} red`}</Badge> : null}
-          </Table.Cell>
-          {PHASES.map((phase) => (
-            <Table.Cell key={phase} textAlign="end">
-              <Working
-                time={total.nights > total.withoutBill ? duration(total.seconds[phase]) : "unknown"}
-                computed={phase === "working" ? computedIn(total) : null}
-              />
-            </Table.Cell>
+const DagTable = ({ nights }: { nights: Night[] }) => {
+  const rows = byDag(nights);
+  return (
+    <Wide>
+      <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Totals of each DAG">
+        <Head names={["DAG", "Nights", ...PHASES, "Cost", MORE]} />
+        <Table.Body>
+          {rows.map(({ dagId, total }) => (
+            <DagRow key={dagId} dagId={dagId} total={total} />
           ))}
-          <Table.Cell textAlign="end">{costOf(total)}</Table.Cell>
-          <Table.Cell textAlign="end">{extraOf(total)}</Table.Cell>
-        </Table.Row>
-      ))}
-    </Table.Body>
-  </Table.Root>
+          {rows.length > 1 ? <DagRow dagId={null} total={nights.reduce(add, noTotal())} /> : null}
+        </Table.Body>
+      </Table.Root>
+    </Wide>
+  );
+};
+
+/** For one DAG, or for all. */
+const DagRow = ({ dagId, total }: { dagId: string | null; total: Total }) => (
+  <Table.Row data-dag={dagId ?? undefined} data-all={dagId === null ? "" : undefined}>
+    <Table.Cell overflowWrap="anywhere">{dagId === null ? "all" : <DagLink dagId={dagId} />}</Table.Cell>
+    <Table.Cell textAlign="end">
+      {total.runs.size}
+      {total.redRuns.size ? <Badge colorPalette="red" ml={2}>{`${total.redRuns.size} red`}</Badge> : null}
+    </Table.Cell>
+    {PHASES.map((phase) => (
+      <Table.Cell key={phase} textAlign="end">
+        <Working
+          time={total.nights > total.withoutBill ? duration(total.seconds[phase]) : "unknown"}
+          computed={phase === "working" ? computedIn(total) : null}
+        />
+      </Table.Cell>
+    ))}
+    <Table.Cell textAlign="end">{costOf(total)}</Table.Cell>
+    <Table.Cell textAlign="end">{extraOf(total)}</Table.Cell>
+  </Table.Row>
 );
 
 const NightTable = ({ nights }: { nights: Night[] }) => (
-  <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Nights">
-    <Head names={["Run", "Due", ...PHASES, "Cost", "Idle autoscaler"]} />
-    <Table.Body>
-      {nights.map((night) => (
-        <NightRow key={`${night.task.dag_id} ${night.task.dag_run_id} ${night.task.task_id} ${night.task.map_index}`} night={night} />
-      ))}
-    </Table.Body>
-  </Table.Root>
+  <Wide>
+    <Table.Root size="sm" variant="line" style={{ tableLayout: "fixed" }} aria-label="Nights">
+      <Head names={["Run", "Due", ...PHASES, "Cost", MORE]} />
+      <Table.Body>
+        {nights.map((night) => (
+          <NightRow key={`${night.task.dag_id} ${night.task.dag_run_id} ${night.task.task_id} ${night.task.map_index}`} night={night} />
+        ))}
+      </Table.Body>
+    </Table.Root>
+  </Wide>
 );
 
 const NightRow = ({ night }: { night: Night }) => {

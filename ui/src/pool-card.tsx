@@ -1,4 +1,4 @@
-// One pool: what it is now by the last look, what tasks tell since, its machines, and the buttons.
+// One pool: its state at the last check, what tasks have shown since, its machines, and the buttons.
 
 import { Badge, Box, Heading, Table, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
@@ -6,13 +6,14 @@ import type { ReactNode } from "react";
 import { LookNow, MoreTime, ZeroNow } from "./actions.tsx";
 import { count, duration, moment, money, UNKNOWN } from "./format.ts";
 import type { Now, PoolNow } from "./load.ts";
+import type { Night } from "./nights.ts";
 import { type Lease, type MachineNow, runOfLease, type Status, whyItStays } from "./records.ts";
-import type { LiveRun, Stage } from "./tasks.ts";
-import { Notice, NodesLink, RunLink, Sentence, TaskLink } from "./words.tsx";
+import { endOf, type LiveRun, type Stage } from "./tasks.ts";
+import { Notice, NodesLink, RunLink, Sentence, TaskLink, Wide } from "./words.tsx";
 
-type Props = { pool: string; seen: PoolNow | undefined; now: Now; reload: () => void };
+type Props = { pool: string; seen: PoolNow | undefined; nights: readonly Night[]; now: Now; reload: () => void };
 
-export const PoolCard = ({ pool, seen, now, reload }: Props) => {
+export const PoolCard = ({ pool, seen, nights, now, reload }: Props) => {
   const live = now.live.filter((run) => run.pool === pool);
   const newer = now.red.find((look) => seen && look.task.dag_id === seen.task.dag_id);
   return (
@@ -22,22 +23,22 @@ export const PoolCard = ({ pool, seen, now, reload }: Props) => {
           {pool}
         </Heading>
         <Box flex={1} />
-        <LookNow janitor={seen?.task.dag_id ?? now.janitor} done={reload} />
+        <LookNow janitor={seen?.task.dag_id ?? now.janitor} pool={pool} isSeen={Boolean(seen)} done={reload} />
       </Box>
       {seen ? <Counts status={seen.status} /> : null}
       {seen ? <AsOf seen={seen} now={now} /> : <Sentence>{NO_LOOK}</Sentence>}
       {newer && seen && newer.task.run_after > seen.task.run_after ? (
         <Notice status="warning">
-          The last look failed, so this is what an earlier one saw: see <TaskLink task={newer.task} />.
+          The last check failed, so this is what an earlier one saw: see <TaskLink task={newer.task} />.
         </Notice>
       ) : null}
-      <Runs pool={pool} live={live} seen={seen} now={now} reload={reload} />
+      <Runs pool={pool} live={live} seen={seen} ended={endedSince(nights, seen)} now={now} reload={reload} />
       {seen ? <Machines status={seen.status} /> : null}
     </Box>
   );
 };
 
-const NO_LOOK = "No task has looked at this pool yet: put GpuPoolStatusOperator into a DAG on a schedule, as example_dags/janitor.py does.";
+const NO_LOOK = "No task has checked this pool yet: put GpuPoolStatusOperator into a DAG on a schedule, as example_dags/janitor.py does.";
 
 const known = (value: number | null) => (value === null ? UNKNOWN : String(value));
 
@@ -73,7 +74,7 @@ const AsOf = ({ seen, now }: { seen: PoolNow; now: Now }) => {
       </Text>
       {age > 2 * now.period ? (
         <Notice status="warning">
-          This is stale: the last look was {duration(age / 1000)} ago, though one was due every{" "}
+          This is stale: the last check was {duration(age / 1000)} ago, though one was due every{" "}
           {duration(now.period / 1000)}. Is the janitor&apos;s DAG paused?
         </Notice>
       ) : null}
@@ -87,9 +88,14 @@ const STAGE: Record<Stage, { text: string; palette: string }> = {
   draining: { text: "draining", palette: "purple" },
 };
 
+/** The nights whose scale-down has ended since the last check: what that check saw of them is outdated. */
+function endedSince(nights: readonly Night[], seen: PoolNow | undefined): readonly Night[] {
+  return seen ? nights.filter(({ task }) => task.state === "success" && endOf(task) > Date.parse(seen.at)) : [];
+}
+
 type RunRow = { dagId: string; runId: string; live: LiveRun | null; leases: Lease[]; name: string };
 
-/** Runs that want nodes, by their demand at the last look or by their tasks since: each once. */
+/** Runs that want nodes, by their demand at the last check or by their tasks since: each once. */
 function rowsOf(live: readonly LiveRun[], leases: readonly Lease[]): RunRow[] {
   const rows = live.map((run): RunRow => {
     const name = `${run.dagId}/${run.runId}`;
@@ -104,36 +110,46 @@ function rowsOf(live: readonly LiveRun[], leases: readonly Lease[]): RunRow[] {
   })];
 }
 
-type RunsProps = { pool: string; live: LiveRun[]; seen: PoolNow | undefined; now: Now; reload: () => void };
+type RunsProps = {
+  pool: string;
+  live: LiveRun[];
+  seen: PoolNow | undefined;
+  ended: readonly Night[];
+  now: Now;
+  reload: () => void;
+};
 
-const Runs = ({ pool, live, seen, now, reload }: RunsProps) => {
+const Runs = ({ pool, live, seen, ended, now, reload }: RunsProps) => {
   const rows = rowsOf(live, seen?.status.leases ?? []);
   if (!rows.length) {
     const others = seen && (seen.status.wanted ?? 0) > 0 ? seen.status.wanted_by : "";
     return <Sentence>{others ? `Wanted by ${others}.` : "No run wants nodes of this pool now."}</Sentence>;
   }
   return (
-    <Table.Root size="sm" variant="line" mt={2} style={{ tableLayout: "fixed" }}>
-      <Table.Header>
-        <Table.Row>
-          <Table.ColumnHeader w="40%">Wanted by</Table.ColumnHeader>
-          <Table.ColumnHeader w="26%">Until</Table.ColumnHeader>
-          <Table.ColumnHeader>Now</Table.ColumnHeader>
-          <Table.ColumnHeader w="190px" />
-        </Table.Row>
-      </Table.Header>
-      <Table.Body>
-        {rows.map((row) => (
-          <RunRowView key={row.name} row={row} alone={rows.length === 1} pool={pool} seen={seen} now={now} reload={reload} />
-        ))}
-      </Table.Body>
-    </Table.Root>
+    <Wide>
+      <Table.Root size="sm" variant="line" mt={2} style={{ tableLayout: "fixed" }}>
+        <Table.Header>
+          <Table.Row>
+            <Table.ColumnHeader w="40%">Wanted by</Table.ColumnHeader>
+            <Table.ColumnHeader w="26%">Until</Table.ColumnHeader>
+            <Table.ColumnHeader>Now</Table.ColumnHeader>
+            <Table.ColumnHeader w="190px" />
+          </Table.Row>
+        </Table.Header>
+        <Table.Body>
+          {rows.map((row) => (
+            <RunRowView key={row.name} row={row} alone={rows.length === 1} {...{ pool, seen, ended, now, reload }} />
+          ))}
+        </Table.Body>
+      </Table.Root>
+    </Wide>
   );
 };
 
 type RunRowProps = Omit<RunsProps, "live"> & { row: RunRow; alone: boolean };
 
-const RunRowView = ({ row, alone, pool, seen, now, reload }: RunRowProps) => {
+const RunRowView = ({ row, alone, pool, seen, ended, now, reload }: RunRowProps) => {
+  const over = row.live ? undefined : ended.find(({ task }) => task.dag_id === row.dagId && task.dag_run_id === row.runId);
   const pods = (seen?.status.machines ?? []).flatMap((machine) => machine.pods);
   return (
     <Table.Row data-run={row.name}>
@@ -141,12 +157,18 @@ const RunRowView = ({ row, alone, pool, seen, now, reload }: RunRowProps) => {
         {row.dagId ? <RunLink dagId={row.dagId} runId={row.runId}>{row.name}</RunLink> : row.name}{" "}
         {row.dagId ? <NodesLink dagId={row.dagId} runId={row.runId}>nodes</NodesLink> : null}
       </Table.Cell>
-      <Table.Cell>{row.leases.length ? row.leases.map(untilOf).join("; ") : "not seen by a look yet"}</Table.Cell>
+      <Table.Cell>{row.leases.length ? row.leases.map(untilOf).join("; ") : "not seen by a check yet"}</Table.Cell>
       <Table.Cell overflowWrap="anywhere">
-        {row.live ? <Live run={row.live} /> : <Text color="fg.muted">no task of it runs now</Text>}
+        {row.live ? <Live run={row.live} /> : null}
+        {over ? (
+          <Text color="fg.muted">
+            over since that check: <TaskLink task={over.task} /> ended {moment(over.task.end_date ?? over.task.run_after)}
+          </Text>
+        ) : null}
+        {!row.live && !over ? <Text color="fg.muted">no task of it runs now</Text> : null}
       </Table.Cell>
       <Table.Cell>
-        {row.dagId ? (
+        {row.dagId && !over ? (
           <Box display="flex" gap={1} flexWrap="wrap" justifyContent="end">
             <MoreTime pool={pool} run={row} extender={now.extender} done={reload} />
             <ZeroNow run={row} pods={pods} alone={alone} done={reload} />
@@ -176,27 +198,29 @@ const Live = ({ run }: { run: LiveRun }) => (
 );
 
 const Machines = ({ status }: { status: Status }) => {
-  if (!status.machines.length) return <Sentence>There was no machine of this pool at the last look.</Sentence>;
+  if (!status.machines.length) return <Sentence>There was no machine of this pool at the last check.</Sentence>;
   return (
-    <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }}>
-      <Table.Header>
-        <Table.Row>
-          <Table.ColumnHeader w="30%">Machine</Table.ColumnHeader>
-          <Table.ColumnHeader w="12%">State</Table.ColumnHeader>
-          <Table.ColumnHeader w="12%">GPUs used</Table.ColumnHeader>
-          <Table.ColumnHeader>Why it is there</Table.ColumnHeader>
-          <Table.ColumnHeader w="14%">Age</Table.ColumnHeader>
-          <Table.ColumnHeader w="12%" textAlign="end">
-            Cost so far
-          </Table.ColumnHeader>
-        </Table.Row>
-      </Table.Header>
-      <Table.Body>
-        {status.machines.map((machine) => (
-          <MachineRow key={machine.machine} machine={machine} status={status} />
-        ))}
-      </Table.Body>
-    </Table.Root>
+    <Wide>
+      <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }}>
+        <Table.Header>
+          <Table.Row>
+            <Table.ColumnHeader w="30%">Machine</Table.ColumnHeader>
+            <Table.ColumnHeader w="12%">State</Table.ColumnHeader>
+            <Table.ColumnHeader w="12%">GPUs used</Table.ColumnHeader>
+            <Table.ColumnHeader>Why it is there</Table.ColumnHeader>
+            <Table.ColumnHeader w="14%">Age</Table.ColumnHeader>
+            <Table.ColumnHeader w="12%" textAlign="end">
+              Cost so far
+            </Table.ColumnHeader>
+          </Table.Row>
+        </Table.Header>
+        <Table.Body>
+          {status.machines.map((machine) => (
+            <MachineRow key={machine.machine} machine={machine} status={status} />
+          ))}
+        </Table.Body>
+      </Table.Root>
+    </Wide>
   );
 };
 

@@ -1,5 +1,5 @@
-// What this package's tasks leave in XCom (docs/xcom.md), read without trust: a field that is missing, or a reference
-// of a custom XCom backend in place of a value, is "not known" (null).
+// What this package's tasks leave in XCom (docs/xcom.md), read defensively: a missing field, or a custom XCom backend's
+// reference in place of a value, is unknown (null).
 
 export type Phase = "booting" | "working" | "idle";
 export const PHASES: readonly Phase[] = ["booting", "working", "idle"];
@@ -28,12 +28,22 @@ export type Usage = {
   computed: Computed | null;
 };
 
-/** For which share of the working time the GPUs computed, and for how much of that time it is known. */
+/** The share of the working time in which the GPUs computed, and for how much of that time it is known. */
 export type Computed = { share: number; known: number };
 
 export type Finding = { pool: string; check: string; result: string; said: string; fix: string };
 
 export type TimedPhase = { phase: string; seconds: number | null; at: string | null };
+
+/** A candidate that had no machine, from Ensure's XCom. */
+export type Refusal = {
+  zone: string;
+  instance_type: string;
+  capacity_type: string;
+  times: number;
+  last: string | null;
+  why: string;
+};
 
 export type Leftover = { pool: string; kind: string; name: string; why: string };
 
@@ -75,7 +85,7 @@ const number = (value: unknown): number | null =>
 const time = (value: unknown): string | null =>
   typeof value === "string" && !Number.isNaN(Date.parse(value)) ? value : null;
 
-/** The value of an XCom entry: the API gives JSON as it is, or as text. A reference stays text. */
+/** The value of an XCom entry: the API returns JSON as such, or as text. A reference stays text. */
 export function xcomValue(value: unknown): unknown {
   if (typeof value !== "string") return value;
   try {
@@ -85,7 +95,7 @@ export function xcomValue(value: unknown): unknown {
   }
 }
 
-/** The bill of a run, or null where the value is none. */
+/** The bill of a run; null if the value is not a bill. */
 export function readUsage(value: unknown): Usage | null {
   if (!isObject(value) || !isObject(value.node_seconds)) return null;
   const seconds = value.node_seconds;
@@ -136,7 +146,7 @@ function readMachine(value: Json): Machine {
 const isSpan = (value: unknown): value is Span =>
   Array.isArray(value) && value.length === 2 && value.every((each) => time(each) !== null);
 
-/** For which share of a training its GPUs computed; null where nobody knows. */
+/** The share of a training in which its GPUs computed; null if unknown. */
 export const readUtilization = (value: unknown): number | null => (isObject(value) ? number(value.computed_fraction) : null);
 
 export function readFindings(value: unknown): Finding[] {
@@ -151,6 +161,20 @@ export function readFindings(value: unknown): Finding[] {
 
 export function readTimeline(value: unknown): TimedPhase[] {
   return objects(value).map((each) => ({ phase: text(each.phase), seconds: number(each.seconds), at: time(each.at) }));
+}
+
+/** The candidates that were tried in vain; those skipped because of an earlier refusal were not tried. */
+export function readRefusals(value: unknown): Refusal[] {
+  return objects(isObject(value) ? value.tried : value)
+    .map((each) => ({
+      zone: text(each.zone),
+      instance_type: text(each.instance_type),
+      capacity_type: text(each.capacity_type),
+      times: number(each.times) ?? 0,
+      last: time(each.last),
+      why: text(each.why),
+    }))
+    .filter((each) => each.times > 0);
 }
 
 /** What the janitor found and could not remove. */
@@ -210,10 +234,10 @@ export function whyItStays(machine: MachineNow, status: Status): string {
   if (machine.state === "coming") return "boots";
   const wanted = status.leases.filter((lease) => lease.live);
   if (wanted.length) return `wanted by ${wanted.map((lease) => lease.run).join(", ")}`;
-  return (status.wanted ?? 0) > 0 ? `wanted by ${status.wanted_by}` : "nobody wants it: the next look releases it";
+  return (status.wanted ?? 0) > 0 ? `wanted by ${status.wanted_by}` : "no run wants it; the next reconcile releases it";
 }
 
-/** The run of a demand Lease, which is `dag_id/run_id` and perhaps `/block`; DAG ids have no slash. */
+/** The run of a demand Lease: `dag_id/run_id`, optionally with `/block`; DAG ids have no slash. */
 export function runOfLease(run: string): { dagId: string; runId: string } | null {
   const match = /^([^/]+)\/([^/]+)/.exec(run);
   return match ? { dagId: match[1]!, runId: match[2]! } : null;

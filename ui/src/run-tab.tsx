@@ -1,4 +1,4 @@
-// The tab on a DAG run: its nodes from the first ask until they were gone, on one clock, and what they cost.
+// The tab on a DAG run: its nodes from the first request until they were gone, on one clock, and their cost.
 
 import { Box, Spinner, Table, Text } from "@chakra-ui/react";
 
@@ -8,14 +8,23 @@ import { clock, count, day, duration, money, timeZone } from "./format.ts";
 import { lanesOf, type RunRecords } from "./lanes.ts";
 import { type Entry, valueOf, whyUnreadable } from "./load.ts";
 import { extraCost } from "./nights.ts";
-import { PHASES, readTimeline, readUsage, readUtilization, type TimedPhase, type Usage } from "./records.ts";
+import {
+  PHASES,
+  readRefusals,
+  readTimeline,
+  readUsage,
+  readUtilization,
+  type Refusal,
+  type TimedPhase,
+  type Usage,
+} from "./records.ts";
 import { LIVE, OF_A_RUN, poolOf, SCALE_DOWN, type Task } from "./tasks.ts";
 import { useLoaded } from "./use-loaded.ts";
-import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName, Working } from "./words.tsx";
+import { gpusComputed, Legend, Notice, Section, Sentence, TaskLink, taskName, Wide, Working } from "./words.tsx";
 
 type Props = { dagId: string; runId: string };
 
-const KEYS = ["usage", "timeline", "utilization", "return_value"];
+const KEYS = ["usage", "timeline", "utilization", "tried", "return_value"];
 
 const keyOf = (taskId: string, mapIndex: number) => JSON.stringify([taskId, mapIndex]);
 
@@ -30,8 +39,13 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
   const ensures = new Set(tasks.found.filter((task) => task.operator === "EnsureGpuPoolOperator").map((task) => task.task_id));
   const told = [...of("timeline"), ...of("return_value").filter((entry) => ensures.has(entry.task_id))];
   const phases = new Map<string, TimedPhase[]>();
+  const refused = new Map<string, Refusal[]>();
+  await eachOf(of("tried"), async (entry) => {
+    refused.set(keyOf(entry.task_id, entry.map_index), readRefusals(await valueOf(entry)));
+  });
   await eachOf(told, async (entry) => {
     const value = await valueOf(entry);
+    if (ensures.has(entry.task_id)) refused.set(keyOf(entry.task_id, entry.map_index), readRefusals(value));
     const timeline = entry.key === "timeline" ? value : (value as { timeline?: unknown } | null)?.timeline;
     phases.set(keyOf(entry.task_id, entry.map_index), readTimeline(timeline));
   });
@@ -48,12 +62,18 @@ async function loadRun({ dagId, runId }: Props): Promise<RunRecords> {
     return { task, pool: poolOf(task), usage, why: usage ? "" : whyUnreadable(value) };
   });
   return {
-    tasks: tasks.found,
+    tasks: [...tasks.found].sort((one, other) => begunAt(one) - begunAt(other)),
     phases: (task) => phases.get(keyOf(task.task_id, task.map_index)) ?? [],
     computed: (task) => computed.get(keyOf(task.task_id, task.map_index)) ?? null,
+    refusals: tasks.found
+      .map((task) => ({ task, refusals: refused.get(keyOf(task.task_id, task.map_index)) ?? [] }))
+      .filter((each) => each.refusals.length),
     bills,
   };
 }
+
+/** When a task started; tasks that have not started come last. */
+const begunAt = (task: Task) => (task.start_date ? Date.parse(task.start_date) : Infinity);
 
 export const RunTab = (props: Props) => {
   const { value, error } = useLoaded(`run ${props.dagId} ${props.runId}`, () => loadRun(props), 60_000);
@@ -79,6 +99,7 @@ const Run = ({ records }: { records: RunRecords }) => {
           <Chart lanes={lanes} />
           <Legend />
           <Clock records={records} />
+          <Refusals records={records} />
         </Section>
       ) : (
         <Sentence>No task of this run that needs GPU nodes has begun.</Sentence>
@@ -92,6 +113,23 @@ const Run = ({ records }: { records: RunRecords }) => {
     </>
   );
 };
+
+/** As in the spec and the log: "on-demand" for EKS's ON_DEMAND. */
+const market = (capacityType: string) => capacityType.toLowerCase().replace("_", "-");
+
+const Refusals = ({ records }: { records: RunRecords }) =>
+  records.refusals.map(({ task, refusals }) => (
+    <Notice key={keyOf(task.task_id, task.map_index)} status="info" title="The cloud had no machine for">
+      {refusals.map((each) => (
+        <Box key={`${each.instance_type} ${each.capacity_type} ${each.zone}`} data-refusal={each.zone}>
+          {each.instance_type} {market(each.capacity_type)} in {each.zone},{" "}
+          {each.times === 1 ? "tried once" : `tried ${each.times} times`}
+          {each.last ? `, last at ${clock(each.last)}` : ""}: {each.why}
+        </Box>
+      ))}
+      <TaskLink task={task} />
+    </Notice>
+  ));
 
 const Bill = ({ task, pool, usage, why }: RunRecords["bills"][number]) => {
   if (!usage) {
@@ -110,7 +148,7 @@ const Bill = ({ task, pool, usage, why }: RunRecords["bills"][number]) => {
         <TaskLink task={task} />)
       </Text>
       {task.state === "failed" ? <Notice status="error">The scale-down failed: see its log for what is left.</Notice> : null}
-      {usage.at_least ? <Notice status="warning">It may be more: {usage.at_least}</Notice> : null}
+      {usage.at_least ? <Notice status="warning">The true numbers may be higher: {usage.at_least}</Notice> : null}
       <Autoscaler usage={usage} />
       {usage.left_out ? (
         <Sentence>{count(usage.left_out, "machine")} more are in the bill and not in the chart.</Sentence>
@@ -139,42 +177,44 @@ const Autoscaler = ({ usage }: { usage: Usage }) => {
   );
 };
 
-/** What one training's samples say: they are all that there is to know of it. */
+/** One training's samples: all that is known about its GPU use. */
 const wholly = (share: number | null) => (share === null ? null : { share, known: 1 });
 
 const Clock = ({ records }: { records: RunRecords }) => (
-  <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }} aria-label="Times">
-    <Table.Header>
-      <Table.Row>
-        <Table.ColumnHeader w="28%">Task</Table.ColumnHeader>
-        <Table.ColumnHeader w="18%">State</Table.ColumnHeader>
-        <Table.ColumnHeader w="24%">From, to</Table.ColumnHeader>
-        <Table.ColumnHeader w="30%">Phases</Table.ColumnHeader>
-      </Table.Row>
-    </Table.Header>
-    <Table.Body>
-      {records.tasks.map((task) => (
-        <Table.Row key={keyOf(task.task_id, task.map_index)} data-task={taskName(task)}>
-          <Table.Cell overflowWrap="anywhere">
-            <TaskLink task={task} />
-            {task.try_number > 1 ? ` (try ${task.try_number})` : ""}
-          </Table.Cell>
-          <Table.Cell>{task.state ?? "not begun"}</Table.Cell>
-          <Table.Cell>
-            {task.start_date ? `${day(task.start_date)} ${clock(task.start_date)}` : ""}
-            {task.end_date ? ` – ${clock(task.end_date)}` : ""}
-          </Table.Cell>
-          <Table.Cell overflowWrap="anywhere">
-            <Working
-              time={records
-                .phases(task)
-                .map((phase) => `${phase.at ? `${clock(phase.at)} ` : ""}${phase.phase} ${duration(phase.seconds)}`)
-                .join(", ")}
-              computed={wholly(records.computed(task))}
-            />
-          </Table.Cell>
+  <Wide>
+    <Table.Root size="sm" variant="line" mt={3} style={{ tableLayout: "fixed" }} aria-label="Times">
+      <Table.Header>
+        <Table.Row>
+          <Table.ColumnHeader w="28%">Task</Table.ColumnHeader>
+          <Table.ColumnHeader w="18%">State</Table.ColumnHeader>
+          <Table.ColumnHeader w="24%">From, to</Table.ColumnHeader>
+          <Table.ColumnHeader w="30%">Phases</Table.ColumnHeader>
         </Table.Row>
-      ))}
-    </Table.Body>
-  </Table.Root>
+      </Table.Header>
+      <Table.Body>
+        {records.tasks.map((task) => (
+          <Table.Row key={keyOf(task.task_id, task.map_index)} data-task={taskName(task)}>
+            <Table.Cell overflowWrap="anywhere">
+              <TaskLink task={task} />
+              {task.try_number > 1 ? ` (try ${task.try_number})` : ""}
+            </Table.Cell>
+            <Table.Cell>{task.state ?? "not begun"}</Table.Cell>
+            <Table.Cell>
+              {task.start_date ? `${day(task.start_date)} ${clock(task.start_date)}` : ""}
+              {task.end_date ? ` – ${clock(task.end_date)}` : ""}
+            </Table.Cell>
+            <Table.Cell overflowWrap="anywhere">
+              <Working
+                time={records
+                  .phases(task)
+                  .map((phase) => `${phase.at ? `${clock(phase.at)} ` : ""}${phase.phase} ${duration(phase.seconds)}`)
+                  .join(", ")}
+                computed={wholly(records.computed(task))}
+              />
+            </Table.Cell>
+          </Table.Row>
+        ))}
+      </Table.Body>
+    </Table.Root>
+  </Wide>
 );

@@ -1,4 +1,4 @@
-// What the states of this package's tasks tell, between two looks at the cluster.
+// What the states of this package's tasks show between two checks of the cluster.
 
 export type Task = {
   dag_id: string;
@@ -29,7 +29,7 @@ export type Stage = "booting" | "working" | "draining";
 
 export type LiveRun = { dagId: string; runId: string; pool: string | null; stage: Stage; tasks: Task[] };
 
-/** The pool of a task, by its rendered argument or by the block's name before its id; null where neither says it. */
+/** The pool of a task, from its rendered argument or the block's name in its id; null if neither has it. */
 export function poolOf(task: Task): string | null {
   const spec = task.rendered_fields?.gpu_pool;
   if (typeof spec === "object" && spec !== null && "name" in spec) return String(spec.name);
@@ -45,7 +45,7 @@ export function stageOf(task: Task): Stage {
   return PODS.includes(operator) ? "working" : "booting";
 }
 
-/** Runs with a task of this package that has not ended: one entry for each pool of a run. */
+/** Runs with an unfinished task of this package: one entry per pool of a run. */
 export function liveRuns(tasks: readonly Task[]): LiveRun[] {
   const found = new Map<string, LiveRun>();
   const pools = poolsOfRuns(tasks);
@@ -81,13 +81,13 @@ function poolsOfRuns(tasks: readonly Task[]): Map<string, Set<string>> {
   return pools;
 }
 
-/** A run that works is told as working, whatever else it does. */
+/** A run that works is shown as working, whatever else it does. */
 function later(one: Stage, other: Stage): Stage {
   const order: Stage[] = ["booting", "draining", "working"];
   return order.indexOf(one) >= order.indexOf(other) ? one : other;
 }
 
-/** The last of each task that has ended (in one of `states`), newest first. */
+/** The last ended instance of each task (in one of `states`), newest first. */
 export function lastOfEach(tasks: readonly Task[], operator: string, states = ["success", "failed"]): Task[] {
   const last = new Map<string, Task>();
   for (const task of tasks) {
@@ -103,7 +103,7 @@ export const endOf = (task: Task) => Date.parse(task.end_date ?? task.start_date
 
 const HALF_AN_HOUR = 30 * 60_000;
 
-/** Milliseconds between two scheduled looks: the shortest there was, or half an hour as in example_dags/janitor.py. */
+/** Milliseconds between two scheduled checks: the shortest observed, or half an hour as in example_dags/janitor.py. */
 export function lookPeriod(looks: readonly Task[]): number {
   const times = [...new Set(looks.filter((each) => each.dag_run_id.startsWith("scheduled__")).map((each) => each.run_after))]
     .map((at) => Date.parse(at))

@@ -1,4 +1,4 @@
-// Loads something, and again while the page is seen; what was there stays shown meanwhile.
+// Loads something, and reloads it while the page is visible; the old data stays shown meanwhile.
 
 import { useCallback, useEffect, useRef, useState } from "react";
 
@@ -9,9 +9,9 @@ export type Loaded<T> = { value: T | null; error: string; reload: () => void };
 const kept = new Map<string, unknown>();
 
 /**
- * The first `load` may show a part before it has all. `name` is what is kept for the page's next visit, `every` the
- * milliseconds between two loads; 0: once. A hidden page asks nothing, and asks at once when it is seen again and the
- * time has come.
+ * The first `load` may show a part before it has everything. `name` is the cache key for the page's next visit, `every`
+ * the milliseconds between two loads; 0: once. A hidden page requests nothing; it reloads at once when it becomes
+ * visible again and a load is due.
  */
 export function useLoaded<T>(name: string, load: (show?: (part: T) => void) => Promise<T>, every: number): Loaded<T> {
   const [value, setValue] = useState<T | null>((kept.get(name) as T | undefined) ?? null);

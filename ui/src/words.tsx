@@ -1,4 +1,4 @@
-// The small parts that all of the page is made of.
+// Small components used all over the page.
 
 import { Alert, Box, Heading, Link as ChakraLink, Text } from "@chakra-ui/react";
 import type { ReactNode } from "react";
@@ -9,7 +9,7 @@ import { percent } from "./format.ts";
 import type { Computed, Phase } from "./records.ts";
 import type { Task } from "./tasks.ts";
 
-/** Colours that tell the phases apart in light and in dark. */
+/** Colours that distinguish the phases in light and dark mode. */
 export const COLORS: Record<Phase | "other", string> = {
   booting: "var(--chakra-colors-orange-solid)",
   working: "var(--chakra-colors-green-solid)",
@@ -19,13 +19,13 @@ export const COLORS: Record<Phase | "other", string> = {
 
 type Children = { children: ReactNode };
 
-const WHOLE = 0.95; // as in the bill's own words
+const WHOLE = 0.95; // as in the bill's text
 
 /** "GPUs 38 %": how much of the working time they computed, and for how much of it that is known. */
 export const gpusComputed = ({ share, known }: Computed) =>
   `GPUs ${percent(share)}${known < WHOLE ? `, known for ${percent(known)}` : ""}`;
 
-/** Working time, with what the GPUs did in it below. */
+/** Working time, with the GPU use below it. */
 export const Working = ({ time, computed }: { time: string; computed: Computed | null }) => (
   <>
     {time}
@@ -65,6 +65,13 @@ export const Section = ({ title, aside, children }: Children & { title: string; 
       {aside}
     </Box>
     {children}
+  </Box>
+);
+
+/** For content too wide for a phone: it scrolls separately from the page. */
+export const Wide = ({ children }: Children) => (
+  <Box overflowX="auto">
+    <Box minW="720px">{children}</Box>
   </Box>
 );
 

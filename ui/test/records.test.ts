@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { money } from "../src/format.ts";
 import { laneOfMachine } from "../src/lanes.ts";
 import { add, allSeconds, byDag, byDay, computedIn, extraCost, type Night, noTotal } from "../src/nights.ts";
-import { readFindings, readStatus, readUsage, runOfLease, whyItStays, xcomValue } from "../src/records.ts";
+import { readFindings, readRefusals, readStatus, readUsage, runOfLease, whyItStays, xcomValue } from "../src/records.ts";
 import { lastOfEach, liveRuns, lookPeriod, poolOf, type Task } from "../src/tasks.ts";
 
 const BILL = {
@@ -55,7 +55,7 @@ test("an unknown price stays unknown, and is told as such in totals", () => {
 
 test("a night without a bill counts as a night and adds no seconds", () => {
   const total = add(noTotal(), night("s3://bucket/key", { state: "failed" }));
-  assert.deepEqual([total.nights, total.withoutBill, total.red, allSeconds(total.seconds)], [1, 1, 1, 0]);
+  assert.deepEqual([total.nights, total.withoutBill, total.redRuns.size, allSeconds(total.seconds)], [1, 1, 1, 0]);
 });
 
 test("an autoscaler is never shown as cheaper than it would have been", () => {
@@ -102,7 +102,7 @@ test("a machine is told with its reason to stay", () => {
   assert.equal(why({ state: "coming" }), "boots");
   assert.match(why({ state: "cordoned" }), /is being released/);
   assert.equal(why({}, { leases: [lease] }), "wanted by nightly/r");
-  assert.match(why({}, { leases: [{ ...lease, live: false }] }), /nobody wants it/);
+  assert.match(why({}, { leases: [{ ...lease, live: false }] }), /no run wants it/);
 });
 
 test("the run of a lease, whose id may have anything but a slash", () => {
@@ -177,4 +177,14 @@ test("what the GPUs did is weighed by the time of which it is known, and is unkn
   for (const computed of [null, undefined, 3, {}, { share: "0.4", known: 1 }]) {
     assert.equal(readUsage({ ...BILL, computed })!.computed, null);
   }
+});
+
+test("what had no machine is told by Ensure's result and by what it left when it failed, passed over candidates apart", () => {
+  const tried = [
+    { zone: "us-west-2a", instance_type: "g6.xlarge", capacity_type: "spot", times: 2, last: "2026-03-01T02:00:00+00:00", why: "none" },
+    { zone: "us-west-2b", instance_type: "g6.xlarge", capacity_type: "spot", times: 0, why: "none" },
+  ];
+  assert.deepEqual(readRefusals({ tried }), readRefusals(tried));
+  assert.deepEqual(readRefusals(tried).map((each) => [each.zone, each.times]), [["us-west-2a", 2]]);
+  assert.deepEqual(readRefusals("xcom://elsewhere"), []);
 });

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.cluster.clock import format_time
+from airflow_gpu_provider.cluster.leases import create_lease, delete_lease, lease_manifest, list_leases
 from airflow_gpu_provider.errors import CloudError, GpuError
+from airflow_gpu_provider.platforms.answers import has_code, message_of
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
-from airflow_gpu_provider.platforms.aws.errors import has_code, message_of
 from airflow_gpu_provider.platforms.aws.group_state import OVER, ending_cause, is_launching, machine_state, machines
-from airflow_gpu_provider.platforms.aws.suspensions import SuspensionMarks, TagMarks
+
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
 
 SWITCH = "airflow-gpu-provider-switch"
 _STALE_SUSPENSION = timedelta(minutes=1)
@@ -262,3 +268,66 @@ def _tag(name: str, key: str) -> dict[str, str]:
 def _whole_second(at: datetime) -> datetime:
     """Round up: AWS keeps no fractions, and a switch must not fire early."""
     return at if at.microsecond == 0 else at.replace(microsecond=0) + timedelta(seconds=1)
+
+
+# -- who suspended a group's launches: marks by which the next one to come resumes them, should one die ------------
+
+SUSPENDED_TAG = "airflow-gpu-provider/launch-suspended"
+"""On an Auto Scaling group whose launches this package has suspended, and when."""
+
+_ASG = "airflow-gpu-provider/asg"
+
+
+class TagMarks:
+    """A tag on the group: for groups that this package owns. `LeaseMarks` keeps the same elsewhere."""
+
+    def __init__(self, service: AwsService) -> None:
+        self._service = service
+
+    def read(self, asgs: Collection[Mapping[str, Any]]) -> dict[str, datetime]:
+        """Return the marks of these groups (DescribeAutoScalingGroups' answers), by name."""
+        return {
+            asg["AutoScalingGroupName"]: datetime.fromisoformat(tag["Value"])
+            for asg in asgs
+            for tag in asg.get("Tags", [])
+            if tag["Key"] == SUSPENDED_TAG
+        }
+
+    def set(self, name: str, at: datetime) -> None:
+        """Mark a group, in place of an earlier mark."""
+        tag = {**_tag(name, SUSPENDED_TAG), "Value": at.isoformat(timespec="seconds"), "PropagateAtLaunch": False}
+        self._service.call("create_or_update_tags", Tags=[tag])
+
+    def clear(self, name: str) -> None:
+        """Take a group's mark off; fine where there is none."""
+        self._service.call("delete_tags", Tags=[_tag(name, SUSPENDED_TAG)])
+
+
+class LeaseMarks:
+    """A Lease in the cluster: external groups are not tagged. The caller holds the pool's lock."""
+
+    def __init__(self, api: ApiClient) -> None:
+        self._api = api
+
+    def read(self, asgs: Collection[Mapping[str, Any]]) -> dict[str, datetime]:
+        names = {asg["AutoScalingGroupName"] for asg in asgs}
+        found = list_leases(self._api, "suspension")
+        marks = {raw["metadata"]["annotations"][_ASG]: raw["spec"]["acquireTime"] for raw in found}
+        return {name: datetime.fromisoformat(marks[name]) for name in names if name in marks}
+
+    def set(self, name: str, at: datetime) -> None:
+        self.clear(name)
+        spec = {"acquireTime": format_time(at)}
+        notes = {_ASG: name}
+        create_lease(self._api, lease_manifest(_lease_name(name), "suspension", labels={}, notes=notes, spec=spec))
+
+    def clear(self, name: str) -> None:
+        delete_lease(self._api, _lease_name(name))
+
+
+SuspensionMarks = TagMarks | LeaseMarks
+"""Where it is kept which groups' launches this package suspended, and when."""
+
+
+def _lease_name(asg_name: str) -> str:
+    return f"suspension-{hashlib.sha256(asg_name.encode()).hexdigest()[:20]}"

@@ -103,9 +103,7 @@ class AwsClients:
 
     @cached_property
     def service_quotas(self) -> AwsService:
-        with mapped_errors(service="servicequotas", connection=self.connection):
-            client = self._client("service-quotas")
-        return AwsService(client, service="servicequotas", connection=self.connection)
+        return self._service("servicequotas", client="service-quotas")
 
     @cached_property
     def iam(self) -> AwsService:
@@ -167,9 +165,10 @@ class AwsClients:
             endpoint = f"https://sts.{self._region}.amazonaws.com"
         return f"{endpoint}/?Action=GetCallerIdentity&Version=2011-06-15"
 
-    def _service(self, name: str) -> AwsService:
+    def _service(self, name: str, *, client: str = "") -> AwsService:
+        """Return a service by its prefix in IAM; `client` is boto3's name for it, where that is another."""
         with mapped_errors(service=name, connection=self.connection):
-            return AwsService(self._client(name), service=name, connection=self.connection)
+            return AwsService(self._client(client or name), service=name, connection=self.connection)
 
     def _client(self, name: str) -> Any:
         return self._session.client(

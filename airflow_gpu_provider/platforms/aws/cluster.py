@@ -11,13 +11,12 @@ from typing import Any
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.errors import GroupNotFound
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import tag_change
-from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling
+from airflow_gpu_provider.platforms.aws.autoscaling import AutoScaling, SuspensionMarks
 from airflow_gpu_provider.platforms.aws.clients import AwsClients, in_parallel
 from airflow_gpu_provider.platforms.aws.group_state import failures, is_launching, last_end, launch_failure, machines
 from airflow_gpu_provider.platforms.aws.node_groups import NodeGroups, asg_name
-from airflow_gpu_provider.platforms.aws.plan import issues
 from airflow_gpu_provider.platforms.aws.quota import quota_code
-from airflow_gpu_provider.platforms.aws.suspensions import SuspensionMarks
+from airflow_gpu_provider.platforms.aws.spec import issues
 from airflow_gpu_provider.platforms.base import Group, GroupStatus
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 

@@ -97,7 +97,7 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
     """Raise what botocore raises inside as an error of ours, the original chained.
 
     `service` is IAM's prefix ("eks"), `connection` says where the credentials come from, for the messages.
-    An answer of AWS keeps its code in `details["code"]`; see `has_code`.
+    An answer of AWS keeps its code in `details["code"]`; see `answers.has_code`.
     """
     try:
         yield
@@ -105,7 +105,7 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
         raise _from_answer(error, service, connection) from error
     except _NO_CREDENTIALS as error:
         raise CredentialsError(
-            f"{connection} gives no AWS credentials: {error}.",
+            f"{connection} provides no AWS credentials: {error}.",
             "Put an access key, a profile or a role into the connection, or give the worker a role.",
         ) from error
     except (boto.HTTPClientError, boto.ConnectionError) as error:
@@ -115,20 +115,10 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
         ) from error
     except boto.ParamValidationError as error:
         raise RequestRejected(
-            f"AWS ({service}) is not even asked: {error}.", "Correct what the message names."
+            f"The request to AWS ({service}) was not sent: {error}.", "Correct what the message names."
         ) from error
     except boto.BotoCoreError as error:
         raise CloudError(f"botocore could not call AWS ({service}): {error}.") from error
-
-
-def has_code(error: GpuError, *codes: str) -> bool:
-    """Return True if an error raised by `mapped_errors` is AWS's answer with one of these codes."""
-    return error.details.get("code") in codes
-
-
-def message_of(error: GpuError) -> str:
-    """Return AWS's own words of an error raised by `mapped_errors`."""
-    return str(error.details.get("message", error))
 
 
 def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuError:
@@ -170,7 +160,9 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
             **details,
         )
     if code in _REJECTED:
-        return RequestRejected(f"AWS takes {call} for wrong ({said}).", "Correct what the message names.", **details)
+        return RequestRejected(
+            f"AWS rejected {call} as invalid ({said}).", "Correct what the message names.", **details
+        )
     return CloudError(f"{call} failed ({said}).", **details)
 
 

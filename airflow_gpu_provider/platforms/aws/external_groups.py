@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
+from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalerTagsMissing, GroupNotFound, PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import missing_tags, tag_command
+from airflow_gpu_provider.platforms.aws.autoscaling import LeaseMarks
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
 from airflow_gpu_provider.platforms.aws.launch_templates import template_data
-from airflow_gpu_provider.platforms.aws.named_group import candidate, read_group, template_of
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
-from airflow_gpu_provider.platforms.aws.suspensions import LeaseMarks
+from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, issues
+from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
-from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
-from airflow_gpu_provider.pools import Candidate
+from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
+from airflow_gpu_provider.pools import Candidate, Taint
+from airflow_gpu_provider.pools.candidates import Market
+from airflow_gpu_provider.pools.values import taints_from_cloud
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,10 +146,6 @@ class ExternalGroups(GroupSource):
     def observe(self) -> tuple[Group, ...]:
         return tuple(map(self._group, self._read()))
 
-    def node_role(self) -> str:
-        """Return nothing: no group is created."""
-        return ""
-
     def switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
         """Return the groups' own smallest sizes, by name: below those AWS does not go."""
         return {name: int(asg["MinSize"]) for name, asg in self._eks.scaling.groups(asgs).items()}
@@ -188,3 +188,108 @@ class ExternalGroups(GroupSource):
             # Without it the types, which are for people, and for the quota, are not known.
             self._templates[key] = template_data(self._eks.clients.ec2, reference)
         return self._templates[key]
+
+
+# -- a group that others own, read from AWS's answers. Pure. --------------------------------------------------
+
+TEMPLATE_TAINT = "k8s.io/cluster-autoscaler/node-template/taint/"
+"""The tag by which an Auto Scaling group tells cluster-autoscaler a taint of its nodes, as value:Effect."""
+
+_GPU_FAMILY = re.compile(r"(g|p)\d")
+
+
+def read_group(
+    name: str, asg: Mapping[str, Any], node_group: Mapping[str, Any] | None, template: Mapping[str, Any]
+) -> NamedGroup:
+    """Return a group as it is described.
+
+    Args:
+        name: As the pool names it.
+        asg: DescribeAutoScalingGroups' answer.
+        node_group: DescribeNodegroup's answer; None for a self-managed group.
+        template: The data of its launch template; empty where that is not known.
+    """
+    types = machine_types(asg, node_group, template)
+    return NamedGroup(
+        name=name,
+        candidate=candidate(name, asg, node_group, template),
+        types=types,
+        types_without_gpus=tuple(each for each in types if not _has_gpus(each)),
+        taints=tuple(_taints(asg, node_group)),
+        min_size=int(asg["MinSize"]),
+        max_size=int(asg["MaxSize"]),
+        made_for=(node_group or {}).get("tags", {}).get(POOL_TAG, ""),
+        warnings=tuple(_warnings(asg, node_group)),
+    )
+
+
+def candidate(
+    name: str, asg: Mapping[str, Any], node_group: Mapping[str, Any] | None, template: Mapping[str, Any]
+) -> Candidate:
+    """Return where a group's machines come from."""
+    types = machine_types(asg, node_group, template)
+    market: Market = node_group.get("capacityType", "ON_DEMAND") if node_group else _market(asg, template)
+    zones = sorted(asg.get("AvailabilityZones", []))
+    return Candidate(group=name, zone=", ".join(zones), instance_type=types[0] if types else "", market=market)
+
+
+def machine_types(
+    asg: Mapping[str, Any], node_group: Mapping[str, Any] | None, template: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the types that a group's machines may have, in its own order; () where it chooses by attributes."""
+    said = (node_group or {}).get("instanceTypes") or _overrides(asg)
+    from_template = [template["InstanceType"]] if template.get("InstanceType") else []
+    return tuple(dict.fromkeys(said or from_template))
+
+
+def template_of(asg: Mapping[str, Any]) -> dict[str, str] | None:
+    """Return which launch template a group's instances are made from, in EKS's words: id or name, and version."""
+    mixed = asg.get("MixedInstancesPolicy") or {}
+    found = (mixed.get("LaunchTemplate") or {}).get("LaunchTemplateSpecification") or asg.get("LaunchTemplate")
+    words = {"id": "LaunchTemplateId", "name": "LaunchTemplateName", "version": "Version"}
+    return {ours: str(found[theirs]) for ours, theirs in words.items() if found.get(theirs)} if found else None
+
+
+def _overrides(asg: Mapping[str, Any]) -> list[str]:
+    template = (asg.get("MixedInstancesPolicy") or {}).get("LaunchTemplate") or {}
+    return [each["InstanceType"] for each in template.get("Overrides") or () if each.get("InstanceType")]
+
+
+def _market(asg: Mapping[str, Any], template: Mapping[str, Any]) -> Market:
+    """Return the market of a self-managed group; one that mixes both counts as on-demand."""
+    mixed = asg.get("MixedInstancesPolicy")
+    if mixed:
+        split = mixed.get("InstancesDistribution") or {}
+        all_spot = not split.get("OnDemandBaseCapacity") and split.get("OnDemandPercentageAboveBaseCapacity") == 0
+        return "SPOT" if all_spot else "ON_DEMAND"
+    options = template.get("InstanceMarketOptions") or {}
+    return "SPOT" if options.get("MarketType") == "spot" else "ON_DEMAND"
+
+
+def _has_gpus(instance_type: str) -> bool:
+    return bool(accelerators.instance_type(instance_type) or _GPU_FAMILY.match(instance_type))
+
+
+def _taints(asg: Mapping[str, Any], node_group: Mapping[str, Any] | None) -> Iterable[Taint]:
+    yield from taints_from_cloud((node_group or {}).get("taints") or ())
+    for tag in asg.get("Tags") or () if node_group is None else ():
+        if tag["Key"].startswith(TEMPLATE_TAINT):
+            value, _, effect = tag["Value"].rpartition(":")
+            yield Taint(key=tag["Key"].removeprefix(TEMPLATE_TAINT), value=value, effect=effect)
+
+
+def _warnings(asg: Mapping[str, Any], node_group: Mapping[str, Any] | None) -> Iterable[str]:
+    suspended = {process["ProcessName"] for process in asg.get("SuspendedProcesses") or ()}
+    zones = asg.get("AvailabilityZones") or ()
+    if len(zones) > 1 and "AZRebalance" not in suspended:
+        yield (
+            f"it is in {len(zones)} zones, and AWS ends machines with running pods to keep them even"
+            " (aws/containers-roadmap#1453); one group for each zone is safe"
+        )
+    if "Launch" in suspended:
+        yield "its launches are suspended, so it cannot grow"
+    if asg.get("NewInstancesProtectedFromScaleIn"):
+        yield "its machines are protected from scale-in, so the switch cannot take them when Airflow is gone"
+    if node_group and node_group["status"] not in ("ACTIVE", "UPDATING"):
+        why: Sequence[str] = issues(node_group)
+        yield f"it is {node_group['status']}" + (f" ({'; '.join(why)})" if why else "")

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, PermissionDenied, PoolSpecError
+from airflow_gpu_provider.platforms.answers import has_code, message_of
 from airflow_gpu_provider.platforms.aws.clients import AwsService
-from airflow_gpu_provider.platforms.aws.errors import has_code, message_of
 from airflow_gpu_provider.platforms.aws.spec import launch_template
 from airflow_gpu_provider.pools import EksGpuPool
 

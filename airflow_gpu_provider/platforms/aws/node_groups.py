@@ -6,11 +6,10 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnreachable, GpuError, PoolSpecError
+from airflow_gpu_provider.errors import CloudError, ClusterNotFound, ClusterUnreachable, PoolSpecError
+from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
 from airflow_gpu_provider.platforms.aws.clients import AwsService, in_parallel
-from airflow_gpu_provider.platforms.aws.errors import has_code, message_of
-from airflow_gpu_provider.platforms.aws.plan import GONE_SOON, issues
-from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, GroupSpec
+from airflow_gpu_provider.platforms.aws.spec import GONE_SOON, POOL_TAG, GroupSpec
 from airflow_gpu_provider.platforms.base import Say
 from airflow_gpu_provider.pools import EksGpuPool
 
@@ -65,14 +64,11 @@ class NodeGroups:
 
     def describe(self, name: str) -> Mapping[str, Any] | None:
         """Return DescribeNodegroup's answer, or None where there is no such group."""
-        try:
+        with unless_answered("ResourceNotFoundException"):
             answer = self._eks.call("describe_nodegroup", clusterName=self._pool.cluster_name, nodegroupName=name)
-        except CloudError as error:
-            if has_code(error, "ResourceNotFoundException"):
-                return None
-            raise
-        group: Mapping[str, Any] = answer["nodegroup"]
-        return group
+            group: Mapping[str, Any] = answer["nodegroup"]
+            return group
+        return None
 
     @cached_property
     def examples(self) -> tuple[Mapping[str, Any], ...]:
@@ -108,31 +104,29 @@ class NodeGroups:
         """Start to create a group of its minimum size; fine if somebody else creates it just now.
 
         Raises:
-            QuotaExceeded: The cluster has as many groups as EKS allows (`is_group_limit`).
+            QuotaExceeded: The cluster has as many groups as EKS allows: ResourceLimitExceededException.
             PoolSpecError: EKS refuses what the spec asks for.
         """
         name = spec.candidate.group
-        try:
+        with unless_answered("ResourceInUseException"), refusals_of("EKS", self._pool, f"create {name}", *_REFUSED):
             self._eks.call("create_nodegroup", **spec.create_request())
-        except CloudError as error:
-            if has_code(error, "ResourceInUseException"):
-                say(f"{name} exists already, or is being created by another run")
-                return
-            raise _as_refusal(error, self._pool, f"create {name}") from error
-        say(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
+            say(f"creating {name}: {spec.candidate}, size {spec.min_size}, at most {self._pool.max_nodes}")
+            return
+        say(f"{name} exists already, or is being created by another run")
 
     def update(self, spec: GroupSpec, group: Mapping[str, Any], say: Say) -> None:
         """Bring the mutable fields and the tags in line; a group that is being updated is left for the next run."""
         name = spec.candidate.group
         request = spec.update_request(group)
         try:
-            if request:
-                self._eks.call("update_nodegroup_config", **request)
+            with refusals_of("EKS", self._pool, f"update {name}", *_REFUSED):
+                if request:
+                    self._eks.call("update_nodegroup_config", **request)
         except CloudError as error:
-            if has_code(error, "ResourceInUseException"):
-                say(f"{name} is being updated by somebody else: the next run brings it in line")
-                return
-            raise _as_refusal(error, self._pool, f"update {name}") from error
+            if not has_code(error, "ResourceInUseException"):
+                raise
+            say(f"{name} is being updated by somebody else: the next run brings it in line")
+            return
         # The tags come last: until then the group still says that it has the old spec.
         tags = spec.missing_tags(group)
         if tags:
@@ -166,21 +160,3 @@ def asg_name(group: Mapping[str, Any]) -> str | None:
     """Return the Auto Scaling group behind a node group; None while EKS has not made it."""
     asgs = (group.get("resources") or {}).get("autoScalingGroups") or []
     return str(asgs[0]["name"]) if asgs else None
-
-
-def is_group_limit(error: GpuError) -> bool:
-    """Return True if EKS refused a group because the cluster has as many as it may have."""
-    return has_code(error, "ResourceLimitExceededException")
-
-
-def why_failed(group: Mapping[str, Any]) -> str:
-    """Return why EKS could not create a group, or what is wrong with one that it made."""
-    return "; ".join(issues(group)) or "EKS gives no reason"
-
-
-def _as_refusal(error: CloudError, pool: EksGpuPool, doing: str) -> GpuError:
-    if not has_code(error, *_REFUSED):
-        return error
-    return PoolSpecError(
-        f"Pool {pool.name}: EKS refuses to {doing}: {message_of(error)}.", "Correct the pool's spec.", **error.details
-    )

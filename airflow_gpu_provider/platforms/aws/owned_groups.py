@@ -10,19 +10,18 @@ from functools import cached_property
 from typing import Any
 
 from airflow_gpu_provider.errors import GpuError, GroupFailed, QuotaExceeded
+from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import launch_templates as eks_launch_templates
-from airflow_gpu_provider.platforms.aws import plan as eks_plan
+from airflow_gpu_provider.platforms.aws import spec as eks_spec
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import news, tag_change
 from airflow_gpu_provider.platforms.aws.cluster import AsgState, EksCluster, group_of
-from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, subnet_notes, zone_subnets
-from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_group_limit, is_owned, why_failed
-from airflow_gpu_provider.platforms.aws.plan import GROUP_QUOTA, GROUP_QUOTA_CODE
-from airflow_gpu_provider.platforms.aws.security_groups import security_notes
-from airflow_gpu_provider.platforms.aws.spec import ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.aws.network import Subnet, offered_types, security_notes, subnet_notes, zone_subnets
+from airflow_gpu_provider.platforms.aws.node_groups import asg_name, is_owned
+from airflow_gpu_provider.platforms.aws.spec import GROUP_QUOTA, GROUP_QUOTA_CODE, ZONE_TAG, GroupSpec
+from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
-from airflow_gpu_provider.platforms.offers import Offers
+from airflow_gpu_provider.platforms.owned_groups import Offers, compare_offers
 from airflow_gpu_provider.pools import Candidate
 
 _LATE_TAINTS = (
@@ -61,7 +60,7 @@ class OwnedGroups(GroupSource):
     @cached_property
     def _offers(self) -> Offers:
         offered = offered_types(self._eks.clients.ec2, self._pool, self._subnets)
-        return Offers.of(self._pool, self._subnets, offered, cloud="EC2")
+        return compare_offers(self._pool, self._subnets, offered, cloud="EC2")
 
     def candidates(self) -> tuple[Candidate, ...]:
         return self._offers.candidates
@@ -74,15 +73,15 @@ class OwnedGroups(GroupSource):
         candidates = self.candidates()
         observed = self._observe({name: g for name, g in groups.items() if is_owned(g, self._pool)})
         stale_tags = {group.name: news(group.stale_tags) for group in observed}
-        changes = eks_plan.changes(self._specs(candidates, groups), groups, stale_tags)
+        changes = eks_spec.changes(self._specs(candidates, groups), groups, stale_tags)
         to_know = self._check_creation() if any(change.action == "create" for change in changes) else ()
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
-        notes = (*self._notes(candidates, groups), *to_know, *eks_plan.limit_notes(names, changes))
+        notes = (*self._notes(candidates, groups), *to_know, *eks_spec.limit_notes(names, changes))
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
     def _check_creation(self) -> tuple[str, ...]:
         """Refuse what EKS would refuse to create a group of. Returns what to know of that."""
-        eks_plan.check_image(self._pool, self._eks.description["version"])
+        eks_spec.check_image(self._pool, self._eks.description["version"])
         return eks_launch_templates.check(self._eks.clients.ec2, self._pool)
 
     def apply(self, plan: Plan, say: Say, over_quota: Collection[str]) -> None:
@@ -99,7 +98,7 @@ class OwnedGroups(GroupSource):
             try:
                 failed |= self._apply_one(spec, groups.get(spec.candidate.group), say)
             except QuotaExceeded as error:
-                if not is_group_limit(error):
+                if not has_code(error, "ResourceLimitExceededException"):
                     raise
                 without.append(spec.candidate)
         if without:
@@ -138,7 +137,7 @@ class OwnedGroups(GroupSource):
             return {}
         if group["status"] in ("CREATE_FAILED", "DEGRADED"):
             return self._replace(spec, group, say)
-        if group["status"] in eks_plan.GONE_SOON:
+        if group["status"] in eks_spec.GONE_SOON:
             say(f"{name} is still being deleted")
             return {name: "is still being deleted"}
         self._update(spec, group, say)
@@ -150,7 +149,7 @@ class OwnedGroups(GroupSource):
         EKS does not update a group that is DEGRADED, and one whose last launch failed stays so until another works, at
         size 0 too (aws/containers-roadmap#2326); it can be sized all the same.
         """
-        name, why = spec.candidate.group, why_failed(group)
+        name, why = spec.candidate.group, "; ".join(eks_spec.issues(group)) or "EKS gives no reason"
         if group["status"] == "CREATE_FAILED":
             say(f"EKS could not create {name}: {why}")
         elif not spec.update_request(group):
@@ -205,10 +204,6 @@ class OwnedGroups(GroupSource):
         return security_notes(self._eks.clients.ec2, self._eks.groups.neighbours, cluster_group)
 
     # -- what there is ---------------------------------------------------------------------------------------
-
-    def node_role(self) -> str:
-        """Return the role of new nodes; raises PoolSpecError where none is known."""
-        return self._eks.groups.node_role()
 
     def switch_sizes(self, asgs: Collection[str]) -> dict[str, int]:
         """Return the sizes to which the switch sets Auto Scaling groups, by name: zero."""

@@ -7,7 +7,7 @@ itself would have. It knows the identity's policies, permission boundary and org
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,9 +125,6 @@ def _refused(iam: AwsService, principal: str, question: Question) -> list[str]:
     return [
         each["EvalActionName"]
         for each in answers
-        if each["EvalDecision"] != "allowed" and not _is_guess(question, each.get("MissingContextValues") or ())
+        if each["EvalDecision"] != "allowed"
+        and all(question.has_all_tags and _RESOURCE_TAG.match(key) for key in each.get("MissingContextValues") or ())
     ]
-
-
-def _is_guess(question: Question, missing: Iterable[str]) -> bool:
-    return not all(question.has_all_tags and _RESOURCE_TAG.match(key) for key in missing)

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.threads import all_in_parallel
 from airflow_gpu_provider.errors import CloudError
-from airflow_gpu_provider.platforms.aws import lives as eks_lives
+from airflow_gpu_provider.platforms.answers import has_code
 from airflow_gpu_provider.platforms.aws import permissions as eks_permissions
 from airflow_gpu_provider.platforms.aws.clients import in_parallel
 from airflow_gpu_provider.platforms.aws.cluster import EksCluster
-from airflow_gpu_provider.platforms.aws.errors import has_code
 from airflow_gpu_provider.platforms.aws.external_groups import ExternalGroups
-from airflow_gpu_provider.platforms.aws.group_state import instance_end
+from airflow_gpu_provider.platforms.aws.group_state import instance_end, instance_ids, launched_by, lives
 from airflow_gpu_provider.platforms.aws.node_groups import asg_name
 from airflow_gpu_provider.platforms.aws.owned_groups import OwnedGroups
 from airflow_gpu_provider.platforms.aws.quota import judge, read_quotas
@@ -59,7 +58,7 @@ class EksPlatform(CloudPlatform):
         asked = eks_permissions.questions(
             self._pool,
             cluster_arn=self._eks.description["arn"],
-            node_role=self._groups.node_role(),
+            node_role="" if self._pool.manage == "scale" else self._eks.groups.node_role(),
             groups=list(self._eks.scaling.groups(behind).values()),
         )
         caller = self._clients.sts.call("get_caller_identity")
@@ -121,11 +120,11 @@ class EksPlatform(CloudPlatform):
     def lives(self, groups: Sequence[Group], since: datetime, known: Collection[str] = ()) -> tuple[MachineLife, ...]:
         behind = {group.autoscaler_name: group.name for group in groups if group.autoscaler_name}
         read = in_parallel(lambda asg: self._eks.scaling.activities_since(asg, since), behind)
-        instances = self._instances({*known, *(each for some in read for each in eks_lives.instance_ids(some))})
+        instances = self._instances({*known, *(each for some in read for each in instance_ids(some))})
         return tuple(
             life
             for asg, activities in zip(behind, read, strict=True)
-            for life in eks_lives.lives(behind[asg], activities, eks_lives.launched_by(asg, instances), since)
+            for life in lives(behind[asg], activities, launched_by(asg, instances), since)
         )
 
     def _instances(self, ids: Collection[str]) -> list[Mapping[str, Any]]:

@@ -5,15 +5,12 @@ EC2 limits the vCPUs of running instances, by family and market; a launch over t
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from airflow_gpu_provider.accelerators import instance_type
-from airflow_gpu_provider.errors import QuotaExceeded
 from airflow_gpu_provider.platforms.aws.clients import AwsService
-from airflow_gpu_provider.platforms.quota import Verdict, pass_over
+from airflow_gpu_provider.platforms.quota import Limited, Quota, Verdict, judge_all
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 
 # Code of the quota: (families, market), from the "Amazon EC2 endpoints and quotas" page of AWS's General Reference.
@@ -24,21 +21,6 @@ _QUOTAS: dict[str, tuple[re.Pattern[str], str]] = {
     "L-C4BD4855": (re.compile(r"p5"), "SPOT"),
     "L-3819A6DF": (re.compile(r"(g|gr|vt)\d"), "SPOT"),
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quota:
-    """One quota of the account: vCPUs that may run, and that do."""
-
-    code: str
-    name: str
-    limit: float
-    used: int
-
-    @property
-    def room(self) -> float:
-        """How many more vCPUs it allows."""
-        return max(0.0, self.limit - self.used)
 
 
 def quota_code(instance_type: str, market: str) -> str | None:
@@ -65,76 +47,33 @@ def read_quotas(
     for code in codes:
         answer = service_quotas.call("get_service_quota", ServiceCode="ec2", QuotaCode=code)["Quota"]
         used = sum(vcpus[kind] for kind, market in running if quota_code(kind, market) == code)
-        quotas[code] = Quota(code=code, name=answer["QuotaName"], limit=answer["Value"], used=used)
+        name, limit = answer["QuotaName"], answer["Value"]
+        quotas[code] = Quota(
+            name=name,
+            limit=limit,
+            used=used,
+            words=f"quota {name!r} ({code}) is {limit:g} vCPUs, {used} are used",
+            request=f"{code} in Service Quotas (aws service-quotas request-service-quota-increase --service-code ec2"
+            f" --quota-code {code} --desired-value ...)",
+            code=code,
+        )
     return quotas, vcpus
 
 
 def judge(
     pool: EksGpuPool,
     missing: int,
-    candidates: Sequence[Candidate],
+    candidates: Iterable[Candidate],
     quotas: Mapping[str, Quota],
     vcpus: Mapping[str, int],
 ) -> Verdict:
-    """Say which candidates cannot have the missing nodes. Pure.
-
-    Where no quota has room for all of them, those that have room for some are used together.
-
-    Raises:
-        QuotaExceeded: All quotas together have too little room.
-    """
-    if not candidates:
-        return Verdict()  # external groups that do not exist: a plan names them
-    room = {c.group: _nodes(c, quotas, vcpus) for c in candidates}
-    if _together(candidates, room) < missing:
-        raise _exceeded(pool, missing, candidates, quotas, vcpus)
-    return pass_over(candidates, missing, room, lambda candidate: _words(candidate, missing, quotas, vcpus))
-
-
-def _nodes(candidate: Candidate, quotas: Mapping[str, Quota], vcpus: Mapping[str, int]) -> float:
-    """Return for how many nodes of a candidate there is room."""
-    code = quota_code(candidate.instance_type, candidate.market)
-    return quotas[code].room // vcpus[candidate.instance_type] if code else math.inf
-
-
-def _together(candidates: Iterable[Candidate], room: Mapping[str, float]) -> float:
-    """Return for how many nodes there is room in all quotas: candidates of one quota share it."""
-    by_code: dict[str | None, float] = {}
-    for c in candidates:
-        code = quota_code(c.instance_type, c.market)
-        by_code[code] = max(by_code.get(code, 0), room[c.group])
-    return sum(by_code.values())
-
-
-def _exceeded(
-    pool: EksGpuPool,
-    missing: int,
-    candidates: Sequence[Candidate],
-    quotas: Mapping[str, Quota],
-    vcpus: Mapping[str, int],
-) -> QuotaExceeded:
-    first = candidates[0]
-    quota = quotas[str(quota_code(first.instance_type, first.market))]
-    lines = dict.fromkeys(f"{c.machine}: {_words(c, missing, quotas, vcpus)}" for c in candidates)
-    return QuotaExceeded(
-        f"Pool {pool.name} needs {missing} more node{'s' * (missing > 1)}, and the account's quotas in {pool.region}"
-        f" have no room: {'; '.join(lines)}.",
-        f"Ask for a higher {quota.code} in Service Quotas (aws service-quotas request-service-quota-increase"
-        f" --service-code ec2 --quota-code {quota.code} --desired-value ...), or want fewer GPUs.",
-        quota=quota.name,
-        code=quota.code,
-        limit=quota.limit,
-        used=quota.used,
-        needed=missing * vcpus[first.instance_type],
-    )
-
-
-def _words(candidate: Candidate, missing: int, quotas: Mapping[str, Quota], vcpus: Mapping[str, int]) -> str:
-    quota = quotas[str(quota_code(candidate.instance_type, candidate.market))]
-    return (
-        f"quota {quota.name!r} ({quota.code}) is {quota.limit:g} vCPUs, {quota.used} are used,"
-        f" {missing * vcpus[candidate.instance_type]} more are needed"
-    )
+    """Say which candidates cannot have the missing nodes; see `judge_all`. Pure."""
+    codes = {each: quota_code(each.instance_type, each.market) for each in candidates}
+    limited = [
+        Limited(candidate=each, units=vcpus[each.instance_type] if code else 0, either=[quotas[code]] if code else ())
+        for each, code in codes.items()
+    ]
+    return judge_all(pool, missing, limited, whose=f"the account's quotas in {pool.region}")
 
 
 _RESERVED = ("capacity-block", "interruptible-capacity-reservation")

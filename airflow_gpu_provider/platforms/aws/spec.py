@@ -5,13 +5,16 @@ Pure data: no call is made here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.platforms.aws.autoscaler_tags import node_labels
+from airflow_gpu_provider.platforms.base import Change
+from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
-from airflow_gpu_provider.pools.taints import CLOUD_EFFECTS
+from airflow_gpu_provider.pools.values import CLOUD_EFFECTS
 
 POOL_TAG = "airflow-gpu-provider/pool"
 SPEC_TAG = "airflow-gpu-provider/spec"
@@ -19,19 +22,6 @@ OWNER_TAG = "airflow-gpu-provider/owner"
 ZONE_TAG = "airflow-gpu-provider/zone"
 
 _DEFAULT_DISK_GIB = 100
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """One field in which a group is not as its pool says; `mutable` ones can be updated in place."""
-
-    field: str
-    found: str
-    wanted: str
-    mutable: bool
-
-    def __str__(self) -> str:
-        return f"{self.field} is {self.found}, wanted {self.wanted}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,21 +88,11 @@ class GroupSpec:
 
     def update_request(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return UpdateNodegroupConfig's parameters for the mutable differences, or {} where there are none."""
-        if not self._mutable_differences(group):
-            return {}
-        request: dict[str, Any] = {"clusterName": self.pool.cluster_name, "nodegroupName": self.candidate.group}
-        scaling, labels, taints = (
-            self._scaling_change(group),
-            self._label_change(group),
-            self._taint_change(group),
-        )
-        if scaling:
-            request["scalingConfig"] = scaling
-        if labels:
-            request["labels"] = labels
-        if taints:
-            request["taints"] = taints
-        return request
+        updates = {
+            key: change for each in self._mutable_differences(group) for key, change in (each.update or {}).items()
+        }
+        which = {"clusterName": self.pool.cluster_name, "nodegroupName": self.candidate.group}
+        return {**which, **updates} if updates else {}
 
     def missing_tags(self, group: Mapping[str, Any]) -> dict[str, str]:
         """Return the tags that the group lacks, or has with another value; an owner that it has stays."""
@@ -136,21 +116,23 @@ class GroupSpec:
             pairs.append(("disk_size", group.get("diskSize"), pool.disk_size or _DEFAULT_DISK_GIB))
         found, wanted = _comparable_templates(group.get("launchTemplate"), pool.launch_template)
         pairs.append(("launch_template", found, wanted))
-        return [
-            Difference(field=field, found=str(found), wanted=str(wanted), mutable=False)
-            for field, found, wanted in pairs
-            if found != wanted
-        ]
+        return fixed_differences(pairs)
 
     def _mutable_differences(self, group: Mapping[str, Any]) -> list[Difference]:
+        taints, wanted_taints = _taint_texts(group.get("taints", [])), _taint_texts(self.taints)
         changes = {
-            "maxSize, minSize": (self._scaling_change(group), _scaling(group), self._wanted_scaling(group)),
-            "labels": (self._label_change(group), group.get("labels", {}), self.labels),
-            "taints": (self._taint_change(group), _taint_texts(group.get("taints", [])), _taint_texts(self.taints)),
+            "maxSize, minSize": (
+                "scalingConfig",
+                self._scaling_change(group),
+                _scaling(group),
+                self._wanted_scaling(group),
+            ),
+            "labels": ("labels", self._label_change(group), group.get("labels", {}), self.labels),
+            "taints": ("taints", self._taint_change(group), taints, wanted_taints),
         }
         return [
-            Difference(field=field, found=str(found), wanted=str(wanted), mutable=True)
-            for field, (change, found, wanted) in changes.items()
+            Difference(field=field, found=str(found), wanted=str(wanted), update={key: change})
+            for field, (key, change, found, wanted) in changes.items()
             if change
         ]
 
@@ -217,3 +199,112 @@ def _value(taint: Mapping[str, str]) -> str:
 
 def _taint_texts(taints: list[dict[str, str]]) -> list[str]:
     return sorted(f"{t['key']}={_value(t)}:{t['effect']}" for t in taints)
+
+
+# -- what would change in a pool's node groups, and when that is refused ------------------------------------------
+
+GROUP_QUOTA = "Managed node groups per cluster"
+GROUP_QUOTA_CODE = "L-6D54EA21"
+_GROUPS_BY_DEFAULT = 30  # "Amazon EKS endpoints and quotas" of AWS's General Reference; it can be raised
+
+_LAST_WITH_AL2 = (1, 32)  # "EKS AL2 & AL2-Accelerated AMIs transition guide" in EKS's user guide
+
+GONE_SOON = ("DELETING", "DELETE_FAILED")
+
+
+def changes(
+    specs: Iterable[GroupSpec],
+    groups: Mapping[str, Mapping[str, Any]],
+    stale_tags: Mapping[str, Sequence[str]] | None = None,
+) -> tuple[Change, ...]:
+    """Compare the specs with DescribeNodegroup's answers, by group name.
+
+    `stale_tags` is what cluster-autoscaler has to be told of each group by other tags, or not any more.
+
+    Raises:
+        PoolDrift: A group is not ours, is another writer's with another spec, or differs where EKS cannot change it.
+    """
+    names = [(spec, spec.candidate.group) for spec in specs]
+    found = (_change(spec, groups.get(name), (stale_tags or {}).get(name, ())) for spec, name in names)
+    return tuple(change for change in found if change)
+
+
+def check_image(pool: EksGpuPool, version: str) -> None:
+    """Refuse to create groups whose image EKS does not have for the cluster's Kubernetes, like "1.36".
+
+    Raises:
+        PoolSpecError: The image is of Amazon Linux 2, and Kubernetes 1.33 or later.
+    """
+    if not pool.ami_type.startswith("AL2_") or tuple(map(int, version.split(".")[:2])) <= _LAST_WITH_AL2:
+        return
+    last = ".".join(map(str, _LAST_WITH_AL2))
+    raise PoolSpecError(
+        f"Pool {pool.name}: cluster {pool.cluster_name} has Kubernetes {version}, and EKS has images of ami_type"
+        f" {pool.ami_type} for {last} and earlier only.",
+        "Use the default AL2023_x86_64_NVIDIA, or BOTTLEROCKET_x86_64_NVIDIA.",
+        ami_type=pool.ami_type,
+    )
+
+
+def limit_notes(names: Collection[str], changes: Iterable[Change]) -> tuple[str, ...]:
+    """Return what to know where the cluster would have more node groups than EKS allows by default.
+
+    `names` are those of the groups that it has.
+    """
+    new = [change.group for change in changes if change.action == "create" and change.group not in names]
+    total = len(names) + len(new)
+    if not new or total <= _GROUPS_BY_DEFAULT:
+        return ()
+    return (
+        f"the cluster has {len(names)} managed node groups and would have {total}; EKS allows {_GROUPS_BY_DEFAULT},"
+        f" unless quota {GROUP_QUOTA!r} ({GROUP_QUOTA_CODE}) was raised: the pool then does without its least wanted",
+    )
+
+
+def issues(group: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a group's health issues in EKS's words."""
+    found = group.get("health", {}).get("issues", [])
+    return tuple(f"{issue.get('code')}: {issue.get('message', '')}".strip() for issue in found)
+
+
+def _change(spec: GroupSpec, group: Mapping[str, Any] | None, stale_tags: Sequence[str]) -> Change | None:
+    name = spec.candidate.group
+    if group is None:
+        size = f"created at size {spec.min_size}" if spec.min_size else "created empty"
+        detail = f"{spec.candidate}, {spec.subnet}, at most {spec.pool.max_nodes}, {size}"
+        return Change(action="create", group=name, detail=detail)
+    tags = group.get("tags", {})
+    owner = tags.get(OWNER_TAG)
+    check_claim(
+        spec,
+        group,
+        what="node group",
+        made_for=tags.get(POOL_TAG),
+        owner=owner,
+        is_ours=owner == spec.owner or tags.get(SPEC_TAG) == spec.pool.spec_hash,
+        mark=f"the group's tag {OWNER_TAG}",
+    )
+    if group["status"] in GONE_SOON:
+        return Change(action="create", group=name, detail="is being deleted; created anew once it is gone")
+    if group["status"] == "CREATE_FAILED":
+        why = "; ".join(issues(group)) or "no reason given"
+        return Change(
+            action="update",
+            group=name,
+            detail=f"EKS could not create it ({why}): deleted, created anew by the next run",
+        )
+    return _repair(spec, group, stale_tags)
+
+
+def _repair(spec: GroupSpec, group: Mapping[str, Any], stale_tags: Sequence[str]) -> Change | None:
+    differences = spec.differences(group)
+    name, which = spec.candidate.group, f"--cluster-name {spec.pool.cluster_name}"
+    differs, command = f"Node group {name} differs where EKS cannot change it", "aws eks delete-nodegroup"
+    check_fixed(spec, differences, differs=differs, what="group", command=f"{command} {which} --nodegroup-name {name}")
+    details = [str(difference) for difference in differences]
+    tags = spec.missing_tags(group)
+    if tags:
+        details.append(f"tags {', '.join(sorted(tags))}")
+    if stale_tags:
+        details.append(f"tags for cluster-autoscaler {', '.join(stale_tags)}")
+    return Change(action="update", group=name, detail="; ".join(details)) if details else None

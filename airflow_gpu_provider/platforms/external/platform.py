@@ -1,21 +1,81 @@
-"""KubernetesPlatform: a pool of nodes that others bring; it labels and taints them, and leaves machines alone."""
+"""Pools whose machines this package never makes, sizes or removes; KubernetesPlatform labels and taints their nodes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+import base64
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.nodes import write_node
+from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
 from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
-from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.base import Change, Group, Plan, Say
-from airflow_gpu_provider.platforms.external.base import ExternalMachinesPlatform
-from airflow_gpu_provider.pools import Taint
+from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, PoolDrift, PoolSpecError
+from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Say
+from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
+if TYPE_CHECKING:
+    from kubernetes.client import ApiClient
+
+
 _NODES = "/api/v1/nodes"
+
+
+class ExternalMachinesPlatform(Platform):
+    """A cluster reached by a Kubernetes connection, and machines that are left alone.
+
+    Args:
+        pool: The rendered spec.
+        owner: Not used: nodes carry no spec of ours.
+    """
+
+    def __init__(self, pool: KubernetesGpuPool, owner: str = "") -> None:
+        self._pool = pool
+
+    def account(self) -> str:
+        return f"the cluster at {self.cluster_access().server}, by connection {self._pool.kubernetes_conn_id!r}"
+
+    def cluster_access(self) -> ClusterAccess:
+        return access_from_connection(self._pool.kubernetes_conn_id, self._pool.cluster_context)
+
+    @cached_property
+    def _api(self) -> ApiClient:
+        return self.cluster_access().api_client()
+
+    def _machines(self) -> dict[str, Machine]:
+        """Return the machines of the nodes with the labels that the pool's pods select, by id."""
+        return {
+            node.machine: Machine(id=node.machine, group=self._pool.name, state="running", launched_at=node.created_at)
+            for node in list_nodes(self._api, self._pool.node_selector)
+        }
+
+    def _group(self, machines: Mapping[str, Machine]) -> Group:
+        """Return the one group that such a pool has."""
+        return Group(
+            name=self._pool.name,
+            candidate=Candidate(group=self._pool.name, zone="", instance_type="", market="ON_DEMAND"),
+            status="active",
+            desired=len(machines),
+            max_size=len(machines),
+            machines=tuple(machines.values()),
+            has_switch=False,
+            when_idle="keep",
+        )
+
+    def grow(self, sizes: Mapping[str, int]) -> None:
+        """Do nothing: machines come by others."""
+
+    def release(self, machines: Sequence[Machine]) -> tuple[Machine, ...]:
+        """Do nothing: machines go by others, or stay."""
+        return ()
+
+    def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:
+        """Do nothing: no machine is asked for."""
+        return {}
 
 
 class KubernetesPlatform(ExternalMachinesPlatform):
@@ -100,8 +160,8 @@ class KubernetesPlatform(ExternalMachinesPlatform):
         """Say what a node lacks of the spec; empty when nothing."""
         has = raw["metadata"].get("labels") or {}
         labels = [f"label {key}={value}" for key, value in self._pool.labels.items() if has.get(key) != value]
-        taints = _taints(raw)
-        return ", ".join([*labels, *(f"taint {t}" for t in self._pool.parsed_taints if str(t) not in map(str, taints))])
+        there = {str(taint) for taint in _taints(raw)}
+        return ", ".join([*labels, *(f"taint {t}" for t in self._pool.parsed_taints if str(t) not in there)])
 
     def _claim(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Return the patch that gives a node what it lacks. A list of taints is replaced as a whole."""
@@ -130,3 +190,88 @@ def _taints(raw: Mapping[str, Any]) -> Iterator[Taint]:
 
 def _without_pool_label(raw: Mapping[str, Any]) -> dict[str, Any]:
     return {"metadata": {"labels": {POOL_LABEL: None}}}
+
+
+# -- the way to a cluster from Airflow's own connection of type kubernetes -------------------------------------
+
+
+def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
+    """Read the connection as the Kubernetes provider's hook does, but leave the client's global settings alone.
+
+    One that is missing is an error, kubernetes_default too.
+
+    Raises:
+        ConnectionNotFound: There is no such connection.
+        CredentialsError: There is nothing in it to reach a cluster with.
+    """
+    from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+    from kubernetes.client import Configuration
+    from kubernetes.config import ConfigException
+
+    settings = Configuration()
+    try:
+        _load(_extras(conn_id), settings, context)
+    except AirflowNotFoundException as error:
+        raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
+    except (AirflowException, ConfigException, OSError, ValueError) as error:
+        raise CredentialsError(
+            f"Airflow connection {conn_id} gives no way to a cluster: {error}.",
+            "Give it a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
+            connection=conn_id,
+        ) from error
+    if not settings.verify_ssl:
+        raise CredentialsError(
+            f"Airflow connection {conn_id} does not verify the API server's certificate.",
+            "Give the kubeconfig the cluster's certificate-authority-data: GPU pools always verify.",
+            connection=conn_id,
+        )
+    return ClusterAccess(
+        server=settings.host,
+        ca_data=_base64_of(settings.ssl_ca_cert),
+        token=_token(settings),
+        client_certificate_data=_base64_of(settings.cert_file),
+        client_key_data=_base64_of(settings.key_file),
+    )
+
+
+def _extras(conn_id: str) -> dict[str, Any]:
+    # Not by KubernetesHook: without a kubernetes_default it uses whatever access to a cluster the worker has.
+    from airflow.sdk import BaseHook
+
+    prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3
+    extras = BaseHook.get_connection(conn_id).extra_dejson
+    return {name.removeprefix(prefix): value for name, value in extras.items()}
+
+
+def _load(extras: dict[str, Any], settings: Any, context: str | None) -> None:
+    import yaml
+    from kubernetes import config
+
+    context = context or extras.get("cluster_context") or None
+    if extras.get("in_cluster"):
+        config.load_incluster_config(client_configuration=settings)
+    elif path := extras.get("kube_config_path"):
+        config.load_kube_config(config_file=path, client_configuration=settings, context=context)
+    elif kubeconfig := extras.get("kube_config"):
+        parsed = yaml.safe_load(kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
+        config.load_kube_config_from_dict(parsed, client_configuration=settings, context=context)
+    else:
+        try:
+            config.load_incluster_config(client_configuration=settings)
+        except config.ConfigException:
+            config.load_kube_config(client_configuration=settings, context=context)
+
+
+def _token(settings: Any) -> Callable[[], str] | None:
+    """Return what makes a token: a service account's file is read again, and a kubeconfig's own plugin asked again."""
+
+    def token() -> str:
+        # The name depends on the client's version; the hook that renews the token runs in either case.
+        value = settings.get_api_key_with_prefix("authorization") or settings.api_key.get("BearerToken", "")
+        return str(value).removeprefix("Bearer ").removeprefix("bearer ")
+
+    return token if token() else None
+
+
+def _base64_of(path: str | None) -> str:
+    return base64.b64encode(Path(path).read_bytes()).decode() if path else ""

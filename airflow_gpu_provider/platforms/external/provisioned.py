@@ -22,7 +22,7 @@ from airflow_gpu_provider.cluster.karpenter import (
 )
 from airflow_gpu_provider.errors import NoProvisioner
 from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Say
-from airflow_gpu_provider.platforms.external.base import ExternalMachinesPlatform
+from airflow_gpu_provider.platforms.external.platform import ExternalMachinesPlatform
 
 NAMES = {
     "karpenter": "Karpenter",

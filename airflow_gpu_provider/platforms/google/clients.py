@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -99,30 +100,6 @@ class Rest:
         return answer
 
 
-class Compute(Rest):
-    """Compute Engine's API."""
-
-    def __init__(self, session: Any, *, endpoint: str, connection: str) -> None:
-        super().__init__(session, base=f"{endpoint.rstrip('/')}/compute/v1", connection=connection)
-
-
-class ResourceManager(Rest):
-    """Cloud Resource Manager's API."""
-
-    def __init__(self, session: Any, *, endpoint: str, connection: str) -> None:
-        super().__init__(session, base=f"{endpoint.rstrip('/')}/v1", connection=connection)
-
-    def refused(self, project_id: str, permissions: Collection[str]) -> list[str]:
-        """Return which of these permissions the caller has not in the project; every caller may ask.
-
-        Raises:
-            GpuError: There is no answer: the API is not enabled in the project, say.
-        """
-        path, body = f"projects/{project_id}:testIamPermissions", {"permissions": list(permissions)}
-        answer = self.post(path, body, permission="resourcemanager.projects.testIamPermissions")
-        return [each for each in permissions if each not in answer.get("permissions", ())]
-
-
 class GoogleClients:
     """The services of Google Cloud that a pool takes, all through one look-up of the Airflow connection.
 
@@ -155,19 +132,19 @@ class GoogleClients:
         return Gke(client, connection=self.connection)
 
     @cached_property
-    def compute(self) -> Compute:
-        return Compute(
-            self._session, endpoint=self._endpoint("compute_endpoint", "compute"), connection=self.connection
-        )
+    def compute(self) -> Rest:
+        """Compute Engine's API."""
+        return self._rest("compute_endpoint", "compute", "compute/v1")
 
     @cached_property
-    def resource_manager(self) -> ResourceManager:
-        endpoint = self._endpoint("resource_manager_endpoint", "cloudresourcemanager")
-        return ResourceManager(self._session, endpoint=endpoint, connection=self.connection)
+    def resource_manager(self) -> Rest:
+        """Cloud Resource Manager's API."""
+        return self._rest("resource_manager_endpoint", "cloudresourcemanager", "v1")
 
-    def _endpoint(self, field: str, service: str) -> str:
+    def _rest(self, field: str, service: str, version: str) -> Rest:
         universe = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"
-        return get_field(self._hook.extras, field) or f"https://{service}.{universe}"
+        endpoint = get_field(self._hook.extras, field) or f"https://{service}.{universe}"
+        return Rest(self._session, base=f"{endpoint.rstrip('/')}/{version}", connection=self.connection)
 
     @cached_property
     def _session(self) -> Any:
@@ -204,23 +181,16 @@ class GoogleClients:
         with self._readable():
             return GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
 
-    def _readable(self) -> Any:
-        return _ReadableConnection(self._conn_id)
-
-
-class _ReadableConnection:
-    """What the hook finds wrong with a connection, as an error of ours."""
-
-    def __init__(self, conn_id: str) -> None:
-        self._conn_id = conn_id
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, AirflowNotFoundException):
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Raise what the hook finds wrong with the connection as an error of ours."""
+        try:
+            yield
+        except AirflowNotFoundException as error:
             raise ConnectionNotFound.named(self._conn_id, "gcp_conn_id") from error
-        if isinstance(error, (AirflowException, ValueError)) and not isinstance(error, GpuError):
+        except GpuError:
+            raise
+        except (AirflowException, ValueError) as error:
             raise CredentialsError(
                 f"The Airflow connection {self._conn_id!r} does not give Google Cloud credentials: {error}.",
                 "Correct it, or name another in gcp_conn_id.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -10,17 +10,21 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.threads import in_parallel
-from airflow_gpu_provider.errors import PermissionDenied
+from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied, PoolSpecError
 from airflow_gpu_provider.platforms.backoff import LONGEST
 from airflow_gpu_provider.platforms.base import Group, GroupStatus, Machine
-from airflow_gpu_provider.platforms.google import lives as gke_lives
 from airflow_gpu_provider.platforms.google.clients import GoogleClients
-from airflow_gpu_provider.platforms.google.endpoints import address_of
 from airflow_gpu_provider.platforms.google.instance_groups import InstanceGroups, zone_of
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup, failures, launch_failure, machines
-from airflow_gpu_provider.platforms.google.node_pools import NodePools
-from airflow_gpu_provider.platforms.google.operations import Operations
-from airflow_gpu_provider.platforms.google.plan import issues
+from airflow_gpu_provider.platforms.google.instances import (
+    InstanceGroup,
+    ending,
+    failures,
+    last_end,
+    launch_failure,
+    machines,
+)
+from airflow_gpu_provider.platforms.google.node_pools import NodePools, Operations
+from airflow_gpu_provider.platforms.google.spec import issues
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 
 _STATUS: dict[str, GroupStatus] = {
@@ -60,7 +64,7 @@ class GkeCluster:
     @property
     def access(self) -> ClusterAccess:
         """How to reach the API server, with tokens that are renewed in-process."""
-        token = _TokenSource(self.clients)
+        token = _tokens(self.clients)
         server = f"https://{address_of(self.description, self.pool)}"
         if self.pool.use_dns_endpoint:
             return ClusterAccess(server=server, token=token)
@@ -150,25 +154,72 @@ class GkeCluster:
 
         def told(group: Group) -> Group:
             pairs = [(one, operations[zone_of(one.path)]) for one in behind[group.name]]
-            ends = filter(None, (gke_lives.last_end(*pair) for pair in pairs))
+            ends = filter(None, (last_end(*pair) for pair in pairs))
             listed = {machine.id for machine in group.machines}
-            ending = (
+            going = (
                 Machine(id=name, group=group.name, state="terminating")
-                for name in dict.fromkeys(name for pair in pairs for name in gke_lives.ending(*pair))
+                for name in dict.fromkeys(name for pair in pairs for name in ending(*pair))
                 if name not in listed
             )
-            return replace(group, last_end=max(ends, default=None), machines=(*group.machines, *ending))
+            return replace(group, last_end=max(ends, default=None), machines=(*group.machines, *going))
 
         return tuple(map(told, groups))
 
 
-class _TokenSource:
-    """Tokens for one ClusterAccess, which asks when the last one is ten minutes old, or was refused."""
+def _tokens(clients: GoogleClients) -> Callable[[], str]:
+    """Return tokens for one ClusterAccess, which asks when the last one is ten minutes old, or was refused."""
+    last = ""
 
-    def __init__(self, clients: GoogleClients) -> None:
-        self._clients = clients
-        self._last = ""
+    def token() -> str:
+        nonlocal last
+        last = clients.access_token(refused=last)
+        return last
 
-    def __call__(self) -> str:
-        self._last = self._clients.access_token(refused=self._last)
-        return self._last
+    return token
+
+
+def address_of(cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
+    """Return the host of the API server that the pool's spec asks for, of container_v1's Cluster as a dictionary.
+
+    `ip_endpoints_config` comes before the fields that it replaces, `endpoint` and `private_cluster_config`.
+
+    Raises:
+        ClusterUnreachable: The cluster is still being created.
+        PoolSpecError: It has no endpoint of that kind, or one that takes no traffic of users.
+    """
+    config = cluster.get("control_plane_endpoints_config") or {}
+    dns, ip = config.get("dns_endpoint_config") or {}, config.get("ip_endpoints_config") or {}
+    if pool.use_dns_endpoint:
+        return _dns_endpoint(dns, cluster, pool)
+    if ip.get("enabled") is False:
+        raise PoolSpecError(
+            f"Pool {pool.name}: the IP endpoints of the GKE cluster {pool.cluster_name} are switched off.",
+            "Set use_dns_endpoint=True, or switch them on (gcloud container clusters update --enable-ip-access).",
+        )
+    if pool.use_internal_ip:
+        private = ip.get("private_endpoint") or (cluster.get("private_cluster_config") or {}).get("private_endpoint")
+        return str(private) if private else _missing("private endpoint", "Set use_internal_ip=False.", cluster, pool)
+    public = ip.get("public_endpoint") if ip.get("enable_public_endpoint") else ""
+    # Of a cluster without a public endpoint, `endpoint` is the private one.
+    endpoint = public or cluster.get("endpoint") or ip.get("private_endpoint")
+    return str(endpoint) if endpoint else _missing("IP endpoint", "Set use_dns_endpoint=True.", cluster, pool)
+
+
+def _dns_endpoint(dns: Mapping[str, Any], cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
+    enable = "gcloud container clusters update --enable-dns-access"
+    if not dns.get("endpoint"):
+        return _missing("DNS endpoint", f"Set use_dns_endpoint=False, or give it one ({enable}).", cluster, pool)
+    if not dns.get("allow_external_traffic"):
+        raise PoolSpecError(
+            f"Pool {pool.name}: the DNS endpoint of the GKE cluster {pool.cluster_name} takes no traffic of users.",
+            f"Let it in ({enable}), or set use_dns_endpoint=False.",
+        )
+    return str(dns["endpoint"])
+
+
+def _missing(what: str, fix: str, cluster: Mapping[str, Any], pool: GkeGpuPool) -> str:
+    if cluster.get("status") == "PROVISIONING":
+        raise ClusterUnreachable(
+            f"The GKE cluster {pool.cluster_name} has no endpoint: it is PROVISIONING.", "Wait until it is RUNNING."
+        )
+    raise PoolSpecError(f"Pool {pool.name}: the GKE cluster {pool.cluster_name} has no {what}.", fix)

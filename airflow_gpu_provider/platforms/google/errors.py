@@ -111,7 +111,7 @@ def mapped_errors(*, call: str, connection: str) -> Iterator[None]:
     """Raise what Google's libraries raise inside as an error of ours, the original chained.
 
     `call` is the permission that the call takes ("container.clusters.get"), `connection` says where the credentials
-    come from, for the messages. An answer of Google's keeps its status in `details["status"]`; see `has_status`.
+    come from, for the messages. An answer of Google's keeps its status in `details["status"]`; see `answers.has_code`.
     """
     try:
         yield
@@ -126,7 +126,7 @@ def mapped_errors(*, call: str, connection: str) -> Iterator[None]:
         raise _silent(error, call) from error
     except (auth.DefaultCredentialsError, auth.RefreshError, auth.MalformedError) as error:
         raise CredentialsError(
-            f"{connection} gives no Google Cloud credentials: {_first_line(error)}.",
+            f"{connection} provides no Google Cloud credentials: {_first_line(error)}.",
             "Put a service account's key into the connection, or give the worker a service account.",
         ) from error
     except (requests.RequestException, api.GoogleAPIError, auth.GoogleAuthError) as error:
@@ -174,16 +174,6 @@ def quota_name(text: str) -> str | None:
     return match[1] if match else None
 
 
-def has_status(error: GpuError, *statuses: str) -> bool:
-    """Return True if an error raised by `mapped_errors` is an answer of Google's with one of these statuses."""
-    return error.details.get("status") in statuses
-
-
-def message_of(error: GpuError) -> str:
-    """Return Google's own words of an error raised by `mapped_errors`."""
-    return str(error.details.get("message", error))
-
-
 def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> GpuError:
     status, message = _status(error), _first_line(_body(error).get("message") or error.message)
     said, reasons = f"{status}: {message}", _reasons(error)
@@ -221,7 +211,7 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
         return _throttled(call, said, details)
     if status in _REJECTED:
         return RequestRejected(
-            f"Google Cloud takes {call} for wrong ({said}).", "Correct what the message names.", **details
+            f"Google Cloud rejected {call} as invalid ({said}).", "Correct what the message names.", **details
         )
     return CloudError(f"{call} failed ({said}).", **details)
 

@@ -12,24 +12,24 @@ from typing import Any, cast
 
 from airflow_gpu_provider import accelerators
 from airflow_gpu_provider.errors import AutoscalingDisabled, GroupNotFound
+from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
 from airflow_gpu_provider.platforms.google.instance_groups import zone_of
 from airflow_gpu_provider.platforms.google.node_pools import group_paths
-from airflow_gpu_provider.platforms.google.plan import issues
 from airflow_gpu_provider.platforms.google.spec import (
     POOL_LABEL,
     is_excluded_from_upgrades,
+    issues,
     labels_of,
     market_of,
     run_seconds,
 )
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import NamedGroup, candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.candidates import Market
-from airflow_gpu_provider.pools.taints import taints_from_cloud
+from airflow_gpu_provider.pools.values import taints_from_cloud
 
 
 class ExternalNodePools(GroupSource):
@@ -196,10 +196,7 @@ def _warnings(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> Iterable[str]:
     if _is_autoscaled(node_pool) and not pool.is_autoscaled:
         yield "GKE's autoscaler sizes it too, and removes nodes ten minutes after their last pod by its own lights"
     if run_seconds(node_pool.get("config") or {}) is None:
-        yield (
-            "its machines have no end of their own (max_run_duration), so nothing takes them while Airflow is gone for"
-            " good"
-        )
+        yield "its machines have no max_run_duration, so nothing terminates them if Airflow never comes back"
     if (node_pool.get("management") or {}).get("auto_upgrade") and not is_excluded_from_upgrades(node_pool):
         yield (
             "GKE upgrades its nodes when it sees fit, and drains trainings; exclude it until the end of support"

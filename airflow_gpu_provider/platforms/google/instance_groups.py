@@ -8,9 +8,10 @@ from datetime import datetime
 from typing import Any
 
 from airflow_gpu_provider.cluster.threads import in_parallel
-from airflow_gpu_provider.errors import CloudError, GpuError
-from airflow_gpu_provider.platforms.google.clients import Compute
-from airflow_gpu_provider.platforms.google.errors import error_of_operation, has_status
+from airflow_gpu_provider.errors import CloudError
+from airflow_gpu_provider.platforms.answers import has_code, unless_answered
+from airflow_gpu_provider.platforms.google.clients import Rest
+from airflow_gpu_provider.platforms.google.errors import error_of_operation
 from airflow_gpu_provider.platforms.google.instances import InstanceGroup, has_machine, name_of, parse_time
 
 _READ = "compute.instanceGroupManagers.get"
@@ -23,7 +24,7 @@ _POLL = (0.25, 1.0)
 class InstanceGroups:
     """The instance groups of one project, by their paths. Every method makes fresh calls; times of birth are kept."""
 
-    def __init__(self, compute: Compute) -> None:
+    def __init__(self, compute: Rest) -> None:
         self._compute = compute
         self._launched: dict[tuple[str, str], datetime] = {}
 
@@ -36,12 +37,15 @@ class InstanceGroups:
     def _read(self, path: str) -> InstanceGroup:
         try:
             found = self._compute.get(path, permission=_READ)
-            managed = self._managed(path)
+            pages = self._compute.items(
+                f"{path}/listManagedInstances", "managedInstances", permission=_READ, method="POST"
+            )
+            managed = tuple(pages)
             errors = tuple(self._compute.items(f"{path}/listErrors", "items", permission=_READ))
         except CloudError as error:
-            if has_status(error, "NOT_FOUND"):
-                return InstanceGroup(path=path, target=0)
-            raise
+            if not has_code(error, "NOT_FOUND"):
+                raise
+            return InstanceGroup(path=path, target=0)
         born = zip(managed, in_parallel(lambda one: self._launched_at(path, one), managed), strict=True)
         launched = {name_of(one): at for one, at in born if at}
         return InstanceGroup(
@@ -53,37 +57,24 @@ class InstanceGroups:
             base_name=str(found.get("baseInstanceName", "")),
         )
 
-    def _managed(self, path: str) -> tuple[Mapping[str, Any], ...]:
-        pages = self._compute.items(f"{path}/listManagedInstances", "managedInstances", permission=_READ, method="POST")
-        return tuple(pages)
-
     def _launched_at(self, path: str, managed: Mapping[str, Any]) -> datetime | None:
         """Return when an instance was created. The id tells it from another that has had its name before."""
         if not has_machine(managed):
             return None
         key = (name_of(managed), str(managed.get("id", "")))
         if key not in self._launched:
-            zone = zone_of(path)
-            try:
-                found = self._compute.get(f"{zone}/instances/{key[0]}", permission="compute.instances.get")
-            except CloudError as error:
-                if has_status(error, "NOT_FOUND"):
-                    return None
-                raise
-            born = found.get("creationTimestamp") or found.get("lastStartTimestamp")
-            if not born:
-                return None
-            self._launched[key] = parse_time(str(born))
-        return self._launched[key]
+            with unless_answered("NOT_FOUND"):
+                where = f"{zone_of(path)}/instances/{key[0]}"
+                found = self._compute.get(where, permission="compute.instances.get")
+                if born := found.get("creationTimestamp") or found.get("lastStartTimestamp"):
+                    self._launched[key] = parse_time(str(born))
+        return self._launched.get(key)
 
     def base_name(self, path: str) -> str:
         """Return with what the names of a group's instances begin; empty where the group is gone."""
-        try:
+        with unless_answered("NOT_FOUND"):
             return str(self._compute.get(path, permission=_READ).get("baseInstanceName", ""))
-        except CloudError as error:
-            if has_status(error, "NOT_FOUND"):
-                return ""
-            raise
+        return ""
 
     def operations_since(self, zone: str, since: datetime) -> list[Mapping[str, Any]]:
         """Return the operations of a zone ("projects/P/zones/Z") back to `since`, the newest first."""
@@ -153,7 +144,7 @@ class InstanceGroups:
             pause = min(pause * 2, _POLL[1])
         errors = (operation.get("error") or {}).get("errors") or ()
         for error in errors:
-            raise _error(error, doing)
+            raise error_of_operation(str(error.get("code", "")), str(error.get("message", "")), doing=doing)
 
 
 def zone_of(path: str) -> str:
@@ -164,7 +155,3 @@ def zone_of(path: str) -> str:
 def path_of(url: str) -> str:
     """Return a resource's path, "projects/...", from its URL."""
     return url[url.index("projects/") :]
-
-
-def _error(error: Mapping[str, Any], doing: str) -> GpuError:
-    return error_of_operation(str(error.get("code", "")), str(error.get("message", "")), doing=doing)

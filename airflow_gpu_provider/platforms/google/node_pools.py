@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from airflow_gpu_provider.errors import CloudError, ClusterNotFound, GpuError, PoolSpecError
+from airflow_gpu_provider.platforms.answers import has_code, message_of, refusals_of, unless_answered
+from airflow_gpu_provider.platforms.base import GroupUpdate, Say
 from airflow_gpu_provider.platforms.google.clients import Gke
-from airflow_gpu_provider.platforms.google.errors import has_status, message_of
+from airflow_gpu_provider.platforms.google.errors import error_of_operation
 from airflow_gpu_provider.platforms.google.instance_groups import path_of
+from airflow_gpu_provider.platforms.google.instances import parse_time
 from airflow_gpu_provider.platforms.google.spec import POOL_LABEL, NodePoolSpec, labels_of
 from airflow_gpu_provider.pools import GkeGpuPool
 
@@ -34,12 +41,7 @@ class NodePools:
             PoolSpecError: It is an Autopilot cluster, which has no node pools.
         """
         pool = self._pool
-        try:
-            found = self._gke.call("get_cluster", permission=_READ, name=self._cluster_path)
-        except CloudError as error:
-            if has_status(error, "NOT_FOUND"):
-                raise self._no_cluster(error) from error
-            raise
+        found = self._of_cluster("get_cluster", name=self._cluster_path)
         if (found.get("autopilot") or {}).get("enabled"):
             raise PoolSpecError(
                 f"Pool {pool.name}: {pool.cluster_name} is an Autopilot cluster, which has no node pools.",
@@ -49,12 +51,7 @@ class NodePools:
 
     def read(self) -> dict[str, Mapping[str, Any]]:
         """Return all node pools of the cluster by name."""
-        try:
-            answer = self._gke.call("list_node_pools", permission=_READ, parent=self._cluster_path)
-        except CloudError as error:
-            if has_status(error, "NOT_FOUND"):
-                raise self._no_cluster(error) from error
-            raise
+        answer = self._of_cluster("list_node_pools", parent=self._cluster_path)
         return {each["name"]: each for each in answer.get("node_pools") or ()}
 
     def owned(self) -> dict[str, Mapping[str, Any]]:
@@ -63,51 +60,44 @@ class NodePools:
 
     def describe(self, name: str) -> Mapping[str, Any] | None:
         """Return a NodePool, or None where there is no such."""
-        try:
+        with unless_answered("NOT_FOUND"):
             return self._gke.call("get_node_pool", permission=_READ, name=self._path(name))
-        except CloudError as error:
-            if has_status(error, "NOT_FOUND"):
-                return None
-            raise
+        return None
 
     def create(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
         """Start to create a node pool of size 0; None if somebody else creates it just now."""
-        try:
-            return self._gke.call(
-                "create_node_pool", permission=_WRITE, parent=self._cluster_path, node_pool=spec.node_pool()
-            )
-        except CloudError as error:
-            if has_status(error, "ALREADY_EXISTS"):
-                return None
-            raise _as_refusal(error, self._pool, f"create {spec.candidate.group}") from error
+        doing, node_pool = f"create {spec.candidate.group}", spec.node_pool()
+        with unless_answered("ALREADY_EXISTS"), refusals_of("GKE", self._pool, doing, "INVALID_ARGUMENT"):
+            return self._gke.call("create_node_pool", permission=_WRITE, parent=self._cluster_path, node_pool=node_pool)
+        return None
 
     def update(self, name: str, change: Mapping[str, Any]) -> Mapping[str, Any]:
         """Start to change one field of a node pool: autoscaling, or another in UpdateNodePool's words."""
         method = "set_node_pool_autoscaling" if "autoscaling" in change else "update_node_pool"
-        try:
+        with refusals_of("GKE", self._pool, f"update {name}", "INVALID_ARGUMENT"):
             return self._gke.call(method, permission=_WRITE, name=self._path(name), **change)
-        except CloudError as error:
-            raise _as_refusal(error, self._pool, f"update {name}") from error
 
     def delete(self, name: str) -> Mapping[str, Any] | None:
         """Start to delete a node pool; None if it is gone."""
-        try:
+        with unless_answered("NOT_FOUND"):
             return self._gke.call("delete_node_pool", permission=_WRITE, name=self._path(name))
-        except CloudError as error:
-            if has_status(error, "NOT_FOUND"):
-                return None
-            raise
+        return None
 
     def _path(self, name: str) -> str:
         return f"{self._cluster_path}/nodePools/{name}"
 
-    def _no_cluster(self, error: GpuError) -> ClusterNotFound:
+    def _of_cluster(self, method: str, **which: str) -> dict[str, Any]:
         pool = self._pool
-        return ClusterNotFound(
-            f"There is no GKE cluster {pool.cluster_name} in {pool.location} of project {pool.project_id}.",
-            "Check cluster_name, location (a zone for a zonal cluster) and project_id.",
-            **error.details,
-        )
+        try:
+            return self._gke.call(method, permission=_READ, **which)
+        except CloudError as error:
+            if not has_code(error, "NOT_FOUND"):
+                raise
+            raise ClusterNotFound(
+                f"There is no GKE cluster {pool.cluster_name} in {pool.location} of project {pool.project_id}.",
+                "Check cluster_name, location (a zone for a zonal cluster) and project_id.",
+                **error.details,
+            ) from error
 
 
 def is_owned(node_pool: Mapping[str, Any], pool: GkeGpuPool) -> bool:
@@ -138,9 +128,182 @@ def _leaving_paths(upgrade: Mapping[str, Any]) -> set[str]:
     return {path_of(url) for url in upgrade.get(f"{side}_instance_group_urls") or ()}
 
 
-def _as_refusal(error: CloudError, pool: GkeGpuPool, doing: str) -> GpuError:
-    if not has_status(error, "INVALID_ARGUMENT"):
-        return error
-    return PoolSpecError(
-        f"Pool {pool.name}: GKE refuses to {doing}: {message_of(error)}.", "Correct the pool's spec.", **error.details
+# -- GKE's operations: started one after another where GKE wants that, and watched to their end ---------------------
+
+PATIENCE = 1200.0
+"""Seconds after which operations of GKE, one's own and others' that are in the way, are waited for no longer."""
+
+UPGRADE_OF_A_NODE = timedelta(hours=1, minutes=15)
+"""How long the upgrade of one node may take: its pods' budgets and grace periods are honoured for an hour ("Node
+upgrade strategies"), and the node in its place has to come."""
+
+_POLL = (0.5, 5.0)
+_BUSY = re.compile(r"operation|is currently being (created|deleted|updated|repaired)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One change of one node pool.
+
+    `start` starts it and returns the operation, or None where there is nothing to do; `doing` says it in words.
+    The steps of one group are taken in order, and those after a failed one are not taken.
+    """
+
+    group: str
+    doing: str
+    start: Callable[[], Mapping[str, Any] | None]
+
+
+class Operations:
+    """Carries out changes of a cluster's node pools.
+
+    Args:
+        gke: The API.
+        location: "projects/P/locations/L", where the operations are.
+    """
+
+    def __init__(self, gke: Gke, location: str) -> None:
+        self._gke = gke
+        self._location = location
+
+    def run(self, steps: Sequence[Step], say: Say) -> dict[str, GpuError]:
+        """Take all steps, as many at a time as GKE lets, and return what failed, by group.
+
+        Raises:
+            GpuError: GKE cannot be called at all.
+        """
+        return _Run(self, steps, say, deadline=time.monotonic() + PATIENCE).to_end()
+
+    def under_way(self, cluster: str) -> dict[str, GroupUpdate]:
+        """Return what is done now to a cluster's node pools, by their names; by "" what is done to the cluster.
+
+        Raises:
+            PermissionDenied: The account may not list operations.
+        """
+        answer = self._gke.call("list_operations", permission="container.operations.list", parent=self._location)
+        found = {}
+        for operation in answer.get("operations") or ():
+            _, _, target = str(operation.get("target_link", "")).partition("/clusters/")
+            on, _, node_pool = target.partition("/nodePools/")
+            if on == cluster and operation.get("status") != "DONE":
+                found[node_pool] = self._update(operation)
+        return found
+
+    def _update(self, operation: Mapping[str, Any]) -> GroupUpdate:
+        name, (_, project, _, location) = str(operation["name"]), self._location.split("/")
+        began, where = operation.get("start_time"), f"{name} --location={location} --project={project}"
+        return GroupUpdate(
+            name=name,
+            kind=str(operation.get("operation_type", "")),
+            since=parse_time(str(began)) if began else None,
+            what_to_do=f"See gcloud container operations describe {where}; one that hangs ends by cancel in its place.",
+            takes=UPGRADE_OF_A_NODE,
+        )
+
+    def get(self, name: str) -> Mapping[str, Any]:
+        """Return an operation as it is now."""
+        return self._gke.call(
+            "get_operation", permission="container.operations.get", name=f"{self._location}/operations/{name}"
+        )
+
+
+class _Run:
+    """One call of `Operations.run`."""
+
+    def __init__(self, operations: Operations, steps: Sequence[Step], say: Say, *, deadline: float) -> None:
+        self._operations = operations
+        self._waiting = list(steps)
+        self._running: dict[str, tuple[Step, str]] = {}
+        self._failed: dict[str, GpuError] = {}
+        self._say = say
+        self._told: set[str] = set()
+        self._deadline = deadline
+
+    def to_end(self) -> dict[str, GpuError]:
+        pause = _POLL[0]
+        while True:
+            self._start_what_can_start()
+            if not self._waiting and not self._running:
+                return self._failed
+            if time.monotonic() > self._deadline:
+                self._give_up()
+                return self._failed
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL[1])
+            self._look()
+
+    def _start_what_can_start(self) -> None:
+        still_waiting: list[Step] = []
+        for step in self._waiting:
+            if step.group in self._failed:
+                continue
+            behind_another = any(other.group == step.group for other in still_waiting)
+            if behind_another or step.group in self._running or not self._start(step):
+                still_waiting.append(step)
+        self._waiting = still_waiting
+
+    def _start(self, step: Step) -> bool:
+        """Return whether the step was started, or failed: it need not be tried again."""
+        try:
+            operation = step.start()
+        except CloudError as error:
+            if not is_busy(error):
+                self._failed[step.group] = error
+                return True
+            line = f"{step.doing} waits: {message_of(error)}"
+            if line not in self._told:
+                self._told.add(line)
+                self._say(line)
+            return False
+        except GpuError as error:
+            self._failed[step.group] = error
+            return True
+        if operation is not None:
+            self._say(step.doing)
+            self._running[step.group] = (step, str(operation["name"]))
+        return True
+
+    def _look(self) -> None:
+        for group, (step, name) in list(self._running.items()):
+            operation = self._operations.get(name)
+            if operation.get("status") != "DONE":
+                continue
+            del self._running[group]
+            error = error_of(operation, doing=step.doing)
+            if error:
+                self._failed[group] = error
+
+    def _give_up(self) -> None:
+        doing = [step.doing for step, _ in self._running.values()] + [step.doing for step in self._waiting]
+        error = CloudError(
+            f"GKE has not ended in {PATIENCE:.0f} s: {'; '.join(doing)}.",
+            "See the cluster's operations in the console (gcloud container operations list), and run the task again.",
+        )
+        for group in (*self._running, *(step.group for step in self._waiting)):
+            self._failed.setdefault(group, error)
+
+
+def is_busy(error: GpuError) -> bool:
+    """Return True if GKE refused a change only because other operations are under way.
+
+    It says so of one ("Cluster is running incompatible operation ..."), of the cluster ("... is currently being
+    created, deleted, updated or repaired", terraform-provider-google issue 7638), and of too many node pools' ("hits
+    the concurrent operations quota", issue 15579 there).
+    """
+    if has_code(error, "RESOURCE_EXHAUSTED"):
+        return "concurrent operations quota" in message_of(error)
+    if not has_code(error, "FAILED_PRECONDITION", "ABORTED"):
+        return False
+    return _BUSY.search(f"{message_of(error)} {error.details.get('reasons', '')}") is not None
+
+
+def error_of(operation: Mapping[str, Any], *, doing: str) -> GpuError | None:
+    """Return what went wrong in an operation that is DONE, or None where it worked."""
+    conditions = [*(operation.get("nodepool_conditions") or ()), *(operation.get("cluster_conditions") or ())]
+    error = operation.get("error") or {}
+    message = str(error.get("message") or "") or "; ".join(
+        str(c.get("message")) for c in conditions if c.get("message")
     )
+    failed = bool(error.get("code") or message or conditions)
+    code = " ".join(dict.fromkeys(str(c.get("code")) for c in conditions)) or str(operation.get("status_message") or "")
+    return error_of_operation(code or "UNKNOWN", message, doing=doing) if failed else None

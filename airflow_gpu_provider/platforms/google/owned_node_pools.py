@@ -9,17 +9,18 @@ from functools import cached_property
 from typing import Any, cast
 
 from airflow_gpu_provider import accelerators
-from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound
+from airflow_gpu_provider.cluster.threads import in_parallel
+from airflow_gpu_provider.errors import CloudError, GpuError, GroupFailed, GroupNotFound, PoolSpecError
+from airflow_gpu_provider.platforms.answers import has_code, message_of
+from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Plan, Say
-from airflow_gpu_provider.platforms.google import plan as gke_plan
+from airflow_gpu_provider.platforms.google import spec as gke_spec
+from airflow_gpu_provider.platforms.google.clients import Rest
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster, GkeGroup
-from airflow_gpu_provider.platforms.google.node_pools import group_paths, is_owned, knows_exclusions
-from airflow_gpu_provider.platforms.google.operations import Step
+from airflow_gpu_provider.platforms.google.node_pools import Step, group_paths, is_owned, knows_exclusions
 from airflow_gpu_provider.platforms.google.spec import ZONE_LABEL, NodePoolSpec, labels_of, market_of
-from airflow_gpu_provider.platforms.google.zones import offered_types
 from airflow_gpu_provider.platforms.group_source import GroupSource
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
-from airflow_gpu_provider.platforms.offers import Offers
+from airflow_gpu_provider.platforms.owned_groups import Offers, compare_offers
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.candidates import Market
 
@@ -50,14 +51,12 @@ class OwnedNodePools(GroupSource):
 
     @cached_property
     def _offers(self) -> Offers:
+        hardware = lambda name: f"{name} with {self._pool.accelerator_of(name)[0]}"  # noqa: E731
         offered = offered_types(self._gke.clients.compute, self._pool, self._zones)
-        return Offers.of(self._pool, self._zones, offered, cloud="Compute Engine", hardware=self._hardware)
+        return compare_offers(self._pool, self._zones, offered, cloud="Compute Engine", hardware=hardware)
 
     def candidates(self) -> tuple[Candidate, ...]:
         return self._offers.candidates
-
-    def _hardware(self, machine_type: str) -> str:
-        return f"{machine_type} with {self._pool.accelerator_of(machine_type)[0]}"
 
     # -- plan and apply --------------------------------------------------------------------------------------
 
@@ -66,13 +65,13 @@ class OwnedNodePools(GroupSource):
         candidates = self.candidates()
         observed = self._observe({name: each for name, each in found.items() if is_owned(each, self._pool)})
         sizes = {group.name: len(group.machines) for group in observed}
-        changes = gke_plan.changes(self._specs(candidates), found, sizes)
+        changes = gke_spec.changes(self._specs(candidates), found, sizes)
         grow = growth_notes(self._pool, nodes, candidates, observed, datetime.now(UTC))
         notes = (
             *self._offers.notes,
             *self._capacity_notes(),
             *self._upgrade_notes(),
-            *gke_plan.autoscaling_notes(self._pool, found.values()),
+            *gke_spec.autoscaling_notes(self._pool, found.values()),
         )
         return Plan(pool=self._pool.name, changes=changes, grow=grow, notes=notes)
 
@@ -82,7 +81,7 @@ class OwnedNodePools(GroupSource):
             return ()
         obtained = {name: " or ".join(accelerators.gce_obtained_by(name)) for name in pool.machine_types}
         return tuple(
-            f"{name} is hardly ever to be had on demand, but by {how}: see reservation_affinity, flex_start and"
+            f"{name} is rarely available on demand; use {how} instead: see reservation_affinity, flex_start and"
             " capacity_types"
             for name, how in obtained.items()
             if how
@@ -144,14 +143,11 @@ class OwnedNodePools(GroupSource):
         existing = found.get(name)
         if existing is None:
             return [create]
-        if existing.get("status") in gke_plan.GONE_SOON:
+        if existing.get("status") in gke_spec.GONE_SOON:
             return [Step(group=name, doing=create.doing, start=lambda: self._create_once_gone(spec))]
-        size = self._size(existing)
-        if existing.get("status") in gke_plan.FAILED and not size:
-            delete = Step(
-                group=name, doing=f"delete {name}, which has failed", start=lambda: self._gke.node_pools.delete(name)
-            )
-            return [delete, create]
+        size = sum(len(group.managed) for group in self._gke.groups.read(group_paths(existing)))
+        if existing.get("status") in gke_spec.FAILED and not size:
+            return [self._deletion(name, why=", which has failed"), create]
         return self._updates(spec, existing, size)
 
     def _create_once_gone(self, spec: NodePoolSpec) -> Mapping[str, Any] | None:
@@ -163,7 +159,7 @@ class OwnedNodePools(GroupSource):
     def _updates(self, spec: NodePoolSpec, existing: Mapping[str, Any], size: int) -> list[Step]:
         name = spec.candidate.group
         differences = spec.differences(existing)
-        now = gke_plan.possible_now(differences, size)
+        now = gke_spec.possible_now(differences, size)
         updates = [(difference.field, dict(difference.update or {})) for difference in now]
         # The labels come last: until then the node pool still says that it has the old spec.
         labels = spec.missing_labels(existing)
@@ -175,9 +171,6 @@ class OwnedNodePools(GroupSource):
         return Step(
             group=name, doing=f"update {name}: {field}", start=lambda: self._gke.node_pools.update(name, change)
         )
-
-    def _size(self, node_pool: Mapping[str, Any]) -> int:
-        return sum(len(group.managed) for group in self._gke.groups.read(group_paths(node_pool)))
 
     # -- what there is ---------------------------------------------------------------------------------------
 
@@ -226,8 +219,8 @@ class OwnedNodePools(GroupSource):
         for error in self._gke.operations.run(steps, say).values():
             raise error
 
-    def _deletion(self, name: str) -> Step:
-        return Step(group=name, doing=f"delete {name}", start=lambda: self._gke.node_pools.delete(name))
+    def _deletion(self, name: str, *, why: str = "") -> Step:
+        return Step(group=name, doing=f"delete {name}{why}", start=lambda: self._gke.node_pools.delete(name))
 
 
 def _candidate(node_pool: Mapping[str, Any]) -> Candidate:
@@ -250,3 +243,38 @@ def _all_failed(pool: GkeGpuPool, failed: Mapping[str, GpuError]) -> GpuError:
         "Correct what GKE complains of, and run the task again.",
         groups=sorted(failed),
     )
+
+
+def offered_types(compute: Rest, pool: GkeGpuPool, zones: Sequence[str]) -> set[tuple[str, str]]:
+    """Return the (zone, machine type) pairs that Compute Engine offers, attached accelerators included.
+
+    Raises:
+        PoolSpecError: A zone does not exist.
+    """
+    pairs = [(zone, machine_type) for zone in zones for machine_type in pool.machine_types]
+    offered = in_parallel(lambda pair: _is_offered(compute, pool, *pair), pairs)
+    return {pair for pair, yes in zip(pairs, offered, strict=True) if yes}
+
+
+def _is_offered(compute: Rest, pool: GkeGpuPool, zone: str, machine_type: str) -> bool:
+    if not _exists(compute, pool, zone, f"machineTypes/{machine_type}", "compute.machineTypes.get"):
+        return False
+    machine = accelerators.gce_machine_type(machine_type)
+    if machine and machine.gpu:
+        return True
+    kind = pool.accelerator_of(machine_type)[0]
+    return _exists(compute, pool, zone, f"acceleratorTypes/{kind}", "compute.acceleratorTypes.get")
+
+
+def _exists(compute: Rest, pool: GkeGpuPool, zone: str, what: str, permission: str) -> bool:
+    try:
+        compute.get(f"projects/{pool.project_id}/zones/{zone}/{what}", permission=permission)
+    except CloudError as error:
+        if has_code(error, "NOT_FOUND"):
+            return False
+        if has_code(error, "INVALID_ARGUMENT"):
+            raise PoolSpecError(
+                f"Pool {pool.name}: {message_of(error)}.", f"Correct node_locations; the region is {pool.region}."
+            ) from error
+        raise
+    return True

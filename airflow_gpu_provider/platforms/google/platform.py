@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING
 from airflow_gpu_provider.cluster.threads import all_in_parallel, in_parallel
 from airflow_gpu_provider.errors import CloudError, PermissionDenied
 from airflow_gpu_provider.platforms.base import Group, Machine, MachineLife, Refusals
-from airflow_gpu_provider.platforms.google import lives as gke_lives
 from airflow_gpu_provider.platforms.google.cluster import GkeCluster
 from airflow_gpu_provider.platforms.google.external_node_pools import ExternalNodePools
 from airflow_gpu_provider.platforms.google.instance_groups import zone_of
-from airflow_gpu_provider.platforms.google.instances import name_of
+from airflow_gpu_provider.platforms.google.instances import lives, name_of
 from airflow_gpu_provider.platforms.google.owned_node_pools import OwnedNodePools
 from airflow_gpu_provider.platforms.google.quota import judge, read_quotas
 from airflow_gpu_provider.platforms.group_source import CloudPlatform
@@ -58,15 +57,19 @@ class GkePlatform(CloudPlatform):
         return f"{where}, as {self._clients.identity}"
 
     def refusals(self) -> Refusals:
-        of_groups = (*_CHANGES, *self._node_pools.permissions)
+        asked = (*_CHANGES, *self._node_pools.permissions)
+        path, body = f"projects/{self._pool.project_id}:testIamPermissions", {"permissions": list(asked)}
         fix = "docs/iam-gke.md has the whole role."
         try:
-            refused = self._clients.resource_manager.refused(self._pool.project_id, of_groups)
+            # Every caller may ask. There is no answer where the API is not enabled in the project, say.
+            answer = self._clients.resource_manager.post(
+                path, body, permission="resourcemanager.projects.testIamPermissions"
+            )
         except (CloudError, PermissionDenied) as error:
             return Refusals(
                 unasked=f"whether it may also change things Google Cloud does not say: {error.what}", fix=fix
             )
-        return Refusals(refused=tuple(refused), fix=fix)
+        return Refusals(refused=tuple(each for each in asked if each not in answer.get("permissions", ())), fix=fix)
 
     def cluster_access(self) -> ClusterAccess:
         return self._gke.access
@@ -111,7 +114,7 @@ class GkePlatform(CloudPlatform):
             life
             for (name, path), base_name in zip(paths, base_names, strict=True)
             if base_name
-            for life in gke_lives.lives(name, base_name, operations[zone_of(path)], since)
+            for life in lives(name, base_name, operations[zone_of(path)], since)
         )
 
     def shrink_unfilled(self, groups: Collection[str]) -> dict[str, int]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_gpu_provider.platforms.base import Change
+from airflow_gpu_provider.platforms.owned_groups import Difference, check_claim, check_fixed, fixed_differences
 from airflow_gpu_provider.pools import Candidate, GkeGpuPool
 from airflow_gpu_provider.pools.gke import GPU_TAINT
-from airflow_gpu_provider.pools.taints import CLOUD_EFFECTS
+from airflow_gpu_provider.pools.values import CLOUD_EFFECTS
 
 POOL_LABEL = "airflow-gpu-provider-pool"
 SPEC_LABEL = "airflow-gpu-provider-spec"
@@ -29,25 +31,6 @@ _DRIVERS = {
 }
 _GKE_LABELS = ("cloud.google.com/", "iam.gke.io/")
 _OAUTH_SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """One field in which a node pool is not as its pool says.
-
-    `update` is the field of UpdateNodePool (autoscaling: of SetNodePoolAutoscaling) that corrects it, None where GKE
-    cannot; `replaces_nodes` says that GKE makes
-    the nodes anew for it, so that it has to wait until there is none.
-    """
-
-    field: str
-    found: str
-    wanted: str
-    update: Mapping[str, Any] | None = None
-    replaces_nodes: bool = False
-
-    def __str__(self) -> str:
-        return f"{self.field} is {self.found}, wanted {self.wanted}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +104,7 @@ class NodePoolSpec:
 
     def _config(self) -> dict[str, Any]:
         pool = self.pool
-        config: dict[str, Any] = {
+        config = {
             "machine_type": self.candidate.instance_type,
             "accelerators": [self._accelerator()],
             "disk_size_gb": pool.disk_size or _DEFAULT_DISK_GB,
@@ -132,23 +115,17 @@ class NodePoolSpec:
             "resource_labels": self.resource_labels,
             "tags": list(pool.tags),
         }
-        if self.candidate.market == "SPOT":
-            config["spot"] = True
-        if self.candidate.market == "PREEMPTIBLE":
-            config["preemptible"] = True
-        if pool.disk_type:
-            config["disk_type"] = pool.disk_type
-        if pool.service_account:
-            config["service_account"] = pool.service_account
-        if pool.node_lifetime:
-            config["max_run_duration"] = pool.node_lifetime
-        if pool.flex_start:
-            config["flex_start"] = True
-        if affinity := self._reservation_affinity():
-            config["reservation_affinity"] = affinity
-        if pool.shielded_instance_config:
-            config["shielded_instance_config"] = pool.shielded_instance_config
-        return config
+        optional = {
+            "spot": self.candidate.market == "SPOT",
+            "preemptible": self.candidate.market == "PREEMPTIBLE",
+            "disk_type": pool.disk_type,
+            "service_account": pool.service_account,
+            "max_run_duration": pool.node_lifetime,
+            "flex_start": pool.flex_start,
+            "reservation_affinity": self._reservation_affinity(),
+            "shielded_instance_config": pool.shielded_instance_config,
+        }
+        return {**config, **{name: value for name, value in optional.items() if value}}
 
     def _reservation_affinity(self) -> dict[str, Any]:
         if self.pool.flex_start:
@@ -174,35 +151,13 @@ class NodePoolSpec:
             }
         return accelerator
 
-    def _run_seconds(self) -> int | None:
-        lifetime = self.pool.node_lifetime
-        return None if lifetime is None else int(lifetime.total_seconds())
-
     def differences(self, found: Mapping[str, Any]) -> list[Difference]:
-        """Compare a NodePool with the spec; our own labels on its machines are not compared here."""
+        """Compare a NodePool with the spec; our own labels on its machines are not compared here.
+
+        Each `update` is a field of UpdateNodePool; of autoscaling, of SetNodePoolAutoscaling.
+        """
         config = found.get("config") or {}
-        return [
-            *self._fixed_differences(found, config),
-            *self._mutable_differences(config),
-            *self._autoscaling_difference(found),
-            *self._upgrades_difference(found),
-        ]
-
-    def _upgrades_difference(self, found: Mapping[str, Any]) -> list[Difference]:
-        is_so = is_excluded_from_upgrades(found)
-        if is_so == self._is_excluded or not self.has_exclusions:
-            return []
-        update = {"maintenance_policy": self._maintenance_policy()}
-        texts = {True: "excluded until end of support", False: "GKE's to make"}
-        return [Difference(field="upgrades", found=texts[is_so], wanted=texts[self._is_excluded], update=update)]
-
-    def _autoscaling_difference(self, found: Mapping[str, Any]) -> list[Difference]:
-        """Compare what GKE's autoscaler may do; one that is not wanted would remove nodes by its own lights."""
-        is_so, wanted = _autoscaling_text(found.get("autoscaling") or {}), _autoscaling_text(self._autoscaling())
-        if is_so == wanted:
-            return []
-        update = {"autoscaling": self._autoscaling()}
-        return [Difference(field="autoscaling", found=is_so, wanted=wanted, update=update)]
+        return [*self._fixed_differences(found, config), *self._mutable_differences(found, config)]
 
     def missing_labels(self, found: Mapping[str, Any]) -> dict[str, str]:
         """Return all labels that the pool should have, if one is missing or differs; an owner that it has stays."""
@@ -234,34 +189,49 @@ class NodePoolSpec:
             pairs.append(("shielded_instance_config", is_so, shielded))
         if pool.tags:
             pairs.append(("tags", sorted(config.get("tags") or ()), sorted(pool.tags)))
-        return [
-            Difference(field=field, found=str(found), wanted=str(wanted))
-            for field, found, wanted in pairs
-            if found != wanted
-        ]
+        return fixed_differences(pairs)
 
-    def _mutable_differences(self, config: Mapping[str, Any]) -> list[Difference]:
-        labels, wanted_labels = _own_labels(config.get("labels") or {}), self.pool.labels
-        taints, wanted_taints = _taint_texts(config.get("taints") or ()), _taint_texts(self.taints)
-        seconds, wanted_seconds = run_seconds(config), self._run_seconds()
-        found = []
-        if labels != wanted_labels:
-            change: dict[str, Any] = {"labels": {"labels": wanted_labels}}
-            found.append(Difference(field="labels", found=str(labels), wanted=str(wanted_labels), update=change))
-        if taints != wanted_taints:
-            change = {"taints": {"taints": self.taints}}
-            found.append(Difference(field="taints", found=str(taints), wanted=str(wanted_taints), update=change))
-        if seconds != wanted_seconds:
-            found.append(
-                Difference(
-                    field="max_run_duration",
-                    found=_seconds_text(seconds),
-                    wanted=_seconds_text(wanted_seconds),
-                    update={"max_run_duration": self.pool.node_lifetime} if wanted_seconds else None,
-                    replaces_nodes=True,
-                )
+    def _mutable_differences(self, found: Mapping[str, Any], config: Mapping[str, Any]) -> list[Difference]:
+        labels, lifetime = config.get("labels") or {}, self.pool.node_lifetime
+        wanted_seconds = None if lifetime is None else int(lifetime.total_seconds())
+        upgrades = {True: "excluded until end of support", False: "GKE's to make"}
+        rows: dict[str, tuple[Any, Any, dict[str, Any] | None]] = {
+            "labels": (
+                {key: value for key, value in labels.items() if not key.startswith(_GKE_LABELS)},
+                self.pool.labels,
+                {"labels": {"labels": self.pool.labels}},
+            ),
+            "taints": (
+                _taint_texts(config.get("taints") or ()),
+                _taint_texts(self.taints),
+                {"taints": {"taints": self.taints}},
+            ),
+            "max_run_duration": (
+                _seconds_text(run_seconds(config)),
+                _seconds_text(wanted_seconds),
+                {"max_run_duration": lifetime} if wanted_seconds else None,
+            ),
+            # An autoscaler that is not wanted would remove nodes by its own lights.
+            "autoscaling": (
+                _autoscaling_text(found.get("autoscaling") or {}),
+                _autoscaling_text(self._autoscaling()),
+                {"autoscaling": self._autoscaling()},
+            ),
+        }
+        if self.has_exclusions:
+            update = {"maintenance_policy": self._maintenance_policy()}
+            rows["upgrades"] = upgrades[is_excluded_from_upgrades(found)], upgrades[self._is_excluded], update
+        return [
+            Difference(
+                field=field,
+                found=str(is_so),
+                wanted=str(wanted),
+                update=update,
+                replaces_nodes=field == "max_run_duration",
             )
-        return found
+            for field, (is_so, wanted, update) in rows.items()
+            if is_so != wanted
+        ]
 
 
 def owner_label(owner: str) -> str:
@@ -318,11 +288,6 @@ def _autoscaling_text(autoscaling: Mapping[str, Any]) -> str:
     return f"{least} to {most}, {str(autoscaling.get('location_policy') or 'BALANCED').lower()}"
 
 
-def _own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Return the labels without those that GKE adds by itself."""
-    return {key: value for key, value in labels.items() if not key.startswith(_GKE_LABELS)}
-
-
 def _taint_texts(taints: Any) -> list[str]:
     """Return the taints as texts, without those that GKE adds by itself."""
     texts = (f"{t['key']}={t.get('value', '')}:{t['effect']}" for t in taints)
@@ -331,3 +296,86 @@ def _taint_texts(taints: Any) -> list[str]:
 
 def _seconds_text(seconds: int | None) -> str:
     return "none" if seconds is None else f"{seconds} s"
+
+
+# -- what would change in a pool's node pools, and when that is refused -------------------------------------------
+
+FAILED = ("ERROR",)
+GONE_SOON = ("STOPPING",)
+
+
+def changes(
+    specs: Iterable[NodePoolSpec], found: Mapping[str, Mapping[str, Any]], sizes: Mapping[str, int]
+) -> tuple[Change, ...]:
+    """Compare the specs with the node pools that exist, by name; `sizes` are their machines.
+
+    Raises:
+        PoolDrift: A node pool is not ours, is another writer's with another spec, or differs where it cannot be
+            changed.
+    """
+    all_changes = (_change(spec, found.get(spec.candidate.group), sizes) for spec in specs)
+    return tuple(change for change in all_changes if change)
+
+
+def issues(node_pool: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what GKE says is wrong with a node pool."""
+    conditions = [str(c.get("message") or c.get("code")) for c in node_pool.get("conditions") or ()]
+    return tuple(conditions) or tuple(filter(None, [str(node_pool.get("status_message") or "")]))
+
+
+def autoscaling_notes(pool: GkeGpuPool, found: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Say what the cluster's first autoscaled node pool does to it ("Autoscaling a cluster"); nothing where it has one.
+
+    Args:
+        pool: The spec.
+        found: All node pools of the cluster.
+    """
+    if not pool.is_autoscaled or any((each.get("autoscaling") or {}).get("enabled") for each in found):
+        return ()
+    return (
+        "no node pool of the cluster is autoscaled yet: with the first one the control plane may be away for some"
+        " minutes, so run Ensure once ahead of the first night",
+    )
+
+
+def possible_now(differences: Iterable[Difference], size: int) -> list[Difference]:
+    """Return those that can be corrected now: what replaces nodes waits until there is none."""
+    return [each for each in differences if each.update and not (each.replaces_nodes and size)]
+
+
+def _change(spec: NodePoolSpec, found: Mapping[str, Any] | None, sizes: Mapping[str, int]) -> Change | None:
+    name = spec.candidate.group
+    if found is None:
+        kind, count = spec.pool.accelerator_of(spec.candidate.instance_type)
+        detail = f"{spec.candidate}, {count} x {kind}, at most {spec.pool.max_nodes}, created empty"
+        return Change(action="create", group=name, detail=detail)
+    labels = labels_of(found)
+    owner = labels.get(OWNER_LABEL)
+    check_claim(
+        spec,
+        found,
+        what="node pool",
+        made_for=labels.get(POOL_LABEL),
+        owner=owner,
+        is_ours=owner == spec.owner_label or labels.get(SPEC_LABEL) == spec.pool.spec_hash,
+        mark=f"the resource label {OWNER_LABEL}",
+    )
+    if found.get("status") in GONE_SOON:
+        return Change(action="create", group=name, detail="is being deleted; created anew once it is gone")
+    if found.get("status") in FAILED and not sizes.get(name):
+        why = "; ".join(issues(found)) or "no reason given"
+        return Change(action="update", group=name, detail=f"GKE could not create it ({why}): deleted and created anew")
+    return _repair(spec, found, sizes.get(name, 0))
+
+
+def _repair(spec: NodePoolSpec, found: Mapping[str, Any], size: int) -> Change | None:
+    differences = spec.differences(found)
+    pool, name = spec.pool, spec.candidate.group
+    differs = f"Node pool {name} differs where it cannot be changed in place"
+    delete = f"gcloud container node-pools delete {name} --cluster {pool.cluster_name} --location {pool.location}"
+    check_fixed(spec, differences, differs=differs, what="node pool", command=delete)
+    now = possible_now(differences, size)
+    details = [str(difference) for difference in now]
+    if len(now) == len(differences) and spec.missing_labels(found):
+        details.append("labels of its machines")
+    return Change(action="update", group=name, detail="; ".join(details)) if details else None

@@ -29,6 +29,7 @@ from gpu_sandbox.autoscaler.scale_up import (
 )
 from gpu_sandbox.autoscaler.status import GroupState, StatusText
 from gpu_sandbox.autoscaler.timings import AutoscalerTimings
+from gpu_sandbox.autoscaler.watching import ClusterWatch
 from gpu_sandbox.clock import Clock
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.faults import Faults
@@ -69,7 +70,8 @@ class Autoscaler:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._cloud = groups
-        self._api = ClusterApi(control_plane=control_plane)
+        self._watch = ClusterWatch(control_plane.kubeconfig)
+        self._api = ClusterApi(control_plane=control_plane, watch=self._watch)
         self._faults = faults
         self._timings = timings
         self._now = clock
@@ -88,11 +90,13 @@ class Autoscaler:
         self._thread = Clock(self.step, poll=timings.scan_interval, name="cluster-autoscaler")
 
     def start(self) -> None:
+        self._watch.start()
         self._thread.start()
 
     def stop(self) -> None:
         """Returns when its last loop is over. Its status stays in the cluster, and grows old."""
         self._thread.stop()
+        self._watch.stop()
 
     def step(self) -> None:
         """One loop."""

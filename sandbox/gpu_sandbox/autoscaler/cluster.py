@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from http import HTTPStatus
 from typing import Any
@@ -13,6 +14,7 @@ from urllib.parse import quote
 
 from gpu_sandbox.autoscaler.fitting import Pod, less, requests
 from gpu_sandbox.autoscaler.groups import NodeTemplate
+from gpu_sandbox.autoscaler.watching import NODES, PODS, ClusterWatch
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.nodes import quantities
 from gpu_sandbox.nodes.spec import Taint
@@ -31,6 +33,10 @@ _NOT_READY_TAINTS = frozenset(
     f"node.kubernetes.io/{name}" for name in ("not-ready", "disk-pressure", "network-unavailable")
 )
 _OVER = ("Succeeded", "Failed")
+# The real one writes its status on each scan, ten seconds apart by default. So often is it written here, at any speed,
+# while it says the same: each write wakes etcd and the controllers that watch ConfigMaps.
+_SAME_STATUS_FOR = timedelta(seconds=10)
+_TIMES_OF_LOOKS = re.compile(r"^ *(?:time|lastProbeTime): .*\n", re.MULTILINE)
 _MERGE = "application/merge-patch+json"
 
 
@@ -119,19 +125,31 @@ def found_no_room(pod: Pod) -> bool:
 
 @dataclass(kw_only=True)
 class ClusterApi:
-    """Reads and writes as the cluster's administrator. Raises OSError while the API server is away."""
+    """Reads by `watch`, writes as the cluster's administrator. Writes raise OSError while the API server is away."""
 
     control_plane: ControlPlane
+    watch: ClusterWatch
+    _seen: tuple[int, Cluster] | None = field(default=None, init=False)
+    """What was last read, and the version that the watch had before."""
     _said: dict[tuple[str, ...], tuple[str, int]] = field(default_factory=dict, init=False)
     """The Event and how often it happened, by what it is about and says."""
+    _status: tuple[str, datetime] = field(default=("", datetime.min.replace(tzinfo=UTC)), init=False)
+    """What was last written, without the times of looks, and when."""
 
     def look(self) -> Cluster:
-        pods = self._list("pods")
+        """Raise ConnectionError before anything has been listed."""
+        version = self.watch.version
+        if self._seen is None or self._seen[0] != version:
+            self._seen = (version, self._cluster())
+        return self._seen[1]
+
+    def _cluster(self) -> Cluster:
+        pods = self.watch.objects(PODS)
         on_nodes: dict[str, list[Pod]] = {}
         for pod in pods:
             if name := pod["spec"].get("nodeName"):
                 on_nodes.setdefault(name, []).append(pod)
-        nodes = [node_of(item, on_nodes.get(item["metadata"]["name"], ())) for item in self._list("nodes")]
+        nodes = [node_of(item, on_nodes.get(item["metadata"]["name"], ())) for item in self.watch.objects(NODES)]
         return Cluster(nodes=nodes, pending=[pod for pod in pods if found_no_room(pod)])
 
     def event(self, kind: str, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
@@ -194,7 +212,10 @@ class ClusterApi:
         self._call("POST", f"/api/v1/namespaces/{namespace}/pods/{name}/eviction", body)
 
     def write_status(self, text: str, *, now: datetime) -> None:
-        """Put the status ConfigMap there, with the time of its last update as an annotation."""
+        """Put the status ConfigMap there, its time of update as an annotation; again soon only if it says more."""
+        says = _TIMES_OF_LOOKS.sub("", text)
+        if says == self._status[0] and now < self._status[1] + _SAME_STATUS_FOR:
+            return
         body = {
             "apiVersion": "v1",
             "kind": "ConfigMap",
@@ -204,14 +225,9 @@ class ClusterApi:
         folder = f"/api/v1/namespaces/{STATUS_NAMESPACE}/configmaps"
         status, _ = self._call("PUT", f"{folder}/{STATUS_NAME}", body)
         if status == HTTPStatus.NOT_FOUND:
-            self._call("POST", folder, body)
-
-    def _list(self, kind: str) -> list[dict[str, Any]]:
-        status, reply = self._call("GET", f"/api/v1/{kind}")
-        if status != HTTPStatus.OK:
-            raise ConnectionError(f"the API server does not list {kind}: {status}")
-        items: list[dict[str, Any]] = reply["items"]
-        return items
+            status, _ = self._call("POST", folder, body)
+        if status in (HTTPStatus.OK, HTTPStatus.CREATED):
+            self._status = (says, now)
 
     def _call(
         self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"

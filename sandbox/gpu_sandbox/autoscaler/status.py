@@ -12,7 +12,7 @@ import yaml
 from gpu_sandbox.autoscaler.cluster import Node, go_time
 from gpu_sandbox.autoscaler.groups import FailedLaunch, NodeGroup
 
-# It is written on every loop, and libyaml is ten times as quick.
+# It is made on every loop, and libyaml is ten times as quick.
 _DUMPER: type = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 

@@ -17,6 +17,7 @@ from gpu_sandbox.engines.catalogue import ENGINES, Engine, EngineName
 from gpu_sandbox.engines.manifests import manifests
 from gpu_sandbox.errors import ComponentFailed
 from gpu_sandbox.pki import CertificateAuthority, KeyPair
+from gpu_sandbox.ports import free_port
 from gpu_sandbox.processes import ComponentProcess, stop_together
 
 _POLL = 0.05
@@ -158,7 +159,7 @@ class _Installed:
 
     def __init__(self, engine: Engine, *, certificate: bytes) -> None:
         self.engine = engine
-        self.port = _free_port()
+        self.port = free_port()
         self._bundle = base64.b64encode(certificate).decode()
         self._manifests = manifests(engine)
 
@@ -196,10 +197,3 @@ class _Installed:
 
     def _client_config(self, path: str) -> dict[str, str]:
         return {"url": f"https://{LOOPBACK}:{self.port}{path}", "caBundle": self._bundle}
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((LOOPBACK, 0))
-        port: int = probe.getsockname()[1]
-        return port

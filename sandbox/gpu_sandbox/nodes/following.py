@@ -36,6 +36,11 @@ class Follower:
         self._selection = {"fieldSelector": field_selector} if field_selector else {}
         self._resource_version = ""
 
+    @property
+    def listed(self) -> bool:
+        """Whether `objects` are what there was at some time, and not only the first of them."""
+        return bool(self._resource_version)
+
     async def run(self) -> None:
         """List and watch until cancelled."""
         while True:

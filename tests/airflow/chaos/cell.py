@@ -8,15 +8,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpu_sandbox.airflow_api import AirflowApiError, RunStatus
+from gpu_sandbox.airflow_api import PATIENCE, AirflowApiError, RunStatus
 from tests.airflow.chaos.clouds import Platform
 from tests.airflow.chaos.faults import FAULTS, Fault, Promise
 from tests.airflow.chaos.moments import MOMENTS, Look, Moment
 from tests.airflow.chaos.pods import PodStory
 from tests.airflow.chaos.world import World, insist
 
-MOMENT_WITHIN = 240.0
-RUN_ENDS_WITHIN = 400.0
 ENDED = frozenset({"success", "failed", "deleted"})
 
 
@@ -139,7 +137,7 @@ class Night:
             self.wait_for(MOMENTS[moment.follows])
             moment.brought_by(Look(self.world, self.run, self.pool))
         self.moment = moment
-        deadline = time.monotonic() + MOMENT_WITHIN
+        deadline = time.monotonic() + PATIENCE
         looks_at_run = time.monotonic()
         while time.monotonic() < deadline:
             self.world.revive()
@@ -168,7 +166,7 @@ class Night:
 
     def wait_for_end(self) -> bool:
         """Return whether all runs have ended in time."""
-        deadline = time.monotonic() + RUN_ENDS_WITHIN
+        deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             self.world.revive()
             states = [self.state(run) for run in (self.run, *self.others)]

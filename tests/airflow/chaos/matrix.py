@@ -19,7 +19,7 @@ from tests.airflow.chaos.world import World, insist
 
 log = logging.getLogger(__name__)
 
-TRIES = 3  # a moment of a second may pass unseen on a machine under load
+TRIES = 6  # a moment of a second may pass unseen on a machine under load
 
 
 @dataclass(frozen=True, kw_only=True)

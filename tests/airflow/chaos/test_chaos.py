@@ -12,7 +12,7 @@ from tests.airflow.chaos.matrix import Outcome, Row
 from tests.airflow.chaos.schedule import cover
 from tests.airflow.chaos.worlds import run_cells
 
-pytestmark = pytest.mark.timeout(1200)  # a cell that stays for its bounds: its moment, its end, and then zero
+pytestmark = pytest.mark.timeout(3600)  # a cell that stays for its bounds: its moment, its end, and then zero
 WORLDS = 4  # their nights wait for most of their time
 # As they are run; what waits in vain first, as that takes longest.
 CELLS = sorted(cover(), key=lambda cell: (not cell.is_local, cell.strikes[0].promise.ends != "red"))

@@ -126,7 +126,7 @@ class World:
         with self._reviving:
             for component in self.home.ended():
                 self.revived.append(component)
-                self.home.restart(component, timeout=120)
+                self.home.restart(component)
 
     @contextmanager
     def out_of_stock(self, shortage: Stockout) -> Iterator[None]:
@@ -222,7 +222,7 @@ class World:
             database.execute("UPDATE dag_run SET start_date = ? WHERE dag_id = ? AND run_id = ?", (at, dag_id, run_id))
 
 
-def insist(call: Callable[[], T], *, times: int = 5) -> T:
+def insist(call: Callable[[], T], *, times: int = 30) -> T:
     """Call Airflow's API as people do: once more where it had an error of its own, and its SQLite was busy say."""
     for _ in range(times - 1):
         try:

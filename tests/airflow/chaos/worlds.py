@@ -260,7 +260,7 @@ def _die_unless_sound(world: World) -> None:
     """End this process where its Airflow or its cluster does not come back: every cell to come would fail to run."""
     try:
         world.revive()
-        world.home.wait_until_healthy(timeout=120)
+        world.home.wait_until_healthy()
         world.items("/api/v1/nodes")
     except (AirflowNotHealthy, OSError):
         log.exception("a world is beyond use")

@@ -81,16 +81,15 @@ with dag("rows_slots", default_args={**AGAIN, "pool": "one_slot"}):
 # No GPU ever becomes allocatable: nobody installs a device plugin. A deferred Ensure outlasts its execution_timeout.
 for dag_id, bounds in (
     ("rows_ensure_timeout", {"deferrable": False, "execution_timeout": timedelta(seconds=25)}),
-    ("rows_deferred_ensure", {"timeout": timedelta(seconds=60), "execution_timeout": timedelta(seconds=25)}),
+    # A busy machine's first leg takes its time, too.
+    ("rows_deferred_ensure", {"timeout": timedelta(seconds=120), "execution_timeout": timedelta(seconds=90)}),
 ):
     with dag(dag_id), nodes(dag_id, ensure_args={"wait_for": "gpus", "retries": 0, **bounds}):
         EmptyOperator(task_id="train")
 
-# The cloud answers no scale-down for as long as its test wants.
-with (
-    dag("rows_down_timeout"),
-    nodes("rows_down_timeout", scale_down_args={"deferrable": False, "execution_timeout": timedelta(seconds=15)}),
-):
+# The cloud answers no scale-down for as long as its test wants; on a busy machine one try may be too short, too.
+down = {"deferrable": False, "execution_timeout": timedelta(seconds=15), "retries": 30}
+with dag("rows_down_timeout"), nodes("rows_down_timeout", scale_down_args=down):
     work("train", "until [ -e {{ dag_run.conf['until'] }} ]; do sleep 0.2; done")
 
 # Ten nights at once, on two machines.

@@ -35,8 +35,8 @@ def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[s
 # At this price a second costs 0.5.
 ok = block("block_ok", command="sleep 2; echo trained", fields={"price_per_hour": 1800.0})
 train_fails = block("block_train_fails", command="echo no such file: data.csv; exit 3", fields={})
-run_marked = block("block_run_marked", command="echo started; exec sleep 600", fields={})
-task_marked = block("block_task_marked", command="echo started; exec sleep 600", fields={})
+run_marked = block("block_run_marked", command="echo started; exec sleep 3600", fields={})
+task_marked = block("block_task_marked", command="echo started; exec sleep 3600", fields={})
 ensure_fails = block(
     "block_ensure_fails",
     command="echo never",
@@ -52,7 +52,7 @@ zero_fails = block(
 # The second try of the training is quick: its first one was cleared while it ran.
 cleared = block(
     "block_cleared",
-    command="test {{ ti.try_number }} -gt 1 && echo trained again || exec sleep 600",
+    command="test {{ ti.try_number }} -gt 1 && echo trained again || exec sleep 3600",
     fields={},
 )
 two_runs_two_nodes = block("block_two_nodes", command="exec sleep 5", max_active_runs=2, fields={"max_nodes": 2})

@@ -37,12 +37,12 @@ def dag(dag_id: str, **fields: Any) -> DAG:
     return DAG(dag_id, **{"schedule": None, "start_date": START, "catchup": False, "default_args": AGAIN, **fields})
 
 
-# Two at once on one pool, and a third one on it after the shorter of them.
+# Two at once on one pool, and a third one on it after the shorter of them; the test ends the longer one.
 with dag("blocks_share") as share:
     with gpu_nodes(pool("blocks-share", max_nodes=2), group_id="short") as short:
         train("short_training", "echo trained")
     with gpu_nodes(pool("blocks-share", max_nodes=2), group_id="long"):
-        train("long_training", "sleep 40; echo trained")
+        train("long_training", "until [ -e /dev/shm/end ]; do sleep 0.2; done; echo trained")
     with gpu_nodes(pool("blocks-share", max_nodes=2), group_id="next") as following:
         train("next_training", "echo trained")
     short >> following
@@ -76,7 +76,7 @@ with dag("blocks_skipped") as skipped:
         is_there_data.override(task_id="is_there_more")() >> train("neither", "echo never")
 
 with dag("blocks_timeout", dagrun_timeout=timedelta(hours=1)) as timeout, gpu_nodes(pool("blocks-timeout")):
-    train("train", "exec sleep 600")
+    train("train", "exec sleep 3600")
 
 with dag("blocks_killed") as killed:
     dry = pool("blocks-killed", zones=["us-west-2c"])

@@ -46,4 +46,5 @@ with DAG("gang_marked_failed", schedule=None, start_date=datetime(2026, 1, 1)), 
     gang(FOREVER)
 
 with DAG("gang_rank_fails", schedule=None, start_date=datetime(2026, 1, 1)), gpu_nodes(pool("gang-rank-fails")):
-    gang('if [ "$PET_NODE_RANK" = 1 ]; then sleep 3; echo loss is NaN; exit 3; fi; ' + FOREVER)
+    until = "until [ -e /dev/shm/end ]; do sleep 0.1; done"
+    gang(f'if [ "$PET_NODE_RANK" = 1 ]; then {until}; echo loss is NaN; exit 3; fi; {FOREVER}')

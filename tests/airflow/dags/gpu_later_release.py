@@ -8,11 +8,12 @@ from datetime import datetime, timedelta
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
-from airflow_gpu_provider.operators import gpu_pod
+from airflow_gpu_provider.operators import training
 from airflow_gpu_provider.triggers import device_plugin
 from airflow_gpu_provider.triggers import pool as pools
 
-for module in (pools, device_plugin, gpu_pod):
+for module in (pools, device_plugin, training):
+    assert "RECORD_VERSION" in vars(module)
     vars(module)["RECORD_VERSION"] = 99  # in workers, which read this file, and not in the triggerer
 
 POOL = EksGpuPool(

@@ -34,7 +34,7 @@ with (
         arguments=[
             """
             echo "attempt $AIRFLOW_GPU_ATTEMPT"
-            if [ "$AIRFLOW_GPU_ATTEMPT" = 1 ]; then exec sleep 600; fi
+            if [ "$AIRFLOW_GPU_ATTEMPT" = 1 ]; then exec sleep 3600; fi
             echo "[$AIRFLOW_GPU_ATTEMPT, \\"$AIRFLOW_GPU_CHECKPOINT\\"]" > /airflow/xcom/return.json
             """
         ],

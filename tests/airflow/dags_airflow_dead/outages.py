@@ -47,6 +47,6 @@ training("dead_gke", on_gke("dead-gke", max_runtime=for_good, node_locations=("u
 # Its Airflow comes back; somebody then tells the pod that it has trained enough.
 training(
     "comes_back",
-    on_eks("comes-back", max_runtime=timedelta(hours=6), zones=("us-west-2b",)),
+    on_eks("comes-back", max_runtime=timedelta(hours=24), zones=("us-west-2b",)),
     "step=0; until test -e /tmp/enough; do step=$((step + 1)); echo step $step; sleep 0.5; done; echo trained",
 )

@@ -5,7 +5,9 @@ The classes have the names of the operators, for it is by those that the page fi
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ PATIENCE = 600.0
 
 
 class _Recorded(BaseOperator):
-    """Leaves what the run's conf has under its task id: XComs by key, an error to end with, a file to wait for."""
+    """Leaves what the run's conf has under its task id: XComs by key, an error to end with, a file to wait for.
+
+    It goes on as long as AIRFLOW_HOME has a file `hold-` with the DAG's id, whatever has started the run.
+    """
 
     template_fields = ("gpu_pool",)
 
@@ -27,18 +32,20 @@ class _Recorded(BaseOperator):
     def execute(self, context: Any) -> None:
         recorded = context["dag_run"].conf.get(self.task_id, {})
         if recorded.get("until"):
-            _wait_for(Path(recorded["until"]))
+            _wait_for(f"{recorded['until']} to come", Path(recorded["until"]).exists)
+        hold = Path(os.environ["AIRFLOW_HOME"], f"hold-{self.dag_id}")
+        _wait_for(f"{hold} to go", lambda: not hold.exists())
         for key, value in recorded.get("xcoms", {}).items():
             context["ti"].xcom_push(key=key, value=value)
         if recorded.get("error") and context["ti"].try_number <= recorded.get("errors", 100):
             raise RuntimeError(recorded["error"])
 
 
-def _wait_for(file: Path) -> None:
+def _wait_for(what: str, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE
-    while not file.exists():
+    while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{file} did not come")
+            raise TimeoutError(f"waited in vain for {what}")
         time.sleep(0.2)
 
 

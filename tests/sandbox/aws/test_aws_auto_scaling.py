@@ -405,6 +405,7 @@ def test_an_instance_ended_by_ec2_is_replaced(account: Account) -> None:
 # Drains
 
 
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_managed_instance_waits_for_its_drain(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
@@ -425,8 +426,8 @@ def test_a_drain_that_nobody_reports_ends_by_itself(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
     (instance,) = account.grow(asg, 1)
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
     began = time.monotonic()
+    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
     eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
 
     assert time.monotonic() - began >= account.cloud.timings.drain_timeout

@@ -10,6 +10,7 @@ from botocore.exceptions import ClientError
 
 from gpu_sandbox.faults import Stockout
 from tests.sandbox.aws.conftest import ACCOUNT_ID, CLUSTER, QUICK, Account, eventually
+from tests.sandbox.running import standing_still
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> str:
@@ -109,11 +110,10 @@ def test_creation_passes_through_creating_to_active(account: Account) -> None:
     created = account.eks.create_nodegroup(**account.node_group_request())["nodegroup"]
 
     assert created["status"] == "CREATING"
-    assert account.status() == "CREATING"
     eventually(account.status, lambda status: status == "ACTIVE")
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, nodegroup_create=1.0)])
+@pytest.mark.parametrize("timings", [replace(QUICK, nodegroup_create=60.0)])
 def test_the_group_behind_comes_later(account: Account) -> None:
     created = account.eks.create_nodegroup(**account.node_group_request())["nodegroup"]
     assert created.get("resources", {}) == {}
@@ -147,14 +147,15 @@ def test_the_group_behind_is_eks_own(account: Account) -> None:
 
 def test_update_has_an_id_and_a_life(account: Account) -> None:
     account.node_group()
-    update = account.eks.update_nodegroup_config(
-        clusterName=CLUSTER, nodegroupName="train-gpu-a", scalingConfig={"maxSize": 5}
-    )["update"]
+    with standing_still(account.cloud):
+        update = account.eks.update_nodegroup_config(
+            clusterName=CLUSTER, nodegroupName="train-gpu-a", scalingConfig={"maxSize": 5}
+        )["update"]
+        assert account.status() == "UPDATING"
     find = {"name": CLUSTER, "nodegroupName": "train-gpu-a", "updateId": update["id"]}
 
     assert update["status"] == "InProgress"
     assert update["params"] == [{"type": "MaxSize", "value": "5"}]
-    assert account.status() == "UPDATING"
     assert account.eks.list_updates(name=CLUSTER, nodegroupName="train-gpu-a")["updateIds"] == [update["id"]]
     eventually(lambda: account.eks.describe_update(**find)["update"]["status"], lambda s: s == "Successful")
     eventually(account.status, lambda status: status == "ACTIVE")
@@ -226,6 +227,7 @@ def test_labels_and_taints_reach_the_nodes_launched_later(account: Account) -> N
     assert (node.cluster_name, node.nodegroup, node.asg_name) == (CLUSTER, "train-gpu-a", asg)
 
 
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_deletion_stays_visible_until_the_instances_are_gone(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()

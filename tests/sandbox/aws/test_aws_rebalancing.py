@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpu_sandbox import Stockout
-from tests.sandbox.aws.conftest import Account, eventually
+from tests.sandbox.aws.conftest import QUICK, Account, eventually
 
 FULL, EMPTY = "us-west-2a", "us-west-2b"
 
@@ -66,6 +67,7 @@ def test_protected_instances_are_not_moved(account: Account, uneven: str) -> Non
     assert zones_of(account, uneven) == {FULL: 3}
 
 
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_replacement_comes_before_a_spot_instance_at_risk_goes(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     (old,) = account.grow(asg, 1)
@@ -100,9 +102,9 @@ def test_a_notice_before_the_replacement_is_there_drains_at_once(account: Accoun
     account.events.drains_at_once = False
     account.cloud.recommend_rebalance(old)
     account.cloud.interrupt_spot(old)
-    eventually(lambda: "drain" in account.events.kinds())
-    assert account.ec2_state(old) == "running"
-    eventually(lambda: account.ec2_state(old), lambda state: state == "terminated")
+    eventually(lambda: "terminated" in account.events.kinds())
+    assert account.events.kinds().index("drain") < account.events.kinds().index("terminated")
+    assert account.ec2_state(old) == "terminated"
     account.faults.clear()
     eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [old])
 

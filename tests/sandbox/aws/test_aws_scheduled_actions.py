@@ -10,6 +10,7 @@ import pytest
 from botocore.exceptions import ClientError
 
 from tests.sandbox.aws.conftest import Account, eventually
+from tests.sandbox.running import standing_still
 
 
 def soon(seconds: float = 2.0) -> datetime:
@@ -37,8 +38,9 @@ def refusal(account: Account, asg: str, **action: Any) -> str:
 def test_the_switch_fires_once_and_vanishes(account: Account) -> None:
     asg = account.node_group()
     (instance,) = account.grow(asg, 1)
-    put(account, asg, StartTime=soon())
-    (action,) = actions(account, asg)
+    with standing_still(account.cloud):
+        put(account, asg, StartTime=soon())
+        (action,) = actions(account, asg)
     assert (action["DesiredCapacity"], action.get("MinSize")) == (0, None)
 
     eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
@@ -52,8 +54,8 @@ def test_an_action_hours_ahead_comes_sooner_where_deadlines_do(account: Account)
     asg = account.node_group()
     account.grow(asg, 1)
     put(account, asg, StartTime=soon(3600))
-    account.faults.deadline_speed = 1200
     begun = time.monotonic()
+    account.faults.deadline_speed = 1200
     eventually(lambda: actions(account, asg), lambda left: left == [])
     assert time.monotonic() - begun > 2
     assert account.group(asg)["DesiredCapacity"] == 0

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.sandbox.aws.conftest import QUICK, Account, eventually
+from tests.sandbox.running import standing_still
 
 
 def test_a_notice_comes_before_the_end(account: Account) -> None:
@@ -42,8 +43,9 @@ def test_the_taken_instance_is_replaced(account: Account) -> None:
 def test_a_second_interruption_changes_nothing(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     (instance,) = account.grow(asg, 1)
-    account.cloud.interrupt_spot(instance)
-    account.cloud.interrupt_spot(instance)
+    with standing_still(account.cloud):
+        account.cloud.interrupt_spot(instance)
+        account.cloud.interrupt_spot(instance)
     eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
 
     assert len(account.events.of("notice")) == 1
@@ -52,8 +54,9 @@ def test_a_second_interruption_changes_nothing(account: Account) -> None:
 def test_an_interrupted_instance_may_end_earlier(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     (instance,) = account.grow(asg, 1)
-    account.cloud.interrupt_spot(instance)
-    account.asg.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=True)
+    with standing_still(account.cloud):
+        account.cloud.interrupt_spot(instance)
+        account.asg.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=True)
 
     eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
     eventually(lambda: account.events.of("terminated"))

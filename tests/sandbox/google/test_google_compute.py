@@ -12,6 +12,7 @@ from google.api_core import exceptions
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.google import GoogleTimings
 from tests.sandbox.google.conftest import Project, a_project, eventually
+from tests.sandbox.running import standing_still
 
 
 def test_exactly_the_named_machines_go_and_the_size_goes_down_with_them(project: Project) -> None:
@@ -38,11 +39,12 @@ def test_waiting_for_an_operation_holds_the_call_until_it_is_over(timings: Googl
     timings = replace(timings, group_operation=1.0, operation_wait=0.3)
     with a_project(timings) as project:
         project.create(nodes=1)
-        operation = project.compute("POST", f"{project.group()}/resize", params={"size": 2})
-        path = operation["selfLink"][operation["selfLink"].index("zones/") :]
-        assert project.compute("GET", path)["status"] == "RUNNING"
-        began = time.monotonic()
-        assert project.compute("POST", f"{path}/wait")["status"] == "RUNNING", "answered before it was over"
+        with standing_still(project.cloud):
+            operation = project.compute("POST", f"{project.group()}/resize", params={"size": 2})
+            path = operation["selfLink"][operation["selfLink"].index("zones/") :]
+            assert project.compute("GET", path)["status"] == "RUNNING"
+            began = time.monotonic()
+            assert project.compute("POST", f"{path}/wait")["status"] == "RUNNING", "answered before it was over"
         assert time.monotonic() - began >= 0.3
         assert eventually(lambda: project.compute("POST", f"{path}/wait")["status"], lambda seen: seen == "DONE")
 

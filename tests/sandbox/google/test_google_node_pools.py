@@ -23,18 +23,20 @@ from google.cloud.container_v1 import (
 
 from gpu_sandbox.faults import Faults, Stockout
 from gpu_sandbox.google import GoogleCloud, GoogleTimings
-from tests.sandbox.google.conftest import CLUSTER, Project, Recorder, a_project, eventually, node_pool
+from tests.sandbox.google.conftest import CLUSTER, QUICK, Project, Recorder, a_project, eventually, node_pool
+from tests.sandbox.running import standing_still
 
 RESERVED = {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 
 
 def test_a_pool_is_provisioned_before_it_runs(timings: GoogleTimings) -> None:
-    with a_project(replace(timings, operation_pending=2.0, node_pool_create=2.0)) as project:
-        created = project.create("gpu", wait=False)
-        assert created.operation_type == Operation.Type.CREATE_NODE_POOL
-        assert created.status == Operation.Status.PENDING
-        assert project.pool().status == NodePool.Status.PROVISIONING
+    with a_project(timings) as project:
+        with standing_still(project.cloud):
+            created = project.create("gpu", wait=False)
+            assert created.operation_type == Operation.Type.CREATE_NODE_POOL
+            assert created.status == Operation.Status.PENDING
+            assert project.pool().status == NodePool.Status.PROVISIONING
         assert not project.done(created).error.code
         assert project.pool().status == NodePool.Status.RUNNING
         assert project.events.seen == []
@@ -273,6 +275,7 @@ def test_a_preempted_machine_has_its_notice_and_is_made_anew(project: Project) -
         project.cloud.preempt("stranger")
 
 
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_surge_upgrade_brings_a_node_drains_the_old_one_and_ends_it(project: Project) -> None:
     project.events.drains_at_once = False
     project.create(nodes=1)
@@ -289,6 +292,7 @@ def test_a_surge_upgrade_brings_a_node_drains_the_old_one_and_ends_it(project: P
     assert project.events.names("terminated") == [old]
 
 
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_blue_green_upgrade_lists_both_sides_and_says_which_is_which(project: Project) -> None:
     project.events.drains_at_once = False
     pool = node_pool(nodes=1)

@@ -15,6 +15,8 @@ from kubernetes import client, config, stream
 
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.nodes import Image, NodeAgent, NodeSpec, Taint
+from tests.sandbox.conftest import control_plane_in
+from tests.sandbox.running import watched
 
 PLUGIN = "nvcr.io/nvidia/k8s-device-plugin:v0.20.0"
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="true")
@@ -36,6 +38,13 @@ def images(app: Path) -> tuple[Image, ...]:
     )
 
 
+@pytest.fixture(scope="package")
+def control_plane(binary: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    """One for all files of this folder, with the agent on it."""
+    with control_plane_in(tmp_path_factory.mktemp("control-plane"), binary) as control_plane:
+        yield control_plane
+
+
 @pytest.fixture(scope="session")
 def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("app")
@@ -43,7 +52,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def agent(control_plane: ControlPlane, app: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeAgent]:
     folder = tmp_path_factory.mktemp("agent")
     agent = NodeAgent(
@@ -65,7 +74,8 @@ class Cluster:
     core: client.CoreV1Api
     namespace: str
     agent: NodeAgent
-    made: list[str] = field(default_factory=list)
+    versions: dict[str, str] = field(default_factory=dict)
+    """That of each pod when it was created, to watch it from."""
 
     def pod(self, *command: str, image: str = "busybox:1", gpus: int = 0, node: str = "cpu", **spec: Any) -> str:
         """Create a pod that runs a command (or with ``containers`` more than one); returns its name.
@@ -92,7 +102,7 @@ class Cluster:
                 **spec,
             },
         }
-        self.core.create_namespaced_pod(self.namespace, body)
+        self.versions[name] = self.core.create_namespaced_pod(self.namespace, body).metadata.resource_version
         return name
 
     def sh(self, script: str, **spec: Any) -> str:
@@ -121,6 +131,16 @@ class Cluster:
     ) -> client.V1Pod:
         """Wait for what is said of the first container, once anything is."""
         return self.until(name, lambda p: (s := p.status.container_statuses) and condition(s[0]), what, seconds)
+
+    def seen(self, name: str, until: Callable[[client.V1Pod], Any]) -> list[client.V1Pod]:
+        """All states of a pod since its creation, up to the first that is looked for: none is too short to be seen."""
+        return watched(
+            self.core.list_namespaced_pod,
+            self.versions[name],
+            lambda _, pod: until(pod),
+            namespace=self.namespace,
+            field_selector=f"metadata.name={name}",
+        )
 
     def end(self, name: str) -> client.V1ContainerStateTerminated:
         """How the pod's first container ended."""
@@ -155,13 +175,13 @@ class Cluster:
     def delete(self, name: str, **options: Any) -> None:
         self.core.delete_namespaced_pod(name, self.namespace, **options)
 
-    def wait_gone(self, name: str, seconds: float = 120) -> float:
-        """Wait until the pod's object is gone; returns how long that took."""
-        began = time.monotonic()
-        while time.monotonic() - began < seconds:
+    def wait_gone(self, name: str, seconds: float = 120) -> None:
+        """Wait until the pod's object is gone."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
             named = self.core.list_namespaced_pod(self.namespace, field_selector=f"metadata.name={name}")
             if not named.items:
-                return time.monotonic() - began
+                return
             time.sleep(0.01)
         pytest.fail(f"{name} is still there after {seconds} s: {self.read(name).status}")
 
@@ -182,7 +202,7 @@ class Cluster:
         pytest.fail(f"no event {reason} about {name}: {self.events(name)}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def core(control_plane: ControlPlane) -> client.CoreV1Api:
     loaded = config.new_client_from_config(str(control_plane.kubeconfig))
     return client.CoreV1Api(loaded)

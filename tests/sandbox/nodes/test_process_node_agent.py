@@ -85,7 +85,7 @@ def test_pods_of_a_removed_node_die_at_once(own_agent: NodeAgent, cluster: Clust
     token = _token()
     name = cluster.sh(f"trap '' TERM; : {token}; while :; do sleep 0.1; done", node="doomed")
     cluster.wait(name, "Running")
-    assert _processes(token)
+    _wait(lambda: _processes(token), "the pod's process")
     own_agent.remove_node("doomed")
     assert not _processes(token)
     with pytest.raises(client.ApiException):
@@ -138,11 +138,12 @@ def test_the_agent_ends_with_its_parent(control_plane: ControlPlane, tmp_path: P
 
 
 def test_pods_go_on_through_a_restart_of_the_api_server(cluster: Cluster, control_plane: ControlPlane) -> None:
-    through = cluster.sh("sleep 3; echo survived")
+    through = cluster.sh("until [ -e /tmp/end ]; do sleep 0.1; done; echo survived")
     cluster.wait(through, "Running")
     control_plane.restart_apiserver()
     after = cluster.sh("echo after")
     cluster.wait(after, "Succeeded")
+    cluster.exec(through, "touch", "/tmp/end")
     cluster.wait(through, "Succeeded")
     assert cluster.logs(through) == "survived\n"
 
@@ -166,10 +167,12 @@ def test_pods_run_without_privileges(cluster: Cluster, control_plane: ControlPla
         agent.add_node(NodeSpec(name="modest", labels={"role": "modest"}, gpus=1, device_plugin_builtin=True))
         volumes = [{"name": "m", "emptyDir": {"medium": "Memory"}}]
         mounts = [{"name": "m", "mountPath": "/etc/new/m"}]
-        script = "touch /usr/x /etc/new/m/y && id -u && test ! -e /proc/99 && nvidia-smi -L | wc -l; sleep 1"
+        script = "touch /usr/x /etc/new/m/y && id -u && test ! -e /proc/99 && nvidia-smi -L | wc -l"
+        script += "; until [ -e /tmp/end ]; do sleep 0.1; done"
         name = cluster.sh(script, node="modest", gpus=1, volumes=volumes, volumeMounts=mounts, image="python:3")
         cluster.wait(name, "Running")
         assert cluster.exec(name, "cat", "/proc/1/comm") == "sh\n"
+        cluster.exec(name, "touch", "/tmp/end")
         cluster.wait(name, "Succeeded")
         assert cluster.logs(name) == "0\n1\n"
         assert "user namespace" in (tmp_path / "log").read_text()

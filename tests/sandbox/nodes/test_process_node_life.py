@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 import pytest
+from kubernetes import client
 
 from tests.sandbox.nodes.conftest import Cluster
+from tests.sandbox.running import eventually
 
 
 def test_a_pod_runs_to_completion_and_is_told_about_as_by_a_kubelet(cluster: Cluster) -> None:
@@ -41,7 +43,7 @@ def test_a_command_that_does_not_exist_is_a_start_error(cluster: Cluster) -> Non
 
 
 def test_a_running_pod_is_ready(cluster: Cluster) -> None:
-    name = cluster.sh("sleep 100")
+    name = cluster.sh("sleep 600")
     pod = cluster.wait(name, "Running")
     assert pod.status.container_statuses[0].ready
     assert pod.status.container_statuses[0].started
@@ -50,14 +52,20 @@ def test_a_running_pod_is_ready(cluster: Cluster) -> None:
 
 def test_on_failure_restarts_at_once_and_then_backs_off(cluster: Cluster) -> None:
     name = cluster.sh("echo try; exit 1", restartPolicy="OnFailure")
-    message = cluster.waiting(name, "CrashLoopBackOff")
-    assert message.startswith("back-off 10s restarting failed container=main pod=")
-    status = cluster.read(name).status.container_statuses[0]
+    pod = cluster.seen(name, lambda pod: _waits(pod, "CrashLoopBackOff"))[-1]
+    (status,) = pod.status.container_statuses
+    assert status.state.waiting.message.startswith("back-off 10s restarting failed container=main pod=")
     assert status.restart_count == 1
     assert status.last_state.terminated.exit_code == 1
-    assert cluster.read(name).status.phase == "Running"
+    assert pod.status.phase == "Running"
     assert cluster.wait_event(name, "BackOff").startswith("Back-off restarting failed container main in pod")
     assert cluster.logs(name, previous=True) == "try\n"
+
+
+def _waits(pod: client.V1Pod, reason: str) -> bool:
+    """Whether the first container does, for this reason."""
+    states = [status.state.waiting for status in pod.status.container_statuses or ()]
+    return bool(states and states[0]) and states[0].reason == reason
 
 
 def test_on_failure_is_content_with_success(cluster: Cluster) -> None:
@@ -82,8 +90,8 @@ def test_init_containers_run_in_order_before_the_others(cluster: Cluster) -> Non
             {"name": "two", "command": ["sh", "-c", "echo two >> /v/order"], **mount},
         ],
     )
-    pod = cluster.until(name, lambda p: p.status.container_statuses, "a first status")
-    assert pod.status.container_statuses[0].state.waiting.reason == "PodInitializing"
+    pod = cluster.seen(name, lambda pod: pod.status.container_statuses)[-1]
+    assert _waits(pod, "PodInitializing")
     cluster.wait(name, "Succeeded")
     assert cluster.logs(name) == "one\ntwo\n"
     assert cluster.logs(name, container="one") == ""
@@ -103,9 +111,15 @@ def test_a_sidecar_starts_before_and_ends_after_the_main_container(cluster: Clus
         "name": "side",
         "image": "busybox:1",
         "restartPolicy": "Always",
-        "command": ["sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"],
+        "command": ["sh", "-c", "trap 'echo bye; exit 0' TERM; echo up; touch /v/up; while :; do sleep 0.1; done"],
     }
-    name = cluster.sh("sleep 0.5", initContainers=[sidecar])
+    mount = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
+    name = cluster.sh(
+        "until [ -e /v/up ]; do sleep 0.1; done",
+        volumes=[{"name": "v", "emptyDir": {}}],
+        initContainers=[{**sidecar, **mount}],
+        **mount,
+    )
     cluster.wait(name, "Succeeded")
     assert cluster.logs(name, container="side") == "up\nbye\n"
 
@@ -117,26 +131,28 @@ def test_a_pod_deleted_while_its_sidecar_lingers(cluster: Cluster) -> None:
         "restartPolicy": "Always",
         "command": ["sh", "-c", "trap '' TERM; while :; do sleep 0.1; done"],
     }
-    name = cluster.sh("true", initContainers=[sidecar], terminationGracePeriodSeconds=60)
+    name = cluster.sh("true", initContainers=[sidecar], terminationGracePeriodSeconds=600)
     cluster.until_container(name, lambda s: s.state.terminated, "the main container's end")
     cluster.delete(name, grace_period_seconds=1)
-    assert cluster.wait_gone(name) < 50
+    cluster.wait_gone(name)
 
 
 def test_a_pod_is_over_when_all_its_containers_are(cluster: Cluster) -> None:
+    until_told = "until [ -e /tmp/end ]; do sleep 0.1; done"
     two = [
         {"name": "good", "image": "busybox:1", "command": ["sleep", "0.5"]},
-        {"name": "bad", "image": "busybox:1", "command": ["sh", "-c", "sleep 1; exit 2"]},
+        {"name": "bad", "image": "busybox:1", "command": ["sh", "-c", f"{until_told}; exit 2"]},
     ]
     name = cluster.pod(containers=two)
     pod = cluster.until_container(name, lambda s: s.state.terminated, "the first end")
     assert pod.status.phase == "Running"
+    cluster.exec(name, "touch", "/tmp/end", container="bad")
     cluster.wait(name, "Failed")
 
 
 def test_active_deadline(cluster: Cluster) -> None:
-    name = cluster.sh("trap 'exit 0' TERM; while :; do sleep 0.1; done", activeDeadlineSeconds=1)
     began = time.monotonic()
+    name = cluster.sh("trap 'exit 0' TERM; while :; do sleep 0.1; done", activeDeadlineSeconds=1)
     pod = cluster.wait(name, "Failed")
     assert time.monotonic() - began > 0.5
     assert pod.status.reason == "DeadlineExceeded"
@@ -147,36 +163,46 @@ def test_delete_sends_sigterm_and_waits(cluster: Cluster) -> None:
     name = cluster.sh("trap 'sleep 0.5; exit 0' TERM; echo up; while :; do sleep 0.05; done")
     cluster.wait(name, "Running")
     cluster.until(name, lambda _: "up" in cluster.logs(name), "its first line")
+    began = time.monotonic()
     cluster.delete(name)
-    assert 0.4 < cluster.wait_gone(name) < 25
+    cluster.wait_gone(name)
+    assert time.monotonic() - began > 0.4
     assert cluster.wait_event(name, "Killing") == "Stopping container main"
 
 
 def test_one_that_ignores_sigterm_is_killed_after_its_grace_period(cluster: Cluster) -> None:
-    name = cluster.sh("trap '' TERM; while :; do sleep 0.1; done", terminationGracePeriodSeconds=1)
+    name = cluster.sh("trap '' TERM; echo up; while :; do sleep 0.1; done", terminationGracePeriodSeconds=1)
     cluster.wait(name, "Running")
+    cluster.until(name, lambda _: "up" in cluster.logs(name), "its first line")
+    began = time.monotonic()
     cluster.delete(name)
-    assert 0.9 < cluster.wait_gone(name) < 25
+    cluster.wait_gone(name)
+    assert 0.9 < time.monotonic() - began < 25, "by default it would be 30"
 
 
 def test_a_second_delete_shortens_the_grace_period(cluster: Cluster) -> None:
-    name = cluster.sh("trap '' TERM; while :; do sleep 0.1; done", terminationGracePeriodSeconds=60)
+    name = cluster.sh("trap '' TERM; echo up; while :; do sleep 0.1; done", terminationGracePeriodSeconds=600)
     cluster.wait(name, "Running")
+    cluster.until(name, lambda _: "up" in cluster.logs(name), "its first line")
     cluster.delete(name)
     cluster.delete(name, grace_period_seconds=1)
-    assert cluster.wait_gone(name) < 50
+    cluster.wait_gone(name)
 
 
 def test_a_pod_deleted_by_force_ends_though_its_object_is_gone(cluster: Cluster) -> None:
-    name = cluster.sh("trap '' TERM; while :; do echo on >> /host/beat; sleep 0.1; done", **_host_folder())
+    name = cluster.sh("trap '' TERM; while :; do echo on | tee -a /host/beat; sleep 0.1; done", **_host_folder())
     cluster.wait(name, "Running")
+    cluster.until(name, lambda _: "on" in cluster.logs(name), "its first line")
     cluster.delete(name, grace_period_seconds=0)
-    assert cluster.wait_gone(name) < 25
-    time.sleep(2.5)
-    count = "wc -l < /host/beat; sleep 0.6; wc -l < /host/beat; rm /host/beat"
-    before, after = cluster.output(count, **_host_folder()).split()
-    assert int(before) > 0
-    assert before == after
+    cluster.wait_gone(name)
+    count = "wc -l < /host/beat; sleep 0.6; wc -l < /host/beat"
+
+    def has_ended() -> bool:
+        before, after = cluster.output(count, **_host_folder()).split()
+        return before == after
+
+    eventually(has_ended)
+    assert int(cluster.output("wc -l < /host/beat; rm /host/beat", **_host_folder())) > 0
 
 
 def _host_folder() -> dict[str, object]:
@@ -198,8 +224,8 @@ def test_pre_stop_runs_before_sigterm(cluster: Cluster) -> None:
 
 
 def test_a_failed_post_start_hook_ends_the_container(cluster: Cluster) -> None:
-    hook = {"postStart": {"exec": {"command": ["false"]}}}
-    end = cluster.end(cluster.sh("trap 'exit 9' TERM; while :; do sleep 0.1; done", lifecycle=hook))
+    hook = {"postStart": {"exec": {"command": ["sh", "-c", "until [ -e /tmp/up ]; do sleep 0.1; done; false"]}}}
+    end = cluster.end(cluster.sh("trap 'exit 9' TERM; touch /tmp/up; while :; do sleep 0.1; done", lifecycle=hook))
     assert end.exit_code == 9
 
 
@@ -213,7 +239,7 @@ def test_termination_messages(cluster: Cluster) -> None:
 
 
 def test_out_of_memory(cluster: Cluster) -> None:
-    hog = "import time; b = bytearray(200 << 20); b[::4096] = b'x' * len(b[::4096]); time.sleep(20)"
+    hog = "import time; b = bytearray(200 << 20); b[::4096] = b'x' * len(b[::4096]); time.sleep(600)"
     name = cluster.pod(
         "python", "-c", hog, image="python:3.11", resources={"limits": {"memory": "100Mi"}, "requests": {}}
     )
@@ -234,9 +260,10 @@ def test_readiness_and_liveness_probes(cluster: Cluster) -> None:
         readinessProbe={"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1},
         livenessProbe={"exec": {"command": ["false"]}, "periodSeconds": 1, "initialDelaySeconds": 2},
     )
-    assert not cluster.wait(name, "Running").status.container_statuses[0].ready
-    cluster.until_container(name, lambda s: s.ready, "readiness")
-    cluster.until_container(name, lambda s: s.restart_count == 1, "a restart by liveness")
+    started = cluster.seen(name, lambda pod: pod.status.phase == "Running")[-1]
+    assert not started.status.container_statuses[0].ready
+    cluster.seen(name, lambda pod: any(status.ready for status in pod.status.container_statuses or ()))
+    cluster.until_container(name, lambda s: s.restart_count >= 1, "a restart by liveness")
     assert cluster.wait_event(name, "Unhealthy").startswith(("Readiness probe failed", "Liveness probe failed"))
 
 
@@ -253,8 +280,6 @@ def test_an_http_probe(cluster: Cluster) -> None:
 
 
 def test_a_hundred_pods_at_once(cluster: Cluster) -> None:
-    began = time.monotonic()
     names = [cluster.pod("true") for _ in range(100)]
     for name in names:
         cluster.wait(name, "Succeeded")
-    assert time.monotonic() - began < 120

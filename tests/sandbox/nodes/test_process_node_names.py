@@ -79,7 +79,7 @@ def test_a_pod_resolves_its_own_hostname_as_in_any_cluster(cluster: Cluster) -> 
 
 def test_peers_resolve_by_every_name_that_the_cluster_dns_has(cluster: Cluster) -> None:
     service(cluster, "train")
-    name = member(cluster, "train", 1, "sleep", "100")
+    name = member(cluster, "train", 1, "sleep", "600")
     ip = ip_of(cluster, name)
     for suffix in ("", f".{cluster.namespace}", f".{cluster.namespace}.svc", f".{cluster.namespace}.svc.cluster.local"):
         assert resolved(cluster, f"train-1.train{suffix}") == [ip]
@@ -89,7 +89,7 @@ def test_a_peer_that_starts_later_becomes_resolvable_and_one_that_goes_does_not_
     service(cluster, "train")
     waiting = cluster.pod("python", "-c", _ASK, "train-1.train", image="python:3")
     cluster.until_container(waiting, lambda s: s.state.running, "running")
-    peer = member(cluster, "train", 1, "sleep", "100")
+    peer = member(cluster, "train", 1, "sleep", "600")
     ip = ip_of(cluster, peer)
     cluster.wait(waiting, "Succeeded")
     assert cluster.logs(waiting).split() == [ip]
@@ -102,13 +102,13 @@ def test_a_peer_that_starts_later_becomes_resolvable_and_one_that_goes_does_not_
 
 def test_the_name_of_the_service_stands_for_all_its_pods(cluster: Cluster) -> None:
     service(cluster, "train")
-    ips = {ip_of(cluster, member(cluster, "train", rank, "sleep", "100")) for rank in (0, 1)}
+    ips = {ip_of(cluster, member(cluster, "train", rank, "sleep", "600")) for rank in (0, 1)}
     assert set(resolved(cluster, "train", *ips)) == ips
 
 
 def test_without_its_service_or_of_another_name_a_pod_has_no_name(cluster: Cluster) -> None:
     service(cluster, "another", selector={"gang": "train"})
-    name = member(cluster, "train", 0, "sleep", "100")
+    name = member(cluster, "train", 0, "sleep", "600")
     ip = ip_of(cluster, name)
     assert resolved(cluster, "another", ip) == [ip]
     assert "train-0.train" not in other_lines(cluster, name)
@@ -118,7 +118,7 @@ def test_without_its_service_or_of_another_name_a_pod_has_no_name(cluster: Clust
 def test_only_ready_pods_have_names_unless_the_service_says_otherwise(cluster: Cluster) -> None:
     service(cluster, "train", publishNotReadyAddresses=False)
     probe = {"exec": {"command": ["test", "-e", "/tmp/ready"]}, "periodSeconds": 1}
-    name = member(cluster, "train", 0, "sleep", "100", readinessProbe=probe)
+    name = member(cluster, "train", 0, "sleep", "600", readinessProbe=probe)
     cluster.until_container(name, lambda s: s.state.running, "running")
     ip = ip_of(cluster, name)
     assert "train-0.train." not in other_lines(cluster, name)
@@ -130,7 +130,7 @@ def test_an_ended_pod_has_no_name(cluster: Cluster) -> None:
     service(cluster, "train")
     ended = member(cluster, "train", 0, "true")
     cluster.wait(ended, "Succeeded")
-    name = member(cluster, "train", 1, "sleep", "100")
+    name = member(cluster, "train", 1, "sleep", "600")
     eventually(lambda: "train-1.train." in other_lines(cluster, name))
     assert "train-0.train." not in other_lines(cluster, name)
 
@@ -148,10 +148,10 @@ def test_two_gangs_use_the_same_port(cluster: Cluster) -> None:
 
 def test_a_pod_with_another_resolver_does_not_see_the_cluster(cluster: Cluster) -> None:
     service(cluster, "train")
-    member(cluster, "train", 0, "sleep", "100")
-    inside = cluster.pod("sleep", "100")
+    member(cluster, "train", 0, "sleep", "600")
+    inside = cluster.pod("sleep", "600")
     eventually(lambda: "train-0.train" in hosts(cluster, inside))
-    outside = cluster.pod("sleep", "100", dnsPolicy="Default")
+    outside = cluster.pod("sleep", "600", dnsPolicy="Default")
     assert "train-0.train" not in hosts(cluster, outside)
 
 

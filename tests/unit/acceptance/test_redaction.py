@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.acceptance.redaction import redacted
+from airflow_gpu_provider.acceptance.report import redacted
 
 HEX = "0123456789abcdef"
 BASE64 = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"

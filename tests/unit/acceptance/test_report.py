@@ -6,9 +6,8 @@ from collections import Counter
 from datetime import UTC, datetime, timedelta
 
 from airflow_gpu_provider.acceptance.budget import Budget
-from airflow_gpu_provider.acceptance.expected import Expected, differences
 from airflow_gpu_provider.acceptance.remains import Listed
-from airflow_gpu_provider.acceptance.report import markdown
+from airflow_gpu_provider.acceptance.report import Expected, differences, markdown
 from airflow_gpu_provider.acceptance.steps import StepReport
 from airflow_gpu_provider.api_calls import ApiCall
 from airflow_gpu_provider.pools import EksGpuPool

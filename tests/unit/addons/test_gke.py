@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.addons.detection import find_servers, served_by
-from airflow_gpu_provider.addons.gke_driver import driver_manifest
+from airflow_gpu_provider.addons.device_plugin import driver_manifest
 from airflow_gpu_provider.errors import DevicePluginConflict
 from tests.unit.addons.test_detection import STATIC, affinity, daemon_set
 from tests.unit.pods.test_pod_placement import a_pool

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.addons.node_match import NodePicture, runs_on
+from airflow_gpu_provider.addons.detection import NodePicture, runs_on
 from airflow_gpu_provider.pools import Taint
 
 GPU_TAINT = Taint(key="nvidia.com/gpu", value="true", effect="NoSchedule")

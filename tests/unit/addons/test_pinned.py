@@ -14,8 +14,7 @@ import pytest
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool
 from airflow_gpu_provider.addons.cluster_autoscaler import ClusterAutoscaler
-from airflow_gpu_provider.addons.device_plugin import DevicePlugin
-from airflow_gpu_provider.addons.gke_driver import driver_manifest
+from airflow_gpu_provider.addons.device_plugin import DevicePlugin, driver_manifest
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 
 PACKAGE = Path(__file__).parents[3] / "airflow_gpu_provider"

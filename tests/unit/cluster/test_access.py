@@ -1,64 +1,21 @@
-"""ClusterAccess: kubeconfigs, and tokens that are renewed."""
+"""ClusterAccess: tokens that are renewed, and what its client stands."""
 
 from __future__ import annotations
 
-import base64
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 from kubernetes.client import CoreV1Api
 from urllib3.util import ssl_
 
 from airflow_gpu_provider import __version__
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE, ClusterAccess, _Token
 from airflow_gpu_provider.cluster.rest import call
-from airflow_gpu_provider.errors import ClusterUnreachable, CredentialsError, GpuError
-
-
-def kubeconfig(folder: Path, user: dict[str, Any], **cluster: Any) -> Path:
-    config = {
-        "current-context": "here",
-        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u"}}],
-        "clusters": [{"name": "c", "cluster": {"server": "https://host:6443", **cluster}}],
-        "users": [{"name": "u", "user": user}],
-    }
-    path = folder / "config"
-    path.write_text(yaml.safe_dump(config))
-    return path
-
-
-def test_a_token_and_inline_certificates(tmp_path: Path) -> None:
-    path = kubeconfig(tmp_path, {"token": "secret"}, **{"certificate-authority-data": "Q0E="})
-    access = ClusterAccess.from_kubeconfig(path)
-    assert (access.server, access.ca_data) == ("https://host:6443", "Q0E=")
-    assert access.token is not None
-    assert access.token() == "secret"
-
-
-def test_certificates_in_files_beside_the_kubeconfig(tmp_path: Path) -> None:
-    (tmp_path / "ca.pem").write_text("CA")
-    (tmp_path / "client.pem").write_text("CERT")
-    user = {"client-certificate": "client.pem", "client-key-data": "S0VZ"}
-    access = ClusterAccess.from_kubeconfig(kubeconfig(tmp_path, user, **{"certificate-authority": "ca.pem"}))
-    assert base64.b64decode(access.ca_data) == b"CA"
-    assert base64.b64decode(access.client_certificate_data) == b"CERT"
-    assert access.token is None
-
-
-def test_exec_plugins_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CredentialsError, match="exec plugins are not run"):
-        ClusterAccess.from_kubeconfig(kubeconfig(tmp_path, {"exec": {"command": "aws"}}))
-
-
-def test_a_context_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CredentialsError, match="no context 'elsewhere'"):
-        ClusterAccess.from_kubeconfig(kubeconfig(tmp_path, {"token": "t"}), "elsewhere")
+from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 
 
 def test_secrets_are_not_in_its_repr() -> None:

@@ -89,7 +89,8 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
         'pods "train-abc" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=1, used:'
         " requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1",
         ResourceQuotaExceeded,
-        "ResourceQuota gpus is used up, cannot create pods: requested: requests.nvidia.com/gpu=1, used:",
+        "ResourceQuota gpus is exhausted, so the request to create pods was refused: requested:"
+        " requests.nvidia.com/gpu=1, used:",
     ),
     (
         403,

@@ -184,7 +184,7 @@ def test_without_a_date_the_machine_s_own_clock_counts_and_a_warning_says_so(cap
     world.tells = False
     clock, machine = clock_of(world, timedelta(minutes=9))
     assert clock.now() == machine.now()
-    assert "have no Date" in caplog.text
+    assert "have no Date header" in caplog.text
 
 
 def test_a_date_is_read_to_half_a_second() -> None:

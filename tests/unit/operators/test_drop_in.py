@@ -26,7 +26,7 @@ from kubernetes.client import models as k8s
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool
 from airflow_gpu_provider.errors import PoolSpecError
-from airflow_gpu_provider.operators.moved_arguments import MovedArguments
+from airflow_gpu_provider.operators.pod_arguments import MovedArguments
 from airflow_gpu_provider.pools import GpuPool
 from tests.unit.pods.test_pod_placement import a_pool
 

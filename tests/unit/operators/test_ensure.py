@@ -56,7 +56,7 @@ class Ti:
 @pytest.mark.parametrize("state", ["success", "failed", "skipped", "upstream_failed"])
 def test_ensure_that_is_cleared_alone_brings_nothing_that_nobody_takes_away(state: str) -> None:
     ensure: Any = nightly().get_task("gpu.ensure")
-    with pytest.raises(ScaleDownIsOver, match=r"gpu\.scale_down has run already.*downstream"):
+    with pytest.raises(ScaleDownIsOver, match=r"gpu\.scale_down has already run.*downstream"):
         ensure.execute({"ti": Ti(scale_down=state, done=None)})
 
 
@@ -122,7 +122,7 @@ def ensure(monkeypatch: pytest.MonkeyPatch) -> Callable[[Pool], Any]:
     monkeypatch.setattr(SystemClock, "now", lambda self: START + timedelta(seconds=next(passed)))
     monkeypatch.setattr(SystemClock, "sleep", lambda self, seconds: None)
     monkeypatch.setattr("airflow_gpu_provider.scaling.release_without_sensor.time.sleep", lambda seconds: None)
-    monkeypatch.setattr("airflow_gpu_provider.scaling.autoscaling.check_autoscaler", lambda *_: None)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.shortage.check_autoscaler", lambda *_: None)
     monkeypatch.setattr("airflow_gpu_provider.cluster.demand.list_demand", lambda *_: [])
     monkeypatch.setattr(NodesWait, "step", lambda self, snapshot: Progress(done=True, result=RESULT))
 

@@ -12,7 +12,7 @@ from airflow.sdk import DAG
 from airflow_gpu_provider.decorators.gpu import gpu_task
 from airflow_gpu_provider.errors import PoolSpecError
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.operators.several_nodes import seconds_of
+from airflow_gpu_provider.pool_operator import seconds_of
 from tests.unit.pods.test_pod_placement import a_pool
 
 
@@ -73,7 +73,7 @@ def test_default_args_of_gangs_are_nothing_to_the_tasks_on_one_node() -> None:
 
 
 def test_no_hang_timeout_is_none_or_zero() -> None:
-    assert [seconds_of(given) for given in (None, 0, timedelta(), 60, timedelta(minutes=1))] == [
+    assert [seconds_of("hang_timeout", given) for given in (None, 0, timedelta(), 60, timedelta(minutes=1))] == [
         None,
         None,
         None,

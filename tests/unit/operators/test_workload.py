@@ -15,6 +15,7 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.workloads.kinds import KINDS
 from tests.unit.workloads.manifests import a
 
+GPU = "nvidia.com/gpu"
 POOL = EksGpuPool(
     name="train-gpu", cluster_name="k8s-ml", region="us-west-2", instance_types=["p5.48xlarge"], max_nodes=4
 )
@@ -27,6 +28,32 @@ def workload(manifest: Any, **arguments: Any) -> GpuWorkloadOperator:
 
 def queued(manifest: Any, queue: str) -> Any:
     return {**manifest, "metadata": {**manifest["metadata"], "labels": {"kueue.x-k8s.io/queue-name": queue}}}
+
+
+def with_limits(manifest: Any, *limits: dict[str, Any]) -> Any:
+    """The Job with one container for each of these limits."""
+    containers = manifest["spec"]["template"]["spec"]["containers"]
+    names = [containers[0]["name"], "second"]
+    manifest["spec"]["template"]["spec"]["containers"] = [
+        {**containers[0], "name": name, "resources": {"limits": own}} for name, own in zip(names, limits, strict=False)
+    ]
+    return manifest
+
+
+def of_job(**spec: Any) -> Any:
+    return {**a("Job"), "spec": {**a("Job")["spec"], **spec}}
+
+
+def with_restart_policy(policy: str | None) -> Any:
+    manifest = a("Job")
+    manifest["spec"]["template"]["spec"]["restartPolicy"] = policy
+    return manifest
+
+
+def with_containers(containers: Any) -> Any:
+    manifest = a("Job")
+    manifest["spec"]["template"]["spec"]["containers"] = containers
+    return manifest
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -53,12 +80,38 @@ def test_nodes_of_a_template_are_not_known_before_the_run() -> None:
     ("manifest", "arguments", "said"),
     [
         ({"apiVersion": "apps/v1", "kind": "Deployment"}, {}, "Known are Job"),
-        ("a: [", {}, "no YAML"),
+        ("a: [", {}, "not valid YAML"),
         ("kind: Job\n---\nkind: Job\n", {}, "2 objects"),
         ([a("Job")], {}, "Give a dict"),
-        ({**a("Job"), "spec": {**a("Job")["spec"], "suspend": True}}, {}, "nothing would let it begin"),
+        ({**a("Job"), "spec": {**a("Job")["spec"], "suspend": True}}, {}, "nothing would ever start it"),
         (a("Job"), {"queue_name": "Team A"}, "LocalQueue"),
         (queued(a("Job"), "b"), {"queue_name": "a"}, "is 'b'"),
+        ({**a("Job"), "metadata": ["train"]}, {}, "Task train: The Job's metadata is not a mapping"),
+        ({**a("Job"), "metadata": {"labels": ["team"]}}, {}, "metadata.labels is not a mapping"),
+        ({**a("Job"), "metadata": {"name": "My training"}}, {}, "metadata.name is 'My training'"),
+        ({**a("Job"), "metadata": {"name": 7}}, {}, "metadata.name is 7"),
+        ({**a("Job"), "metadata": {"namespace": "a.b"}}, {}, "metadata.namespace is 'a.b'"),
+        ({**a("Job"), "spec": {"template": None}}, {}, "pod template is not a mapping"),
+        (with_containers({"train": {}}), {}, "containers is not a list"),
+        (with_containers(["busybox"]), {}, r"containers\[0\] is not a mapping"),
+        (with_containers([{"image": "busybox"}]), {}, r"containers\[0\] has no name"),
+        (
+            with_containers([{"name": "train", "resources": []}, {"name": "b", "resources": [1]}]),
+            {},
+            r"\[1\].resources is",
+        ),
+        (with_containers([{"name": "train", "resources": {"limits": [1]}}]), {}, "resources.limits is not a mapping"),
+        (with_limits(a("Job"), {GPU: 1.5}), {}, "nvidia.com/gpu=1.5"),
+        (with_limits(a("Job"), {GPU: -1}), {}, "nvidia.com/gpu=-1"),
+        (with_limits(a("Job"), {GPU: 16}), {}, "gpus=16, but the largest machine of pool train-gpu has 8"),
+        (of_job(parallelism=0), {}, "The Job would never create a pod with GPUs"),
+        (of_job(completions=0), {}, "The Job would never create a pod with GPUs"),
+        (with_restart_policy("Always"), {}, "restartPolicy is 'Always'"),
+        (with_restart_policy(None), {}, "restartPolicy is None"),
+        (with_limits(a("Job"), {}), {}, "No pod template of the Job asks for nvidia.com/gpu"),
+        (with_limits(a("Job"), {GPU: 1}, {GPU: 1}), {}, "Containers train, second of one pod"),
+        (with_limits(a("Job"), {GPU: "half"}), {}, "nvidia.com/gpu='half'"),
+        ({**a("Job"), "metadata": {"namespace": "ml"}}, {"namespace": "other"}, "namespace is ml"),
         (a("Job"), {"on_finish_action": "keep"}, "on_finish_action='keep'"),
         (a("Job"), {"on_preemption": "stop"}, "on_preemption='stop'"),
         (a("Job"), {"checkpoint": "models"}, "checkpoint='models'"),
@@ -92,7 +145,10 @@ def test_object_without_a_name_gets_one_from_its_task() -> None:
     assert task.named_manifest["metadata"] == {"name": name, "namespace": "ml"}
 
 
-def test_two_namespaces_are_refused() -> None:
-    manifest = {**a("Job"), "metadata": {"name": "train", "namespace": "ml"}}
-    with pytest.raises(PoolSpecError, match="namespace"):
-        _ = workload(manifest, namespace="other").named_manifest
+@pytest.mark.parametrize(
+    "limits", [[{GPU: "{{ params.gpus }}"}], [{GPU: "{{ params.a }}"}, {GPU: "{{ params.b }}"}], [{GPU: 1}, {}]]
+)
+def test_what_is_still_to_be_rendered_is_not_judged(limits: list[dict[str, Any]]) -> None:
+    manifest = with_limits(a("Job"), *limits)
+    manifest["metadata"]["namespace"] = "{{ params.team }}"
+    workload(manifest, namespace="ml")

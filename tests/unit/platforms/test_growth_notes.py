@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
+from airflow_gpu_provider.platforms.backoff import growth_notes
 from tests.unit.scaling.pools import NOW, ZONES, A, B, dry, groups, machine, pool
 
 SPEC = pool()

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.aws.named_group import TEMPLATE_TAINT, read_group, template_of
+from airflow_gpu_provider.platforms.aws.external_groups import TEMPLATE_TAINT, read_group, template_of
 from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
+from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.platforms.base import Group, Machine
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
 from airflow_gpu_provider.platforms.named_groups import candidates_with_room, check
 from airflow_gpu_provider.pools import Candidate, EksGpuPool
 

@@ -91,7 +91,7 @@ def test_a_nodes_disk_is_refused_on_spot_only() -> None:
 
 def test_a_nodes_disk_is_refused_where_a_provisioner_takes_nodes_away() -> None:
     pool = KubernetesGpuPool(name="p", node_selector_labels={"karpenter.sh/nodepool": "gpu"}, provisioner="karpenter")
-    with pytest.raises(CheckpointUnusable, match="karpenter takes idle and spot nodes away"):
+    with pytest.raises(CheckpointUnusable, match="karpenter removes idle and spot nodes with their disks"):
         check("/checkpoints", {"/checkpoints": HOST}, pool=pool)
     check("/checkpoints", {"/checkpoints": HOST}, pool=KubernetesGpuPool(name="bare-metal", nodes=["n1"]))
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuIdle, PermissionDenied
-from airflow_gpu_provider.pods.gpu_sampler import PodSampler
+from airflow_gpu_provider.pods.gpu_sampler import GpuSampler
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.scaling.waits import Progress
@@ -20,6 +20,7 @@ from tests.unit.scaling.pools import NOW
 RUNNING = cast(
     PodState, SimpleNamespace(name="train", base=SimpleNamespace(name="base", status="running"), scheduled_at=None)
 )
+RAW = {"spec": {"containers": [{"name": "base", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
 
 
 class Api:
@@ -54,7 +55,7 @@ class Sampled:
         self.api = api
         self.said: list[str] = []
         self.warned: list[str] = []
-        self.sampler = PodSampler(cast(Any, api), wait, say=self.said.append, warn=self.warned.append)
+        self.sampler = GpuSampler(cast(Any, api), wait, say=self.said.append, warn=self.warned.append)
 
     async def until(self, is_so: Any) -> None:
         async with asyncio.timeout(60):
@@ -76,7 +77,7 @@ async def never() -> Progress:
 async def test_gpus_that_do_not_compute_are_told_once_and_end_the_wait() -> None:
     seen = Sampled(Api(b"0, 1, 1\n"), GpuWatching(warn_seconds=0.02, end_seconds=0.2))
     async with seen.sampler as sampler:
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
         progress = await asyncio.wait_for(sampler.beside(never()), 60)
     assert type(progress.error) is GpuIdle
     assert len(seen.warned) == 1
@@ -91,7 +92,7 @@ async def test_wait_that_ends_by_itself_outranks_it() -> None:
         return over
 
     async with seen.sampler as sampler:
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
         assert await sampler.beside(watch()) is over
     assert not seen.warned
 
@@ -101,10 +102,10 @@ async def test_container_that_says_nothing_is_asked_once(answer: bytes | None) -
     api = Api(answer)
     seen = Sampled(api, GpuWatching())
     async with seen.sampler as sampler:
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.said)
         await asyncio.sleep(0.1)
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
     assert api.asked == len(seen.said) == 1
 
 
@@ -112,7 +113,7 @@ async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
     away = ClusterUnreachable("It did not answer.", "Wait.")
     seen = Sampled(Api(away, away, b"5, 1, 1\n"), GpuWatching())
     async with seen.sampler as sampler:
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.sampler.use.samples)
     assert len(seen.said) == 1
 
@@ -120,7 +121,7 @@ async def test_node_that_does_not_answer_is_asked_again_and_said_once() -> None:
 async def test_nothing_is_asked_where_nobody_wants_it() -> None:
     api = Api(b"0, 1, 1\n")
     async with Sampled(api, None).sampler as sampler:
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
         await asyncio.sleep(0.05)
     assert api.asked == 0
 
@@ -132,7 +133,7 @@ async def test_answers_that_end_the_asking(status: int, is_asked_again: bool) ->
     api = Api(answer, b"5, 1, 1\n")
     seen = Sampled(api, GpuWatching())
     async with seen.sampler as sampler:
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.said)
         await asyncio.sleep(0.1)
     assert bool(seen.sampler.use.samples) == is_asked_again
@@ -143,8 +144,8 @@ async def test_container_that_has_ended_meanwhile_is_no_failure(monkeypatch: pyt
     seen = Sampled(Api(None), GpuWatching())
     ended = cast(PodState, SimpleNamespace(name="train", base=SimpleNamespace(name="base", status="terminated")))
     async with seen.sampler as sampler:
-        sampler.follow(RUNNING, {})
+        sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.api.asked)
-        sampler.follow(ended, {})
+        sampler.follow(ended, RAW)
         await asyncio.sleep(0.5)
     assert not seen.said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_gpu_provider.pods.last_words import last_word
+from airflow_gpu_provider.pods.diagnosis import last_word
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 21.96 GiB "

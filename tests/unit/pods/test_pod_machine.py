@@ -55,8 +55,7 @@ def test_container_that_was_killed_with_its_machine_is_preempted(end: MachineEnd
     error = judged(Cloud(end), KILLED)
     assert type(error) is PodPreempted
     assert error.what == (
-        "Pod p was taken away before it had finished: its container ended with exit code 143 as its machine i-0a did"
-        f" ({end.why})."
+        f"Pod p was preempted: its container ended with exit code 143 when its machine i-0a was terminated ({end.why})."
     )
     assert judged(Cloud(None), KILLED) is KILLED
 
@@ -111,7 +110,7 @@ def test_machine_that_nobody_knows_or_may_read_changes_nothing(caplog: pytest.Lo
 def test_node_is_asked_for_a_machine_that_the_wait_was_too_short_to_see() -> None:
     cloud = Cloud(TAKEN)
     machine = a_machine(cloud, "", n1="i-0b")
-    assert "as its machine i-0b did" in str(machine.judged(KILLED, pod="p", node="n1"))
+    assert "when its machine i-0b was terminated" in str(machine.judged(KILLED, pod="p", node="n1"))
     assert a_machine(cloud, "", n1="i-0b").judged(KILLED, pod="p", node="gone") is KILLED
     assert cloud.asked == ["i-0b"]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import PodPreempted, PodResultInvalid
-from airflow_gpu_provider.pods.result import ResultUnread, parsed, unread
+from airflow_gpu_provider.pods.collect import ResultUnread, parsed, unread
 from tests.unit.pods.test_pod_end import disrupted, ended, pod, running
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))

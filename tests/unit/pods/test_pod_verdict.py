@@ -47,7 +47,7 @@ def watched(status: str, error: GpuError | None = None, **more: Any) -> Watched:
         (watched("timeout", PodDeadline("Late.")), "runs", PodDeadline),
         (watched("timeout", PodPreempted("Its node left.")), "killed", PodPreempted),
         (watched("timeout", PodPreempted("Its node left.")), "ended well", None),
-        (watched("failed", PodPreempted("Its node is being taken away.")), "killed", PodPreempted),
+        (watched("failed", PodPreempted("Its node is being removed.")), "killed", PodPreempted),
     ],
 )
 def test_end(event: Watched, state: str, error_type: type[GpuError] | None) -> None:

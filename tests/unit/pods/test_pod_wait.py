@@ -104,7 +104,8 @@ def test_pod_that_idle_nodes_do_not_take_ends_with_the_scheduler_s_reason(second
     error = WAIT.step(PodSnapshot(pod=PENDING, nodes=(NODE,), passed_over=True), at(seconds)).error
     assert (type(error) is PodUnschedulable) == (seconds >= 600)
     why = (
-        "got no node in 10 min 0 s, and not for the pods that run on the pool's nodes (waits for a node: 0/1 nodes: no"
+        "got no node in 10 min 0 s, for a reason other than the pods running on the pool's nodes (waits for a node: 0/1"
+        " nodes: no"
     )
     assert error is None or why in str(error)
 
@@ -120,7 +121,7 @@ def test_pod_whose_nodes_have_too_little_left_is_late_and_may_be_tried_again(sec
 
 
 def test_a_queued_pod_is_told_what_there_is_too_little_of_besides_gpus() -> None:
-    queued = "all nodes that the pool may have are up and taken: the pod is queued"
+    queued = "the pool is full (all its nodes are up and in use): the pod is queued"
     for message, line in (
         ("0/1 nodes are available: 1 Insufficient nvidia.com/gpu.", queued),
         (
@@ -234,7 +235,7 @@ def test_container_that_was_killed_as_its_node_went_down_is_preempted(exit_code:
     for loss in (replace(killed, node_gone=True), replace(killed, nodes=(replace(NODE, ready=False),))):
         assert type(WAIT.step(loss, at(200)).error) is PodPreempted
     notice = replace(killed, nodes=(replace(NODE, leaving="spot interruption notice"),))
-    assert "its node n1 is being taken away, spot interruption notice" in str(WAIT.step(notice, at(200)).error)
+    assert "its node n1 is being removed, spot interruption notice" in str(WAIT.step(notice, at(200)).error)
 
 
 def test_program_that_failed_on_a_node_that_goes_down_has_failed() -> None:
@@ -315,7 +316,7 @@ def test_image_that_cannot_be_pulled_is_not_waited_for() -> None:
         ),
         (
             PodSnapshot(pod=PENDING, nodes=(NODE,), is_full=True, full_at=START),
-            ("all nodes that the pool may have are up and taken: the pod is queued (0/1 nodes: no GPU)",),
+            ("the pool is full (all its nodes are up and in use): the pod is queued (0/1 nodes: no GPU)",),
         ),
         (PodSnapshot(pod=STARTING), ("placed on node n1",)),
         (
@@ -343,7 +344,7 @@ def test_image_that_cannot_be_pulled_is_not_waited_for() -> None:
             PodSnapshot(pod=pod(running(), conditions=(disrupted(),), deleted_at=50)),
             (
                 "container base started on node n1",
-                "the pod is being taken away: EvictionByEvictionAPI: Eviction API: evicting",
+                "the pod is being preempted: EvictionByEvictionAPI: Eviction API: evicting",
             ),
         ),
     ],
@@ -419,15 +420,15 @@ def test_timeline_has_the_pulls_before_the_container_with_their_size() -> None:
         ({"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}, None),
         (
             {"taints": [{"key": "aws-node-termination-handler/spot-itn", "effect": "NoSchedule"}]},
-            "node n1 is about to be taken away: spot interruption notice",
+            "node n1 is about to be removed: spot interruption notice",
         ),
         (
             {"taints": [{"key": "aws-node-termination-handler/rebalance-recommendation", "effect": "NoSchedule"}]},
-            "node n1 is about to be taken away: spot rebalance recommendation",
+            "node n1 is about to be removed: spot rebalance recommendation",
         ),
         (
             {"taints": [{"key": "cloud.google.com/impending-node-termination", "effect": "NoSchedule"}]},
-            "node n1 is about to be taken away: Google Cloud preempts or ends it",
+            "node n1 is about to be removed: Google Cloud preempts or ends it",
         ),
         ({"unschedulable": True}, "node n1 was cordoned under the pod: it may be drained"),
     ],

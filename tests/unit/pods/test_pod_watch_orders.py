@@ -17,6 +17,7 @@ from airflow_gpu_provider.cluster import informer, unshown, watched
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import PodPreempted
 from airflow_gpu_provider.pods import watch as pod_watch
+from airflow_gpu_provider.pods.pod_view import PodView
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
@@ -49,7 +50,7 @@ DONE_WITHIN = 60.0  # seconds, on a machine under any load
 def pauses_of_milliseconds() -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(informer, "_pause", lambda failures, trouble, **_: 0.001)
-        patched.setattr(pod_watch, "_LONGEST", 0.01)
+        patched.setattr(pod_watch, "LONGEST", 0.01)
         patched.setattr(unshown, "AGAIN", timedelta(milliseconds=5))
         yield
 
@@ -93,7 +94,7 @@ class Night:
         wait = replace(WAIT, deadline=now + timedelta(hours=5), started=now)
         narrator = Narrator(self.lines.append, started=now)
         self._watch = asyncio.create_task(
-            pod_watch.watch_pod(POOL, wait, owner="o", narrator=narrator, open_access=None)
+            pod_watch.watch(PodView, POOL, wait, owner="o", narrator=narrator, open_access=None)
         )
 
     async def another_waits(self) -> None:

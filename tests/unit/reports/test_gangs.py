@@ -8,8 +8,8 @@ import pytest
 
 from airflow_gpu_provider.cluster.jobs import GangJob
 from airflow_gpu_provider.errors import PermissionDenied
-from airflow_gpu_provider.reports import gangs
-from airflow_gpu_provider.reports.gangs import gang_rows
+from airflow_gpu_provider.reports import status
+from airflow_gpu_provider.reports.status import gang_rows
 from tests.unit.scaling.pools import NOW, A, lease, pod
 from tests.unit.scaling.test_admission import a, job, there
 
@@ -17,7 +17,7 @@ WANTED = lease(nodes=2, gang=2)
 
 
 def shown(monkeypatch: pytest.MonkeyPatch, *jobs: GangJob, **how: Any) -> list[tuple[str, str]]:
-    monkeypatch.setattr(gangs, "list_gang_jobs", lambda _api, _pool: jobs)
+    monkeypatch.setattr(status, "list_gang_jobs", lambda _api, _pool: jobs)
     state = there(A, A, **{"leases": (WANTED,), **how})
     return [(row.gang, row.state) for row in gang_rows(None, state)]  # type: ignore[arg-type]
 
@@ -44,5 +44,5 @@ def test_a_role_that_may_not_read_jobs_shows_the_rest(monkeypatch: pytest.Monkey
     def refuse(*_: Any) -> None:
         raise PermissionDenied("It may not.", "Allow it.")
 
-    monkeypatch.setattr(gangs, "list_gang_jobs", refuse)
+    monkeypatch.setattr(status, "list_gang_jobs", refuse)
     assert gang_rows(None, there(A, A, leases=(WANTED,))) == ()  # type: ignore[arg-type]

@@ -17,9 +17,8 @@ from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
-from airflow_gpu_provider.scaling.admission import WHOLE_WITHIN, admission
+from airflow_gpu_provider.scaling.admission import WHOLE_WITHIN, GangQueue, admission
 from airflow_gpu_provider.scaling.decisions import decide
-from airflow_gpu_provider.scaling.gang_queue import GangQueue
 from airflow_gpu_provider.scaling.pool_news import PoolNews
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.unit.scaling.pools import EARLIER, NOW, ZONES, A, B, C, key, lease, machine, node, pod, pool, snapshot

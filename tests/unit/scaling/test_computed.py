@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.usage import Computed, RunUsage, _run, _run_to_notes
-from airflow_gpu_provider.scaling.bill import Bill
-from airflow_gpu_provider.scaling.computed import ComputedShare, computed_share
+from airflow_gpu_provider.scaling.bill import Bill, ComputedShare, computed_share
 from airflow_gpu_provider.sensors.run_bill import log_bill
 from tests.unit.scaling.pools import NOW, key
 

@@ -54,7 +54,7 @@ def test_a_time_that_nobody_can_read_is_as_it_was_written(until: str) -> None:
     decision = decide(snapshot(machine(1), machine(2), leases=(found,)))
     assert not decision.release
     assert not decision.switch  # it is right where it is
-    (said,) = (line for line in decision.notes if "cannot be read" in line)
+    (said,) = (line for line in decision.notes if "cannot be parsed" in line)
     assert found.key.lease_name in said
     assert str(LATER) in said
 

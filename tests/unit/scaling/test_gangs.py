@@ -20,6 +20,7 @@ from airflow_gpu_provider.scaling.supply import supply
 from tests.unit.scaling.pools import (
     EARLIER,
     LATER,
+    NOW,
     SWITCH,
     ZONES,
     A,
@@ -57,6 +58,18 @@ def there(*where: str, **how: Any) -> PoolSnapshot:
 def test_nodes_of_a_gang_come_from_one_group() -> None:
     assert decide(there(leases=(gang(3),))).grow == {A: 3}
     assert set(decide(there(leases=(lease(nodes=3),))).grow) == {A, B, C}, "others are spread over zones"
+
+
+def test_the_rest_of_a_run_with_a_gang_is_where_its_next_gang_can_have_it() -> None:
+    two_gangs = gang(2, run="run")
+    two_gangs = replace(two_gangs, nodes=4)
+    assert decide(there(leases=(two_gangs,))).grow == {A: 4}
+    assert decide(there(A, A, leases=(two_gangs,))).grow == {A: 4}
+    assert decide(there(leases=(two_gangs,), **DRY_A)).grow == {B: 4}
+    alone = replace(gang(3), nodes=4)
+    others = lease("other", nodes=2)
+    grown = decide(there(leases=(alone, others), spec=pool(max_nodes=6))).grow
+    assert grown == {A: 4, B: 1, C: 1}, "another run's nodes are spread over zones"
 
 
 def test_a_group_that_has_failed_is_passed_over_for_all_of_them() -> None:
@@ -301,3 +314,25 @@ def test_a_gang_is_whole_in_the_end_wherever_machines_are_to_be_had(
     assert len(zones) == size
     assert len(set(zones)) == 1
     assert waiting(1000).step(state).done
+
+
+def test_demand_of_a_gang_whose_task_never_came_back_ends_when_its_pods_may_have_been_collected() -> None:
+    """Its worker was killed after the trigger had seen the gang's end: nobody else deletes the Lease."""
+    own = gang(2)
+    own = replace(own, key=own.key.of_task("train", -1))
+    assert (own.key.is_of_task, gang(2).key.is_of_task) == (True, False)
+
+    def seen(minutes: float, demand: DemandLease = own, **last: Any) -> PoolSnapshot:
+        ended = {"phase": "Succeeded", "finished_at": NOW - timedelta(minutes=minutes), "uncollected": True}
+        pods = [replace(pod("rank-0", 1, **ended), run=demand.key.hash)]
+        pods += [replace(pod("rank-1", 2, **{**ended, **last}), run=demand.key.hash)]
+        return there(A, A, leases=(demand,), pods=tuple(pods))
+
+    def released(at: PoolSnapshot) -> int:
+        return len(decide(at).release)
+
+    assert released(seen(9)) == 0
+    assert released(seen(11)) == 2
+    assert released(seen(11, phase="Running", finished_at=None)) == 0
+    assert released(seen(11, uncollected=False)) == 0, "another attempt of the task may be about to begin"
+    assert released(seen(11, gang(2))) == 0, "a block's next task may need them"

@@ -226,7 +226,7 @@ def test_a_quota_ends_the_wait_at_once_with_its_name() -> None:
     progress = night.until_over(night.wants("run", 1))
     assert isinstance(progress.error, QuotaExceeded)
     assert progress.error.details["quota"] == "L-1"
-    assert "quota L-1 is used up" in str(progress.error)
+    assert "quota L-1 is exhausted" in str(progress.error)
     assert night.now - NOW < timedelta(minutes=5)
     assert len(night.tries) == 1, "a quota is the account's: no other zone is tried"
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster.usage import MachineUse, RunUsage, Span
 from airflow_gpu_provider.platforms.base import MachineLife
 from airflow_gpu_provider.scaling.bill import shares
-from airflow_gpu_provider.scaling.lives import machines_to_bill
+from airflow_gpu_provider.scaling.ledger import machines_to_bill
 from tests.unit.scaling.pools import NOW, key
 
 MARKETS = {"spot": "SPOT"}

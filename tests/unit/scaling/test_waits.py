@@ -269,7 +269,7 @@ class TestReleaseWait:
         progress = release_wait().step(seen)
         assert progress.done
         assert progress.result is not None
-        assert progress.result["kept"] == ["kept for nightly/r2: 1 nodes until 2026-01-01 08:00Z"]
+        assert progress.result["kept"] == ["kept for nightly/r2: 1 node until 2026-01-01 08:00Z"]
 
     def test_a_strangers_pod_is_kept_and_named(self) -> None:
         seen = snapshot(groups=(group(machine(1)),), nodes=(node(1),), pods=(pod(None, "node-1"),))

@@ -108,4 +108,4 @@ def test_pods_that_are_still_there_keep_their_nodes(monkeypatch: pytest.MonkeyPa
 def test_an_error_is_told_and_does_not_hide_how_the_block_was_released(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, [key("old", "unreachable")])
     assert cluster.release({("new", "new")}) == []
-    assert "may be left: gone." in cluster.said[-1]
+    assert "may be left over: gone." in cluster.said[-1]

@@ -33,5 +33,5 @@ def test_a_bill_that_may_be_more_says_why(caplog: pytest.LogCaptureFixture) -> N
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert "used at least 5.9 h of node time" in record.getMessage()
-    assert record.getMessage().endswith(f"It may be more: {why}.")
+    assert record.getMessage().endswith(f"The true numbers may be higher: {why}.")
     assert bill(why).to_json()["at_least"] == why

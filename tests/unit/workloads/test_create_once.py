@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged
-from airflow_gpu_provider.workloads import create_once as subject
-from airflow_gpu_provider.workloads.create_once import create_once
+from airflow_gpu_provider.workloads import objects as subject
+from airflow_gpu_provider.workloads.objects import create_once
 
 OWN = {"metadata": {"uid": "own"}}
 OTHER = {"metadata": {"uid": "other"}}

@@ -21,7 +21,7 @@ def failed(code: int, at: int = 60) -> RankEnd:
 
 def taken(at: int, *, finished: int | None = None) -> RankEnd:
     state = pod(ended(143, at=finished or at), phase="Failed", conditions=(disrupted(at=at),))
-    return RankEnd(error=PodPreempted("It was taken away."), pod=state)
+    return RankEnd(error=PodPreempted("It was preempted."), pod=state)
 
 
 def test_who_ended_first_counts() -> None:

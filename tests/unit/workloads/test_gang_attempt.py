@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
+from datetime import datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,7 @@ from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.scaling.setbacks import Setbacks
-from airflow_gpu_provider.workloads import gang_attempt
+from airflow_gpu_provider.workloads import gang_attempt, object_attempt
 from airflow_gpu_provider.workloads.gang_attempt import GangAttempt
 from tests.unit.pods.test_pod_end import START, ended, pod, running
 
@@ -30,6 +32,15 @@ JOB: dict[str, Any] = {
 }
 
 
+@dataclass
+class Cluster:
+    api: ApiClient = field(default_factory=ApiClient)
+    base_container: str = "base"
+
+    def now(self) -> datetime:
+        return START
+
+
 class Gang:
     """A gang of two ranks, whose pods are always in the same states; `steps` are what was done, in this order."""
 
@@ -37,7 +48,7 @@ class Gang:
         self.steps: list[str] = []
         self.pushed: dict[str, Any] = {}
         pods = [self._pod(rank) for rank in range(len(states))]
-        by_name = {each.metadata.name: state for each, state in zip(pods, states, strict=True)}
+        by_name = {each["metadata"]["name"]: state for each, state in zip(pods, states, strict=True)}
         log: Any = logging.getLogger(__name__)
         own_log = TaskLog(
             log=log,
@@ -48,15 +59,8 @@ class Gang:
             formatter=None,
             in_triggerer=True,
         )
-        cluster: Any = SimpleNamespace(
-            base_container="base",
-            api=ApiClient(),
-            client=SimpleNamespace(list_namespaced_pod=lambda *_, **__: SimpleNamespace(items=pods)),
-            now=lambda: START,
-            state=lambda each: by_name[each.metadata.name],
-        )
         arguments: dict[str, Any] = {
-            "cluster": cluster,
+            "cluster": Cluster(),
             "log": log,
             "pod_log": own_log,
             "nodes": 2,
@@ -71,23 +75,25 @@ class Gang:
         self.attempt = GangAttempt(SimpleNamespace(**(arguments | task)), lambda: None, Attempt())  # type: ignore[arg-type]
         jobs = SimpleNamespace(
             read=lambda *_, **__: JOB,
-            pods=lambda *_, **__: [{"metadata": {"name": "train-0"}}],
+            pods_of=lambda job: pods[:1] if job is JOB else pods,
             delete=self._step("delete the Job"),
             end_pods=self._step("end the ranks"),
-            mark_collected=self._step("let the node go"),
         )
-        monkeypatch.setattr(GangAttempt, "_jobs", jobs)
-        monkeypatch.setattr(gang_attempt, "note_use", self._step("note its use"))
-        monkeypatch.setattr(gang_attempt, "write_rest", self._step("read the logs"))
+        monkeypatch.setattr(GangAttempt, "_objects", jobs)
+        parse = SimpleNamespace(parse=lambda each, _: by_name[each["metadata"]["name"]])
+        monkeypatch.setattr(object_attempt, "PodState", parse)
+        monkeypatch.setattr(object_attempt, "note_use", self._step("note its use"))
+        monkeypatch.setattr(object_attempt, "mark_collected", self._step("let the node go"))
+        monkeypatch.setattr(object_attempt, "write_rest", self._step("read the logs"))
+        monkeypatch.setattr(object_attempt, "explained", lambda error, *_: error)
         monkeypatch.setattr(gang_attempt, "lost_peer", lambda *_: None)
-        monkeypatch.setattr(gang_attempt, "explained", lambda error, *_: error)
 
     def collect(self, error: GpuError | None = None, *, saw_end: bool = True) -> Any:
         watched = Watched(namespace="ml", name="train", uid="j1", saw_end=saw_end, error=error)
         return self.attempt.collect(watched, Setbacks().one_more(START))
 
     @staticmethod
-    def _pod(rank: int) -> V1Pod:
+    def _pod(rank: int) -> Any:
         meta = V1ObjectMeta(
             name=f"train-{rank}",
             namespace="ml",
@@ -96,7 +102,8 @@ class Gang:
             annotations={"batch.kubernetes.io/job-completion-index": str(rank)},
             owner_references=[V1OwnerReference(api_version="batch/v1", kind="Job", name="train", uid="j1")],
         )
-        return V1Pod(metadata=meta, spec=V1PodSpec(containers=[], node_name=f"n{rank}"))
+        spec = V1PodSpec(containers=[], node_name=f"n{rank}")
+        return ApiClient().sanitize_for_serialization(V1Pod(metadata=meta, spec=spec))
 
     def _step(self, name: str, returns: Any = None) -> Any:
         def do(*_: Any, **__: Any) -> Any:

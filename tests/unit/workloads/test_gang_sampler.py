@@ -11,9 +11,10 @@ import pytest
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuIdle
+from airflow_gpu_provider.pods.gpu_sampler import GpuSampler
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.scaling.waits import Progress
-from airflow_gpu_provider.workloads.gang_sampler import GangSampler
+from airflow_gpu_provider.workloads.gang_wait import GangWait
 from tests.unit.scaling.pools import NOW
 
 
@@ -31,12 +32,23 @@ class Api:
         return self._answers[pod]
 
 
-def sampler_of(api: Api, gpus: GpuWatching) -> GangSampler:
-    wait = SimpleNamespace(namespace="default", name="train", what="Job train", started=NOW, gpus=gpus)
-    return GangSampler(cast(Any, api), wait, say=lambda _: None, warn=lambda _: None)
+def sampler_of(api: Api, gpus: GpuWatching) -> GpuSampler:
+    wait = GangWait(
+        namespace="default",
+        name="train",
+        uid="1",
+        nodes=2,
+        base_container="base",
+        started=NOW,
+        schedule_seconds=60,
+        start_seconds=60,
+        deadline=NOW,
+        gpus=gpus,
+    )
+    return GpuSampler(cast(Any, api), wait, say=lambda _: None, warn=lambda _: None)
 
 
-def shown(sampler: GangSampler, rank: int, *, gpus: int = 1, status: str = "running") -> None:
+def shown(sampler: GpuSampler, rank: int, *, gpus: int = 1, status: str = "running") -> None:
     base = SimpleNamespace(name="base", status=status, started_at=NOW, finished_at=None)
     pod = SimpleNamespace(name=f"train-{rank}", base=base, created_at=NOW, scheduled_at=None)
     container = {"name": "base", "resources": {"limits": {"nvidia.com/gpu": gpus} if gpus else {}}}
@@ -92,4 +104,4 @@ async def test_a_gang_is_idle_where_all_its_ranks_are(second: bytes, is_idle: bo
         shown(sampler, 1)
         progress = await sampler.beside(watch())
     assert (type(progress.error) is GpuIdle) == is_idle
-    assert not is_idle or str(progress.error).startswith("The GPUs of Job train have not computed for")
+    assert not is_idle or str(progress.error).startswith("The GPUs of Job train have been idle for")

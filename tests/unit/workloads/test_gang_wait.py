@@ -15,9 +15,9 @@ from airflow_gpu_provider.errors import GangHung, OutOfStock, PodDeadline, PodFa
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.workloads.gang_lines import ranks_in_words
-from airflow_gpu_provider.workloads.gang_wait import SETTLED_AFTER, GangSnapshot, GangWait
-from airflow_gpu_provider.workloads.job_state import JobState
-from airflow_gpu_provider.workloads.silence import Silence
+from airflow_gpu_provider.workloads.gang_wait import SETTLED_AFTER, GangSnapshot, GangWait, Silence
+from airflow_gpu_provider.workloads.kinds import WorkloadEnd
+from airflow_gpu_provider.workloads.workload_state import JobState
 from tests.unit.pods.test_pod_end import START, disrupted, ended, pod, running, waiting
 
 WAIT = GangWait(
@@ -31,9 +31,7 @@ WAIT = GangWait(
     start_seconds=300,
     deadline=START + timedelta(hours=2),
 )
-JOB = JobState(
-    name="train", uid="j1", created_at=START, is_suspended=False, admitted_at=START, is_deleting=False, failed=""
-)
+JOB = JobState(name="train", uid="j1", created_at=START, is_suspended=False, admitted_at=START, is_deleting=False)
 SCHEDULED = {"type": "PodScheduled", "status": "True", "lastTransitionTime": START.isoformat()}
 RUNS = pod(running(), conditions=(SCHEDULED,))
 WELL = pod(ended(0), phase="Succeeded", conditions=(SCHEDULED,))
@@ -87,13 +85,31 @@ def test_gang_that_kueue_has_evicted_is_preempted_in_its_words() -> None:
     suspended = replace(JOB, is_suspended=True, admitted_at=None)
     error = step(going, going, going, wait=queued, job=suspended, evicted="Preempted: for a higher priority").error
     assert type(error) is PodPreempted
-    assert "lost its place in queue team-a: Preempted: for a higher priority" in str(error)
+    assert "was evicted from queue team-a: Preempted: for a higher priority" in str(error)
     assert step(WELL, WELL, WELL, wait=queued, evicted="Preempted: too late").done
 
 
 def test_job_that_failed_without_a_pod_to_show() -> None:
-    assert type(step(job=replace(JOB, failed="DeadlineExceeded: Job was active longer")).error) is PodDeadline
-    assert type(step(job=replace(JOB, failed="BackoffLimitExceeded: Job has reached")).error) is PodFailed
+    assert (
+        type(
+            step(
+                job=replace(
+                    JOB, end=WorkloadEnd(succeeded=False, reason="DeadlineExceeded", message="Job was active longer")
+                )
+            ).error
+        )
+        is PodDeadline
+    )
+    assert (
+        type(
+            step(
+                job=replace(
+                    JOB, end=WorkloadEnd(succeeded=False, reason="BackoffLimitExceeded", message="Job has reached")
+                )
+            ).error
+        )
+        is PodFailed
+    )
 
 
 def test_first_failure_ends_it_once_no_earlier_one_can_come() -> None:
@@ -117,6 +133,17 @@ def test_rank_that_was_taken_away_is_the_cause_of_what_the_others_died_of() -> N
     error = step(failed(1, 55), TAKEN, RUNS).error
     assert type(error) is PodPreempted
     assert error.details["rank"] == 1
+
+
+def test_rank_whose_pod_was_deleted_while_nobody_watched_is_lost() -> None:
+    """A triggerer dies, a rank's pod is evicted and goes, and the next triggerer sees the others wait for it."""
+    counted = replace(JOB, failed_ranks=frozenset({1}))
+    error = step(RUNS, None, RUNS, job=counted).error
+    assert type(error) is PodPreempted
+    assert error.details["rank"] == 1
+    assert error.what == "Rank 1: Its pod of Job train was deleted before it had finished."
+    assert type(step(RUNS, failed(), RUNS, job=counted).error) is PodFailed, "what is still there says more"
+    assert step(None, None, None, job=replace(counted, is_suspended=True)).error is None
 
 
 def test_pods_of_a_gang_that_is_suspended_again_are_no_loss() -> None:
@@ -159,6 +186,13 @@ def test_deadline_is_the_gangs() -> None:
     assert type(step(RUNS, RUNS, RUNS, now=7200).error) is PodDeadline
 
 
+def test_deadline_of_a_gang_that_waits_says_for_what() -> None:
+    queued = "LocalQueue no-such-queue doesn't exist"
+    error = step(job=replace(JOB, is_suspended=True), queued=queued, is_queued=True, now=7200).error
+    assert type(error) is PodDeadline
+    assert error.what.endswith(f"after it was created (the gang of 3 waits to be admitted: {queued}).")
+
+
 @pytest.mark.parametrize(("lasts", "hangs"), [(59, False), (60, True)])
 def test_silence_of_all_ranks(lasts: float, hangs: bool) -> None:
     silence = Silence(lasts=timedelta(seconds=lasts), last_lines={0: "step 7", 2: "loading"})
@@ -169,6 +203,17 @@ def test_silence_of_all_ranks(lasts: float, hangs: bool) -> None:
     assert step(RUNS, RUNS, None, wait=wait, silence=silence).error is None
     if error is not None:
         assert error.details["last_lines"] == {"0": "step 7", "2": "loading"}
+
+
+def test_silence_is_counted_from_the_last_ranks_start() -> None:
+    """A gang may have waited for hours to be admitted, in which nobody printed anything."""
+    wait, silence = replace(WAIT, hang_seconds=60), Silence(lasts=timedelta(hours=3), last_lines={0: "begins"})
+    late = pod(running(at=90), conditions=(SCHEDULED,))
+    assert step(RUNS, late, RUNS, wait=wait, silence=silence, now=149).error is None
+    assert wait.next_deadline(snapshot(RUNS, late, RUNS, silence=silence), at(149)) == at(150)
+    error = step(RUNS, late, RUNS, wait=wait, silence=silence, now=150).error
+    assert type(error) is GangHung
+    assert "for 1 min" in error.what
 
 
 def test_one_line_for_the_whole_gang() -> None:

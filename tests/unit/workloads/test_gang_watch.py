@@ -12,12 +12,15 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider.cluster import informer
-from airflow_gpu_provider.errors import PodFailed, PodPreempted
+from airflow_gpu_provider.cluster.informer import Change, Feed
+from airflow_gpu_provider.cluster.watched import gang_pods, gangs, pool_nodes
+from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodPreempted, PodUnschedulable
+from airflow_gpu_provider.pods.watch import watch
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.workloads.gang_wait import GangWait
-from airflow_gpu_provider.workloads.watch import watch_gang
+from airflow_gpu_provider.workloads.watch import GangView
 from tests.unit.cluster.versioned_server import VersionedServer
 from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pods.test_pod_watch import raw_node
@@ -83,7 +86,7 @@ class Cluster:
             deadline=now + timedelta(hours=5),
         )
         narrator = Narrator(self.lines.append, started=now)
-        return await watch_gang(POOL, wait, owner="o", narrator=narrator, open_access=cast("Any", None))
+        return await watch(GangView, POOL, wait, owner="o", narrator=narrator, open_access=cast("Any", None))
 
     async def says(self, text: str) -> None:
         while not any(text in line for line in self.lines):  # noqa: ASYNC110 - what is said tells of no event
@@ -156,7 +159,7 @@ def test_gang_that_kueue_takes_back_is_preempted_also_where_its_workloads_may_no
 
     _, progress = run(2, what, queue="team-a")
     assert type(progress.error) is PodPreempted
-    assert "lost its place in queue team-a: it is suspended again" in str(progress.error)
+    assert "was evicted from queue team-a: it is suspended again" in str(progress.error)
 
 
 def test_gang_that_waits_says_that_its_place_is_unknown_and_is_not_preempted() -> None:
@@ -194,3 +197,43 @@ def test_gang_that_kueue_took_back_while_nobody_looked_is_preempted_and_one_that
     _, progress = run(2, what, queue="team-a", suspended=True, may_read=True)
     assert type(progress.error) is PodPreempted
     assert "queue team-a: Preempted: For one that is more important" in str(progress.error)
+
+
+@pytest.mark.parametrize(
+    ("said", "zone", "passed_over"),
+    [
+        ('0/2 nodes are available: persistentvolumeclaim "none" not found.', "a", True),
+        ("0/2 nodes are available: 2 Insufficient nvidia.com/gpu.", "a", False),
+        ('0/2 nodes are available: persistentvolumeclaim "none" not found.', "b", False),  # no node of its zone yet
+    ],
+)
+def test_rank_that_free_nodes_of_its_zone_do_not_take_is_no_matter_of_capacity(
+    said: str, zone: str, passed_over: bool
+) -> None:
+    now = START + timedelta(seconds=620)
+    wait = GangWait(
+        namespace="ml",
+        name="train",
+        uid="j1",
+        nodes=2,
+        base_container="base",
+        started=START,
+        schedule_seconds=600,
+        start_seconds=600,
+        deadline=now + timedelta(hours=5),
+    )
+    cluster = Cluster(2)
+    pod = deepcopy(cluster.server.read("api/v1/namespaces/ml/pods/train-0-abcde"))
+    condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": said}
+    pod["spec"] = {"nodeSelector": {"zone": zone}}
+    pod["status"] = {"phase": "Pending", "conditions": [condition]}
+    node = raw_node("n1")
+    node["metadata"]["labels"] = {POOL_LABEL: POOL.name, "zone": "a"}
+    (nodes,) = pool_nodes(POOL.node_selector)
+    view = GangView(wait, POOL, Feed(cast("Any", None)))
+    told = {gangs("ml"): cluster.server.read(JOB), nodes: node, gang_pods("ml"): pod}
+    view.take([Change(resource=resource, kind="present", raw=raw) for resource, raw in told.items()], now)
+    assert view.snapshot(now).ranks[0].passed_over is passed_over
+    error = wait.step(view.snapshot(now), now).error
+    assert type(error) is (PodUnschedulable if passed_over else PodDeadline)
+    assert not passed_over or "Create the claim, or correct its name" in str(error)

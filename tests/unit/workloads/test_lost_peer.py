@@ -9,8 +9,8 @@ import pytest
 
 from airflow_gpu_provider.errors import ClusterUnreachable, PodPreempted
 from airflow_gpu_provider.platforms.base import MachineEnd
-from airflow_gpu_provider.workloads import lost_peer as module
-from airflow_gpu_provider.workloads.lost_peer import lost_peer
+from airflow_gpu_provider.workloads import gang_attempt as module
+from airflow_gpu_provider.workloads.gang_attempt import lost_peer
 from tests.unit.pods.test_pod_end import ended, pod, running
 
 FAILED = pod(ended(1), phase="Failed", spec={"nodeName": "n0"})
@@ -39,7 +39,7 @@ def test_the_loss_of_a_peers_machine_is_the_gangs() -> None:
     error = lost_peer({0: FAILED, 1: RUNS, 2: WELL}, 0, cluster({"i-n1": MachineEnd(why="spot")}, asked=asked))
     assert type(error) is PodPreempted
     assert error.details["rank"] == 1
-    assert "i-n1 ended (spot)" in str(error)
+    assert "its machine i-n1 was terminated (spot)" in str(error)
     assert asked == ["i-n1"]
 
 

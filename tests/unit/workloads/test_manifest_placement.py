@@ -196,3 +196,23 @@ def test_nodes_are_not_known_of_what_is_still_to_be_rendered() -> None:
     manifest = a("Job")
     manifest["spec"]["parallelism"] = "{{ params.nodes }}"
     assert nodes_needed(manifest, a_pool()) is None
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_what_nobody_collects_goes_a_day_after_its_end_where_its_controller_can_delete_it(kind: str) -> None:
+    manifest = placed(a(kind))
+    policy = manifest["spec"].get("runPolicy", manifest["spec"])
+    has_one = kind in ("Job", "JobSet", "PyTorchJob")
+    assert policy.get("ttlSecondsAfterFinished") == (24 * 3600 if has_one else None)
+    if has_one:
+        policy["ttlSecondsAfterFinished"] = 60
+        again = placed(manifest)["spec"]
+        assert again.get("runPolicy", again)["ttlSecondsAfterFinished"] == 60
+
+
+def test_pods_of_a_job_without_indexes_take_turns_on_the_nodes_that_the_pool_can_have() -> None:
+    manifest = a("Job")
+    manifest["spec"] |= {"parallelism": 6, "completions": 6}
+    assert nodes_needed(manifest, a_pool()) == 6
+    del manifest["spec"]["completionMode"]
+    assert nodes_needed(manifest, a_pool()) == 4

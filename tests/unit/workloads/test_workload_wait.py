@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodPreempted
+from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodImageError, PodPreempted
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.workloads.kinds import WorkloadEnd
 from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
@@ -156,3 +156,36 @@ def test_main_container_is_kubectls_or_has_the_gpus_or_is_the_first() -> None:
     assert main_container({**pod, "spec": {"containers": [{"name": "a"}, {"name": "c"}]}}) == "a"
     named = {"annotations": {"kubectl.kubernetes.io/default-container": "c"}}
     assert main_container({**pod, "metadata": named}) == "c"
+
+
+def test_a_container_that_its_job_has_started_too_often_has_failed_and_was_not_taken_away() -> None:
+    def deleted(state: dict[str, Any], last: dict[str, Any] | None, *conditions: dict[str, Any]) -> PodSnapshot:
+        status = {"name": "train", "state": state, **({"lastState": last} if last else {})}
+        raw = {
+            "metadata": {
+                "name": "train-x7k2p",
+                "namespace": "ml",
+                "uid": "u-1",
+                "creationTimestamp": text(0),
+                "deletionTimestamp": text(80),
+                "deletionGracePeriodSeconds": 30,
+            },
+            "spec": {"containers": [{"name": "train", "image": "train:1"}], "nodeName": "n1"},
+            "status": {"phase": "Running", "containerStatuses": [status], "conditions": conditions},
+        }
+        return PodSnapshot(pod=PodState.parse(raw, "train"), gone=True)
+
+    failed = replace(STATE, kind="Job", end=WorkloadEnd(succeeded=False, reason="BackoffLimitExceeded"))
+    job = replace(WAIT, kind="Job")
+
+    def error_of(pod: PodSnapshot) -> GpuError | None:
+        return job.step(seen(failed, {"train-x7k2p": pod}, failed_at=at(52)), at(60)).error
+
+    for state in (RUNS, ended(143, 51), {"waiting": {"reason": "CrashLoopBackOff"}}):
+        error = error_of(deleted(state, ended(7, 48)))
+        assert type(error) is PodFailed
+        assert error.details["exit_code"] == 7
+        assert error.what == "Pod train-x7k2p: container train ended with exit code 7."
+    disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
+    assert isinstance(error_of(deleted(RUNS, ended(7, 48), disrupted)), PodPreempted)
+    assert isinstance(error_of(deleted(RUNS, None)), PodPreempted)

@@ -16,7 +16,8 @@ from airflow_gpu_provider.errors import (
     QuotaExceeded,
     RequestRejected,
 )
-from airflow_gpu_provider.platforms.aws.errors import has_code, mapped_errors, message_of
+from airflow_gpu_provider.platforms.answers import has_code, message_of
+from airflow_gpu_provider.platforms.aws.errors import mapped_errors
 
 
 def raised(error: Exception, service: str = "eks") -> GpuError:

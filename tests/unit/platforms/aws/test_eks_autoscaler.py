@@ -17,8 +17,8 @@ from airflow_gpu_provider.platforms.aws.autoscaler_tags import (
     tag_command,
     wanted_tags,
 )
-from airflow_gpu_provider.platforms.aws.plan import changes
-from airflow_gpu_provider.platforms.growth_notes import growth_notes
+from airflow_gpu_provider.platforms.aws.spec import changes
+from airflow_gpu_provider.platforms.backoff import growth_notes
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.unit.platforms.aws.test_eks_spec import as_described, spec
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.platforms.aws.lives import instance_ids, launched_by, lives
+from airflow_gpu_provider.platforms.aws.group_state import instance_ids, launched_by, lives
 from airflow_gpu_provider.platforms.base import MachineLife
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_gpu_provider.errors import PoolDrift, PoolSpecError
-from airflow_gpu_provider.platforms.aws.plan import changes, check_image, limit_notes
-from airflow_gpu_provider.platforms.aws.spec import POOL_TAG
+from airflow_gpu_provider.platforms.aws.spec import POOL_TAG, changes, check_image, limit_notes
 from tests.unit.platforms.aws.test_eks_spec import ZONE, as_described, spec
 
 NAME = "train-a-g6-xlarge"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_gpu_provider.platforms.aws.security_groups import admits_dns, security_groups
+from airflow_gpu_provider.platforms.aws.network import admits_dns, security_groups
 
 CLUSTER, NODES = "sg-cluster", "sg-nodes"
 

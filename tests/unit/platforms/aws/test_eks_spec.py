@@ -134,7 +134,7 @@ def test_what_the_spec_leaves_open_never_differs() -> None:
 def test_what_the_spec_names_does() -> None:
     wanted = spec(subnets=[SUBNET], node_role=ROLE)
     group = as_described(wanted, subnets=["subnet-9"], nodeRole="arn:aws:iam::123456789012:role/other")
-    assert [(d.field, d.mutable) for d in wanted.differences(group)] == [("subnet", False), ("node_role", False)]
+    assert [(d.field, d.update) for d in wanted.differences(group)] == [("subnet", None), ("node_role", None)]
 
 
 def test_the_first_owner_stays() -> None:

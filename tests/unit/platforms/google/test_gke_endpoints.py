@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PoolSpecError
-from airflow_gpu_provider.platforms.google.endpoints import address_of
+from airflow_gpu_provider.platforms.google.cluster import address_of
 from airflow_gpu_provider.pools import GkeGpuPool
 
 DNS, PUBLIC, PRIVATE = "gke-1-2.us-central1.gke.goog", "203.0.113.7", "10.128.0.2"

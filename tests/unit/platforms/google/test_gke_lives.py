@@ -7,8 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.platforms.base import MachineLife
-from airflow_gpu_provider.platforms.google.instances import InstanceGroup
-from airflow_gpu_provider.platforms.google.lives import ending, last_end, lives
+from airflow_gpu_provider.platforms.google.instances import InstanceGroup, ending, last_end, lives
 
 START = datetime(2026, 3, 1, 2, tzinfo=UTC)
 BASE = "gke-c-pool-1234abcd"

@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.errors import QuotaExceeded
-from airflow_gpu_provider.platforms.google.quota import Quota, judge, regional_metrics
-from airflow_gpu_provider.platforms.quota import Verdict
+from airflow_gpu_provider.platforms.google.quota import judge, quota_of, regional_metrics
+from airflow_gpu_provider.platforms.quota import Quota, Verdict
 from airflow_gpu_provider.pools import GkeGpuPool
 from tests.unit.pools.test_gke import FLEX_START, RESERVED, ZONES, n1, pool
 
 
 def quota(metric: str, limit: float, usage: float = 0.0) -> Quota:
-    return Quota(metric=metric, limit=limit, used=usage, where="us-central1")
+    return quota_of(metric, limit, usage, "us-central1")
 
 
 def judged(spec: GkeGpuPool, missing: int, *quotas: Quota) -> Verdict:
-    return judge(spec, missing, spec.candidates(ZONES), {each.metric: each for each in quotas})
+    return judge(spec, missing, spec.candidates(ZONES), {each.name: each for each in quotas})
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from google.cloud.container_v1 import NodePool
 
 from airflow_gpu_provider.errors import PoolDrift
-from airflow_gpu_provider.platforms.google import plan as gke_plan
+from airflow_gpu_provider.platforms.google import spec as gke_spec
 from airflow_gpu_provider.platforms.google.spec import (
     OWNER_LABEL,
     POOL_LABEL,
@@ -74,7 +74,7 @@ def test_what_was_created_is_as_wanted(fields: dict[str, Any]) -> None:
     found = answered(wanted)
     assert wanted.differences(found) == []
     assert wanted.missing_labels(found) == {}
-    assert gke_plan.changes([wanted], {wanted.candidate.group: found}, {}) == ()
+    assert gke_spec.changes([wanted], {wanted.candidate.group: found}, {}) == ()
 
 
 def test_the_drivers_version_is_always_said() -> None:
@@ -157,10 +157,10 @@ def test_gkes_own_autoscaler_gets_its_limits() -> None:
 
 def test_the_clusters_first_autoscaled_node_pool_is_told_of() -> None:
     scaled, other = pool(scaling="autoscaler"), {"autoscaling": {"enabled": False}}
-    (note,) = gke_plan.autoscaling_notes(scaled, [other, {"autoscaling": None}])
+    (note,) = gke_spec.autoscaling_notes(scaled, [other, {"autoscaling": None}])
     assert "the control plane may be away for some minutes" in note
-    assert gke_plan.autoscaling_notes(scaled, [other, {"autoscaling": {"enabled": True}}]) == ()
-    assert gke_plan.autoscaling_notes(pool(), []) == ()
+    assert gke_spec.autoscaling_notes(scaled, [other, {"autoscaling": {"enabled": True}}]) == ()
+    assert gke_spec.autoscaling_notes(pool(), []) == ()
 
 
 def test_owners_are_readable_and_told_apart() -> None:
@@ -183,7 +183,7 @@ def test_labels_are_completed_and_a_first_owner_stays() -> None:
 class TestPlan:
     def changes(self, wanted: NodePoolSpec, found: dict[str, Any] | None, size: int = 0) -> list[tuple[str, str]]:
         name = wanted.candidate.group
-        plan = gke_plan.changes([wanted], {name: found} if found else {}, {name: size})
+        plan = gke_spec.changes([wanted], {name: found} if found else {}, {name: size})
         return [(change.action, change.detail) for change in plan]
 
     def test_creates_what_is_not_there(self) -> None:

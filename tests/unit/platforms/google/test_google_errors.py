@@ -20,8 +20,9 @@ from airflow_gpu_provider.errors import (
     RequestRejected,
     ServiceDisabled,
 )
-from airflow_gpu_provider.platforms.google.errors import has_status, is_worth_a_retry, mapped_errors
-from airflow_gpu_provider.platforms.google.operations import Operations, Step, error_of, is_busy
+from airflow_gpu_provider.platforms.answers import has_code
+from airflow_gpu_provider.platforms.google.errors import is_worth_a_retry, mapped_errors
+from airflow_gpu_provider.platforms.google.node_pools import Operations, Step, error_of, is_busy
 
 
 def answer(code: int, message: str, status: str = "", reason: str = "", info: str = "") -> Exception:
@@ -161,7 +162,7 @@ def test_an_operation_in_the_way_is_told_from_other_refusals() -> None:
     assert not is_busy(mapped(answer(429, "slow down", "RESOURCE_EXHAUSTED")))
     assert not is_busy(mapped(answer(400, "Node pool is in ERROR", "FAILED_PRECONDITION")))
     assert not is_busy(mapped(answer(400, "Node pool has no such field", "INVALID_ARGUMENT")))
-    assert has_status(mapped(answer(400, "bad")), "INVALID_ARGUMENT")
+    assert has_code(mapped(answer(400, "bad")), "INVALID_ARGUMENT")
 
 
 def test_a_group_that_is_refused_leaves_the_others_theirs() -> None:

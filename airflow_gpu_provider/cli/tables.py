@@ -1,0 +1,119 @@
+"""What the commands of `airflow gpu` print: the rows of their tables, and lines for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow_gpu_provider.reports.doctor import Finding
+from airflow_gpu_provider.reports.status import PoolStatus
+from airflow_gpu_provider.scaling.cost import UNKNOWN, in_words
+from airflow_gpu_provider.scaling.janitor import Leftover
+from airflow_gpu_provider.scaling.waits import format_seconds
+
+_WIDE = 400  # columns; more than any row takes
+
+Row = Mapping[str, Any]
+
+
+def pool_row(each: PoolStatus) -> Row:
+    return {
+        "pool": each.pool,
+        "wanted": each.wanted,
+        "nodes": each.nodes,
+        "booting": each.booting,
+        "out_of_use": each.out_of_use,
+        "launching": each.launching,
+        "gpus": each.gpus,
+        "used": each.gpus_used,
+        "idle": each.gpus_idle,
+        "cost_per_hour": in_words(each.cost_per_hour),
+    }
+
+
+def machine_rows(found: list[PoolStatus]) -> list[Row]:
+    return [
+        {
+            "pool": row.pool,
+            "node": row.node or row.machine,
+            "state": row.state,
+            "gpus_used": f"{row.gpus_used}/{row.gpus}",
+            "age": _age(row.age_seconds),
+            "cost_so_far": in_words(row.cost_so_far),
+            "pods": ", ".join(row.pods),
+        }
+        for each in found
+        for row in each.machines
+    ]
+
+
+def lease_rows(found: list[PoolStatus]) -> list[Row]:
+    return [
+        {
+            "pool": row.pool,
+            "run": row.run,
+            "airflow": row.installation,
+            "nodes": row.nodes,
+            "until": f"{datetime.fromisoformat(row.until):%Y-%m-%d %H:%M}Z{'' if row.live else ', which is over'}",
+            "extended": row.extended,
+        }
+        for each in found
+        for row in each.leases
+    ]
+
+
+def finding_row(each: Finding) -> Row:
+    """Return what to do beneath what was found: side by side, both would be too narrow to read."""
+    found = f"{each.said}\n-> {each.fix}" if each.fix else each.said
+    return {"pool": each.pool, "check": each.check, "result": each.result, "found": found}
+
+
+def leftover_row(each: Leftover) -> Row:
+    return {
+        "pool": each.pool,
+        "kind": each.kind,
+        "name": each.name,
+        "why": each.why,
+        "age": _age(each.age_seconds),
+        "cost_so_far": in_words(each.cost) if each.kind == "machine" else "",
+    }
+
+
+def _age(seconds: float | None) -> str:
+    return UNKNOWN if seconds is None else format_seconds(timedelta(seconds=seconds))
+
+
+def print_rows(rows: list[Any], output: str, *, nothing: str = "Nothing found.", wraps: bool = False) -> None:
+    """Print rows as Airflow's own commands do; as JSON, numbers stay numbers.
+
+    A table `wraps` sentences; names stay in one piece, to be copied, however narrow the terminal is. `nothing` is said
+    in place of an empty table; empty: it was said already why there is none.
+    """
+    from airflow.cli.simple_table import AirflowConsole
+
+    if output == "json":
+        print(json.dumps(rows, indent=2))
+    elif not rows and output != "yaml":
+        if nothing:
+            tell(nothing)
+    elif output == "yaml":
+        import yaml
+
+        print(yaml.safe_dump(rows, sort_keys=False), end="")
+    else:
+        width = None if wraps else _WIDE
+        AirflowConsole(width=width).print_as(
+            [{key: _cell(value) for key, value in row.items()} for row in rows], output
+        )
+
+
+def _cell(value: Any) -> Any:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+
+
+def tell(line: str) -> None:
+    """Print a line for people, where it does not disturb a program that reads the result."""
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,250 @@
+"""Arguments of GpuPodOperator, most of them GpuWorkloadOperator's too: what is refused when the DAG is parsed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import TYPE_CHECKING, Any
+
+from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pods.fit import amount
+from airflow_gpu_provider.pods.placement import check_gpus
+from airflow_gpu_provider.pool_operator import PoolOperator, seconds_of
+from airflow_gpu_provider.pools.base import GpuPool
+from airflow_gpu_provider.pools.values import is_dns_label, is_template, is_whole
+
+if TYPE_CHECKING:
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
+
+
+_NAME = re.compile(r"[\w.-]{1,220}")  # as KubernetesPodOperator checks it at run time (validate_key)
+
+
+def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
+    """Check the pool, the GPUs, the times, the names and the size of /dev/shm, if they are among the arguments.
+
+    Raises:
+        PoolSpecError: One of them is invalid, or no machine of the pool has that many GPUs.
+    """
+    pool, namespace = given.get("gpu_pool"), given.get("namespace")
+    if isinstance(pool, str) and not is_template(pool):
+        raise PoolSpecError(f"Task {task_id}: gpu_pool={pool!r}.", "Give the pool itself, an EksGpuPool say.")
+    name = given.get("name")
+    if isinstance(name, str) and not is_template(name) and not _NAME.fullmatch(name):
+        raise PoolSpecError(
+            f"Task {task_id}: name={name!r}.",
+            "A name has letters, digits, hyphens, dots and underscores, at most 220 of them.",
+        )
+    if "gpus" in given and not is_whole(given["gpus"]):
+        raise PoolSpecError(f"Task {task_id}: gpus={given['gpus']!r}.", "Use a whole number of at least 1.")
+    if "gpus" in given and isinstance(pool, GpuPool) and pool.is_rendered:
+        check_gpus(pool, int(given["gpus"]))
+    for name in ("schedule_timeout_seconds", "startup_timeout_seconds"):
+        if name in given and not (_is_number(given[name]) and given[name] > 0):
+            raise PoolSpecError(f"Task {task_id}: {name}={given[name]!r}.", "Use a number of seconds greater than 0.")
+    grace = given.get("termination_grace_period")
+    if grace is not None and not (_is_number(grace) and grace >= 0 and grace == int(grace)):
+        raise PoolSpecError(
+            f"Task {task_id}: termination_grace_period={grace!r}.", "Use a whole number of seconds, at least 0."
+        )
+    if namespace is not None and not is_template(namespace) and not is_dns_label(namespace):
+        raise PoolSpecError(
+            f"Task {task_id}: namespace={namespace!r}.",
+            "A namespace has lower-case letters, digits and hyphens, at most 63 of them.",
+        )
+    _check_shm(task_id, given.get("shm_size"))
+
+
+def _check_shm(task_id: str, size: Any) -> None:
+    if size is None:
+        return
+    try:
+        amount(size if isinstance(size, str) else "")
+    except ValueError as error:
+        raise PoolSpecError(
+            f"Task {task_id}: shm_size={size!r}.", 'Use a Kubernetes quantity as text, like "8Gi".'
+        ) from error
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+# -- what GpuPodOperator(nodes=N) refuses: what cannot work on several nodes ----------------------------------
+
+_OF_ONE_POD = {
+    "hostname": "the Job gives each rank a host name of its own",
+    "subdomain": "the ranks have that of the gang's headless Service",
+    "callbacks": "they are told of one pod",
+    "progress_callback": "it is told of one pod's log",
+}
+
+
+def check_nodes(task_id: str, nodes: Any, pool: Any, given: Mapping[str, Any]) -> None:
+    """Check `nodes`, and the other arguments of KubernetesPodOperator that were given with it.
+
+    Raises:
+        PoolSpecError: Not a whole number of at least 1, more than the pool may have, or an argument for a single pod.
+    """
+    if isinstance(nodes, bool) or not isinstance(nodes, int) or nodes < 1:
+        raise PoolSpecError(
+            f"Task {task_id}: nodes={nodes!r}.", "Use a whole number of at least 1; it cannot be a template."
+        )
+    if nodes == 1:
+        return
+    for name, why in _OF_ONE_POD.items():
+        if given.get(name):
+            raise PoolSpecError(f"Task {task_id}: {name}= with nodes={nodes}: {why}.", f"Leave {name} out.")
+    if isinstance(pool, GpuPool) and not is_template(pool.max_nodes) and nodes > pool.max_nodes:
+        raise PoolSpecError(
+            f"Task {task_id}: nodes={nodes}, but pool {pool.name} has max_nodes={pool.max_nodes}.",
+            "Ask for fewer nodes, or raise max_nodes: each rank has a node of its own.",
+            pool=pool.name,
+        )
+
+
+def check_ranks(task_id: str, nodes: int, given: Mapping[str, Any]) -> None:
+    """Check `log_ranks` and `hang_timeout`, among the arguments of a task.
+
+    Raises:
+        PoolSpecError: They are invalid, or do not fit the task's `nodes`, or no rank's output would be read.
+    """
+    ranks, seconds = ranks_of(given.get("log_ranks")), seconds_of("hang_timeout", given.get("hang_timeout"))
+    if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks or ()):
+        raise PoolSpecError(f"Task {task_id}: log_ranks={given['log_ranks']!r}.", "Give a rank, or a list of ranks.")
+    if nodes == 1 and (ranks is not None or seconds is not None):
+        raise PoolSpecError(f"Task {task_id}: log_ranks and hang_timeout are for several nodes.", "Give nodes=.")
+    if wrong := [rank for rank in ranks or () if not 0 <= rank < nodes]:
+        raise PoolSpecError(f"Task {task_id}: log_ranks has {wrong}.", f"Ranks are 0 to {nodes - 1}.")
+    if seconds is not None and (not given.get("get_logs", True) or given.get("log_formatter") is not None):
+        raise PoolSpecError(
+            f"Task {task_id}: hang_timeout needs the ranks' logs while they run.",
+            "Leave out get_logs=False and log_formatter.",
+        )
+
+
+def check_partial_nodes(task_id: str, given: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+    """Check the arguments of a mapped task's `partial`; `nodes` may be among those it is expanded over.
+
+    Raises:
+        PoolSpecError: As for check_nodes and check_ranks.
+    """
+    nodes = given.get("nodes", 1)
+    check_nodes(task_id, nodes, given.get("gpu_pool"), given)
+    if "nodes" in given:
+        check_ranks(task_id, nodes, given if nodes == 1 else {**default_args, **given})
+
+
+def ranks_of(given: int | Sequence[int] | None) -> list[Any] | None:
+    return None if given is None else [*given] if isinstance(given, list | tuple) else [given]
+
+
+# -- arguments of EksPodOperator and GKEStartPodOperator, for a DAG that migrates by changing the class ------------
+
+# It adds gpu_pool=. They set the pod's cluster and identity, as gpu_pool does: what agrees with it is accepted and
+# ignored, what contradicts it is refused. KubernetesPodOperator's own connection arguments are treated alike. What
+# comes from default_args is not checked: it is meant for other operators.
+
+_EKS = ("cluster_name", "region", "aws_conn_id")
+_GKE = (
+    "cluster_name",
+    "location",
+    "project_id",
+    "gcp_conn_id",
+    "impersonation_chain",
+    "use_internal_ip",
+    "use_dns_endpoint",
+)
+_OF_KIND = {"eks": _EKS, "gke": _GKE}
+_CONNECTION = ("kubernetes_conn_id", "cluster_context")
+_ANY = {
+    "project_id": "PROVIDE_PROJECT_ID",  # the Google provider's value for the connection's
+    "kubernetes_conn_id": "kubernetes_default",  # KubernetesPodOperator's default, so it may not be intentional
+}
+
+
+class MovedArguments(PoolOperator):
+    """Takes the other operators' own arguments, next to KubernetesPodOperator's. All default to the pool's values.
+
+    Args:
+        cluster_name, region, aws_conn_id, pod_name: As for EksPodOperator; `pod_name` is `name`.
+        cluster_name, location, project_id, gcp_conn_id, impersonation_chain, use_internal_ip, use_dns_endpoint: As
+            GKEStartPodOperator has them.
+
+    Raises:
+        PoolSpecError: `pod_name` and `name` are both given, and differ.
+    """
+
+    def __init__(
+        self,
+        *,
+        cluster_name: str | None = None,
+        region: str | None = None,
+        aws_conn_id: str | None = None,
+        pod_name: str | None = None,
+        location: str | None = None,
+        project_id: str | None = None,
+        gcp_conn_id: str | None = None,
+        impersonation_chain: str | Sequence[str] | None = None,
+        use_internal_ip: bool | None = None,
+        use_dns_endpoint: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if kwargs.get("on_finish_action", "") is None:  # for those two: their default
+            del kwargs["on_finish_action"]
+        pod_name = self._by_keyword("pod_name", pod_name, None if "name" in kwargs else pod_name)
+        if pod_name is not None and kwargs.setdefault("name", pod_name) != pod_name:
+            raise PoolSpecError(f"pod_name={pod_name!r} and name={kwargs['name']!r}.", "Give name= alone.")
+        super().__init__(**kwargs)
+        self._moved = {
+            "cluster_name": cluster_name,
+            "region": region,
+            "aws_conn_id": aws_conn_id,
+            "location": location,
+            "project_id": project_id,
+            "gcp_conn_id": gcp_conn_id,
+            "impersonation_chain": impersonation_chain,
+            "use_internal_ip": use_internal_ip,
+            "use_dns_endpoint": use_dns_endpoint,
+        }
+
+    @classmethod
+    def _check_partial(cls, made: OperatorPartial, kwargs: Mapping[str, Any], default_args: Mapping[str, Any]) -> None:
+        super()._check_partial(made, kwargs, default_args)
+        if isinstance(kwargs.get("gpu_pool"), GpuPool):
+            moved = {name: value for name, value in kwargs.items() if name in {*_EKS, *_GKE, *_CONNECTION}}
+            check_agrees(made.kwargs["task_id"], moved, kwargs["gpu_pool"])
+
+    def _check_moved(self, pool: GpuPool) -> None:
+        """Compare them with the pool, as far as both are rendered.
+
+        Raises:
+            PoolSpecError: Another cluster, or another connection, than the pool's.
+        """
+        given = {**self._moved, **{name: getattr(self, name, None) for name in _CONNECTION}}
+        check_agrees(self.task_id, {name: value for name, value in given.items() if name in self._keywords}, pool)
+
+
+def check_agrees(task_id: str, given: Mapping[str, Any], pool: GpuPool) -> None:
+    """Raise PoolSpecError if an argument contradicts the pool; None and templates are ignored."""
+    for name, value in given.items():
+        if value is None or value == _ANY.get(name) or is_template(value):
+            continue
+        if value is not False and name in {*_EKS, *_GKE} and name not in _OF_KIND.get(pool.kind, (name,)):
+            raise PoolSpecError(
+                f"Task {task_id}: {name}={value!r}, but gpu_pool {pool.name} is a {type(pool).__name__}.",
+                f"Leave {name} out: the pool says where its cluster is.",
+                pool=pool.name,
+            )
+        own = getattr(pool, name, value)
+        if not is_template(own) and _plain(own) != _plain(value):
+            raise PoolSpecError(
+                f"Task {task_id}: {name}={value!r}, but that of gpu_pool {pool.name} is {own!r}.",
+                f"Leave {name} out, or give the pool of that cluster.",
+                pool=pool.name,
+            )
+
+
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list | tuple) else value
