@@ -41,12 +41,11 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.workloads.gang_wait import GangWait
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import execute, log_of
+from tests.nodes.checks import UNTIL_TOLD, end, log_of
 from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, resumption, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
-UNTIL_TOLD = "until [ -e /tmp/end ]; do sleep 0.1; done"
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +154,7 @@ def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
     def fail_once_the_other_has_stepped() -> None:
         pods = {pod.metadata.name.rsplit("-", 2)[1]: pod for pod in eventually(lambda: running(api, 2))}
         eventually(lambda: "step 20" in log_of(api, pods["0"].metadata.name))
-        end(api, pods["1"])
+        end(api, pods["1"].metadata.name)
 
     failing = threading.Thread(target=fail_once_the_other_has_stepped)
     failing.start()
@@ -203,11 +202,6 @@ def take(api: client.CoreV1Api, how: str) -> None:
 def running(api: client.CoreV1Api, count: int) -> list[client.V1Pod]:
     pods = [pod for pod in api.list_namespaced_pod("default").items if pod.status.phase == "Running"]
     return pods if len(pods) == count else []
-
-
-def end(api: client.CoreV1Api, pod: client.V1Pod) -> None:
-    """Let a rank go on that waits for /tmp/end; it may end, and this command with it, before the command returns."""
-    assert execute(api, pod.metadata.name, "touch /tmp/end", container="base")[2] in (0, 137)
 
 
 @BOTH_WAYS
@@ -444,7 +438,7 @@ def test_next_triggerer_goes_on_with_all_ranks_logs(
     def end_once_it_goes_on(told: list[Any]) -> None:
         eventually(lambda: any(REPEATED in str(each) for each in [*told]))
         for pod in running(api, 2):
-            end(api, pod)
+            end(api, pod.metadata.name)
 
     with capture_logs() as told:
         ending = threading.Thread(target=end_once_it_goes_on, args=(told,))
@@ -514,7 +508,7 @@ def test_api_server_may_restart_meanwhile(
         pods = eventually(lambda: running(api, 2))
         gpu_sandbox.restart_apiserver(down_seconds=3)
         for pod in pods:
-            end(api, pod)
+            end(api, pod.metadata.name)
 
     thread = threading.Thread(target=restart_while_they_run)
     thread.start()

@@ -44,12 +44,11 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import execute
+from tests.nodes.checks import UNTIL_TOLD, end
 from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
-UNTIL_TOLD = ["sh", "-c", "until [ -e /tmp/end ]; do sleep 0.1; done"]
 
 
 @pytest.fixture(scope="module")
@@ -98,11 +97,6 @@ def pods(api: client.CoreV1Api) -> list[client.V1Pod]:
 
 def running_pod(api: client.CoreV1Api) -> client.V1Pod:
     return eventually(lambda: next((one for one in pods(api) if one.status.phase == "Running"), None))
-
-
-def end(api: client.CoreV1Api, name: str) -> None:
-    """Let a pod end that waits for /tmp/end; it may end, and this command with it, before the command returns."""
-    assert execute(api, name, "touch /tmp/end", container="base")[2] in (0, 137)
 
 
 def meanwhile(do: Callable[[], Any]) -> threading.Thread:
@@ -167,7 +161,7 @@ def test_sidecar_that_never_ends_holds_nothing(pool: EksGpuPool, api: client.Cor
 @BOTH_WAYS
 def test_pull_of_an_image_is_a_phase_of_its_own(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     image = f"large:{'deferred' if deferrable else 'blocking'}"
-    task = pod(pool, *UNTIL_TOLD, image=image, deferrable=deferrable)
+    task = pod(pool, "sh", "-c", UNTIL_TOLD, image=image, deferrable=deferrable)
     context = context_of(task)
 
     def end_once_the_pull_was_told() -> None:
@@ -590,7 +584,7 @@ def test_training_outlives_a_time_in_which_no_token_is_accepted(
 
     with capture_logs() as told:
         thread = meanwhile(refuse_until_it_has_ended)
-        assert run(pod(pool, *UNTIL_TOLD, deferrable=True)) is None
+        assert run(pod(pool, "sh", "-c", UNTIL_TOLD, deferrable=True)) is None
         thread.join()
 
 
@@ -607,7 +601,7 @@ def test_api_server_may_restart_meanwhile(
         end(api, name)
 
     thread = meanwhile(restart_while_it_runs)
-    assert run(pod(pool, *UNTIL_TOLD, deferrable=deferrable)) is None
+    assert run(pod(pool, "sh", "-c", UNTIL_TOLD, deferrable=deferrable)) is None
     thread.join()
     again = {"metadata": {"name": "again"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
     api.create_namespaced_pod("default", again)

@@ -20,7 +20,7 @@ from kubernetes.client import models as k8s
 from structlog.contextvars import bound_contextvars, get_contextvars, merge_contextvars
 from structlog.stdlib import PositionalArgumentsFormatter
 
-from airflow_gpu_provider.cluster.pod_log import POSITIONS, positions_from_record
+from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions_from_record
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
@@ -28,7 +28,7 @@ from airflow_gpu_provider.pods import followed_log as pod_log
 from airflow_gpu_provider.pods.followed_log import REPEATED
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import execute, log_of
+from tests.nodes.checks import UNTIL_TOLD, end, execute, log_of
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption
 
 
@@ -163,14 +163,6 @@ def count(to: int, *, pause: float = 0.05) -> str:
     return f"i=0; while [ $i -lt {to} ]; do echo line $i; i=$((i+1)); sleep {pause}; done"
 
 
-def end(core: client.CoreV1Api, task: Task) -> None:
-    """Let a container end that waits for /tmp/end; it may end, and kill this command, before the command returns."""
-    out, error, code = execute(core, task.pod_name, "touch /tmp/end", container="base")
-    assert (out, error) == ("", "")
-    assert code in (0, 137)
-
-
-UNTIL_TOLD = "until [ -e /tmp/end ]; do sleep 0.1; done"
 COUNTS = "i=0; until [ -e /tmp/end ]; do echo line $i; i=$((i+1)); sleep 0.05; done"
 """It counts until it is told to end."""
 
@@ -179,9 +171,18 @@ def annotations_of(core: client.CoreV1Api, task: Task) -> dict[str, str]:
     return core.read_namespaced_pod(task.pod_name, "default").metadata.annotations or {}
 
 
-def lines_done_with(annotations: dict[str, str]) -> int:
-    positions = json.loads(annotations.get(POSITIONS, "{}"))
-    return positions_from_record(positions)["base"].seen if positions else 0
+def saved_up_to(annotations: dict[str, str]) -> int:
+    """When the newest line was printed that the next triggerer will not repeat, as in a LogPosition."""
+    positions = positions_from_record(json.loads(annotations.get(POSITIONS, "{}")))
+    return positions["base"].newest if positions else 0
+
+
+def printed_up_to(core: client.CoreV1Api, task: Task) -> int:
+    """When the newest line of the pod's log was printed, as in a LogPosition."""
+    reader = LogReader()
+    for line in core.read_namespaced_pod_log(task.pod_name, "default", timestamps=True).splitlines():
+        reader.take(line.encode())
+    return reader.position.newest
 
 
 async def test_lines_come_while_the_pod_runs_and_once(pool: EksGpuPool, core: client.CoreV1Api, logs: TaskLogs) -> None:
@@ -189,7 +190,7 @@ async def test_lines_come_while_the_pod_runs_and_once(pool: EksGpuPool, core: cl
     async with task.triggered() as event:
         await logs.until(lambda: len(logs.numbers("train")) > 5)
         assert not event.done()
-        await asyncio.to_thread(end, core, task)
+        await asyncio.to_thread(end, core, task.pod_name)
         await asyncio.to_thread(task.finish, await event)
     assert logs.numbers("train") == [*range(len(logs.numbers("train")))]
     assert REPEATED not in logs.of("train")
@@ -205,7 +206,7 @@ async def test_silent_pod_costs_no_write(pool: EksGpuPool, core: client.CoreV1Ap
         assert await asyncio.to_thread(execute, core, task.pod_name, "touch /tmp/on") == ("", "", 0)
         await logs.until(lambda: logs.numbers("train"))
         await asyncio.to_thread(eventually, lambda: POSITIONS in annotations_of(core, task))
-        await asyncio.to_thread(end, core, task)
+        await asyncio.to_thread(end, core, task.pod_name)
         await asyncio.to_thread(task.finish, await event)
     assert logs.numbers("train") == [0]
 
@@ -220,7 +221,7 @@ async def test_no_line_is_lost_or_doubled_over_an_api_server_restart(
         before = len(logs.numbers("train"))
         await logs.until(lambda: len(logs.numbers("train")) > before + 20)
         assert not event.done()
-        await asyncio.to_thread(end, core, task)
+        await asyncio.to_thread(end, core, task.pod_name)
         await asyncio.to_thread(task.finish, await event)
     numbers = logs.numbers("train")
     assert numbers == [*range(len(numbers))]
@@ -245,7 +246,7 @@ async def test_log_that_its_node_rotates(
     async with task.triggered() as event:
         await logs.until(lambda: logs.numbers("train"))
         if away:
-            await asyncio.to_thread(eventually, lambda: lines_done_with(annotations_of(core, task)) == 1)
+            await asyncio.to_thread(eventually, lambda: saved_up_to(annotations_of(core, task)))
         else:
             await asyncio.to_thread(print_and_rotate)
             await asyncio.to_thread(task.finish, await event)
@@ -282,11 +283,11 @@ async def test_streams_are_bounded_and_a_free_one_is_taken(
         async with second.triggered() as event_two:
             await logs.until(lambda: any("[gpu_provider] log_streams" in line for line in logs.of("second")))
             assert logs.numbers("second") == []
-            await asyncio.to_thread(end, core, first)
+            await asyncio.to_thread(end, core, first.pod_name)
             await asyncio.to_thread(first.finish, await event_one)
             await logs.until(lambda: logs.numbers("second"))
             assert not event_two.done()
-            await asyncio.to_thread(end, core, second)
+            await asyncio.to_thread(end, core, second.pod_name)
             await asyncio.to_thread(second.finish, await event_two)
     for name in ("first", "second"):
         assert logs.numbers(name) == [*range(len(logs.numbers(name)))]
@@ -300,14 +301,16 @@ async def test_next_triggerer_repeats_five_seconds_at_most_and_says_so(
     script = f"{count(100, pause=0.01)}; until [ -e /tmp/on ]; do sleep 0.1; done; {COUNTS.replace('i=0', 'i=100')}"
     task = await asyncio.to_thread(Task, pool, "train", script)
     async with task.triggered():
-        await asyncio.to_thread(eventually, lambda: lines_done_with(annotations_of(core, task)) == 100)
+        await logs.until(lambda: len(logs.numbers("train")) == 100)
+        printed = await asyncio.to_thread(printed_up_to, core, task)
+        await asyncio.to_thread(eventually, lambda: saved_up_to(annotations_of(core, task)) == printed)
         assert await asyncio.to_thread(execute, core, task.pod_name, "touch /tmp/on") == ("", "", 0)
         await logs.until(lambda: len(logs.numbers("train")) > 130)
     before = logs.numbers("train")
     assert before == [*range(len(before))]
     async with task.triggered() as event:
         await logs.until(lambda: REPEATED in logs.of("train"))
-        await asyncio.to_thread(end, core, task)
+        await asyncio.to_thread(end, core, task.pod_name)
         await asyncio.to_thread(task.finish, await event)
     after = logs.of("train")[logs.of("train").index(REPEATED) + 1 :]
     numbers = [int(line.removeprefix("[base] line ")) for line in after if line.startswith("[base] line ")]
@@ -333,7 +336,7 @@ async def test_flood_holds_nobody_up_and_comes_whole(pool: EksGpuPool, core: cli
     ticker = asyncio.create_task(tick())
     async with task.triggered() as event:
         await logs.until(lambda: logs.numbers("train"))
-        await asyncio.to_thread(end, core, task)
+        await asyncio.to_thread(end, core, task.pod_name)
         result = await event
     ticker.cancel()
     live = len(logs.numbers("train"))
@@ -372,7 +375,7 @@ async def test_containers_that_are_asked_for(pool: EksGpuPool, core: client.Core
     async with task.triggered() as event:
         await logs.until(lambda: wanted <= {*logs.of("train")})
         assert not event.done()
-        await asyncio.to_thread(end, core, task)
+        await asyncio.to_thread(end, core, task.pod_name)
         await asyncio.to_thread(task.finish, await event)
     said = [line for line in logs.of("train") if line in wanted | {"nobody asks"}]
     assert sorted(said) == sorted(wanted)
