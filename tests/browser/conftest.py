@@ -238,6 +238,7 @@ def visit(browser: Browser, airflow: AirflowHome) -> Iterator[Visit]:
 
     yield visit
     for context in contexts:
+        context.unroute_all(behavior="wait")  # a write's answer may be on its way
         context.close()
 
 
