@@ -180,8 +180,8 @@ def saved_up_to(annotations: dict[str, str]) -> int:
 def printed_up_to(core: client.CoreV1Api, task: Task) -> int:
     """When the newest line of the pod's log was printed, as in a LogPosition."""
     reader = LogReader()
-    for line in core.read_namespaced_pod_log(task.pod_name, "default", timestamps=True).splitlines():
-        reader.take(line.encode())
+    for line in log_of(core, task.pod_name, timestamps=True).splitlines():
+        assert reader.take(line.encode())
     return reader.position.newest
 
 

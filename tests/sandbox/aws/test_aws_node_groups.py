@@ -172,15 +172,15 @@ def test_unknown_update_is_not_found(account: Account) -> None:
 def test_a_second_update_at_once_is_refused(account: Account) -> None:
     account.node_group()
     change = {"clusterName": CLUSTER, "nodegroupName": "train-gpu-a"}
-    account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 4})
-
-    with pytest.raises(ClientError) as error:
-        account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 5})
-    assert code(error) == "ResourceInUseException"
-    assert "currently not in Active State" in text(error)
-    with pytest.raises(ClientError) as error:
-        account.eks.delete_nodegroup(**change)
-    assert code(error) == "ResourceInUseException"
+    with standing_still(account.cloud):
+        account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 4})
+        with pytest.raises(ClientError) as error:
+            account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 5})
+        assert code(error) == "ResourceInUseException"
+        assert "currently not in Active State" in text(error)
+        with pytest.raises(ClientError) as error:
+            account.eks.delete_nodegroup(**change)
+        assert code(error) == "ResourceInUseException"
 
 
 def test_setting_the_size_on_the_group_behind_shows_on_the_node_group(account: Account) -> None:
