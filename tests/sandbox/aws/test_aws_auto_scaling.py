@@ -323,6 +323,7 @@ def test_terminate_below_the_minimum_is_refused(account: Account) -> None:
     assert account.instances(asg) == [instance]
 
 
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_terminating_twice_does_not_decrement_twice(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
