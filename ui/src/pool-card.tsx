@@ -83,6 +83,7 @@ const AsOf = ({ seen, now }: { seen: PoolNow; now: Now }) => {
 };
 
 const STAGE: Record<Stage, { text: string; palette: string }> = {
+  waiting: { text: "waiting", palette: "gray" },
   booting: { text: "booting", palette: "orange" },
   working: { text: "working", palette: "green" },
   draining: { text: "draining", palette: "purple" },

@@ -25,7 +25,9 @@ export const REAP = "ReapGpuPoolsOperator";
 export const EXTEND = "ExtendGpuPoolOperator";
 export const LIVE = ["running", "deferred", "queued", "restarting", "up_for_retry", "up_for_reschedule"];
 
-export type Stage = "booting" | "working" | "draining";
+const WAITING = ["queued", "up_for_retry", "up_for_reschedule"];
+
+export type Stage = "waiting" | "booting" | "working" | "draining";
 
 export type LiveRun = { dagId: string; runId: string; pool: string | null; stage: Stage; tasks: Task[] };
 
@@ -40,6 +42,7 @@ export function poolOf(task: Task): string | null {
 }
 
 export function stageOf(task: Task): Stage {
+  if (WAITING.includes(task.state ?? "")) return "waiting";
   const operator = task.operator ?? "";
   if (SCALE_DOWN.includes(operator)) return "draining";
   return PODS.includes(operator) ? "working" : "booting";
@@ -66,7 +69,7 @@ const newRun = (task: Task, pool: string | null): LiveRun => ({
   dagId: task.dag_id,
   runId: task.dag_run_id,
   pool,
-  stage: "booting",
+  stage: "waiting",
   tasks: [],
 });
 
@@ -83,7 +86,7 @@ function poolsOfRuns(tasks: readonly Task[]): Map<string, Set<string>> {
 
 /** A run that works is shown as working, whatever else it does. */
 function later(one: Stage, other: Stage): Stage {
-  const order: Stage[] = ["booting", "draining", "working"];
+  const order: Stage[] = ["waiting", "booting", "draining", "working"];
   return order.indexOf(one) >= order.indexOf(other) ? one : other;
 }
 

@@ -127,6 +127,9 @@ test("a pod without a word of its pool is of its run's only one", () => {
   assert.deepEqual(liveRuns([ensure, pod]).map(({ pool, stage }) => [pool, stage]), [["train-gpu", "working"]]);
   assert.deepEqual(liveRuns([pod]).map(({ pool }) => pool), [null]);
   assert.deepEqual(liveRuns([ensure]).map(({ stage }) => stage), ["booting"]);
+  const retried = { ...pod, state: "up_for_retry" };
+  assert.deepEqual(liveRuns([retried]).map(({ stage }) => stage), ["waiting"]);
+  assert.deepEqual(liveRuns([retried, ensure]).map(({ stage }) => stage), ["booting"]);
   assert.deepEqual(liveRuns([task({ state: "deferred" })]).map(({ stage }) => stage), ["draining"]);
 });
 
