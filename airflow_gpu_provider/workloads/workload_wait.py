@@ -143,7 +143,9 @@ class WorkloadWait(ObjectWait):
         self, workload: WorkloadState, end: WorkloadEnd, snapshot: WorkloadSnapshot, now: datetime
     ) -> GpuError | None:
         ends = self._ends(snapshot, now)
-        if not ends and snapshot.failed_at is not None and now < snapshot.failed_at + SETTLED_AFTER:
+        # Its pods are heard of by another watch: the one that failed first may be the last that is told.
+        is_settled = snapshot.failed_at is None or now >= snapshot.failed_at + SETTLED_AFTER
+        if not is_settled and not (ends and all(_is_over(seen) for seen in snapshot.pods.values())):
             return None
         said = f"{end.reason}: {end.message}".strip(": ").rstrip(".")
         if not ends or end.reason == "DeadlineExceeded":
@@ -158,13 +160,17 @@ class WorkloadWait(ObjectWait):
         ends = {}
         for title, seen in snapshot.pods.items():
             error, pod = self.of_pod(seen).step(seen, now).error, seen.pod
-            if error is None or not (seen.gone or pod is None or end_of(pod)):
+            if error is None or not _is_over(seen):
                 continue
             ends[title] = _before_it_was_deleted(pod) or RankEnd(error=error, pod=pod)
         return ends
 
     def _begin_deadline(self, snapshot: WorkloadSnapshot) -> datetime:
         return (snapshot.queued_at or self.started) + timedelta(seconds=self.schedule_seconds)
+
+
+def _is_over(seen: PodSnapshot) -> bool:
+    return seen.gone or seen.pod is None or end_of(seen.pod) is not None
 
 
 def _before_it_was_deleted(pod: PodState | None) -> RankEnd | None:

@@ -92,6 +92,20 @@ def test_pods_ends_are_waited_for_a_moment_and_then_its_own_word_counts() -> Non
     assert "FailedJobs: a job has failed" in error.what
 
 
+def test_a_pod_that_has_not_told_its_end_yet_may_be_the_one_that_failed_first() -> None:
+    told = {"workers 0": a_pod("a", ended(143, 40), phase="Failed")}
+    snapshot = seen(replace(STATE, end=FAILED), {**told, "workers 1": a_pod("b", RUNS)}, failed_at=at(45))
+    assert WAIT.step(snapshot, at(46)).error is None
+    (rank,) = told
+    last = WAIT.step(snapshot, at(45) + SETTLED_AFTER).error
+    assert last is not None
+    assert last.details["rank"] == rank
+    both = {**told, "workers 1": a_pod("b", ended(3, 30), phase="Failed")}
+    first = WAIT.step(seen(replace(STATE, end=FAILED), both, failed_at=at(45)), at(46)).error
+    assert first is not None
+    assert first.details["rank"] == "workers 1"
+
+
 def test_its_own_deadline_is_a_deadline() -> None:
     end = WorkloadEnd(succeeded=False, reason="DeadlineExceeded", message="was active longer than specified deadline")
     assert isinstance(WAIT.step(seen(replace(STATE, end=end), failed_at=at(0)), at(60)).error, PodDeadline)
