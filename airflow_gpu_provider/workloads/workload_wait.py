@@ -29,6 +29,7 @@ SETTLED_AFTER = timedelta(seconds=2)
 
 _RETRY = "Retry the task: the next try waits for new capacity."
 _TOLD = 4
+_BY_POLICY = "PodFailurePolicy"  # JobReasonPodFailurePolicy of batch/v1; its message says which condition matched
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,6 +149,8 @@ class WorkloadWait(ObjectWait):
         if not is_settled and not (ends and all(_is_over(seen) for seen in snapshot.pods.values())):
             return None
         said = f"{end.reason}: {end.message}".strip(": ").rstrip(".")
+        if not ends and end.reason == _BY_POLICY and "condition DisruptionTarget" in end.message:
+            return PodPreempted(f"{workload} has failed ({said}).", _RETRY, workload=self.name)
         if not ends or end.reason == "DeadlineExceeded":
             is_late = end.reason == "DeadlineExceeded"
             error, fix = (PodDeadline, RAISE_DEADLINE) if is_late else (PodFailed, "Its pods' logs are in this log.")

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -90,7 +90,11 @@ def lines_of(do: Callable[[], Any]) -> list[str]:
     """Return the lines that it has logged."""
     with capture_logs() as told:
         do()
-    return [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    return [line_of(entry) for entry in told]
+
+
+def line_of(entry: Mapping[str, Any]) -> str:
+    return str(entry["event"]) % tuple(entry.get("positional_args") or ())
 
 
 @BOTH_WAYS
@@ -150,14 +154,20 @@ def test_what_its_own_controller_restarts_is_no_failure(pool: EksGpuPool) -> Non
 
 def test_pod_that_is_evicted_is_a_preemption_where_the_job_gives_up(pool: EksGpuPool, api: client.CoreV1Api) -> None:
     policy = {"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}]}
-    manifest = a_job("trap 'exit 143' TERM; while :; do sleep 0.1; done", podFailurePolicy=policy)
-    taking = threading.Thread(target=lambda: evict_one(api))
-    taking.start()
-    try:
-        with pytest.raises(PodPreempted) as error:
-            run(workload(pool, manifest))
-    finally:
-        taking.join()
+    manifest = a_job("trap 'exit 143' TERM; echo up; while :; do sleep 0.1; done", podFailurePolicy=policy)
+
+    def evict_once_both_are_followed() -> None:
+        eventually(lambda: {"[pod 0] up", "[pod 1] up"} <= {line_of(entry) for entry in [*told]})
+        evict_one(api)
+
+    with capture_logs() as told:
+        taking = threading.Thread(target=evict_once_both_are_followed)
+        taking.start()
+        try:
+            with pytest.raises(PodPreempted) as error:
+                run(workload(pool, manifest))
+        finally:
+            taking.join()
     assert error.value.details["rank"].startswith("pod ")
 
 

@@ -106,6 +106,14 @@ def test_a_pod_that_has_not_told_its_end_yet_may_be_the_one_that_failed_first() 
     assert first.details["rank"] == "workers 1"
 
 
+def test_a_job_that_its_policy_ended_for_a_disruption_was_preempted_though_nobody_has_seen_its_pods() -> None:
+    said = "Pod ml/train-0-x has condition DisruptionTarget matching FailJob rule at index 0"
+    end = WorkloadEnd(succeeded=False, reason="PodFailurePolicy", message=said)
+    assert type(WAIT.step(seen(replace(STATE, end=end), failed_at=at(45)), at(60)).error) is PodPreempted
+    code = replace(end, message="Container main for pod ml/train-0-x failed with exit code 3 matching FailJob rule")
+    assert type(WAIT.step(seen(replace(STATE, end=code), failed_at=at(45)), at(60)).error) is PodFailed
+
+
 def test_its_own_deadline_is_a_deadline() -> None:
     end = WorkloadEnd(succeeded=False, reason="DeadlineExceeded", message="was active longer than specified deadline")
     assert isinstance(WAIT.step(seen(replace(STATE, end=end), failed_at=at(0)), at(60)).error, PodDeadline)
