@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,20 @@ def eventually(look: Callable[[], Any], *, seconds: float = 240.0) -> Any:
             raise AssertionError(f"not so after {seconds} s: {look}")
         time.sleep(0.05)
     return found
+
+
+def line_of(entry: Mapping[str, Any]) -> str:
+    """What structlog's capture_logs has taken, as the task's log shows it."""
+    return str(entry["event"]) % tuple(entry.get("positional_args") or ())
+
+
+async def watched_until(deferral: TaskDeferred, is_so: Callable[[], Any]) -> None:
+    """Run the deferral's trigger until `is_so` returns what is true, and cut it off, as a triggerer that dies would."""
+    watching = asyncio.create_task(first_event(copy_of(deferral.trigger)))
+    await asyncio.to_thread(eventually, is_so)
+    watching.cancel()
+    with suppress(asyncio.CancelledError):
+        await watching
 
 
 def watched(look: Callable[..., Any], since: str, until: Callable[[str, Any], Any], **options: Any) -> list[Any]:

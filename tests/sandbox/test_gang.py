@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import dataclasses
 import json
 import os
@@ -42,7 +41,17 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.workloads.gang_wait import GangWait
 from gpu_sandbox.sandbox import Sandbox
 from tests.nodes.checks import UNTIL_TOLD, end, log_of
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, resumption, run
+from tests.sandbox.running import (
+    airflow_says,
+    context_of,
+    copy_of,
+    eventually,
+    first_event,
+    line_of,
+    resumption,
+    run,
+    watched_until,
+)
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
@@ -98,7 +107,7 @@ def lines_of(do: Callable[[], Any]) -> tuple[Any, list[str]]:
     """Return what it returned, and the lines that it has logged."""
     with capture_logs() as told:
         result = do()
-    return result, [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    return result, [line_of(entry) for entry in told]
 
 
 def test_in_a_queue_nobody_but_kueue_admits_it_and_without_kueue_its_place_is_unknown(
@@ -114,7 +123,7 @@ def test_in_a_queue_nobody_but_kueue_admits_it_and_without_kueue_its_place_is_un
         assert not api.list_namespaced_pod("default").items
         batch.patch_namespaced_job(job.metadata.name, "default", {"spec": {"suspend": False}})  # as Kueue does
         task.join(timeout=600)
-    lines = [str(each["event"]) % tuple(each.get("positional_args") or ()) for each in told]
+    lines = [line_of(each) for each in told]
     assert [lines.count(f"[rank {rank}] up") for rank in (0, 1)] == [1, 1]
 
 
@@ -164,7 +173,7 @@ def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
     assert type(error.value) is PodFailed
     assert error.value.details["rank"] == 1
     assert error.value.details["exit_code"] == 3
-    lines = [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    lines = [line_of(entry) for entry in told]
     assert [lines.count(f"[rank 0] step {n}") for n in range(1, 21)] == [1] * 20
     assert lines.count("[rank 1] loss is NaN") == 1
     eventually(lambda: not batch.list_namespaced_job("default").items)
@@ -329,7 +338,7 @@ def test_pods_that_a_quota_or_a_policy_refuses_are_told_and_end_it_typed(
             run(gang(pool, FOREVER, schedule_timeout_seconds=5, deferrable=deferrable))
     finally:
         remove("one-gpu", "default")
-    lines = [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    lines = [line_of(entry) for entry in told]
     assert any("the API server refuses its pods: " in line and said in line for line in lines)
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
@@ -426,14 +435,7 @@ def test_next_triggerer_goes_on_with_all_ranks_logs(
         (job,) = batch.list_namespaced_job("default").items
         return dict(json.loads(job.metadata.annotations.get(POSITIONS, "{}")))
 
-    async def until_both_are_kept() -> None:
-        watching = asyncio.create_task(first_event(copy_of(deferral.value.trigger)))
-        await asyncio.to_thread(eventually, lambda: len(positions()) == 2)
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-
-    _, before = lines_of(lambda: asyncio.run(until_both_are_kept()))
+    _, before = lines_of(lambda: asyncio.run(watched_until(deferral.value, lambda: len(positions()) == 2)))
 
     def end_once_it_goes_on(told: list[Any]) -> None:
         eventually(lambda: any(REPEATED in str(each) for each in [*told]))
@@ -445,7 +447,7 @@ def test_next_triggerer_goes_on_with_all_ranks_logs(
         ending.start()
         event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
         ending.join()
-    after = [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    after = [line_of(entry) for entry in told]
     _, rest = lines_of(resumption(task, deferral.value, context, event))
     for rank in (0, 1):
         numbers = [
@@ -466,18 +468,7 @@ def test_rank_that_is_deleted_while_no_triggerer_runs_is_lost(
     context = context_of(task)
     with pytest.raises(TaskDeferred) as deferral:
         task.execute(context)
-    running = "status.phase=Running"
-
-    async def until_both_run() -> None:
-        watching = asyncio.create_task(first_event(copy_of(deferral.value.trigger)))
-        await asyncio.to_thread(
-            eventually, lambda: len(api.list_namespaced_pod("default", field_selector=running).items) == 2
-        )
-        watching.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await watching
-
-    asyncio.run(until_both_run())
+    asyncio.run(watched_until(deferral.value, lambda: running(api, 2)))
     (lost,) = api.list_namespaced_pod("default", label_selector="batch.kubernetes.io/job-completion-index=1").items
     api.delete_namespaced_pod(lost.metadata.name, "default", grace_period_seconds=1)
     eventually(lambda: batch.list_namespaced_job("default").items[0].status.failed_indexes == "1")

@@ -45,7 +45,7 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.nodes.checks import UNTIL_TOLD, end
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, run
+from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, line_of, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
@@ -195,7 +195,7 @@ def seconds_to_the_event(pool: EksGpuPool) -> float:
     with capture_logs() as told:
         event, heard_at = asyncio.run(event_and_time())
         task.trigger_reentry(context, event)
-    lines = [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    lines = [line_of(entry) for entry in told]
     (ended_at,) = [float(line.removeprefix("[base] ")) for line in lines if line.startswith("[base] ")]
     assert [phase["phase"] for phase in event["timeline"]] == ["waited for a node", "start", "ran"]
     return heard_at - ended_at

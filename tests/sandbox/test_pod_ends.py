@@ -30,7 +30,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.triggers import pod as pod_trigger
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption, run
+from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
@@ -97,7 +97,7 @@ def deferred(task: GpuPodOperator, context: dict[str, Any]) -> TaskDeferred:
 
 def said(log: list[Any]) -> list[str]:
     """What was logged, each message as a line."""
-    return [str(one["event"]) % tuple(one.get("positional_args") or ()) for one in log]
+    return [line_of(one) for one in log]
 
 
 def phase_of(core: client.CoreV1Api, context: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, run
+from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, run
 
 FOREVER = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
@@ -91,10 +91,6 @@ def lines_of(do: Callable[[], Any]) -> list[str]:
     with capture_logs() as told:
         do()
     return [line_of(entry) for entry in told]
-
-
-def line_of(entry: Mapping[str, Any]) -> str:
-    return str(entry["event"]) % tuple(entry.get("positional_args") or ())
 
 
 @BOTH_WAYS

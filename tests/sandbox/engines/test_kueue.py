@@ -24,7 +24,7 @@ from airflow_gpu_provider.workloads.manifest_placement import place_workload
 from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.engines.test_engines import QUEUES, create
-from tests.sandbox.running import eventually, run
+from tests.sandbox.running import eventually, line_of, run
 from tests.unit.workloads.manifests import a
 
 BY_PRIORITY = """
@@ -117,7 +117,7 @@ def lines_of(do: Callable[[], Any]) -> list[str]:
 
 def said(told: list[Any]) -> list[str]:
     """Return what `capture_logs` has caught, as lines."""
-    return [str(entry["event"]) % tuple(entry.get("positional_args") or ()) for entry in told]
+    return [line_of(entry) for entry in told]
 
 
 @pytest.mark.parametrize("kind", KINDS)
