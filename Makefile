@@ -8,16 +8,17 @@ PYTHON ?= python3
 BIN := .venv/bin
 GO := .venv/.go
 DEMONSTRABLE := .venv/.demo
+DATABASE := .venv/.database
 TWO_NODES := .venv/.two-nodes
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
 JOBS ?= 2
-# Each with up to three control planes, 2 GB at most. On two cores four leave a third of the CPU time idle, seven a tenth.
-SANDBOXES ?= 7
-# Each with a sandbox and an Airflow, 2.5 GB. With three, two cores are never idle, and a scheduler that is ten seconds
-# late fails tasks that have been deferred (apache/airflow#67287).
-AIRFLOWS ?= 2
+# Each with up to three control planes, 2 GB at most. On two cores four leave a third of the CPU time idle, nine a twentieth.
+SANDBOXES ?= 9
+# Each with a sandbox and an Airflow, 2.5 GB. Two leave a third of the CPU time idle, three a twentieth; a scheduler that is
+# ten seconds late, as with more, fails tasks that have been deferred (apache/airflow#67287).
+AIRFLOWS ?= 3
 
 # Without bytecode each process compiles some 2,500 modules anew, which is half of its start.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,6 +46,11 @@ $(DEMONSTRABLE): $(GO) requirements-demo.txt pyproject.toml sandbox/pyproject.to
 	@$(INSTALL) --quiet --no-deps --no-build-isolation --editable . --editable sandbox
 	@touch $@
 
+# What each Airflow begins with. Made beside the compilers, which at their end use one core.
+$(DATABASE): $(DEMONSTRABLE)
+	@$(BIN)/python -m gpu_sandbox.airflow_home
+	@touch $@
+
 # XGBoost, for the training on two nodes alone.
 $(TWO_NODES): $(DEMONSTRABLE) requirements-two-nodes.txt
 	@$(INSTALL) --requirements requirements-two-nodes.txt || $(BIN)/python -m pip install --requirement requirements-two-nodes.txt
@@ -69,7 +75,7 @@ engines: .venv control-plane
 # make demo UI=1                         Airflow stays up after the night, with ten earlier ones, and says where the page is
 # The control plane takes minutes to compile, so it begins as soon as Go is there, beside the installation.
 demo:
-	@$(MAKE) --no-print-directory --jobs 2 control-plane $(if $(filter two-nodes,$(DEMO)),$(TWO_NODES),$(DEMONSTRABLE))
+	@$(MAKE) --no-print-directory --jobs 2 control-plane $(if $(filter two-nodes,$(DEMO)),$(TWO_NODES)) $(DATABASE)
 	@mkdir -p build
 	@$(BIN)/gpu-sandbox demo $(if $(DEMO),--training $(DEMO)) --report $(REPORT) $(if $(FAULT),--fault $(FAULT)) $(if $(UI),--ui)
 

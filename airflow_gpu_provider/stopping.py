@@ -74,6 +74,9 @@ class Stop:
     async def _watched(self, coroutine: Coroutine[Any, Any, T]) -> T:
         self._loop, self._waiting = asyncio.get_running_loop(), asyncio.current_task()
         try:
+            if self.error is not None:  # a callback of the loop that had just begun has swallowed it
+                coroutine.close()
+                raise self.error
             return await coroutine
         finally:
             self._loop = self._waiting = None

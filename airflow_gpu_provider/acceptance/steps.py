@@ -43,7 +43,7 @@ INSTALLATION = "airflow-gpu-accept"
 NIGHTS = 4
 """How many of the steps bring a node."""
 
-_HOLD_SECONDS = 10
+_HOLD_SECONDS = 30  # for its wait to be killed meanwhile, on a busy machine too
 _RUNNING_WITHIN = 20 * 60.0
 _GONE_WITHIN = 15 * 60.0
 _LOOK_SECONDS = 2.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from airflow_gpu_provider.cluster.clock import SystemClock, parse_time
 
@@ -25,6 +25,13 @@ DEADLINE_ANNOTATION = "airflow-gpu-provider/active-deadline-seconds"
 """On a pod: the activeDeadlineSeconds that it was created with, before the cluster's policies saw it."""
 
 
+class ContainerRun(NamedTuple):
+    """One run of a container. The API's times are whole seconds: a container may be started twice in one of them."""
+
+    container_id: str
+    started_at: datetime
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContainerState:
     """One container's status, as the node last reported it; `before` is its end before it was started again."""
@@ -36,7 +43,13 @@ class ContainerState:
     exit_code: int | None = None
     started_at: datetime | None = None
     finished_at: datetime | None = None
+    container_id: str = ""
     before: ContainerState | None = None
+
+    @property
+    def run(self) -> ContainerRun | None:
+        """Which run of the container it is; None while it waits, and if it could not be started."""
+        return ContainerRun(self.container_id, self.started_at) if self.started_at is not None else None
 
 
 _KUEUE_TARGET = "TerminationTarget"  # the condition that Kueue gives a pod before it deletes it
@@ -177,11 +190,18 @@ def _containers(statuses: Iterable[Json] | None) -> Iterable[ContainerState]:
     for status in statuses or ():
         name, state, last = status["name"], status.get("state") or {}, status.get("lastState") or {}
         before = _terminated(name, last["terminated"]) if last.get("terminated") else None
+        container_id = status.get("containerID") or ""
         if ended := state.get("terminated"):
-            yield replace(_terminated(name, ended), before=before)
+            container_id = ended.get("containerID") or container_id
+            yield replace(_terminated(name, ended), container_id=container_id, before=before)
         elif running := state.get("running"):
-            started_at = parse_time(running.get("startedAt"))
-            yield ContainerState(name=name, status="running", started_at=started_at, before=before)
+            yield ContainerState(
+                name=name,
+                status="running",
+                started_at=parse_time(running.get("startedAt")),
+                container_id=container_id,
+                before=before,
+            )
         else:
             waiting = state.get("waiting") or {}
             reason, message = waiting.get("reason") or "", waiting.get("message") or ""

@@ -17,7 +17,7 @@ import random
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager, nullcontext
+from contextlib import aclosing, asynccontextmanager, nullcontext, suppress
 from datetime import datetime
 from typing import Any, Protocol, Self
 from weakref import WeakKeyDictionary
@@ -32,8 +32,9 @@ from airflow_gpu_provider.cluster.pod_log import (
     positions_from_record,
     positions_to_record,
 )
-from airflow_gpu_provider.cluster.pod_state import ContainerState, Json, PodState
+from airflow_gpu_provider.cluster.pod_state import ContainerRun, ContainerState, Json, PodState
 from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.pods.position_saver import READ_WITHIN, PositionSaver
 from airflow_gpu_provider.pods.secrets import secrets_of
 from airflow_gpu_provider.pods.supervisor_log import supervisor_log
 
@@ -52,13 +53,11 @@ WriteLine = Callable[[str, str, datetime | None], None]
 
 LAST_WORDS_WITHIN = 1.0
 """Seconds to read the log of a preempted pod to its end: a worker may find the pod gone."""
-SAVE_EVERY = 3.0
-_OUTLIVED = 1.5
 _SILENCE = 240.0  # load balancers silently drop connections idle for longer (EKS: 350 s)
 _SOON, _LATEST = 0.5, 15.0
+_TOLD_WITHIN = 2.0  # seconds: a kubelet looks at its containers once in a second, and then tells
 _BUNCH = 50
 _LINES_PER_SECOND = 1000
-_READ_WITHIN = 5.0
 _TRAIL = 1000
 
 
@@ -128,7 +127,9 @@ class PodLogs:
         self._may_repeat = bool((wanted or {}).get("may_repeat"))
         self._states: dict[str, ContainerState] = {}
         self._waiting: set[str] = set()
-        self._streams: dict[tuple[str, datetime], asyncio.Task[None]] = {}
+        self._is_draining = False
+        self._news = asyncio.Event()
+        self._streams: dict[tuple[str, ContainerRun], asyncio.Task[None]] = {}
         self._trail: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_TRAIL)
         self._own_saver = PositionSaver(api, self._path, wait.uid, self._positions, self._say)
         self._saver = saver or self._own_saver
@@ -155,11 +156,17 @@ class PodLogs:
             self._secrets = secrets_of(raw, self._masked)
         for container in (*pod.others, *([pod.base] if pod.base else [])):
             self._states[container.name] = container
-            if container.name in self._readers and container.started_at is not None:
-                self._start(container.name, container.started_at)
+            if container.name in self._readers and container.run is not None:
+                self._start(container.name, container.run)
+        self._tell()
 
     async def drain(self, seconds: float) -> None:
-        """Wait until the streams have ended by themselves, at most this long."""
+        """Wait until the streams have ended by themselves, at most this long.
+
+        Nobody tells of the containers' ends any more: from now on, a stream that ends is not taken up again.
+        """
+        self._is_draining = True
+        self._tell()
         if self._streams:
             await asyncio.wait(self._streams.values(), timeout=seconds)
 
@@ -175,20 +182,20 @@ class PodLogs:
     async def safe_rest(self) -> dict[str, Any]:
         """Return `rest` as far as the lines are certain to be in the task's log: better to read the others twice."""
         log = supervisor_log()
-        if await log.until_read(log.written, within=_READ_WITHIN):
+        if await log.until_read(log.written, within=READ_WITHIN):
             return self.rest()
         safe = [positions for mark, positions in self._trail if mark <= log.read]
         return {"positions": safe[-1] if safe else self._started_from or self._carried, "may_repeat": True}
 
     # -- streaming -------------------------------------------------------------------------------------------
 
-    def _start(self, name: str, started_at: datetime) -> None:
-        if (name, started_at) in self._streams:
+    def _start(self, name: str, run: ContainerRun) -> None:
+        if (name, run) in self._streams:
             return
         before = [task for (other, _), task in self._streams.items() if other == name]
-        self._streams[name, started_at] = asyncio.create_task(self._stream(name, started_at, before))
+        self._streams[name, run] = asyncio.create_task(self._stream(name, run, before))
 
-    async def _stream(self, name: str, started_at: datetime, before: list[asyncio.Task[None]]) -> None:
+    async def _stream(self, name: str, run: ContainerRun, before: list[asyncio.Task[None]]) -> None:
         """Follow one run of a container to its end; its earlier runs come first."""
         for secret in self._secrets:  # Airflow's log is masked by the parent process, which knows it from then on
             await amask_secret(secret)
@@ -199,26 +206,46 @@ class PodLogs:
         async with nullcontext() if self._alone else _slot(lambda bound: self._say(_no_slot(name, bound))):
             self._waiting.discard(name)
             failures = 0
-            while self._states[name].started_at in (started_at, None):  # the next run has a new log
-                began = time.monotonic()
+            while self._states[name].run in (run, None):  # the next run has a new log
+                began, has_ended = time.monotonic(), False
                 try:
-                    await self._read(name)
+                    has_ended = await self._read(name)
                 except GpuError as error:
-                    if not error.retryable:
+                    if not error.retryable and not self._is_draining:
                         self._say(f"The log of container {name} comes when the pod has ended: {error}")
                         return
-                if self._states[name].status != "running":
+                if not self._goes_on_running(name, run):
                     return
                 failures = 0 if time.monotonic() - began > _LATEST else failures + 1
                 longest = min(_LATEST, _SOON * 2.0 ** min(failures, 10))
-                await asyncio.sleep(longest * random.uniform(0.5, 1.0))
+                pause = max(longest, _TOLD_WITHIN) if has_ended else longest * random.uniform(0.5, 1.0)
+                if await self._until_over(name, run, within=pause) and has_ended:
+                    return  # that was its whole log: another request might get that of the next run
 
-    async def _read(self, name: str) -> None:
-        """Write what is new until the connection ends."""
-        reader = self._readers[name]
+    def _goes_on_running(self, name: str, run: ContainerRun) -> bool:
+        """Whether this run of a container still runs, as far as anybody tells."""
+        state = self._states[name]
+        return not self._is_draining and state.status == "running" and state.run == run
+
+    async def _until_over(self, name: str, run: ContainerRun, *, within: float) -> bool:
+        """Wait until this run is told to be over; return whether it is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while self._goes_on_running(name, run):
+                    await self._news.wait()
+        return not self._goes_on_running(name, run)
+
+    def _tell(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _read(self, name: str) -> bool:
+        """Write what is new until the connection ends; return whether the log has, as far as one can tell."""
+        reader, heard_at = self._readers[name], float("-inf")
         parameters = {**reader.begin(), "container": name}
         async with aclosing(self._api.follow(f"{self._path}/log", silence=_SILENCE, **parameters)) as bunches:
             async for lines in bunches:
+                heard_at = time.monotonic()
                 for start in range(0, len(lines), _BUNCH):
                     bunch = lines[start : start + _BUNCH]
                     await (asyncio.sleep(0) if self._alone else _turn(len(bunch)))
@@ -229,6 +256,7 @@ class PodLogs:
                             self._write_line(name, text, reader.at)
                     if not self._alone:
                         self._trail.append((supervisor_log().written, self._positions()))
+        return time.monotonic() - heard_at < _SILENCE
 
     def _write_line(self, name: str, text: str, at: datetime | None) -> None:
         if self._readers[name].is_after_gap:
@@ -266,66 +294,6 @@ class PodLogs:
 
     def _positions(self) -> dict[str, Any]:
         return self._carried | positions_to_record({name: reader.position for name, reader in self._readers.items()})
-
-
-class PositionSaver:
-    """Records positions in an annotation of one object while there are new ones; first, that there are any.
-
-    Args:
-        api: The cluster.
-        path, uid: The object.
-        positions: Returns those reached so far.
-        say: Takes a line for the task's log.
-    """
-
-    def __init__(
-        self, api: AsyncApi, path: str, uid: str, positions: Callable[[], dict[str, Any]], say: Callable[[str], None]
-    ) -> None:
-        self._api = api
-        self._path = path
-        self._uid = uid
-        self._positions = positions
-        self._say = say
-        self._unsaved = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-        self.first: dict[str, Any] = {}
-        """The positions before the first new line."""
-
-    def note(self) -> None:
-        """Take note that there are new positions."""
-        self._unsaved.set()
-        if self._task is None:
-            self._task = asyncio.create_task(self._keep_saving())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
-    async def _keep_saving(self) -> None:
-        positions = self.first
-        while True:
-            try:
-                await self._save(positions)
-            except GpuError as error:
-                if not error.retryable:
-                    self._say(f"If the triggerer is restarted, this log starts again from the beginning: {error}")
-                    return
-                self._unsaved.set()
-            await asyncio.sleep(SAVE_EVERY - _OUTLIVED)
-            await self._unsaved.wait()
-            self._unsaved.clear()
-            safe, mark = self._positions(), supervisor_log().written
-            # A runner whose supervisor was killed runs for up to another second, and its output is in no log.
-            await asyncio.sleep(_OUTLIVED)
-            if await supervisor_log().until_read(mark, within=_READ_WITHIN):
-                positions = safe
-            else:
-                self._unsaved.set()
-
-    async def _save(self, positions: dict[str, Any]) -> None:
-        text = json.dumps(positions, separators=(",", ":"))
-        await self._api.annotate(self._path, uid=self._uid, annotations={POSITIONS: text})
 
 
 # -- what all streams of a triggerer share -------------------------------------------------------------------

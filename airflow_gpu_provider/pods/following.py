@@ -49,6 +49,7 @@ class Following(ABC):
         """Wait until it is over, within the contexts of `logs` and `gpus`; errors as for `watch`."""
         watching = self.watching(pool, wait, logs, on_pod=each(logs.follow, gpus.follow), **how)
         progress = await gpus.beside(watching)
+        await gpus.stop()
         await self.finish(api, wait, progress, logs, log)
         return progress
 

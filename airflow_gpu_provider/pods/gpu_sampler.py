@@ -93,7 +93,7 @@ class GpuSampler:
         self._task: asyncio.Task[None] | None = None
         self._idleness = Idleness()
         self._is_over = asyncio.Event()
-        self._has_warned = self._has_failed = self._is_refused = False
+        self._has_warned = self._has_failed = self._is_stopped = False
         self.use = GpuUse()
 
     def _end(self, error: GpuIdle) -> Progress:
@@ -105,6 +105,11 @@ class GpuSampler:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Sample nothing more: nobody tells of the pods' ends once their wait is over."""
+        self._is_stopped = True
         if (task := self._task) is not None:
             self._task = None
             task.cancel()
@@ -127,7 +132,7 @@ class GpuSampler:
             if self._task is not None:
                 self._task.cancel()
                 self._task = None
-        elif self._task is None and self._watching is not None and not self._is_refused:
+        elif self._task is None and self._watching is not None and not self._is_stopped:
             self._task = asyncio.create_task(self._sample())
 
     async def beside(self, watching: Coroutine[Any, Any, Progress]) -> Progress:
@@ -153,7 +158,7 @@ class GpuSampler:
     async def _sample(self) -> None:
         self._idleness = Idleness()  # samples before an interruption say nothing about the time during it
         await asyncio.sleep(SAMPLE_EVERY / 2)
-        while not self._is_refused:
+        while not self._is_stopped:
             began = time.monotonic()
             await self._take_one(self._next(), began)
             await asyncio.sleep(max(0.0, began + SAMPLE_EVERY - time.monotonic()))
@@ -184,7 +189,7 @@ class GpuSampler:
         await asyncio.sleep(_UNTIL_THE_END_SHOWS)
         if pod.name not in self._running:
             return
-        self._is_refused = is_refused
+        self._is_stopped = self._is_stopped or is_refused
         if not self._has_failed:
             self._has_failed = True
             self._say(f"The GPU use of {self._wait.what} cannot be sampled: {why}")

@@ -9,7 +9,7 @@ from datetime import datetime
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
-from airflow_gpu_provider.cluster.watched import NODES, Resource, pod_events, pods, pool_nodes
+from airflow_gpu_provider.cluster.watched import NODES, Resource, pod_events, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodUnschedulable
 from airflow_gpu_provider.pods.fit import check_fits, is_left_out, not_on_any, requests_of, size_of
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
@@ -33,8 +33,6 @@ class PodView(View):
         self._synced = False
         self._unshown_nodes: dict[str, str] = {}  # name -> uid
         self._lost_label: dict[str, str] = {}  # path -> its news
-        self._node_watches = pool_nodes(pool.node_selector).keys()
-        self._nodes_synced: set[Resource] = set()
         self._requests: NodeSize | None = None
         self._full_at: datetime | None = None
         self._looked_at = False
@@ -139,7 +137,7 @@ class PodView(View):
             events=self._events_of(self._wait.uid),
             nodes=tuple(sorted(self._nodes.values(), key=lambda node: node.name)),
             is_full=is_full,
-            full_at=now if is_full else self._full_at,
+            full_at=now if is_full or not self._knows_nodes else self._full_at,
             passed_over=self._is_passed_over(),
             no_node_has=self._no_node_has(),
             too_large=self._too_large() if self.waits_for_node else None,
@@ -167,9 +165,7 @@ class PodView(View):
 
     def _take_node(self, change: Change) -> None:
         super()._take_node(change)
-        if change.kind == "synced":
-            self._nodes_synced.add(change.resource)
-        elif change.kind == "present":
+        if change.kind == "present":
             name = change.raw["metadata"]["name"]
             self._unshown_nodes.pop(name, None)
             self._forget(f"{NODES}/{name}")

@@ -51,7 +51,8 @@ class PodSnapshot:
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
         is_full: All nodes that the pool may have are up, with their GPUs, and other pods use them.
-        full_at: When `is_full` was last true while the pod waited, or the pod was last gated; None if never.
+        full_at: When `is_full` was last true while the pod waited, or the pod was last gated; None if never. Now, while
+            the pool's nodes are not known yet.
         passed_over: The pool has a usable node that the scheduler excludes for a reason other than its pods.
         no_node_has: The labels of the pod's node selector that no usable node of the pool has; empty if one has all.
         too_large: Why the pod can never get a node of the pool, while it waits for one.

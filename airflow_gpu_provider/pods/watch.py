@@ -146,6 +146,8 @@ class View(ABC):
         self._nodes: dict[str, Node] = {}
         self._machines: dict[str, str] = {}
         self._gone_nodes: set[str] = set()
+        self._node_watches = pool_nodes(pool.node_selector).keys()
+        self._nodes_synced: set[Resource] = set()
         self._trouble: dict[Resource, GpuError] = {}
         self._unshown = Unshown(feed)
         self.pool_news = PoolNews()
@@ -205,6 +207,8 @@ class View(ABC):
             metadata = change.raw["metadata"]
             self._nodes.pop(metadata["uid"], None)
             self._lose_node(metadata["name"], metadata["uid"])
+        elif change.kind == "synced":
+            self._nodes_synced.add(change.resource)
 
     def _lose_node(self, name: str, uid: str) -> None:
         """Note that no watch shows a node any more. Default: it is gone."""
@@ -219,6 +223,11 @@ class View(ABC):
 
     def _events_of(self, uid: str) -> tuple[PodEvent, ...]:
         return tuple(sorted((e for e in self._events.values() if e.pod_uid == uid), key=lambda event: event.at))
+
+    @property
+    def _knows_nodes(self) -> bool:
+        """Whether each watch of the pool's nodes has shown them, or has failed: each has a connection of its own."""
+        return self._node_watches <= self._nodes_synced | self._trouble.keys()
 
     def _ready_nodes(self) -> list[Node]:
         return [node for node in self._nodes.values() if node.usable and node.gpus > 0]

@@ -198,8 +198,11 @@ class _Keeper:
             if due <= loop.time():
                 return
             self._wake.clear()
+            # With wait_for, the last one's `leave` would hang if a node changed in the same moment: in Python 3.11 it
+            # loses a cancellation that comes together with the event.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), due - loop.time())
+                async with asyncio.timeout(due - loop.time()):
+                    await self._wake.wait()
 
     async def _look(self) -> None:
         """Do what is requested, otherwise reconcile; the outcome goes to all who were subscribed at its start."""

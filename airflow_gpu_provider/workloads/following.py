@@ -61,7 +61,7 @@ class WorkloadFollowing(Following):
         await logs.drain(LAST_WORDS_WITHIN)
 
 
-_STOPPED_WITHIN = 3.0  # seconds; a worker reads what a rank prints later, in its grace period
+_STOPPED_WITHIN = 30.0  # seconds, Kubernetes' default grace period; what a rank prints goes with its pod
 
 
 async def end_ranks(api: AsyncApi, wait: GangWait, logs: GangLogs, log: Callable[..., None]) -> None:

@@ -51,7 +51,7 @@ class GangSnapshot:
         queued: Why it is not admitted, as text; empty if unknown.
         is_queued: The pool has as many nodes as it needs: it waits for other pods to end, or for its turn.
         evicted: Why Kueue has evicted it after admitting it; empty if it has not.
-        queued_at: When `is_queued` was last true while it was suspended.
+        queued_at: When `is_queued` was last true while it was suspended. Now, while the nodes are not known yet.
         no_capacity: Why the pool gets no machine now, if that is a stock-out or a quota.
         refused: Why the API server refuses some of its pods; None if it does not.
         silence: For how long no rank has printed anything; None if unknown.

@@ -19,7 +19,8 @@ from airflow_gpu_provider.cluster.gangs import jobs_path
 from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
-from airflow_gpu_provider.pods.followed_log import PodLogs, PositionSaver, WriteLine
+from airflow_gpu_provider.pods.followed_log import PodLogs, WriteLine
+from airflow_gpu_provider.pods.position_saver import PositionSaver
 from airflow_gpu_provider.workloads.first_failure import Rank, in_words
 from airflow_gpu_provider.workloads.gang_wait import Silence
 from airflow_gpu_provider.workloads.workload_state import main_container

@@ -187,7 +187,7 @@ class GangView(View):
             queued=self._queue.in_words or self.pool_news.gangs.get(self._gang, ""),
             evicted=self._evicted,
             is_queued=is_queued,
-            queued_at=self._queued_at,
+            queued_at=self._queued_at if self._knows_nodes else now,
             no_capacity=self.pool_news.no_capacity,
             silence=self._silence(),
             refused=self._refused.now(),
@@ -299,7 +299,7 @@ class WorkloadView(GangView):
 
     _wait: WorkloadWait
     _job: WorkloadState | None
-    _failed_at: datetime | None = None
+    _ended_at: datetime | None = None
 
     believes = View.believes  # its own status decides when it ends
 
@@ -334,13 +334,13 @@ class WorkloadView(GangView):
         workload = self._job
         if workload is not None and workload.is_suspended:
             self._queued_at = now
-        if workload is not None and workload.end is not None and not workload.end.succeeded:
-            self._failed_at = self._failed_at or now
+        if workload is not None and workload.end is not None:
+            self._ended_at = self._ended_at or now
         return WorkloadSnapshot(
             workload=workload,
             gone=self._is_gone,
             pods={title: self._seen(uid) for title, uid in self._newest().items()},
-            failed_at=self._failed_at,
+            ended_at=self._ended_at,
             queued=self._queue.in_words,
             evicted=self._queue.evicted or self._evicted,
             refused=self._refused.now() if not self._newest() else None,

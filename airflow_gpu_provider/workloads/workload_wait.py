@@ -40,7 +40,7 @@ class WorkloadSnapshot:
         workload: The object as last seen; None before it was seen.
         gone: It no longer exists.
         pods: Its pods by their title, the newest of each.
-        failed_at: When its failure was first seen.
+        ended_at: When its end was first seen.
         queued: Why it is not admitted, as text; empty if unknown.
         queued_at: When it was last suspended.
         evicted: Why its queue has evicted it; empty if it has not.
@@ -51,7 +51,7 @@ class WorkloadSnapshot:
     workload: WorkloadState | None = None
     gone: bool = False
     pods: Mapping[str, PodSnapshot] = field(default_factory=dict)
-    failed_at: datetime | None = None
+    ended_at: datetime | None = None
     queued: str = ""
     queued_at: datetime | None = None
     evicted: str = ""
@@ -92,14 +92,15 @@ class WorkloadWait(ObjectWait):
         refused = (snapshot.refused.in_words,) if snapshot.refused else ()
         lines = (*_lines(snapshot), *refused, *snapshot.notes)
         error = self._error(snapshot, now)
-        is_done = error is None and workload is not None and workload.end is not None and workload.end.succeeded
+        has_succeeded = workload is not None and workload.end is not None and workload.end.succeeded
+        is_done = error is None and has_succeeded and _has_settled(snapshot, now)
         return Progress(done=is_done, error=error, lines=lines, result=_result(snapshot) if is_done or error else None)
 
     def next_deadline(self, snapshot: WorkloadSnapshot, now: datetime) -> datetime:
         """Return when `step` may return something else although nothing has changed."""
         times = [self.deadline]
-        if snapshot.failed_at:
-            times.append(snapshot.failed_at + SETTLED_AFTER)
+        if snapshot.ended_at:
+            times.append(snapshot.ended_at + SETTLED_AFTER)
         if snapshot.workload is not None and not snapshot.workload.is_suspended:
             times += [self._begin_deadline(snapshot)] if not snapshot.pods else []
             times += [snapshot.refused.ends_at(self.schedule_seconds)] if snapshot.refused else []
@@ -144,9 +145,7 @@ class WorkloadWait(ObjectWait):
         self, workload: WorkloadState, end: WorkloadEnd, snapshot: WorkloadSnapshot, now: datetime
     ) -> GpuError | None:
         ends = self._ends(snapshot, now)
-        # Its pods are heard of by another watch: the one that failed first may be the last that is told.
-        is_settled = snapshot.failed_at is None or now >= snapshot.failed_at + SETTLED_AFTER
-        if not is_settled and not (ends and all(_is_over(seen) for seen in snapshot.pods.values())):
+        if not _has_settled(snapshot, now) or (not ends and not _is_late(snapshot, now)):
             return None
         said = f"{end.reason}: {end.message}".strip(": ").rstrip(".")
         if not ends and end.reason == _BY_POLICY and "condition DisruptionTarget" in end.message:
@@ -170,6 +169,16 @@ class WorkloadWait(ObjectWait):
 
     def _begin_deadline(self, snapshot: WorkloadSnapshot) -> datetime:
         return (snapshot.queued_at or self.started) + timedelta(seconds=self.schedule_seconds)
+
+
+def _has_settled(snapshot: WorkloadSnapshot, now: datetime) -> bool:
+    """Whether its pods' ends have been told, or have had their time: they have a watch of their own."""
+    pods = snapshot.pods.values()
+    return _is_late(snapshot, now) or (bool(pods) and all(_is_over(seen) for seen in pods))
+
+
+def _is_late(snapshot: WorkloadSnapshot, now: datetime) -> bool:
+    return snapshot.ended_at is None or now >= snapshot.ended_at + SETTLED_AFTER
 
 
 def _is_over(seen: PodSnapshot) -> bool:

@@ -334,7 +334,7 @@ def wait_until(condition: Callable[[], bool], *, timeout: float = PATIENCE, what
 def _holds(condition: Callable[[], bool]) -> bool:
     try:
         return condition()
-    except AirflowApiSilent:
+    except (AirflowApiSilent, ConnectionError):
         return False
 
 

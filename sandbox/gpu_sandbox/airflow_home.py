@@ -3,6 +3,8 @@
 Scheduler, DAG processor, triggerer and API server are the real ones, each a process of its own, with the
 LocalExecutor and SQLite. Only intervals are tuned, so that a DAG file is found, and a run scheduled, in
 seconds rather than in a minute.
+
+Run as a program, this file makes the database that all of them begin with, if there is none yet.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
@@ -150,14 +153,23 @@ class AirflowHome:
         """Send a signal to a component's own process. SIGKILL and SIGTERM: return when it has ended.
 
         Its children (the triggerer's runner, the scheduler's workers and their tasks) are left as that leaves
-        them, or get the signal too: SIGSTOP and SIGCONT are mostly meant for all.
+        them, or get the signal too: SIGCONT is mostly meant for all.
         """
         process = self._processes[component]
-        pids = airflow_processes.session_of(process.pid) if with_children else [process.pid]
-        airflow_processes.send(pids, signal_number)
+        airflow_processes.send(self._pids(component, with_children=with_children), signal_number)
         if signal_number in (signal.SIGKILL, signal.SIGTERM):
             process.wait(timeout=PATIENCE)
             del self._processes[component]
+
+    def suspend(self, component: Component, *, with_children: bool = False) -> None:
+        """Send SIGSTOP to a component's own process, or to its children too; kill(component, SIGCONT) lets it go on.
+
+        It comes between two of its writes: SQLite has one lock for all writers, which would stand still with it.
+        """
+        with closing(sqlite3.connect(self.home / "airflow.db", timeout=PATIENCE, isolation_level=None)) as database:
+            database.execute("BEGIN IMMEDIATE")
+            airflow_processes.stop_all(self._pids(component, with_children=with_children))
+            database.execute("ROLLBACK")
 
     def kill_all(self) -> None:
         """Send SIGKILL to every process at once, tasks too, as in a power failure; `start` brings all back."""
@@ -181,6 +193,10 @@ class AirflowHome:
 
     def log_file(self, component: Component) -> Path:
         return self.home / "logs" / f"{component}.log"
+
+    def _pids(self, component: Component, *, with_children: bool) -> list[int]:
+        process = self._processes[component]
+        return airflow_processes.session_of(process.pid) if with_children else [process.pid]
 
     def _launch(self, component: Component) -> None:
         program = airflow_component.__name__ if component in FORKING else "airflow"
@@ -261,6 +277,11 @@ class AirflowHome:
         return inherited | fixed | variables | dict(extra)
 
 
+def python_path(folder: Path) -> str:
+    """A PYTHONPATH, for `env`, with this folder before what this process's has."""
+    return os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+
+
 def database_template() -> Path:
     """A SQLite file as `airflow db migrate` makes it, made once per Airflow version and user."""
     version = importlib.metadata.version("apache-airflow-core")
@@ -300,3 +321,7 @@ def _migrate(template: Path) -> None:
         database.replace(template)
     finally:
         shutil.rmtree(home)
+
+
+if __name__ == "__main__":
+    database_template()

@@ -61,6 +61,24 @@ def send(pids: list[int], signal_number: signal.Signals) -> None:
             continue
 
 
+def stop_all(pids: list[int]) -> None:
+    """SIGSTOP to all; returns when none of their threads runs any more."""
+    send(pids, signal.SIGSTOP)
+    while any(state not in "TtZX" for pid in pids for state in _thread_states(pid)):
+        time.sleep(0.01)
+
+
+def _thread_states(pid: int) -> list[str]:
+    """The letters of proc_pid_stat(5); none for what is gone."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        try:
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return states
+
+
 def end_all(home: Path, *, kill_after: float = KILL_AFTER) -> list[int]:
     """SIGTERM to all, SIGKILL after `kill_after` seconds; returns what is still there five minutes later (nothing)."""
     send(processes_of(home), signal.SIGTERM)

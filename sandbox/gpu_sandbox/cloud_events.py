@@ -17,7 +17,7 @@ class CloudEvents(Protocol[Told]):
     """Called one after another from a cloud's clock thread, so each must return fast."""
 
     def instance_launched(self, instance: Told) -> None:
-        """The instance is running; its Node may join once it has booted."""
+        """The instance is running; its Node may join once it has booted: then call the cloud's `node_joined`."""
 
     def instance_relabelled(self, before: Told, after: Told) -> None:
         """The cloud changed the labels or taints of the instance's group, including its Node's."""

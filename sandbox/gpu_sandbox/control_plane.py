@@ -168,11 +168,14 @@ class ControlPlane:
     def request(
         self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
     ) -> tuple[int, Any]:
-        """One call as the administrator: HTTP status and decoded body. OSError while the API server is away."""
+        """One call as the administrator: HTTP status and decoded body. OSError while the API server is away.
+
+        It has a minute to answer: on a busy machine nothing else is wrong with it.
+        """
         content = None if body is None else json.dumps(body)
         headers = {"Content-Type": content_type}
         try:
-            response = self._http.request(method, path, content, headers=headers, retries=False, timeout=10)
+            response = self._http.request(method, path, content, headers=headers, retries=False, timeout=60)
         except urllib3.exceptions.HTTPError as error:
             raise ConnectionError(f"the API server did not answer {method} {path}: {error!r}") from error
         is_json = response.headers.get("Content-Type", "").partition(";")[0] == "application/json"

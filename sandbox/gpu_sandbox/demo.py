@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
 import tempfile
 import time
@@ -19,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 
 from gpu_sandbox.airflow_api import AirflowApiError, RunStatus
-from gpu_sandbox.airflow_home import AirflowHome, AirflowNotHealthy
+from gpu_sandbox.airflow_home import AirflowHome, AirflowNotHealthy, python_path
 from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.demo_journal import Journal
 from gpu_sandbox.demo_report import Report, make_report, render
@@ -219,13 +218,12 @@ class _Night:
         return sandbox
 
     def _airflow(self, sandbox: Sandbox, folder: Path, more: Sequence[str]) -> AirflowHome:
-        python_path = os.pathsep.join(filter(None, [str(_REPOSITORY), os.environ.get("PYTHONPATH")]))
         dags = folder / "dags"
         dags.mkdir(parents=True)
         # No others: they import providers' operators, seconds of CPU each, or are of another platform.
         for name in (self._dag_id, *more):
             (dags / f"{name}.py").symlink_to(example_dags() / f"{name}.py")
-        return AirflowHome(folder, dags, sandbox.env() | {"PYTHONPATH": python_path})
+        return AirflowHome(folder, dags, sandbox.env() | {"PYTHONPATH": python_path(_REPOSITORY)})
 
     @contextlib.contextmanager
     def _stage(self, name: str) -> Iterator[None]:

@@ -110,6 +110,9 @@ class EksCluster:
             raise RuntimeError("AWS is still starting")
         return self.aws.identify(token)
 
+    def node_joined(self, instance_id: str) -> None:
+        self.aws.node_joined(instance_id)
+
     def complete_drain(self, instance_id: str) -> None:
         self.aws.complete_drain(instance_id)
 

@@ -120,6 +120,9 @@ class GkeCluster:
             raise RuntimeError("Google Cloud is still starting")
         return self.google.identify(token)
 
+    def node_joined(self, instance_id: str) -> None:
+        """GKE waits for no node here."""
+
     def complete_drain(self, instance_id: str) -> None:
         self.google.complete_drain(instance_id)
 

@@ -85,6 +85,7 @@ class Machines:
         faults: Faults,
         boot_seconds: float,
         node_spec: Callable[[Any], NodeSpec],
+        node_joined: Callable[[str], None],
         complete_drain: Callable[[str], None],
         shuts_down_at_notice: bool = False,
         drains_only_ready_nodes: bool = False,
@@ -94,6 +95,7 @@ class Machines:
         self._faults = faults
         self._boot_seconds = boot_seconds
         self._node_spec = node_spec
+        self._node_joined = node_joined
         self._complete_drain = complete_drain
         self._shuts_down_at_notice = shuts_down_at_notice
         self._drains_only_ready_nodes = drains_only_ready_nodes
@@ -213,6 +215,7 @@ class Machines:
                 if machine.state == "joined":
                     machine.state, machine.join_after = "booting", time.monotonic() + _REJOIN_SECONDS
             return
+        self._node_joined(joins_as.instance_id)
         with self._lock:
             ended_meanwhile = machine.instance.instance_id not in self._machines
         if ended_meanwhile:

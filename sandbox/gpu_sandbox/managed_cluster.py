@@ -44,6 +44,8 @@ class ManagedCluster(Protocol):
     def identify(self, token: str) -> Identity | None:
         """Return the identity behind this token. RuntimeError before the cloud has started."""
 
+    def node_joined(self, instance_id: str) -> None: ...
+
     def complete_drain(self, instance_id: str) -> None: ...
 
     def interrupt_spot(self, instance: Any) -> None:

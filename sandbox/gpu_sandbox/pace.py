@@ -40,7 +40,6 @@ AWS: Mapping[str, float] = {
     "drain_timeout": 900.0,
     "terminate": 45.0,
     "spot_notice": 120.0,
-    "replacement_join": 90.0,
     "az_rebalance": 600.0,
     "stale": 10.0,
 }

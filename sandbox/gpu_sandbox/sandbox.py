@@ -244,6 +244,7 @@ class Sandbox:
             faults=self.faults,
             boot_seconds=self.boot_seconds,
             node_spec=self._node_spec,
+            node_joined=self.cluster.node_joined,
             complete_drain=self.cluster.complete_drain,
             shuts_down_at_notice=self.cluster.shuts_down_at_notice,
             drains_only_ready_nodes=self.cluster.drains_only_ready_nodes,

@@ -12,6 +12,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from tests.airflow.retries import AGAIN
 
 DAG_ID = "@dag_id@"
 POOL = "@pool@"
@@ -35,9 +36,6 @@ POOL_SPEC = EksGpuPool(
     max_nodes=1,
     max_runtime=timedelta(hours=1),
 )
-
-# Airflow 3.3 fails tasks that come back within seconds of deferring (apache/airflow#72716): another try covers it.
-AGAIN = {"retries": 2, "retry_delay": timedelta(seconds=1)}
 
 with DAG(DAG_ID, schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN):
     first = EmptyOperator(task_id="first")

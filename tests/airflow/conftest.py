@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from gpu_sandbox import Sandbox
-from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.aws import AwsTimings
 from gpu_sandbox.aws.node_group_rules import NODE_GROUP_QUOTA
 from gpu_sandbox.demo_trainings import example_dags, training_image
@@ -33,8 +32,14 @@ GROUPS = {
     "test_gang": "pod",
     "test_harness": "pod",
     "test_upgrade": "pod",
+    "test_credentials": "pod",
+    "test_airflow_dead": "both clouds",
+    "test_example_dag_gke": "both clouds",
 }
-"""The files that share an Airflow and a sandbox, by pytest's worker: those that kill Airflow's components together."""
+"""The files that go to one of pytest's workers, and so share a sandbox and, but for test_credentials, an Airflow.
+
+Files that kill Airflow's components are together. Three workers, the third with the other files, take equally long.
+"""
 
 
 class ByAirflow(LoadScopeScheduling):
@@ -65,16 +70,41 @@ def metrics() -> Iterator[Metrics]:
 
 @pytest.fixture(scope="session")
 def airflow(sandbox: Sandbox, metrics: Metrics, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     dags = tmp_path_factory.mktemp("dags")
     (dags / "tests").symlink_to(Path(__file__).parent / "dags")
     (dags / "examples").symlink_to(example_dags())
-    env = sandbox.env() | metrics.env | {"PYTHONPATH": path}
+    env = sandbox.env() | metrics.env | {"PYTHONPATH": python_path(REPOSITORY)}
     with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env, parallelism=8) as home:
         yield Airflow(home, sandbox)
-        secrets = credentials.patterns(home, sandbox)
-        written = [*credentials.in_database(home, secrets), *credentials.in_logs(home, secrets)]
-        assert not written, "\n".join(written)
+        nothing_written(home, sandbox)
+
+
+def nothing_written(home: AirflowHome, sandbox: Sandbox) -> None:
+    """Hold that no credential of Airflow or the sandbox is in Airflow's database or logs."""
+    secrets = credentials.patterns(home, sandbox)
+    written = [*credentials.in_database(home, secrets), *credentials.in_logs(home, secrets)]
+    assert not written, "\n".join(written)
+
+
+@pytest.fixture(scope="session")
+def gke() -> Iterator[Sandbox]:
+    with Sandbox(platform="gke", images=(training_image(),), boot_seconds=1.0) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture(scope="session")
+def home_on_both_clouds(
+    sandbox: Sandbox, gke: Sandbox, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AirflowHome]:
+    """An Airflow with connections to both clouds, for the files of that group; one of them kills it."""
+    dags = tmp_path_factory.mktemp("dags-on-both-clouds")
+    (dags / "outages.py").symlink_to(Path(__file__).parent / "dags_airflow_dead" / "outages.py")
+    (dags / "nightly_training_gke.py").symlink_to(example_dags() / "nightly_training_gke.py")
+    env = gke.env() | sandbox.env() | {"PYTHONPATH": python_path(REPOSITORY)}
+    with AirflowHome(tmp_path_factory.mktemp("airflow-on-both-clouds"), dags, env) as home:
+        yield home
+        for each in (sandbox, gke):
+            nothing_written(home, each)
 
 
 @pytest.fixture(autouse=True)

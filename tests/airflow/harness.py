@@ -29,6 +29,7 @@ from gpu_sandbox.airflow_home import AirflowHome
 from gpu_sandbox.leftovers import Leftovers, look_for_leftovers
 
 LOST_BY_AIRFLOW = "reported that the task instance"
+CUT_SHORT = "Process did not terminate in time"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +89,11 @@ class Airflow:
         return FinishedRun(status=status, tasks=tuple(self.api.tasks(run.dag_id, run.run_id)))
 
     def run_dag(self, dag_id: str, conf: Mapping[str, Any] | None = None, *, timeout: float = PATIENCE) -> FinishedRun:
-        """Start a run and wait until it has ended."""
-        return self.finish(self.trigger(dag_id, conf), timeout=timeout)
+        """Start a run and wait until it has ended; another one if Airflow has lost a task of the first."""
+        run = self.finish(self.trigger(dag_id, conf), timeout=timeout)
+        if run.state == "failed" and any(self.lost_by_airflow(run, task.task_id) for task in run.tasks):
+            run = self.finish(self.trigger(dag_id, conf), timeout=timeout)
+        return run
 
     def until_watched(self, run: RunStatus) -> None:
         """Wait until the training runs and its trigger watches it: one that has not begun is told of nothing."""
@@ -144,6 +148,11 @@ class Airflow:
         run_id = run.status.run_id if isinstance(run, FinishedRun) else run.run_id
         lines = self.home.log_file("scheduler").read_text(errors="replace").splitlines()
         return any(LOST_BY_AIRFLOW in line and run_id in line and f".{task_id} " in line for line in lines)
+
+    @property
+    def cut_short(self) -> int:
+        """How many tasks that were told to stop Airflow has killed, five seconds later: a busy machine takes longer."""
+        return self.home.log_file("scheduler").read_text(errors="replace").count(CUT_SHORT)
 
     def account(self) -> str:
         """Every task's state and log, in the runs started since the test began: what a failing test shows."""

@@ -5,13 +5,11 @@ Hours would pass, so the sandboxes' deadlines come 60 times as quick from the mo
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +20,6 @@ from gpu_sandbox.airflow_api import PATIENCE, wait_until
 from gpu_sandbox.airflow_home import AirflowHome
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.leftovers import look_for_leftovers
-from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 
 SPEED = 60
@@ -35,19 +32,9 @@ SAVED_EVERY = 12
 """Log lines in the five seconds, and the one in which they are saved, that are not saved yet."""
 
 
-@pytest.fixture(scope="module")
-def gke() -> Iterator[Sandbox]:
-    with Sandbox(platform="gke", boot_seconds=1.0) as sandbox:
-        yield sandbox
-
-
 @pytest.fixture
-def airflow(sandbox: Sandbox, gke: Sandbox, tmp_path: Path) -> Iterator[Airflow]:
-    """An Airflow of this test's own, with connections to both clouds."""
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    env = gke.env() | sandbox.env() | {"PYTHONPATH": path}
-    with AirflowHome(tmp_path / "airflow", Path(__file__).parent / "dags_airflow_dead", env) as home:
-        yield Airflow(home, sandbox)
+def airflow(home_on_both_clouds: AirflowHome, sandbox: Sandbox, gke: Sandbox) -> Iterator[Airflow]:
+    yield Airflow(home_on_both_clouds, sandbox)
     gke.faults.clear()
 
 
@@ -183,10 +170,14 @@ def steps(log: str) -> list[int]:
 def is_whole(log: str, saved: int) -> None:
     """Hold that every line of the training is there once, but for those that were not saved when Airflow died."""
     before, repeated, after = log.partition(REPEATED)
-    first, then = steps(before), steps(after)
+    after, _, rest = after.partition(REPEATED)  # a busy supervisor may not say in time what it has written
+    first, then, again = steps(before), steps(after), steps(rest)
     assert repeated
     assert first == [*range(1, len(first) + 1)]
     assert then == [*range(then[0], then[-1] + 1)]
     assert saved <= then[0] - 1 <= len(first)
-    assert then[-1] > AWAY, "two lines a second"
-    assert "[base] trained" in after
+    if again:
+        assert again == [*range(again[0], again[-1] + 1)]
+        assert again[0] <= then[-1] + 1
+    assert max(then + again) > AWAY, "two lines a second"
+    assert "[base] trained" in after + rest

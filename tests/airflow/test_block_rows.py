@@ -38,7 +38,7 @@ class Files:
         usual = {"pool": dag_id.replace("_", "-"), "instance_type": "g6.xlarge", "has_block": "yes"}
         for name, value in {"dag_id": dag_id, **usual, **values}.items():
             text = text.replace(f"@{name}@", value)
-        new = self._folder / f".{dag_id}.py"
+        new = self._folder / f".{dag_id}.new"  # no DAG file, should Airflow look now
         new.write_text(text)
         new.replace(self._folder / f"{dag_id}.py")
 

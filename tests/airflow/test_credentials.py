@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from gpu_sandbox import Sandbox
-from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.nodes import NodeSpec
 from tests.airflow import credentials
+from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
+from tests.airflow.test_example_dags import has_trained
 
 MACHINE = "metal-1"
 
@@ -26,10 +27,9 @@ def talkative(sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Ite
     dags = tmp_path_factory.mktemp("dags")
     (dags / "lab.py").symlink_to(Path(__file__).parent / "lab_dag.py")
     (dags / "nightly.py").symlink_to(example_dags() / "nightly_training_eks_tasks.py")
-    repository = str(Path(__file__).parents[2])
     env = {
         **sandbox.env(),
-        "PYTHONPATH": os.pathsep.join(filter(None, [repository, os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(REPOSITORY),
         "AIRFLOW_CONN_LAB": json.dumps(credentials.connection_with_kubeconfig(sandbox)),
         "AIRFLOW__LOGGING__LOGGING_LEVEL": "DEBUG",
     }
@@ -47,6 +47,7 @@ def test_no_credential_is_logged_or_stored(talkative: Airflow, sandbox: Sandbox)
     started = [talkative.trigger(dag_id) for dag_id in ("nightly_training_eks_tasks", "lab")]
     runs = [talkative.finish(run) for run in started]
     assert [run.state for run in runs] == ["success", "success"], talkative.account()
+    has_trained(talkative, runs[0])
     # All of the package that waits has been seen waiting, and libraries were talkative.
     seen = triggers.seen()
     assert {"GpuPodTrigger", "NodesTrigger"} <= seen.keys()

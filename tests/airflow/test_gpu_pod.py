@@ -105,10 +105,15 @@ def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(
     finished = airflow.finish(run)
     before, repeated, after = airflow.log(finished, "train").partition(REPEATED)
     assert repeated
+    after, once_more, rest = after.partition(REPEATED)  # a busy supervisor may not say in time what it has written
     assert "the key is ***" in before
-    assert "known-to-workers-only" not in before + after
+    assert "known-to-workers-only" not in before + after + rest
     assert numbers(before) == [*range(len(numbers(before)))]
-    assert numbers(after) == [*range(numbers(after)[0], airflow.xcom(finished, "train"))]
+    printed = airflow.xcom(finished, "train")
+    last = numbers(rest if once_more else after)
+    assert last == [*range(printed - len(last), printed)]
+    assert numbers(after) == [*range(numbers(after)[0], numbers(after)[-1] + 1)]
+    assert not once_more or numbers(after)[-1] + 1 >= printed - len(last)
     assert saved_before <= numbers(after)[0] <= len(numbers(before)), "what was saved is not repeated"
 
 

@@ -73,10 +73,12 @@ home.begin()
 print("begun", flush=True)
 import signal; signal.pause()
 """
-    owner = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
-    assert owner.stdout.readline() == "begun\n"
-    assert len(airflow_processes.processes_of(tmp_path)) >= len(COMMANDS)
-    owner.kill()
-    owner.wait()
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == "begun\n"
+            # A process that has only just begun its program has no environment yet.
+            wait_until(lambda: len(airflow_processes.processes_of(tmp_path)) >= len(COMMANDS), what="its components")
+        finally:
+            owner.kill()
     wait_until(lambda: not airflow_processes.processes_of(tmp_path), what="its processes to end")

@@ -139,6 +139,9 @@ class Training:
     def until(self, condition: Any, what: str) -> None:
         wait_until(condition, what=what)
 
+    def delete_pod(self) -> None:
+        self._history.core.delete_collection_namespaced_pod("default", label_selector=f"run_id={self._key}")
+
     def loses_its_pod(self) -> None:
         self.until(lambda: not self.has_pod, "the pod to go")
 
@@ -266,7 +269,7 @@ def test_pod_that_ends_before_its_trigger_is_told_that_nobody_waits_goes(
     """The trigger's event comes too late for the task, and the trigger has ended when Airflow would cancel it."""
     training = deferred["deferred, triggerer stalled"]
     pod = training.begun()
-    airflow.home.kill("triggerer", signal.SIGSTOP)  # the process that tells the triggers; that of the triggers goes on
+    airflow.home.suspend("triggerer")  # the process that tells the triggers; that of the triggers goes on
     try:
         training.airflow.api.mark_task(training.run.dag_id, training.run.run_id, "train", "failed")
         training.end()
@@ -308,7 +311,11 @@ def test_worker_that_is_evicted_takes_the_pod_along(blocking: Training) -> None:
 @pytest.mark.parametrize("blocking", ["kill_blocking"], indirect=True)
 def test_blocking_task_that_is_marked_failed_takes_the_pod_along(blocking: Training) -> None:
     pod = blocking.begun()
+    cut_short = blocking.airflow.cut_short
     blocking.airflow.api.mark_task(blocking.run.dag_id, blocking.run.run_id, "train", "failed")
+    blocking.until(lambda: not blocking.has_pod or blocking.airflow.cut_short > cut_short, "the pod to go")
+    if blocking.airflow.cut_short > cut_short:
+        blocking.delete_pod()
     blocking.loses_its_pod()
     assert blocking.finished().states == {"train": "failed"}
     assert blocking.pods == {pod}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +9,7 @@ from kubernetes import client, config, dynamic
 
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_api import TASK_ENDED, wait_until
-from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.demo_trainings import example_dags, training_image, trees_image
 from gpu_sandbox.nodes import NodeSpec
 from tests.airflow.conftest import REPOSITORY
@@ -46,9 +45,8 @@ def queue() -> Iterator[Sandbox]:
 def test_each_training_of_the_team_gets_its_turn(queue: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> None:
     dags = tmp_path_factory.mktemp("dags")
     (dags / f"{DAG_ID}.py").symlink_to(example_dags() / f"{DAG_ID}.py")
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     with AirflowHome(
-        tmp_path_factory.mktemp("airflow"), dags, queue.env() | {"PYTHONPATH": path}, parallelism=8
+        tmp_path_factory.mktemp("airflow"), dags, queue.env() | {"PYTHONPATH": python_path(REPOSITORY)}, parallelism=8
     ) as home:
         home.api.wait_for_dag(DAG_ID)
         run = home.api.trigger(DAG_ID, conf={})

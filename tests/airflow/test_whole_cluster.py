@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,7 @@ import boto3
 import pytest
 
 from gpu_sandbox import SandboxProcess
-from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.demo_trainings import example_dags
 from tests.airflow.conftest import REPOSITORY
 from tests.sandbox.running import eventually
@@ -49,8 +48,8 @@ def test_a_training_that_fails_is_red_and_its_cluster_goes(
 ) -> None:
     dags = tmp_path_factory.mktemp("dags")
     (dags / f"{DAG_ID}.py").symlink_to(example_dags() / f"{DAG_ID}.py")
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, account | {"PYTHONPATH": path}) as home:
+    env = account | {"PYTHONPATH": python_path(REPOSITORY)}
+    with AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env) as home:
         home.api.wait_for_dag(DAG_ID)
         started = home.api.trigger(DAG_ID, conf={})
         ended = home.api.wait_for_run(DAG_ID, started.run_id)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -29,7 +28,7 @@ from gpu_sandbox.airflow_api import (
     RunStatus,
     wait_until,
 )
-from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.ports import free_port
 from tests.browser import recorded
 
@@ -80,7 +79,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowHome]:
     passwords = home / "passwords.json"
     passwords.write_text(json.dumps({name: name for name in USERS}))
     env = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(REPOSITORY),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{name}" for name in USERS),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(passwords),

@@ -6,7 +6,6 @@ The other files show recorded nights; this one holds that what they record is wh
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from playwright.sync_api import expect
 
 from gpu_sandbox import Sandbox
 from gpu_sandbox.airflow_api import RunStatus, wait_until
-from gpu_sandbox.airflow_home import AirflowHome
+from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.nodes import Image
@@ -50,7 +49,7 @@ def at_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
         sandbox.faults.add(Stockout(zone="us-west-2a"))
         env = {
             **sandbox.env(),
-            "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+            "PYTHONPATH": python_path(REPOSITORY),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "False",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),

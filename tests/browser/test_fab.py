@@ -6,7 +6,6 @@ Simple and FAB differ in who may read plugins, and FAB alone gives rights on sin
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -19,7 +18,7 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from gpu_sandbox.airflow_home import AirflowHome, database_template
+from gpu_sandbox.airflow_home import AirflowHome, database_template, python_path
 from tests.browser import recorded
 from tests.browser.conftest import MIDNIGHT, PATIENCE, REPOSITORY, Person, Visit, look_at
 
@@ -40,7 +39,7 @@ NIGHTS = ("nightly", "recorded")
 def fab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowHome]:
     home = tmp_path_factory.mktemp("fab")
     env = {
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": python_path(REPOSITORY),
         "AIRFLOW__CORE__AUTH_MANAGER": "airflow.providers.fab.auth_manager.fab_auth_manager.FabAuthManager",
     }
     airflow = AirflowHome(home, Path(__file__).parent / "dags", env, parallelism=4)

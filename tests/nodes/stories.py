@@ -25,7 +25,7 @@ _AT_ONCE = 16
 _POLITE = "trap 'echo bye; exit 0' TERM; while :; do sleep 0.2; done"
 _POLITE_ONCE_UP = _POLITE.replace("while", "echo up; while")
 _STUBBORN = "trap '' TERM; while :; do sleep 0.2; done"
-_FAILS = {"exec": {"command": ["false"]}}
+_FAILS = {"exec": {"command": ["false"]}, "timeoutSeconds": 60}
 _FAILS_ONCE = "test -e /tmp/asked || { touch /tmp/asked; exit 1; }"
 
 Until = Callable[[dict[str, Any]], bool]
@@ -107,7 +107,7 @@ STORIES: dict[str, Told] = {
         until=ended,
     ),
     "it is over its deadline": Told(
-        spec=one(sh("sleep 600"), activeDeadlineSeconds=10, terminationGracePeriodSeconds=1), until=ended
+        spec=one(sh("sleep 600"), activeDeadlineSeconds=30, terminationGracePeriodSeconds=1), until=ended
     ),
     "it gets GPUs": Told(
         spec=one(
@@ -161,7 +161,7 @@ STORIES: dict[str, Told] = {
         spec=one(sh("true"), initContainers=[sh("sleep 2; exit 5", "one"), sh("true", "two")]), until=ended
     ),
     "it has a sidecar": Told(
-        spec=one(sh("echo main; sleep 2"), initContainers=[sh(_POLITE, "side", restartPolicy="Always")]), until=ended
+        spec=one(sh("echo main; sleep 10"), initContainers=[sh(_POLITE, "side", restartPolicy="Always")]), until=ended
     ),
     "one of two ends first": Told(
         spec={"containers": [sh("sleep 2", "first"), sh("sleep 5; exit 2", "second")]}, until=ended
@@ -198,7 +198,11 @@ STORIES: dict[str, Told] = {
         spec=one(
             sh(
                 "sleep 600",
-                readinessProbe={"exec": {"command": ["sh", "-c", _FAILS_ONCE]}, "periodSeconds": 1},
+                readinessProbe={
+                    "exec": {"command": ["sh", "-c", _FAILS_ONCE]},
+                    "periodSeconds": 1,
+                    "timeoutSeconds": 60,
+                },
             )
         ),
         until=ready,
@@ -214,7 +218,7 @@ STORIES: dict[str, Told] = {
         spec={
             "containers": [
                 sh("sleep 60", "dead", livenessProbe={**_FAILS, "periodSeconds": 1, "failureThreshold": 2}),
-                sh("sleep 12", "well"),
+                sh("sleep 24", "well"),
             ],
             "terminationGracePeriodSeconds": 1,
         },
@@ -248,7 +252,7 @@ STORIES: dict[str, Told] = {
     "it has a stop hook": Told(
         spec=one(
             sh("sleep 60", lifecycle={"preStop": {"exec": {"command": ["sh", "-c", "echo stop > /proc/1/fd/1"]}}}),
-            terminationGracePeriodSeconds=2,
+            terminationGracePeriodSeconds=10,
         ),
         act=deletes(),
         until=is_deleted,

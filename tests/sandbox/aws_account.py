@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -23,6 +23,7 @@ from botocore.config import Config
 
 from gpu_sandbox.aws import AccessKey, AwsCloud, AwsTimings, Identity, Instance, PolicyUse
 from gpu_sandbox.faults import Faults, Stockout
+from tests.sandbox.running import standing_still
 
 T = TypeVar("T")
 CLUSTER = "k8s-ml"
@@ -35,7 +36,7 @@ _QUICK = AwsTimings(
     nodegroup_delete=0.1,
     asg_launch=0.05,
     asg_retry=0.3,
-    drain_timeout=5.0,
+    drain_timeout=600.0,
     terminate=0.1,
     stale=0.0,
     poll=0.02,
@@ -76,6 +77,7 @@ class Cloud:
         self._faults = Faults()
         self._cloud: AwsCloud | None = None
         self._drains_at_once = True
+        self._stillness = ExitStack()
 
     def open(self) -> Opened:
         """Begin with an empty account."""
@@ -101,6 +103,7 @@ class Cloud:
 
     def close(self) -> None:
         if self._cloud:
+            self._stillness.close()
             self._cloud.stop()
             self._cloud = None
 
@@ -115,6 +118,13 @@ class Cloud:
 
     def drain_at_once(self, at_once: bool) -> None:
         self._drains_at_once = at_once
+
+    def stand_still(self, still: bool) -> None:
+        """Have nothing go on by itself, or all again."""
+        assert self._cloud is not None
+        self._stillness.close()
+        if still:
+            self._stillness.enter_context(standing_still(self._cloud))
 
     # What AWS tells the sandbox
 
@@ -145,7 +155,7 @@ class _Process(BaseManager):
 _Process.register(
     "Cloud",
     Cloud,
-    exposed=("open", "close", "ask", "fault", "drain_at_once"),
+    exposed=("open", "close", "ask", "fault", "drain_at_once", "stand_still"),
 )
 
 
@@ -222,6 +232,15 @@ class Account:
     def hold_drains(self) -> None:
         """Instances drain from now on until `complete_drain`."""
         self._cloud.drain_at_once(False)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Nothing goes on by itself meanwhile, however long the body takes; calls are answered."""
+        self._cloud.stand_still(True)
+        try:
+            yield
+        finally:
+            self._cloud.stand_still(False)
 
     def complete_drain(self, instance_id: str) -> None:
         self._cloud.ask("complete_drain", instance_id)

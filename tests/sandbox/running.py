@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +64,8 @@ def eventually(look: Callable[[], Any], *, seconds: float = 240.0) -> Any:
 
 def line_of(entry: Mapping[str, Any]) -> str:
     """What structlog's capture_logs has taken, as the task's log shows it."""
-    return str(entry["event"]) % tuple(entry.get("positional_args") or ())
+    args = entry.get("positional_args")
+    return str(entry["event"]) % tuple(args) if args else str(entry["event"])
 
 
 async def watched_until(deferral: TaskDeferred, is_so: Callable[[], Any]) -> None:
@@ -89,6 +90,24 @@ def watched(look: Callable[..., Any], since: str, until: Callable[[str, Any], An
         if until(event["type"], event["object"]):
             return told
     raise AssertionError(f"not so after 240 s: {until}")
+
+
+def may_list(
+    api: Any, *, user: str = "any", groups: Sequence[str] = (), resource: str = "nodes", namespace: str = ""
+) -> bool:
+    """Whether the API server's authorizer lets somebody list this: it hears of bindings after they were written."""
+    from kubernetes import client
+
+    attributes = {"verb": "list", "resource": resource, "namespace": namespace}
+    if resource == "leases":
+        attributes["group"] = "coordination.k8s.io"
+    review = {"spec": {"user": user, "groups": [*groups], "resourceAttributes": attributes}}
+    return bool(client.AuthorizationV1Api(api).create_subject_access_review(review).status.allowed)
+
+
+def until_allowed(api: Any, **whom: Any) -> None:
+    """Wait until somebody may list this: the arguments of `may_list`."""
+    eventually(lambda: may_list(api, **whom))
 
 
 @contextmanager

@@ -94,6 +94,7 @@ def test_a_pool_with_autoscaling_grows_from_zero_and_goes_back(gke: Gke) -> None
     gke.node_pool("train", autoscaling={"min_node_count": 0, "max_node_count": 2})
     gke.create(gpu_pod("train", **for_pool("train")))
     gke.until_running("train")
+    gke.until_event("TriggeredScaleUp", about="train")  # written after the pool has grown
     (event,) = gke.events("TriggeredScaleUp", about="train")
     assert "/zones/us-central1-a/instanceGroups/gke-" in event
     assert event.endswith("0->1 (max: 2)}]")

@@ -110,7 +110,8 @@ class Losses:
             for pod in self._core.list_namespaced_pod("default", **self._of_the_pool).items:
                 if pod.status.phase != "Running" or pod.metadata.uid in seen:
                     continue
-                if (datetime.now(UTC) - pod.status.start_time).total_seconds() > TRAINS:
+                running = pod.status.container_statuses[0].state.running
+                if running and (datetime.now(UTC) - running.started_at).total_seconds() > TRAINS:
                     seen.add(pod.metadata.uid)
                     self.nodes.append(pod.spec.node_name)
                     self._take(self._core.read_node(pod.spec.node_name).spec.provider_id.rpartition("/")[2])
@@ -150,8 +151,8 @@ def test_two_losses_on_eks(
     assert len(ran) == usage["machines"] == 3
     seconds = sum(each.seconds for each in ran)
     assert usage["at_least"] is None
-    assert sum(usage["node_seconds"].values()) == pytest.approx(seconds, rel=0.02)
-    assert usage["cost"]["total"] == pytest.approx(seconds, rel=0.02)
+    assert sum(usage["node_seconds"].values()) == pytest.approx(seconds, rel=0.02, abs=3)
+    assert usage["cost"]["total"] == pytest.approx(seconds, rel=0.02, abs=3)
     assert usage["node_seconds"]["working"] > 2.5 * TRAINS, "the lost pods' work is work"
     assert scale_down(pool) == usage, "another try says the same"
 
@@ -194,8 +195,8 @@ def test_two_losses_on_gke(gke_pool: GkeGpuPool, gke_sandbox: Sandbox) -> None:
     ran = seconds_on_gke(gke_sandbox)
     assert len(ran) == usage["machines"] == 3
     assert usage["at_least"] is None
-    assert sum(usage["node_seconds"].values()) == pytest.approx(sum(ran), rel=0.02)
-    assert usage["cost"]["total"] == pytest.approx(sum(ran), rel=0.02)
+    assert sum(usage["node_seconds"].values()) == pytest.approx(sum(ran), rel=0.02, abs=3)
+    assert usage["cost"]["total"] == pytest.approx(sum(ran), rel=0.02, abs=3)
     assert usage["node_seconds"]["working"] > 2.5 * TRAINS
     reconciler = open_pool(gke_pool, owner="", holder="a test", say=print)
     assert len({machine.id for machine in read_machines(reconciler.api, gke_pool.name)}) == 1

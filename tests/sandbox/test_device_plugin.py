@@ -212,6 +212,7 @@ def test_slow_plugin_is_waited_for_in_the_triggerer(
 ) -> None:
     monkeypatch.setattr(device_plugin, "_BLOCK_FIRST", timedelta(seconds=1))
     monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    gpu_sandbox.faults.device_plugin_never_ready = True
     gpu_sandbox.agent.set_device_plugin_ready(False)
     task = plugin(pool)
     context = context_of(task)
@@ -219,6 +220,7 @@ def test_slow_plugin_is_waited_for_in_the_triggerer(
         with pytest.raises(TaskDeferred) as deferral:
             task.execute(context)
     finally:
+        gpu_sandbox.faults.device_plugin_never_ready = False
         gpu_sandbox.agent.set_device_plugin_ready(True)
     trigger = copy_of(deferral.value.trigger)
     assert gpu_sandbox.aws.access_key.secret_access_key not in json.dumps(trigger.serialize())

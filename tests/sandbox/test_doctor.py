@@ -28,7 +28,7 @@ from gpu_sandbox.aws import AccessKey
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles, role_record
-from tests.sandbox.running import eventually, run, until_it_reports
+from tests.sandbox.running import eventually, run, until_allowed, until_it_reports
 
 DOCS = Path(__file__).parents[2] / "docs"
 EVERY_POLICY = ["eks-full.json", "eks-doctor.json"]
@@ -174,6 +174,7 @@ def test_permissions_of_the_cluster_that_are_missing(
     ]
 
     give_most_of(documented_roles.FULL_ROLES, "doctor-patients", administrator)
+    until_allowed(administrator, groups=["doctor-patients"], namespace="airflow-gpu-provider", resource="leases")
     found = complaints(patient)
     assert {(each.said, each.result) for each in found.pop("permissions")} == {
         ("may not patch nodes", "problem"),

@@ -155,7 +155,7 @@ def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
 ) -> None:
     script = """
         if [ "$AIRFLOW_GPU_NODE_RANK" = 1 ]; then UNTIL_TOLD; echo loss is NaN; exit 3; fi
-        trap 'echo stopped in good order; exit 0' TERM
+        trap 'sleep 5; echo stopped in good order; exit 0' TERM
         n=0; while :; do n=$((n+1)); [ $n -le 20 ] && echo "step $n"; sleep 0.1; done
     """
     task = gang(pool, script.replace("UNTIL_TOLD", UNTIL_TOLD), deferrable=deferrable)
@@ -176,6 +176,7 @@ def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
     lines = [line_of(entry) for entry in told]
     assert [lines.count(f"[rank 0] step {n}") for n in range(1, 21)] == [1] * 20
     assert lines.count("[rank 1] loss is NaN") == 1
+    assert lines.count("[rank 0] stopped in good order") == 1
     eventually(lambda: not batch.list_namespaced_job("default").items)
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
@@ -219,7 +220,7 @@ def test_gang_of_which_no_rank_prints_is_ended_where_that_is_wanted(
 ) -> None:
     script = "trap 'exit 0' TERM; echo rank $AIRFLOW_GPU_NODE_RANK waits for all; while :; do sleep 0.1; done"
     with pytest.raises(GangHung, match="rank 1: rank 1 waits for all") as error:
-        run(gang(pool, script, deferrable=deferrable, hang_timeout=8))
+        run(gang(pool, script, deferrable=deferrable, hang_timeout=15))
     assert error.value.details["last_lines"] == {"0": "rank 0 waits for all", "1": "rank 1 waits for all"}
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
@@ -435,7 +436,12 @@ def test_next_triggerer_goes_on_with_all_ranks_logs(
         (job,) = batch.list_namespaced_job("default").items
         return dict(json.loads(job.metadata.annotations.get(POSITIONS, "{}")))
 
-    _, before = lines_of(lambda: asyncio.run(watched_until(deferral.value, lambda: len(positions()) == 2)))
+    def are_saved() -> bool:
+        """Each rank's first lines are; a rank that has said nothing yet has a place too, which is the beginning."""
+        saved = [place for containers in positions().values() for place in containers.values()]
+        return len(saved) == 2 and all(place[-1] for place in saved)
+
+    _, before = lines_of(lambda: asyncio.run(watched_until(deferral.value, are_saved)))
 
     def end_once_it_goes_on(told: list[Any]) -> None:
         eventually(lambda: any(REPEATED in str(each) for each in [*told]))

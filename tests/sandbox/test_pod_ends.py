@@ -30,6 +30,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.triggers import pod as pod_trigger
 from gpu_sandbox.sandbox import Sandbox
+from tests.nodes.checks import UNTIL_TOLD, end
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
@@ -275,20 +276,28 @@ def test_log_of_a_blocking_task_is_read_to_its_end_as_long_as_that_takes(pool: E
     assert [one for one in said(log) if one.startswith("[base] line")] == [f"[base] line {n}" for n in range(200)]
 
 
-def test_sidecar_that_never_ends_holds_up_no_log_and_no_end(pool: EksGpuPool) -> None:
+def test_sidecar_that_never_ends_holds_up_no_log_and_no_end(pool: EksGpuPool, core: client.CoreV1Api) -> None:
     side = container("side", "while :; do echo beside; sleep 0.2; done")
     task = training(
         pool,
         "sh",
         "-c",
-        "for i in 1 2 3; do echo epoch $i; sleep 0.5; done",
+        f"for i in 1 2 3; do echo epoch $i; done; {UNTIL_TOLD}",
         full_pod_spec=spec_of(side),
         container_logs=["side", "base"],
         deferrable=False,
     )
+
+    def end_it() -> None:
+        eventually(lambda: "[side] beside" in said([*log]))
+        end(core, core.list_namespaced_pod("default").items[0].metadata.name)
+
     started = time.monotonic()
     with capture_logs() as log:
+        ending = threading.Thread(target=end_it)
+        ending.start()
         run(task)
+        ending.join()
         time.sleep(1)
     lines = said(log)
     assert time.monotonic() - started < 120
@@ -319,7 +328,9 @@ def test_next_pod_waits_until_the_last_one_is_gone(pool: EksGpuPool, core: clien
 
     def look() -> None:
         while not over.wait(0.1):
-            together.append(len(core.list_namespaced_pod("default").items))
+            pods = core.list_namespaced_pod("default").items
+            # The kubelet says that a pod has ended, and then deletes it.
+            together.append(sum(pod.status.phase not in ("Succeeded", "Failed") for pod in pods))
 
     thread = threading.Thread(target=look)
     thread.start()

@@ -30,7 +30,8 @@ from airflow_gpu_provider.pods.creation import CREATE_WITHIN
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.running import context_of, eventually, run
+from tests.kubeconfig import access_of
+from tests.sandbox.running import context_of, eventually, may_list, run, until_allowed
 
 GROUP = "refusals-airflow"
 RBAC = "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings"
@@ -116,11 +117,11 @@ def train(pool: EksGpuPool, **arguments: Any) -> GpuPodOperator:
     return GpuPodOperator(task_id="train", gpu_pool=pool, **{**usual, **arguments})
 
 
-def may_read(ask: Ask) -> bool:
-    """Whether the binding counts: the API server's authorizer hears of it a moment after it was written."""
-    spec = {"user": "any", "groups": [GROUP], "resourceAttributes": {"verb": "list", "resource": "nodes"}}
-    review = ask("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", {"spec": spec})
-    return bool(review["status"]["allowed"])
+def said_of_a_pod(sandbox: Sandbox, namespace: str) -> str:
+    """What the API server says of a plain pod; it hears of webhooks and labels a moment after they were written."""
+    pod = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
+    _, reply = sandbox.control_plane.request("POST", f"/api/v1/namespaces/{namespace}/pods?dryRun=All", pod)
+    return str(reply.get("message"))
 
 
 def quota(ask: Ask, namespace: str, pods: int) -> str:
@@ -183,13 +184,7 @@ def test_a_webhook_that_is_away_for_some_seconds_costs_no_try(
     }
     ask("POST", HOOKS, hook)
 
-    def is_there() -> bool:
-        pod = {"metadata": {"name": "probe"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
-        path = f"/api/v1/namespaces/{namespace}/pods?dryRun=All"
-        _, reply = gpu_sandbox.control_plane.request("POST", path, pod)
-        return "failed calling webhook" in str(reply.get("message"))
-
-    eventually(is_there)
+    eventually(lambda: "failed calling webhook" in said_of_a_pod(gpu_sandbox, namespace))
     with meanwhile(lambda: ask("DELETE", f"{HOOKS}/{namespace}"), after=4):
         run(train(pool, namespace=namespace))
 
@@ -221,6 +216,7 @@ def test_what_cannot_pass_ends_the_task_at_once(
         {"metadata": {"labels": labels}},
         content_type="application/merge-patch+json",
     )
+    eventually(lambda: not labels or "violates PodSecurity" in said_of_a_pod(gpu_sandbox, namespace))
     began = time.monotonic()
     with pytest.raises(cls, match=says) as error:
         run(train(pool, namespace=namespace, **arguments))
@@ -273,7 +269,7 @@ def test_a_scale_down_outlives_a_time_without_permission(pool: EksGpuPool, ask: 
 
 
 def test_a_scale_down_that_fails_says_what_still_runs(
-    pool: EksGpuPool, ask: Ask, monkeypatch: pytest.MonkeyPatch
+    gpu_sandbox: Sandbox, pool: EksGpuPool, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AWS refuses to end machines, or the cluster to be read: what is there, its price and its switch are told."""
     monkeypatch.setattr(PermissionDenied, "borne_for", timedelta(seconds=3))
@@ -299,10 +295,12 @@ def test_a_scale_down_that_fails_says_what_still_runs(
     ):
         assert words in str(error.value)
     ask("DELETE", f"{RBAC}/{GROUP}")
-    eventually(lambda: not may_read(ask))
+    administrator = access_of(gpu_sandbox.control_plane.kubeconfig).api_client()
+    eventually(lambda: not may_list(administrator, groups=[GROUP]))
     with pytest.raises(PoolNotReleased) as error:
         run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
     ask("POST", RBAC, BINDING)
+    until_allowed(administrator, groups=[GROUP])
     for words in (
         "This is what the cloud shows; who wants the machines could not be read (",
         "Still there: i-",

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from gpu_sandbox.sandbox import Sandbox
+from tests.nodes.checks import UNTIL_TOLD, end
 from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, run
 
 FOREVER = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
@@ -110,10 +112,34 @@ def test_job_runs_with_all_its_pods_logs_and_is_deleted(
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
 
+def lines_while_ending(do: Callable[[], Any], api: client.CoreV1Api, *begun: tuple[str, int]) -> list[str]:
+    """Return the lines that it logs; each run of the container ends once its line was logged so often."""
+
+    def end_each() -> None:
+        for line, times in begun:
+            eventually(partial(has_said, line, times))
+            (pod,) = eventually(lambda: running(api, 1))
+            end(api, pod.metadata.name, "train")
+
+    def has_said(line: str, times: int) -> bool:
+        return [line_of(entry) for entry in [*told]].count(line) >= times
+
+    with capture_logs() as told:
+        ending = threading.Thread(target=end_each)
+        ending.start()
+        do()
+        ending.join()
+    return [line_of(entry) for entry in told]
+
+
 @BOTH_WAYS
-def test_container_that_is_started_again_until_its_job_gives_up_has_failed(pool: EksGpuPool, deferrable: bool) -> None:
+def test_container_that_is_started_again_until_its_job_gives_up_has_failed(
+    pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
+) -> None:
     """The Job controller deletes the pod then, which is no preemption; each run's lines come, and none is missing."""
-    job = a_job("echo begins; sleep 1; echo loss is NaN; exit 7", pods=1, backoffLimit=1)
+    # It gives up at the second restart: at the first one, it might delete the pod before that has run again.
+    script = f"trap 'exit 7' TERM; echo begins; {UNTIL_TOLD}; echo loss is NaN; exit 7"
+    job = a_job(script, pods=1, backoffLimit=2)
     job["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
 
     def fails() -> None:
@@ -121,7 +147,7 @@ def test_container_that_is_started_again_until_its_job_gives_up_has_failed(pool:
             run(workload(pool, job, deferrable=deferrable, on_preemption="resume"))
         assert error.value.details["exit_code"] == 7
 
-    lines = lines_of(fails)
+    lines = lines_while_ending(fails, api, ("[pod 0] begins", 1), ("[pod 0] begins", 2))
     assert lines.count("[pod 0] loss is NaN") >= 2, lines
     assert not [line for line in lines if "may be missing" in line]
 
@@ -140,11 +166,12 @@ def test_error_is_of_the_pod_that_failed_first(pool: EksGpuPool, api: client.Cor
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
 
-def test_what_its_own_controller_restarts_is_no_failure(pool: EksGpuPool) -> None:
-    script = "[ -e /dev/shm/x ] && { echo second run; exit 0; }; touch /dev/shm/x; echo first run; sleep 2; exit 1"
+def test_what_its_own_controller_restarts_is_no_failure(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    first = f"touch /dev/shm/x; echo first run; {UNTIL_TOLD}; exit 1"
+    script = f"[ -e /dev/shm/x ] && {{ echo second run; exit 0; }}; {first}"
     manifest = a_job(script, pods=1, backoffLimit=3)
     manifest["spec"]["template"]["spec"]["restartPolicy"] = "OnFailure"
-    lines = lines_of(lambda: run(workload(pool, manifest)))
+    lines = lines_while_ending(lambda: run(workload(pool, manifest)), api, ("[pod 0] first run", 1))
     assert all(f"[pod 0] {which} run" in lines for which in ("first", "second"))
 
 

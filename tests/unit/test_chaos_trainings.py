@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from gpu_sandbox.airflow_api import wait_until
 from tests.airflow.chaos.trainings import Trainings
 
 
@@ -20,6 +21,7 @@ def trainings() -> Iterator[Trainings]:
 def test_a_rank_that_waits_has_not_begun_and_is_held_with_its_peers(trainings: Trainings) -> None:
     trainings.hold("c1")
     with greet(trainings, "c1") as trains, greet(trainings, "c1 waits") as waits:
+        wait_until(lambda: len(trainings._waiting.get("c1", ())) == 2, timeout=60, what="both to be held")
         for one in (trains, waits):
             one.settimeout(0.2)
             with pytest.raises(TimeoutError):

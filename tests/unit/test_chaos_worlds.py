@@ -37,7 +37,7 @@ def _children() -> str:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
             if parent == os.getpid():
                 found.append((folder / "cmdline").read_text())
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # it has ended since, the latter between open and read
             continue
     return "\n".join(found)
 

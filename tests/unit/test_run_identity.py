@@ -103,7 +103,7 @@ def test_workers_that_begin_together_agree_also_when_writes_of_proposals_are_hel
 
         def hold_up(name: str) -> None:
             if name != INSTALLATION_VARIABLE:
-                all_saw_none.wait(10)
+                all_saw_none.wait(60)
                 time.sleep(next(delays))
 
         variables.before_set = hold_up

@@ -29,7 +29,7 @@ from airflow_gpu_provider.sensors.run_bill import not_released
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.triggers import deferral_delay
 from tests.sandbox.running import context_of, copy_of, first_event
-from tests.unit.scaling.pools import A, B, groups, key, machine, pool, snapshot
+from tests.unit.scaling.pools import NOW, A, B, groups, key, machine, pool, snapshot
 
 BILL = Bill(seconds=dict.fromkeys(PHASES, 60.0), cost=dict.fromkeys(PHASES, 0.41), machines=1)
 
@@ -198,9 +198,15 @@ def without_the_cluster(*machines: Any, price: float | None = 2.0) -> Any:
 
 
 def launched(hours_ago: float) -> datetime:
-    return datetime.now(UTC) - timedelta(hours=hours_ago)
+    return NOW - timedelta(hours=hours_ago)
 
 
+@pytest.fixture
+def time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SystemClock, "now", lambda _: NOW)
+
+
+@pytest.mark.usefixtures("time_stands_still")
 def test_where_the_cluster_cannot_be_read_the_error_tells_what_the_cloud_shows() -> None:
     played = without_the_cluster(machine(1, launched_at=launched(hours_ago=3)))
     error = not_released(
@@ -223,6 +229,7 @@ def test_where_the_cluster_cannot_be_read_the_error_tells_what_the_cloud_shows()
     assert error.details["machines"] == {A: ["i-1"]}
 
 
+@pytest.mark.usefixtures("time_stands_still")
 @pytest.mark.parametrize(("price", "cost"), [(2.0, "at least 6.00"), (None, "unknown")])
 def test_a_machine_whose_launch_the_cloud_does_not_tell_makes_the_cost_a_least_one(
     price: float | None, cost: str

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import msgspec
@@ -31,21 +31,37 @@ def stop() -> Iterator[Stop]:
     signal.signal(signal.SIGTERM, before)
 
 
-def sigterm_in(seconds: float) -> threading.Timer:
-    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
-    timer.start()
-    return timer
+def sigterm_in(seconds: float) -> None:
+    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM)).start()
 
 
 def test_wait_in_a_loop_is_ended(stop: Stop) -> None:
-    timer = sigterm_in(0.1)
+    async def wait() -> None:
+        sigterm_in(0.1)
+        await asyncio.sleep(3600)
+
     with pytest.raises(TaskKilled):
-        stop.run(asyncio.sleep(30))
-    timer.join()
+        stop.run(wait())
+
+
+def test_it_is_ended_if_a_callback_swallowed_the_error_as_the_loop_began(
+    stop: Stop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = asyncio.run
+
+    def told_meanwhile(coroutine: Coroutine[Any, Any, None]) -> None:
+        with contextlib.suppress(TaskKilled):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return run(coroutine)
+
+    monkeypatch.setattr(asyncio, "run", told_meanwhile)
+    with pytest.raises(TaskKilled):
+        stop.run(asyncio.sleep(3600))
 
 
 def test_code_that_swallows_errors_does_not_swallow_this_one(stop: Stop) -> None:
     async def swallows() -> None:
+        sigterm_in(0.1)
         while True:
             try:
                 await asyncio.sleep(0.001)
@@ -53,10 +69,8 @@ def test_code_that_swallows_errors_does_not_swallow_this_one(stop: Stop) -> None
             except Exception:  # noqa: BLE001
                 continue
 
-    timer = sigterm_in(0.1)
     with pytest.raises(TaskKilled):
         stop.run(swallows())
-    timer.join()
 
 
 def test_wait_cleans_up_on_its_way_out(stop: Stop) -> None:
@@ -64,15 +78,14 @@ def test_wait_cleans_up_on_its_way_out(stop: Stop) -> None:
 
     async def wait() -> None:
         try:
-            await asyncio.sleep(30)
+            sigterm_in(0.1)
+            await asyncio.sleep(3600)
         finally:
             await asyncio.sleep(0.01)
             closed.append(True)
 
-    timer = sigterm_in(0.1)
     with pytest.raises(TaskKilled):
         stop.run(wait())
-    timer.join()
     assert closed == [True]
 
 
@@ -105,7 +118,7 @@ def test_a_request_to_airflow_is_not_cut_off_from_its_answer(stop: Stop) -> None
 
     def work() -> None:
         answers.append(comms.send(GetVariable(key="id")))
-        time.sleep(10)
+        time.sleep(3600)
 
     supervisor = threading.Thread(target=supervise)
     supervisor.start()

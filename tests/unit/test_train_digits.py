@@ -82,7 +82,7 @@ def test_sigterm_checkpoints_and_the_next_pod_goes_on(train: ModuleType, tmp_pat
     while not process.stdout.readline().startswith("epoch 01"):
         assert process.poll() is None
     process.send_signal(signal.SIGTERM)
-    assert process.wait(timeout=10) == 143
+    assert process.wait(timeout=60) == 143
 
     resumed = start(tmp_path, "--epochs", "4")
     output, _ = resumed.communicate(timeout=60)

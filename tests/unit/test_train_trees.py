@@ -76,13 +76,13 @@ def test_two_nodes_learn_as_much_as_one() -> None:
 
 @pytest.mark.slow
 def test_one_rank_told_to_stop_stops_all_and_they_go_on_from_there(tmp_path: Path) -> None:
-    straight = logs(start(2, "--rounds", "12", checkpoint=tmp_path / "straight"))
-    ranks = start(2, "--rounds", "12", "--seconds-per-round", "0.2", checkpoint=tmp_path / "resumed")
+    straight = logs(start(2, "--rounds", "24", checkpoint=tmp_path / "straight"))
+    ranks = start(2, "--rounds", "24", "--seconds-per-round", "0.5", checkpoint=tmp_path / "resumed")
     until_round(ranks[0], 4)
     ranks[1].send_signal(signal.SIGTERM)
     logs(ranks)
     assert [rank.returncode for rank in ranks] == [143, 143]
-    rank_0, rank_1 = logs(start(2, "--rounds", "12", checkpoint=tmp_path / "resumed"))
+    rank_0, rank_1 = logs(start(2, "--rounds", "24", checkpoint=tmp_path / "resumed"))
     begun = {re.findall(r"resuming from round (\d+)", log)[0] for log in (rank_0, rank_1)}
     assert len(begun) == 1
     assert int(begun.pop()) >= 4
@@ -91,7 +91,7 @@ def test_one_rank_told_to_stop_stops_all_and_they_go_on_from_there(tmp_path: Pat
 
 @pytest.mark.parametrize("killed", [0, 1])
 def test_a_rank_that_is_gone_ends_the_other(tmp_path: Path, killed: int) -> None:
-    ranks = start(2, "--rounds", "60", "--seconds-per-round", "0.2", checkpoint=tmp_path)
+    ranks = start(2, "--rounds", "600", "--seconds-per-round", "0.2", checkpoint=tmp_path)
     until_round(ranks[0], 6)
     ranks[killed].kill()
     logs(ranks)

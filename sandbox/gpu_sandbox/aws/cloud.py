@@ -348,6 +348,15 @@ class AwsCloud:
         with self._lock:
             return self._access.refused(arn)
 
+    def node_joined(self, instance_id: str) -> None:
+        """The instance's node is in the cluster. Does nothing for an instance that is gone."""
+        with self._lock:
+            found = self._auto_scaling.find_member(instance_id)
+            if found is not None:
+                _, member = found
+                member.has_joined = True
+        self._clock.wake()
+
     def complete_drain(self, instance_id: str) -> None:
         """The instance's pods are gone: end it. Does nothing if it waits for no drain."""
         with self._lock:

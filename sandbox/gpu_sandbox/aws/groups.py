@@ -65,6 +65,8 @@ class Member(InstanceState):
         self.announced: Instance | None = None
         """As `instance_launched` told it; None for one that will never reach the cluster."""
         self.in_service_since: datetime | None = None
+        self.has_joined = False
+        """Whether its node has joined the cluster."""
         self.end_reason: str | None = None
 
     @property
@@ -434,21 +436,18 @@ class AutoScalingGroup(FakeAutoScalingGroup):
                 self._replacements.remove(each)
             elif each.new is None or not each.new.counts:
                 self._launch_replacement(each, now)
-            elif each.new.lifecycle_state == "InService" and self._takes_over(each, now):
+            elif each.new.lifecycle_state == "InService" and self._takes_over(each, each.new):
                 self._replacements.remove(each)
                 cause = f"{each.end_cause}  {at(now)} instance {each.old.instance.id} was selected for termination."
                 self.terminate(each.old, now=now, cause=cause)
 
-    def _takes_over(self, replacement: Replacement, now: datetime) -> bool:
+    def _takes_over(self, replacement: Replacement, new: Member) -> bool:
         """Return True once a replacement does its work: EKS waits until a managed group's has joined as a Ready node.
 
         "Managed node group capacity types" in the EKS user guide, under Spot.
         """
-        if replacement.takes_over_at is None:
-            is_for_spot = self.registration is not None and replacement.zone is None
-            joining = timedelta(seconds=self._around.timings.replacement_join if is_for_spot else 0)
-            replacement.takes_over_at = now + joining
-        return now >= replacement.takes_over_at
+        is_for_spot = self.registration is not None and replacement.zone is None
+        return new.has_joined or not is_for_spot
 
     def _launch_replacement(self, replacement: Replacement, now: datetime) -> None:
         """Where there is no capacity, spot is tried again later, and zones stay uneven."""

@@ -74,8 +74,6 @@ class AwsTimings:
     """
     terminate: float = 0.5
     spot_notice: float = 120.0
-    replacement_join: float = 3.0
-    """From a spot replacement's launch until EKS has seen its node Ready, and drains the instance at risk."""
     az_rebalance: float = 10.0
     """How long the zones of a group must have been uneven before AWS evens them."""
     stale: float = 0.5

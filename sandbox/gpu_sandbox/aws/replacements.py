@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +17,6 @@ class Replacement:
 
     Attributes:
         zone: Where the new instance has to be; None for anywhere.
-        takes_over_at: When the old one may go, once the new one is in service.
     """
 
     old: Member
@@ -26,7 +24,6 @@ class Replacement:
     end_cause: str
     zone: str | None = None
     new: Member | None = None
-    takes_over_at: datetime | None = None
 
 
 def uneven(members: Iterable[Member], zones: Sequence[str]) -> tuple[Member, str] | None:

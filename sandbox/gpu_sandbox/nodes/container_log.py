@@ -86,8 +86,8 @@ class ContainerLog:
     async def read(self, options: LogOptions) -> AsyncGenerator[bytes, None]:
         """The log as asked for, in pieces; a follower's last piece comes when the container has ended.
 
-        A follower that has met a file's end once hears of the next one. Before that it does not: what is rotated while
-        it still reads its first file is not for it.
+        A follower that has met a file's end once hears of the next one, unless the container ends first. Before that it
+        does not: what is rotated while it still reads its first file is not for it.
         """
         renderer = _Renderer(options)
         left = None if options.follow else options.tail_lines

@@ -17,6 +17,7 @@ class Bystander:
 
     def __init__(self, world: World, run: RunStatus) -> None:
         self._world, self._run = world, run
+        wait_until(lambda: bool(world.pods.of_run(POOL)), what="the bystander's pod to be seen")
         (pod,) = world.pods.of_run(POOL)
         self._uid = pod.uid
 

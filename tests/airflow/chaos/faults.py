@@ -159,7 +159,7 @@ def _see_the_cloud_end_it(world: World, night: Night, due: datetime) -> list[str
 @contextmanager
 def triggerer_stalled(world: World, night: Night) -> Iterator[None]:
     """Another triggerer takes over, as in installations that have two; in the end it is scaled in again."""
-    world.home.kill("triggerer", signal.SIGSTOP, with_children=True)
+    world.home.suspend("triggerer", with_children=True)
     with (world.home.home / "logs" / "spare-triggerer.log").open("ab") as log:
         spare = subprocess.Popen(
             [sys.executable, "-m", "airflow", *COMMANDS["triggerer"]],

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from gpu_sandbox import Sandbox
-from gpu_sandbox.airflow_home import AirflowNotHealthy
+from gpu_sandbox.airflow_home import AirflowNotHealthy, python_path
 from gpu_sandbox.airflow_processes import end_all
 from gpu_sandbox.leftovers import look_for_leftovers
 from gpu_sandbox.pace import Pace
@@ -235,10 +235,9 @@ class _World:
 def be_world(link: Connection, folder: Path, platform: Platform, *, pace: Pace, seed: int) -> None:
     """A world's process: runs the cells that come, until it is told that there is none."""
     signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C reaches all of a terminal's processes: one ends the others
-    path = os.pathsep.join(filter(None, [str(REPOSITORY), os.environ.get("PYTHONPATH")]))
     with (
         open_sandbox(platform, folder / "sandbox", pace=pace, seed=seed) as sandbox,
-        open_world(sandbox, _airflow_home(folder), {"PYTHONPATH": path}) as world,
+        open_world(sandbox, _airflow_home(folder), {"PYTHONPATH": python_path(REPOSITORY)}) as world,
     ):
         bystander = Bystander.begin(world)
         telling = threading.Lock()

@@ -14,9 +14,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
 from airflow_gpu_provider import EksGpuPool, gpu_nodes
-
-# Airflow 3.3 fails tasks that come back within seconds of deferring (apache/airflow#72716): another try covers it.
-AGAIN = {"retries": 2, "retry_delay": timedelta(seconds=1)}
+from tests.airflow.retries import AGAIN
 
 
 def pool(name: str, **fields: Any) -> EksGpuPool:

@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from tests.airflow.retries import AGAIN
 
 
 def pool(name: str, **fields: Any) -> EksGpuPool:
@@ -24,11 +25,14 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
 
 
 def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[str, Any], **block_args: Any) -> DAG:
-    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1), max_active_runs=max_active_runs) as dag:  # noqa: SIM117
-        with gpu_nodes(pool(dag_id.replace("_", "-"), **fields), gpus=1, **block_args):
-            GpuPodOperator(
-                task_id="train", image="busybox:1.36", cmds=["sh", "-c", command], termination_grace_period=1
-            )
+    start = datetime(2026, 1, 1)
+    with (
+        DAG(dag_id, schedule=None, start_date=start, max_active_runs=max_active_runs, default_args=AGAIN) as dag,
+        gpu_nodes(pool(dag_id.replace("_", "-"), **fields), gpus=1, **block_args),
+    ):
+        GpuPodOperator(
+            task_id="train", image="busybox:1.36", cmds=["sh", "-c", command], termination_grace_period=1, retries=0
+        )
     return dag
 
 

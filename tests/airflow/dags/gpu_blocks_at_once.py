@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import DAG, TaskGroup, task, task_group
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from tests.airflow.retries import AGAIN
 
 START = datetime(2026, 1, 1)
 
@@ -27,10 +28,6 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
 
 def train(task_id: str, command: str) -> GpuPodOperator:
     return GpuPodOperator(task_id=task_id, image="busybox:1.36", cmds=["sh", "-c", command], termination_grace_period=1)
-
-
-# Airflow 3.3 fails tasks that come back within seconds of deferring (apache/airflow#72716): another try covers it.
-AGAIN = {"retries": 2, "retry_delay": timedelta(seconds=1)}
 
 
 def dag(dag_id: str, **fields: Any) -> DAG:
@@ -52,7 +49,7 @@ with dag("blocks_mapped") as mapped, TaskGroup("cities"):
     @task_group
     def city(name: str) -> None:
         with gpu_nodes(pool("blocks-mapped", max_nodes=2)):
-            GpuPodOperator(task_id="train", image="busybox:1.36", cmds=["test", "oslo", "=", name], retries=0)
+            GpuPodOperator(task_id="train", image="busybox:1.36", cmds=["test", "oslo", "=", name], retries=1)
 
     city.expand(name=["oslo", "rome"])
 

@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from tests.airflow.retries import AGAIN
 
 
 def pool(name: str, **fields: Any) -> EksGpuPool:
@@ -31,7 +32,10 @@ def gang(script: str, **arguments: Any) -> GpuPodOperator:
 
 FOREVER = "trap 'echo told to stop; exit 0' TERM; echo up; while :; do sleep 0.1; done"
 
-with DAG("gang_night", schedule=None, start_date=datetime(2026, 1, 1)), gpu_nodes(pool("gang-night")):
+with (
+    DAG("gang_night", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
+    gpu_nodes(pool("gang-night")),
+):
     gang(
         """
         echo "rank $PET_NODE_RANK of $PET_NNODES, attempt $AIRFLOW_GPU_ATTEMPT"
@@ -42,9 +46,15 @@ with DAG("gang_night", schedule=None, start_date=datetime(2026, 1, 1)), gpu_node
         checkpoint="s3://checkpoints/gang",
     )
 
-with DAG("gang_marked_failed", schedule=None, start_date=datetime(2026, 1, 1)), gpu_nodes(pool("gang-marked-failed")):
+with (
+    DAG("gang_marked_failed", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
+    gpu_nodes(pool("gang-marked-failed")),
+):
     gang(FOREVER)
 
-with DAG("gang_rank_fails", schedule=None, start_date=datetime(2026, 1, 1)), gpu_nodes(pool("gang-rank-fails")):
+with (
+    DAG("gang_rank_fails", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
+    gpu_nodes(pool("gang-rank-fails")),
+):
     until = "until [ -e /dev/shm/end ]; do sleep 0.1; done"
     gang(f'if [ "$PET_NODE_RANK" = 1 ]; then {until}; echo loss is NaN; exit 3; fi; {FOREVER}')

@@ -11,6 +11,7 @@ from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.operators import training
 from airflow_gpu_provider.triggers import device_plugin
 from airflow_gpu_provider.triggers import pool as pools
+from tests.airflow.retries import AGAIN
 
 for module in (pools, device_plugin, training):
     assert "RECORD_VERSION" in vars(module)
@@ -26,7 +27,7 @@ POOL = EksGpuPool(
     max_runtime=timedelta(hours=1),
 )
 
-with DAG("later_release", schedule=None, start_date=datetime(2026, 1, 1)), gpu_nodes(POOL, gpus=1):
+with DAG("later_release", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN), gpu_nodes(POOL, gpus=1):
     GpuPodOperator(
         task_id="train",
         image="busybox:1.36",

@@ -9,6 +9,7 @@ from typing import Any
 from airflow.sdk import DAG, task
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
+from tests.airflow.retries import AGAIN
 
 
 def pool(name: str, **fields: Any) -> EksGpuPool:
@@ -24,7 +25,7 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
 
 
 with (
-    DAG("pod_resumed", schedule=None, start_date=datetime(2026, 1, 1)) as resumed,
+    DAG("pod_resumed", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN) as resumed,
     gpu_nodes(pool("pod-resumed", capacity_types=["SPOT"]), gpus=1),
 ):
     GpuPodOperator(
@@ -44,7 +45,7 @@ with (
     )
 
 with (
-    DAG("pod_logs", schedule=None, start_date=datetime(2026, 1, 1)),
+    DAG("pod_logs", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
     gpu_nodes(pool("pod-logs")),
 ):
     GpuPodOperator(
@@ -63,7 +64,7 @@ with (
     )
 
 with (
-    DAG("pod_watched_anew", schedule=None, start_date=datetime(2026, 1, 1)),
+    DAG("pod_watched_anew", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
     gpu_nodes(pool("pod-watched-anew"), gpus=1),
 ):
     GpuPodOperator(
@@ -81,7 +82,7 @@ with (
     )
 
 with (
-    DAG("pod_sweep", schedule=None, start_date=datetime(2026, 1, 1)) as sweep,
+    DAG("pod_sweep", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN) as sweep,
     gpu_nodes(pool("pod-sweep", instance_types=["g6.12xlarge"]), gpus=4),
 ):
     GpuPodOperator.partial(task_id="train", image="busybox:1.36", cmds=["sh", "-c"], do_xcom_push=True).expand(
@@ -89,7 +90,7 @@ with (
     )
 
 with (
-    DAG("gpu_function", schedule=None, start_date=datetime(2026, 1, 1)),
+    DAG("gpu_function", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
     gpu_nodes(pool("gpu-function", instance_types=["g6.12xlarge"]), gpus=4),
 ):
 
@@ -120,7 +121,7 @@ def endless(*, stops_in: int = 0, **arguments: Any) -> GpuPodOperator:
 
 
 def train_alone(dag_id: str, **arguments: Any) -> DAG:
-    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1)) as dag:
+    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN) as dag:
         endless(gpu_pool=kills_pool(), **arguments)
     return dag
 
@@ -132,7 +133,7 @@ kill_blocking_retried = train_alone(
     "kill_blocking_retried", deferrable=False, retries=1, retry_delay=timedelta(0), stops_in=10
 )
 with (
-    DAG("kill_dag_deleted", schedule=None, start_date=datetime(2026, 1, 1)),
+    DAG("kill_dag_deleted", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
     gpu_nodes(pool("kill-dag-deleted"), gpus=1),
 ):
-    endless()
+    endless(retries=0)

@@ -10,6 +10,7 @@ from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.pools import GpuPool
+from tests.airflow.retries import AGAIN
 
 CLUSTER = os.environ.get("GPU_SANDBOX_CLUSTER", "k8s-ml")
 
@@ -34,7 +35,7 @@ def on_gke(name: str, **fields: Any) -> GkeGpuPool:
 
 
 def training(dag_id: str, pool: GpuPool, command: str) -> None:
-    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1)), gpu_nodes(pool, gpus=1):
+    with DAG(dag_id, schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN), gpu_nodes(pool, gpus=1):
         GpuPodOperator(
             task_id="train", image="busybox:1.36", cmds=["sh", "-c", command], retries=0, on_preemption="fail"
         )

@@ -33,7 +33,6 @@ QUICK = AwsTimings(
     drain_timeout=4.0,
     terminate=0.1,
     spot_notice=0.4,
-    replacement_join=0.5,
     az_rebalance=0.3,
     stale=0.0,
     poll=0.02,
@@ -53,16 +52,20 @@ def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, sec
 
 @dataclass
 class Recorder:
-    """The listener: remembers every event; drains at once, unless told not to."""
+    """The listener: remembers every event; nodes join, and drain, at once, unless told not to."""
 
     drains_at_once: bool = True
     seen: list[tuple[str, Instance]] = field(default_factory=list)
     notices: dict[str, datetime] = field(default_factory=dict)
     threads: set[str] = field(default_factory=set)
+    nodes_join: bool = True
     complete_drain: Callable[[str], None] = lambda _: None
+    node_joined: Callable[[str], None] = lambda _: None
 
     def instance_launched(self, instance: Instance) -> None:
         self._note("launched", instance)
+        if self.nodes_join:
+            self.node_joined(instance.instance_id)
 
     def drain_requested(self, instance: Instance) -> None:
         self._note("drain", instance)
@@ -191,6 +194,7 @@ def account(faults: Faults, timings: AwsTimings) -> Iterator[Account]:
     events = Recorder()
     cloud = AwsCloud(account_id=ACCOUNT_ID, faults=faults, timings=timings, events=events)
     events.complete_drain = cloud.complete_drain
+    events.node_joined = cloud.node_joined
     cloud.start()
     try:
         network = cloud.create_cluster(CLUSTER, endpoint="https://127.0.0.1:6443", certificate_authority="Q0E=")

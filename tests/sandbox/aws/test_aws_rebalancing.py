@@ -88,10 +88,14 @@ def test_a_replacement_comes_before_a_spot_instance_at_risk_goes(account: Accoun
 def test_both_run_until_the_replacement_s_node_is_ready(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT", scalingConfig={"minSize": 0, "maxSize": 1, "desiredSize": 0})
     (old,) = account.grow(asg, 1)
+    account.events.nodes_join = False
     account.cloud.recommend_rebalance(old)
     both = eventually(lambda: account.instances(asg), lambda ids: len(ids) == 2)
     assert old in both
     assert (account.group(asg)["DesiredCapacity"], account.group(asg)["MaxSize"]) == (1, 1)
+    assert "drain" not in account.events.kinds()
+    (new,) = {*both} - {old}
+    account.cloud.node_joined(new)
     eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [old])
 
 

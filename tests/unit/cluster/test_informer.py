@@ -69,7 +69,7 @@ async def told(server: Server, key: str, *, watches: int) -> list[tuple[str, str
     feed = Feed(cast("AsyncApi", server))
     watching.subscribe(feed, key)
     heard = []
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(server.watched_from) < watches:
             heard += await feed.changes(0.01)
     await watching.stop()

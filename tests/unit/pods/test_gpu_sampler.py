@@ -17,9 +17,13 @@ from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.scaling.waits import Progress
 from tests.unit.scaling.pools import NOW
 
-RUNNING = cast(
-    PodState, SimpleNamespace(name="train", base=SimpleNamespace(name="base", status="running"), scheduled_at=None)
-)
+
+def pod_that_is(status: str, name: str = "train") -> PodState:
+    base = SimpleNamespace(name="base", status=status)
+    return cast(PodState, SimpleNamespace(name=name, base=base, scheduled_at=None))
+
+
+RUNNING = pod_that_is("running")
 RAW = {"spec": {"containers": [{"name": "base", "resources": {"limits": {"nvidia.com/gpu": "1"}}}]}}
 
 
@@ -135,17 +139,39 @@ async def test_answers_that_end_the_asking(status: int, is_asked_again: bool) ->
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
         await seen.until(lambda: seen.said)
-        await asyncio.sleep(0.1)
+        if is_asked_again:
+            await seen.until(lambda: seen.sampler.use.samples)
+        else:
+            await asyncio.sleep(0.1)
     assert bool(seen.sampler.use.samples) == is_asked_again
 
 
-async def test_container_that_has_ended_meanwhile_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.pods.gpu_sampler._UNTIL_THE_END_SHOWS", 0.3)
-    seen = Sampled(Api(None), GpuWatching())
-    ended = cast(PodState, SimpleNamespace(name="train", base=SimpleNamespace(name="base", status="terminated")))
+async def test_container_that_has_ended_meanwhile_is_no_failure() -> None:
+    """Its end is heard of while its answer is on the way; the other rank goes on, and is sampled next."""
+
+    class EndsMeanwhile(Api):
+        async def output(self, path: str, **request: Any) -> bytes | None:
+            said = await super().output(path, **request)
+            if self.asked == 1:
+                seen.sampler.follow(pod_that_is("terminated", path.rpartition("/")[2]), RAW)
+            return said
+
+    seen = Sampled(EndsMeanwhile(None, b"5, 1, 1\n"), GpuWatching())
+    async with seen.sampler as sampler:
+        for name in ("train-0", "train-1"):
+            sampler.follow(pod_that_is("running", name), RAW)
+        await seen.until(lambda: seen.sampler.use.samples)
+    assert not seen.said
+
+
+async def test_nothing_is_asked_once_the_wait_is_over() -> None:
+    """Nobody hears of the pods' ends then, and their logs may still be followed for a while."""
+    seen = Sampled(Api(b"90, 1, 1\n"), GpuWatching())
     async with seen.sampler as sampler:
         sampler.follow(RUNNING, RAW)
-        await seen.until(lambda: seen.api.asked)
-        sampler.follow(ended, RAW)
-        await asyncio.sleep(0.5)
-    assert not seen.said
+        await seen.until(lambda: seen.sampler.use.samples)
+        await sampler.stop()
+        asked = seen.api.asked
+        sampler.follow(RUNNING, RAW)
+        await asyncio.sleep(0.1)
+        assert seen.api.asked == asked

@@ -69,6 +69,10 @@ def present(resource: Resource, raw: dict[str, Any]) -> Change:
     return Change(resource=resource, kind="present", raw=raw)
 
 
+def synced(resource: Resource) -> Change:
+    return Change(resource=resource, kind="synced")
+
+
 def trouble(resource: Resource, error: GpuError) -> Change:
     return Change(resource=resource, kind="trouble", error=error)
 
@@ -133,7 +137,7 @@ def test_pod_is_queued_only_while_the_scheduler_finds_other_pods_in_the_way(
     message: str, is_full: bool, passed_over: bool
 ) -> None:
     view = a_view(max_nodes=1)
-    view.take([present(PODS, unschedulable(message)), present(NODES, raw_node())], NOW)
+    view.take([present(PODS, unschedulable(message)), present(NODES, raw_node()), synced(NODES)], NOW)
     snapshot = view.snapshot(NOW)
     assert (snapshot.is_full, snapshot.passed_over) == (is_full, passed_over)
     assert (snapshot.full_at is not None) == is_full
@@ -163,7 +167,7 @@ def test_pod_that_is_queued_for_room_has_its_time_from_then_on() -> None:
 
 def test_pod_is_queued_no_more_once_its_siblings_have_ended() -> None:
     view = a_view(max_nodes=1)
-    view.take([present(PODS, unschedulable(TAKEN)), present(NODES, raw_node())], NOW)
+    view.take([present(PODS, unschedulable(TAKEN)), present(NODES, raw_node()), synced(NODES)], NOW)
     later = NOW + timedelta(minutes=5)
     view.take([present(PODS, unschedulable(MISMATCH))], later)
     assert not view.snapshot(later).is_full
@@ -210,7 +214,7 @@ def test_events_of_the_last_pod_of_that_name_are_left_out_and_the_rest_is_in_ord
 
 def test_pool_is_full_while_all_its_nodes_are_up() -> None:
     view = a_view(max_nodes=2)
-    view.take([present(PODS, raw_pod()), present(NODES, raw_node("n1"))], NOW)
+    view.take([present(PODS, raw_pod()), present(NODES, raw_node("n1")), synced(NODES)], NOW)
     assert not view.snapshot(NOW).is_full
     view.take([present(NODES, raw_node("n2"))], NOW)
     assert view.snapshot(NOW).full_at == NOW
@@ -219,6 +223,19 @@ def test_pool_is_full_while_all_its_nodes_are_up() -> None:
     view.take([Change(resource=NODES, kind="gone", raw=raw_node("n2"))], later)
     assert not view.snapshot(later).is_full
     assert view.snapshot(later).full_at == NOW
+
+
+@pytest.mark.parametrize("told", [synced(NODES), trouble(NODES, PermissionDenied("No."))], ids=["shown", "refused"])
+def test_pod_is_late_for_its_node_only_once_the_nodes_are_known(told: Change) -> None:
+    """They have a watch of their own, which may be later than the pods': the pool may be full, and the pod queued."""
+    view = a_view()
+    view.take([present(PODS, raw_pod()), synced(PODS)], NOW)
+    created = view.snapshot(NOW).pod
+    assert created is not None
+    assert created.created_at + timedelta(seconds=WAIT.schedule_seconds) < NOW < WAIT.deadline
+    assert WAIT.step(view.snapshot(NOW), NOW).error is None
+    view.take([told], NOW)
+    assert type(WAIT.step(view.snapshot(NOW), NOW).error) is PodDeadline
 
 
 def test_node_whose_gpus_are_not_there_yet_does_not_fill_the_pool() -> None:
@@ -253,7 +270,7 @@ def test_api_server_that_is_away_is_told_once() -> None:
     view.take(away, NOW)
     assert view.snapshot(NOW).notes == ("the API server does not answer; the wait goes on",)
     assert refusal(view, NOW) is None
-    view.take([Change(resource=PODS, kind="synced"), Change(resource=NODES, kind="synced")], NOW)
+    view.take([synced(PODS), synced(NODES)], NOW)
     assert view.snapshot(NOW).notes == ()
 
 
@@ -309,7 +326,7 @@ def test_pod_that_is_not_there_when_it_is_asked_for_is_gone() -> None:
 
 def test_look_at_the_pod_itself_that_fails_is_one_that_is_tried_again() -> None:
     view = a_view(answer=PermissionDenied("May not get pods."))
-    view.take([Change(resource=PODS, kind="synced")], NOW)
+    view.take([synced(PODS)], NOW)
     assert refusal(view, NOW) is None
     assert view.snapshot(NOW).notes == ("PermissionDenied: May not get pods.",)
     cast("Woken", view._feed).api.answer = raw_pod()
@@ -351,7 +368,7 @@ def test_pod_larger_than_all_given_nodes_fails_when_all_are_known() -> None:
     view, (nodes,) = PodView(WAIT, pool, cast("Feed", Woken())), pool_nodes(pool.node_selector)
     view.take([present(PODS, asking(raw_pod(), **{"nvidia.com/gpu": "2"}))], NOW)
     view.take([present(nodes, sized(raw_node("n1"), cpu="8", memory="32Gi"))], NOW)
-    view.take([Change(resource=nodes, kind="synced")], NOW)
+    view.take([synced(nodes)], NOW)
     assert view.snapshot(NOW).too_large is None, "the second node is not here yet"
     view.take([present(nodes, raw_node("n2"))], NOW)
     assert view.snapshot(NOW).too_large is None, "its kubelet has not said how large it is"
@@ -366,9 +383,7 @@ def test_a_provisioner_may_bring_a_larger_node() -> None:
     pool = KubernetesGpuPool(name="karpenter", node_selector_labels=labels, provisioner="karpenter")
     view, (nodes,) = PodView(WAIT, pool, cast("Feed", Woken())), pool_nodes(pool.node_selector)
     view.take([present(PODS, asking(raw_pod(), memory="99Gi"))], NOW)
-    view.take(
-        [present(nodes, sized(raw_node("n1"), cpu="8", memory="32Gi")), Change(resource=nodes, kind="synced")], NOW
-    )
+    view.take([present(nodes, sized(raw_node("n1"), cpu="8", memory="32Gi")), synced(nodes)], NOW)
     assert view.snapshot(NOW).too_large is None
 
 
@@ -403,11 +418,11 @@ def test_a_look_before_the_pod_is_placed_is_not_the_one() -> None:
 def test_deadline_that_passes_while_the_pod_cannot_be_looked_at_is_not_believed(cls: type[GpuError]) -> None:
     """It has got its node, and runs, for all that is known."""
     view = a_view(answer=cls("No."))
-    view.take([present(PODS, raw_pod()), trouble(PODS, cls("No."))], NOW)
+    view.take([present(PODS, raw_pod()), trouble(PODS, cls("No.")), synced(NODES)], NOW)
     asyncio.run(view.confirm(NOW))
     late = WAIT.step(view.snapshot(NOW), NOW)
     assert isinstance(late.error, PodDeadline)
     assert not asyncio.run(view.believes(late.error, NOW))
     assert asyncio.run(view.believes(late.error, WAIT.deadline))
-    view.take([Change(resource=PODS, kind="synced"), present(PODS, raw_pod())], NOW)
+    view.take([synced(PODS), present(PODS, raw_pod())], NOW)
     assert asyncio.run(view.believes(late.error, NOW))

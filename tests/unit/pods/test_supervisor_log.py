@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.pods import followed_log as pod_log
 from airflow_gpu_provider.pods import supervisor_log
 from airflow_gpu_provider.pods.followed_log import PodLogs
 from airflow_gpu_provider.pods.supervisor_log import SupervisorLog
+from tests.unit.pods.test_pod_log import running
 from tests.unit.pods.test_pod_wait import WAIT
 
 
@@ -79,7 +79,7 @@ class Api:
 
 async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.MonkeyPatch) -> None:
     """The supervisor stands still after the first part: the worker reads the second one again."""
-    monkeypatch.setattr(pod_log, "_READ_WITHIN", 0.05)
+    monkeypatch.setattr(pod_log, "READ_WITHIN", 0.05)
     stands_still = asyncio.Event()
     answered = asyncio.Event()
 
@@ -104,13 +104,8 @@ async def test_worker_goes_on_where_the_lines_are_safe(monkeypatch: pytest.Monke
     api = cast("AsyncApi", Api(first, second, between=between))
     wanted = {"containers": ["base"], "with_name": False}
     async with PodLogs(api, WAIT, wanted, lambda level, text, *words: said.append(text % words)) as logs:
-        status = {"name": "base", "state": {"running": {"startedAt": "2026-01-01T00:00:09Z"}}}
-        raw = {
-            "metadata": {"namespace": WAIT.namespace, "name": WAIT.name, "uid": WAIT.uid},
-            "status": {"phase": "Running", "containerStatuses": [status]},
-        }
-        logs.follow(PodState.parse(raw, WAIT.base_container), raw)
-        await asyncio.wait_for(answered.wait(), timeout=10)
+        logs.follow(*running(1))
+        await asyncio.wait_for(answered.wait(), timeout=60)
         rest = await logs.safe_rest()
         whole = logs.rest()
     assert said == ["one", "two", "three"]

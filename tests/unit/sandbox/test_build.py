@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpu_sandbox import build
+from gpu_sandbox.airflow_api import wait_until
 from gpu_sandbox.engines.catalogue import KUEUE_PROGRAM
 from gpu_sandbox.errors import BuildFailed, GoMissing
 
@@ -23,7 +24,7 @@ echo built >> "$STAND_IN_LOG"
 echo "go: downloading k8s.io/kubernetes v1.36.3" >&2
 echo "k8s.io/kubernetes/pkg/apis/core" >&2
 [ -z "$STAND_IN_FAILURE" ] || { echo "$STAND_IN_FAILURE" >&2; exit 1; }
-sleep 0.3
+while [ -n "$STAND_IN_HELD_UNTIL" ] && [ ! -e "$STAND_IN_HELD_UNTIL" ]; do sleep 0.05; done
 [ ! -d amended ] || cat amended/pkg/* > "$STAND_IN_LOG.amended"
 while [ "$1" != -o ]; do shift; done
 printf '#!/bin/sh\\n' > "$2" && chmod +x "$2"
@@ -81,11 +82,17 @@ def test_it_is_not_compiled_anew_for_another_go(version: str, tmp_path: Path, mo
     assert builds(tmp_path) == 1
 
 
-def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path) -> None:
+def test_processes_that_need_it_at_once_compile_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_end = tmp_path / "may-end"
+    monkeypatch.setenv("STAND_IN_HELD_UNTIL", str(may_end))
     program = "from gpu_sandbox.build import control_plane_binary as b; print(b(print))"
-    processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = [process.communicate()[0].splitlines() for process in processes]
-    assert [process.returncode for process in processes] == [0, 0, 0]
+    files = [tmp_path / f"{number}.out" for number in range(3)]
+    processes = [subprocess.Popen([sys.executable, "-uc", program], stdout=file.open("w")) for file in files]
+    waiting = "waiting for another process"
+    wait_until(lambda: sum(waiting in file.read_text() for file in files) == 2, timeout=120, what="two to wait")
+    may_end.touch()
+    assert [process.wait(120) for process in processes] == [0, 0, 0]
+    outputs = [file.read_text().splitlines() for file in files]
     assert len({output[-1] for output in outputs}) == 1
     assert builds(tmp_path) == 1
 

@@ -51,18 +51,21 @@ def test_a_node_that_is_not_ready_is_not_drained_before_the_cloud_gives_it_up(
 ) -> None:
     cluster: Any = Cluster(ready)
     done: list[str] = []
+    joined: list[str] = []
     machines = Machines(
         control_plane=cluster,
         agent=cluster,
         faults=Faults(),
         boot_seconds=0.0,
         node_spec=lambda instance: instance,
+        node_joined=joined.append,
         complete_drain=done.append,
         drains_only_ready_nodes=only_ready,
     )
     machines.instance_launched(INSTANCE)
     (machine,) = machines._booted()
     machines._join(machine)
+    assert joined == ["i-1"]
     machines.drain_requested(INSTANCE)
     machines._workers.shutdown(wait=True)
     assert cluster.patched == [{"spec": {"unschedulable": True}}]

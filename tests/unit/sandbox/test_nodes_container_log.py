@@ -126,7 +126,13 @@ async def test_a_log_that_has_ended_is_not_rotated(tmp_path: Path) -> None:
 
 async def test_a_follower_goes_on_in_the_next_file(tmp_path: Path) -> None:
     log = a_small_log(tmp_path)
-    follower = asyncio.create_task(read(log, follow=True))
+    got: list[bytes] = []
+
+    async def follow() -> None:
+        async for piece in log.read(LogOptions(follow=True)):
+            got.append(piece)
+
+    follower = asyncio.create_task(follow())
     expected = b""
     for index in range(3):
         line = f"{index}\n".encode()
@@ -134,8 +140,27 @@ async def test_a_follower_goes_on_in_the_next_file(tmp_path: Path) -> None:
         await rotate(log, tmp_path)
         expected += line + b"x" * 200 + b"\n"
     log.write("stdout", b"last\n")
+    await until(lambda: b"".join(got) == expected + b"last\n")
     log.close()
-    assert await asyncio.wait_for(follower, 60) == expected + b"last\n"
+    await asyncio.wait_for(follower, 60)
+    assert b"".join(got) == expected + b"last\n"
+
+
+async def test_a_follower_does_not_hear_of_the_next_file_after_the_container_s_end(tmp_path: Path) -> None:
+    """The kubelet's waitLogs asks whether the container runs before it looks at what happened to the file."""
+    log = a_small_log(tmp_path)
+    pieces = log.read(LogOptions(follow=True))
+    log.write("stdout", b"first\n")
+    got = [await anext(pieces)]
+    at_its_end = asyncio.ensure_future(anext(pieces))
+    await asyncio.sleep(0)
+    log.write("stdout", b"second\n")
+    got.append(await at_its_end)
+    await rotate(log, tmp_path)
+    log.write("stdout", b"in the next file\n")
+    log.close()
+    got += [piece async for piece in pieces]
+    assert b"".join(got) == b"first\nsecond\n" + b"x" * 200 + b"\n"
 
 
 async def test_a_follower_that_is_still_in_its_first_file_does_not_hear_of_the_next(tmp_path: Path) -> None:
@@ -159,7 +184,7 @@ async def test_a_follower_sees_all_and_ends(tmp_path: Path) -> None:
         log.write("stdout", f"{i}\n".encode())
         await asyncio.sleep(0)
     log.close()
-    assert await asyncio.wait_for(follower, 5) == b"".join(f"{i}\n".encode() for i in range(50))
+    assert await asyncio.wait_for(follower, 60) == b"".join(f"{i}\n".encode() for i in range(50))
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)

@@ -52,7 +52,7 @@ def reconciles(monkeypatch: pytest.MonkeyPatch) -> Reconciles:
 
 
 async def heard(lines: list[Any], number: int) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while len(lines) < number:  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
@@ -134,7 +134,7 @@ async def test_other_owners_reconcile_for_themselves(reconciles: Reconciles) -> 
     lines: list[Any] = []
     for owner in ("me/a", "me/b"):
         pool_news.keep(a_pool(), owner, lines.append)
-    await heard(lines, 4)
+    await heard(reconciles.opened, 2)
     assert sorted(reconciles.opened) == ["train-gpu for me/a", "train-gpu for me/b"]
     for owner in ("me/a", "me/b"):
         await pool_news.leave(a_pool(), owner, lines.append)
@@ -142,13 +142,13 @@ async def test_other_owners_reconcile_for_themselves(reconciles: Reconciles) -> 
 
 async def test_the_first_look_comes_sooner(reconciles: Reconciles, monkeypatch: pytest.MonkeyPatch) -> None:
     """What keeps nodes from coming, like an autoscaler that is dead, is told in seconds."""
+    assert pool_news.FIRST <= 5.0
     monkeypatch.setattr(pool_news, "EVERY", 3600.0)
     monkeypatch.setattr(pool_news, "FIRST", 0.01)
     lines: list[Any] = []
     pool_news.keep(a_pool(), "me/dag", lines.append)
     await heard(lines, 1)
     await pool_news.leave(a_pool(), "me/dag", lines.append)
-    assert pool_news.FIRST <= 5.0
 
 
 async def test_empty_nodes_are_those_on_which_only_what_belongs_to_a_node_runs(reconciles: Reconciles) -> None:

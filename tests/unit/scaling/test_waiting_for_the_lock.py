@@ -6,11 +6,12 @@ import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from airflow_gpu_provider.cluster.lock import PoolLock
+from airflow_gpu_provider.cluster.threads import THREADS
 from airflow_gpu_provider.errors import DemandLockBusy
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
 from airflow_gpu_provider.scaling.wait_loop import run_wait
@@ -34,23 +35,25 @@ class EndsAtOnce:
 
 async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
     may_go_on = threading.Event()
+    held_up: list[threading.Thread] = []
 
     class HeldUp:
         platform = SimpleNamespace(cluster_access=None)
 
         def reconcile(self, *, admits: bool = False) -> Any:
+            held_up.append(threading.current_thread())
             may_go_on.wait()
             return SimpleNamespace(snapshot=SimpleNamespace(now=datetime.now(UTC)), said=())
 
     async def wait_of(owner: str) -> None:
-        held_up: Any = HeldUp()
-        await run_wait(EndsAtOnce(), pool(), owner, say=print, every=1, reconciler=held_up)
+        await run_wait(EndsAtOnce(), pool(), owner, say=print, every=1, reconciler=cast("Any", HeldUp()))
 
     loop = asyncio.get_running_loop()
     waits = [asyncio.create_task(wait_of(f"airflow/dag-{number}")) for number in range(WAITERS)]
     try:
-        await asyncio.sleep(0)
         async with asyncio.timeout(60):
+            while len(held_up) < min(THREADS, WAITERS):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
             assert await loop.getaddrinfo("127.0.0.1", 443)
             assert await loop.run_in_executor(None, lambda: "looked up") == "looked up"
         assert not any(wait.done() for wait in waits)

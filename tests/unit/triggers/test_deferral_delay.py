@@ -12,7 +12,7 @@ from airflow_gpu_provider.triggers.deferral_delay import has_returned
 
 @pytest.mark.parametrize(
     ("seconds_ago", "changes", "returned"),
-    [(0, {}, False), (20, {}, False), (60, {}, True), (0, {"pause": 5.0}, True), (0, {"pause": 0.0}, False)],
+    [(0, {}, False), (5, {}, False), (60, {}, True), (0, {"pause": 5.0}, True), (0, {"pause": 0.0}, False)],
 )
 def test_a_wait_that_is_taken_up_late_or_after_a_setback_has_returned(
     seconds_ago: float, changes: dict[str, Any], returned: bool

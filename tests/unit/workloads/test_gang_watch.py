@@ -71,9 +71,8 @@ class Cluster:
     def suspend(self) -> None:
         self.server.put(JOB, {**self.server.read(JOB), "spec": {"suspend": True}})
 
-    async def watch(self) -> Progress:
-        now = datetime.now(UTC)
-        wait = GangWait(
+    def wait(self, now: datetime) -> GangWait:
+        return GangWait(
             namespace="ml",
             name="train",
             uid="j1",
@@ -85,8 +84,11 @@ class Cluster:
             start_seconds=600,
             deadline=now + timedelta(hours=5),
         )
+
+    async def watch(self) -> Progress:
+        now = datetime.now(UTC)
         narrator = Narrator(self.lines.append, started=now)
-        return await watch(GangView, POOL, wait, owner="o", narrator=narrator, open_access=cast("Any", None))
+        return await watch(GangView, POOL, self.wait(now), owner="o", narrator=narrator, open_access=cast("Any", None))
 
     async def says(self, text: str) -> None:
         while not any(text in line for line in self.lines):  # noqa: ASYNC110 - what is said tells of no event
@@ -138,6 +140,22 @@ def test_64_ranks_cost_the_requests_of_one_pod_and_of_its_job() -> None:
     # A pod's wait lists and watches three collections: pods, events, nodes.
     assert sum(cluster.server.asked.values()) <= 2 * 6
     assert len(cluster.lines) <= 5, cluster.lines
+
+
+def test_gang_is_late_for_its_nodes_only_once_they_are_known() -> None:
+    """They have a watch of their own, which may be later than the Jobs': there may be as many as it needs."""
+    cluster = Cluster(2)
+    cluster.suspend()
+    (nodes,) = pool_nodes(POOL.node_selector)
+    long_ago, now = START - timedelta(hours=1), datetime.now(UTC)
+    meta = {**cluster.server.read(JOB)["metadata"], "creationTimestamp": f"{long_ago:%Y-%m-%dT%H:%M:%SZ}"}
+    job = {"metadata": meta, "spec": {"suspend": True}}
+    wait = cluster.wait(now)
+    view = GangView(wait, POOL, cast("Feed", None))
+    view.take([Change(resource=gangs("ml"), kind="present", raw=job)], now)
+    assert wait.step(view.snapshot(now), now).error is None
+    view.take([Change(resource=nodes, kind="synced")], now)
+    assert type(wait.step(view.snapshot(now), now).error) is PodDeadline
 
 
 def test_the_first_failure_is_found_among_many() -> None:

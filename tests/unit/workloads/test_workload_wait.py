@@ -72,19 +72,31 @@ def test_it_ends_when_its_controller_says_so() -> None:
     assert (over.done, over.error) == (True, None)
 
 
+def test_success_waits_a_moment_for_its_pods_ends_which_its_time_line_tells() -> None:
+    succeeded = replace(STATE, end=WorkloadEnd(succeeded=True))
+    told = {"workers 0": a_pod("a", ended(0, 30))}
+    for pods in ({}, {**told, "workers 1": a_pod("b", RUNS)}):
+        snapshot = seen(succeeded, pods, ended_at=at(45))
+        assert not WAIT.step(snapshot, at(46)).done
+        assert WAIT.next_deadline(snapshot, at(46)) <= at(45) + SETTLED_AFTER
+        assert WAIT.step(snapshot, at(45) + SETTLED_AFTER).done
+    both = {**told, "workers 1": a_pod("b", ended(0, 40))}
+    assert WAIT.step(seen(succeeded, both, ended_at=at(45)), at(46)).done
+
+
 def test_error_is_of_the_pod_that_failed_first() -> None:
     pods = {
         "workers 0": a_pod("a", ended(1, 40), phase="Failed"),
         "workers 1": a_pod("b", ended(3, 30), phase="Failed"),
     }
-    error = WAIT.step(seen(replace(STATE, end=FAILED), pods, failed_at=at(45)), at(60)).error
+    error = WAIT.step(seen(replace(STATE, end=FAILED), pods, ended_at=at(45)), at(60)).error
     assert type(error) is PodFailed
     assert (error.details["rank"], error.details["exit_code"]) == ("workers 1", 3)
     assert error.what.startswith("Workers 1: ")
 
 
 def test_pods_ends_are_waited_for_a_moment_and_then_its_own_word_counts() -> None:
-    snapshot = seen(replace(STATE, end=FAILED), failed_at=at(45))
+    snapshot = seen(replace(STATE, end=FAILED), ended_at=at(45))
     assert WAIT.step(snapshot, at(46)).error is None
     assert WAIT.next_deadline(snapshot, at(46)) == at(45) + SETTLED_AFTER
     error = WAIT.step(snapshot, at(47)).error
@@ -94,14 +106,14 @@ def test_pods_ends_are_waited_for_a_moment_and_then_its_own_word_counts() -> Non
 
 def test_a_pod_that_has_not_told_its_end_yet_may_be_the_one_that_failed_first() -> None:
     told = {"workers 0": a_pod("a", ended(143, 40), phase="Failed")}
-    snapshot = seen(replace(STATE, end=FAILED), {**told, "workers 1": a_pod("b", RUNS)}, failed_at=at(45))
+    snapshot = seen(replace(STATE, end=FAILED), {**told, "workers 1": a_pod("b", RUNS)}, ended_at=at(45))
     assert WAIT.step(snapshot, at(46)).error is None
     (rank,) = told
     last = WAIT.step(snapshot, at(45) + SETTLED_AFTER).error
     assert last is not None
     assert last.details["rank"] == rank
     both = {**told, "workers 1": a_pod("b", ended(3, 30), phase="Failed")}
-    first = WAIT.step(seen(replace(STATE, end=FAILED), both, failed_at=at(45)), at(46)).error
+    first = WAIT.step(seen(replace(STATE, end=FAILED), both, ended_at=at(45)), at(46)).error
     assert first is not None
     assert first.details["rank"] == "workers 1"
 
@@ -109,14 +121,14 @@ def test_a_pod_that_has_not_told_its_end_yet_may_be_the_one_that_failed_first() 
 def test_a_job_that_its_policy_ended_for_a_disruption_was_preempted_though_nobody_has_seen_its_pods() -> None:
     said = "Pod ml/train-0-x has condition DisruptionTarget matching FailJob rule at index 0"
     end = WorkloadEnd(succeeded=False, reason="PodFailurePolicy", message=said)
-    assert type(WAIT.step(seen(replace(STATE, end=end), failed_at=at(45)), at(60)).error) is PodPreempted
+    assert type(WAIT.step(seen(replace(STATE, end=end), ended_at=at(45)), at(60)).error) is PodPreempted
     code = replace(end, message="Container main for pod ml/train-0-x failed with exit code 3 matching FailJob rule")
-    assert type(WAIT.step(seen(replace(STATE, end=code), failed_at=at(45)), at(60)).error) is PodFailed
+    assert type(WAIT.step(seen(replace(STATE, end=code), ended_at=at(45)), at(60)).error) is PodFailed
 
 
 def test_its_own_deadline_is_a_deadline() -> None:
     end = WorkloadEnd(succeeded=False, reason="DeadlineExceeded", message="was active longer than specified deadline")
-    assert isinstance(WAIT.step(seen(replace(STATE, end=end), failed_at=at(0)), at(60)).error, PodDeadline)
+    assert isinstance(WAIT.step(seen(replace(STATE, end=end), ended_at=at(0)), at(60)).error, PodDeadline)
 
 
 def test_a_pod_that_fails_or_is_lost_may_be_replaced() -> None:
@@ -129,7 +141,7 @@ def test_a_preemption_that_has_failed_it_is_a_preemption() -> None:
     evicted = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     condition = {**evicted, "message": "Eviction API: evicting", "lastTransitionTime": text(29)}
     pod = a_pod("a", ended(143, 30), phase="Failed", conditions=[condition])
-    error = WAIT.step(seen(replace(STATE, end=FAILED), {"workers 0": pod}, failed_at=at(31)), at(60)).error
+    error = WAIT.step(seen(replace(STATE, end=FAILED), {"workers 0": pod}, ended_at=at(31)), at(60)).error
     assert isinstance(error, PodPreempted)
 
 
@@ -201,7 +213,7 @@ def test_a_container_that_its_job_has_started_too_often_has_failed_and_was_not_t
     job = replace(WAIT, kind="Job")
 
     def error_of(pod: PodSnapshot) -> GpuError | None:
-        return job.step(seen(failed, {"train-x7k2p": pod}, failed_at=at(52)), at(60)).error
+        return job.step(seen(failed, {"train-x7k2p": pod}, ended_at=at(52)), at(60)).error
 
     for state in (RUNS, ended(143, 51), {"waiting": {"reason": "CrashLoopBackOff"}}):
         error = error_of(deleted(state, ended(7, 48)))
