@@ -64,7 +64,7 @@ $(INSTALLED): $(DEMONSTRABLE) requirements-dev.txt
 control-plane: $(GO)
 	@PYTHONPATH=sandbox $(BIN)/python -m gpu_sandbox.build
 
-# The real JobSet, Kubeflow Trainer and Kueue, which one file of tests/sandbox runs.
+# The real JobSet, Kubeflow Trainer and Kueue, which tests/engines runs.
 engines: .venv control-plane
 	@$(BIN)/python -m gpu_sandbox.engines
 
@@ -79,7 +79,7 @@ demo:
 	@mkdir -p build
 	@$(BIN)/gpu-sandbox demo $(if $(DEMO),--training $(DEMO)) --report $(REPORT) $(if $(FAULT),--fault $(FAULT)) $(if $(UI),--ui)
 
-test: lint test-unit test-sandbox test-airflow
+test: lint test-unit test-sandbox test-airflow test-of-sandbox test-engines
 
 lint: .venv
 	@echo "== ruff, mypy, import-linter"
@@ -104,13 +104,21 @@ test-unit: .venv
 protocol: .venv
 	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n $(JOBS) -v
 
-test-sandbox: .venv control-plane engines
+test-sandbox: .venv control-plane
 	@echo "== tests/sandbox: against a real Kubernetes control plane"
 	@$(BIN)/pytest tests/sandbox -n $(SANDBOXES) --dist loadfile -q
 
+test-of-sandbox: .venv control-plane
+	@echo "== sandbox/tests: the sandbox itself"
+	@$(BIN)/pytest sandbox/tests --ignore sandbox/tests/kubelet -n $(SANDBOXES) --dist loadfile -q
+
+test-engines: .venv engines
+	@echo "== tests/engines: with the real JobSet, Trainer and Kueue"
+	@$(BIN)/pytest tests/engines -q
+
 test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"
-	@$(BIN)/pytest tests/sandbox/test_real_cluster_autoscaler.py tests/sandbox/test_autoscaler.py -v
+	@$(BIN)/pytest sandbox/tests/test_real_cluster_autoscaler.py sandbox/tests/test_autoscaler.py -v
 
 test-airflow: .venv control-plane engines
 	@echo "== tests/airflow: under a real scheduler and triggerer"
@@ -138,11 +146,11 @@ test-chaos: .venv control-plane
 
 # No part of `make test`: as root only, with Debian's containerd. CI runs it.
 test-kubelet: .venv
-	@$(BIN)/python -m tests.kubelet.needs
-	@echo "== tests/kubelet: on a real kubelet with containerd"
+	@$(BIN)/python -m sandbox.tests.kubelet.needs
+	@echo "== sandbox/tests/kubelet: on a real kubelet with containerd"
 	@$(BIN)/python -m gpu_sandbox.build
-	@$(BIN)/python -m tests.kubelet.programs
-	@unshare --net sh -c 'ip link set lo up && exec $(BIN)/pytest tests/kubelet -v'
+	@$(BIN)/python -m sandbox.tests.kubelet.programs
+	@unshare --net sh -c 'ip link set lo up && exec $(BIN)/pytest sandbox/tests/kubelet -v'
 
 # make compat    the last three releases of the cncf-kubernetes provider (the newest is .venv's), and MWAA's set
 COMPAT := $(basename $(notdir $(wildcard tests/compat/*.txt)))

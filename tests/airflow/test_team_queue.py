@@ -13,7 +13,7 @@ from gpu_sandbox.airflow_home import AirflowHome, python_path
 from gpu_sandbox.demo_trainings import example_dags, training_image, trees_image
 from gpu_sandbox.nodes import NodeSpec
 from tests.airflow.conftest import REPOSITORY
-from tests.sandbox.engines.test_engines import A_GANG, QUEUES, create
+from tests.engines.test_engines import A_GANG, QUEUES, create
 
 DAG_ID = "team_queue"
 ONE_GPU = A_GANG.replace("completions: 2", "completions: 1").replace("parallelism: 2", "parallelism: 1")

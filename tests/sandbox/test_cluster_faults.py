@@ -22,8 +22,8 @@ from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool, GkeGpuPool, GpuPool
 from gpu_sandbox import Sandbox, SandboxProcess
 from gpu_sandbox.cli import main
+from sandbox.tests.autoscaling import Eks, gpu_pod
 from tests.kubeconfig import access_of
-from tests.sandbox.autoscaling import Eks, gpu_pod
 from tests.sandbox.running import eventually
 
 NAMESPACES = "api/v1/namespaces"

@@ -40,7 +40,7 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.workloads.gang_wait import GangWait
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import UNTIL_TOLD, end, log_of
+from sandbox.tests.node_checks.checks import UNTIL_TOLD, end, log_of
 from tests.sandbox.running import (
     airflow_says,
     context_of,

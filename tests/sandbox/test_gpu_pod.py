@@ -44,7 +44,7 @@ from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import UNTIL_TOLD, end
+from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, line_of, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])

@@ -29,7 +29,7 @@ from airflow_gpu_provider.pods import position_saver
 from airflow_gpu_provider.pods.followed_log import REPEATED
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import UNTIL_TOLD, end, execute, log_of
+from sandbox.tests.node_checks.checks import UNTIL_TOLD, end, execute, log_of
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption
 
 

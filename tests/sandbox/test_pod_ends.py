@@ -30,7 +30,7 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.triggers import pod as pod_trigger
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import UNTIL_TOLD, end
+from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])

@@ -23,7 +23,7 @@ from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from gpu_sandbox.sandbox import Sandbox
-from tests.nodes.checks import UNTIL_TOLD, end
+from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
 from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, run
 
 FOREVER = "trap 'exit 143' TERM; while :; do sleep 0.1; done"

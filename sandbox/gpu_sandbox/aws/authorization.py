@@ -1,6 +1,6 @@
 """What IAM is asked about each API call: the action's resources, their tags, and the service's condition keys.
 
-After the Service Authorization Reference, whose data tests/unit/sandbox/test_aws_authorization.py holds this table to;
+After the Service Authorization Reference, whose data sandbox/tests/unit/test_aws_authorization.py holds this table to;
 what EKS checks in the caller's name when a node group is made is in EKS's user guide (node role, launch templates) and
 in the errors that people report of it.
 """

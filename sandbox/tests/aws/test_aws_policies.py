@@ -1,0 +1,139 @@
+"""IAM policies with resources and conditions, as they let calls through or refuse them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from botocore.exceptions import ClientError
+
+from gpu_sandbox.aws import AccessKey, PolicyUse
+from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, Account
+from tests.sandbox import documented_roles
+
+POOL_TAG = {"airflow-gpu-provider/pool": "train"}
+PLACE = {"REGION": "us-west-2", "ACCOUNT": ACCOUNT_ID, "CLUSTER": CLUSTER, "NODE_ROLE": f"{CLUSTER}-node"}
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+
+def user(account: Account, policy: Mapping[str, Any]) -> AccessKey:
+    return account.cloud.add_identity("limited", policy=policy)
+
+
+def documented(account: Account, *files: str, without: Sequence[str] = (), **values: Any) -> AccessKey:
+    return user(account, documented_roles.policy(*files, without=without, **PLACE, **values))
+
+
+def statement(**changes: Any) -> dict[str, Any]:
+    usual = {"Sid": "Only", "Effect": "Allow", "Resource": "*"}
+    return {"Version": "2012-10-17", "Statement": [{**usual, **changes}]}
+
+
+def test_a_group_is_read_by_its_name_and_no_other(account: Account) -> None:
+    account.node_group("train"), account.node_group("web")
+    key = documented(account, "eks-scale-only.json", NODE_GROUP="train")
+    eks = account.client("eks", key)
+    eks.describe_nodegroup(clusterName=CLUSTER, nodegroupName="train")
+    says = (
+        rf"not authorized to perform: eks:DescribeNodegroup on resource: arn:aws:eks:us-west-2:{ACCOUNT_ID}:nodegroup"
+    )
+    for other in ("web", "no-such-group"):
+        with pytest.raises(ClientError, match=rf"AccessDeniedException.*{says}/{CLUSTER}/{other}/") as refused:
+            eks.describe_nodegroup(clusterName=CLUSTER, nodegroupName=other)
+        assert "because no identity-based policy allows the eks:DescribeNodegroup action" in str(refused.value)
+    used = PolicyUse("ReadTheNodeGroups", "eks:DescribeNodegroup", "eks:DescribeNodegroup")
+    assert account.cloud.policy_uses(key.arn) == {used}
+    assert account.cloud.refused(key.arn) == {PolicyUse("", "eks:DescribeNodegroup", "eks:DescribeNodegroup")}
+
+
+def test_a_schedule_may_set_a_size_and_no_limits(account: Account) -> None:
+    asg = account.node_group("train")
+    mine = account.client("autoscaling", documented(account, "eks-scale-only.json", NODE_GROUP="train"))
+    action = {"AutoScalingGroupName": asg, "ScheduledActionName": "off", "StartTime": TOMORROW, "DesiredCapacity": 0}
+    mine.put_scheduled_update_group_action(**action)
+    for limit in ("MinSize", "MaxSize"):
+        with pytest.raises(ClientError, match="not authorized to perform: autoscaling:PutScheduledUpdateGroupAction"):
+            mine.put_scheduled_update_group_action(**action, **{limit: 0})
+
+
+def test_the_group_behind_is_known_by_its_tags_whatever_its_name(account: Account) -> None:
+    """The names of old ones have no node group in them, and those of others may begin alike."""
+    asg, alike = account.node_group("train"), account.node_group("train-b")
+    old = "eks-0eb97841-2793-dbd5-f6a9-c0dfe217a049"
+    behind = account.group(asg)
+    tags = [{key: tag[key] for key in ("Key", "Value", "PropagateAtLaunch")} for tag in behind["Tags"]]
+    data = {"InstanceType": "g6.xlarge", "ImageId": "ami-12345678"}
+    account.ec2.create_launch_template(LaunchTemplateName="old", LaunchTemplateData=data)
+    sizes = {key: behind[key] for key in ("VPCZoneIdentifier", "MinSize", "MaxSize")}
+    account.asg.create_auto_scaling_group(
+        AutoScalingGroupName=old, Tags=tags, LaunchTemplate={"LaunchTemplateName": "old"}, **sizes
+    )
+    mine = account.client("autoscaling", documented(account, "eks-scale-only.json", NODE_GROUP="train"))
+    action = {"ScheduledActionName": "off", "StartTime": TOMORROW, "DesiredCapacity": 0}
+    for name in (asg, old):
+        mine.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0)
+        mine.put_scheduled_update_group_action(AutoScalingGroupName=name, **action)
+    with pytest.raises(ClientError, match="not authorized to perform: autoscaling:SetDesiredCapacity"):
+        mine.set_desired_capacity(AutoScalingGroupName=alike, DesiredCapacity=0)
+    with pytest.raises(ClientError, match="not authorized to perform: autoscaling:PutScheduledUpdateGroupAction"):
+        mine.put_scheduled_update_group_action(AutoScalingGroupName=alike, **action)
+
+
+def test_tags_of_the_group_decide(account: Account) -> None:
+    asg = account.node_group("train")
+    mine = account.client("autoscaling", documented(account, "cluster-autoscaler.json"))
+    mine.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
+    owned = {"ResourceId": asg, "ResourceType": "auto-scaling-group", "Key": f"k8s.io/cluster-autoscaler/{CLUSTER}"}
+    account.asg.delete_tags(Tags=[owned])
+    with pytest.raises(ClientError, match=rf"AccessDenied.*:autoScalingGroupName/{asg} because no identity"):
+        mine.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
+    with pytest.raises(ClientError, match="Instance Id not found"):
+        mine.terminate_instance_in_auto_scaling_group(InstanceId="i-1", ShouldDecrementDesiredCapacity=True)
+
+
+def test_tags_of_the_request_decide_and_those_of_others_stay(account: Account) -> None:
+    eks = account.client("eks", documented(account, "eks-full.json"))
+    with pytest.raises(ClientError, match=f"perform: eks:CreateNodegroup on resource: .*:cluster/{CLUSTER} "):
+        eks.create_nodegroup(**account.node_group_request("untagged"))
+    eks.create_nodegroup(**account.node_group_request("tagged", tags=POOL_TAG))
+    account.node_group("web")
+    with pytest.raises(ClientError, match="perform: eks:DeleteNodegroup"):
+        eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="web")
+
+
+@pytest.mark.parametrize(
+    ("missing", "code", "says"),
+    [
+        ("iam:PassRole", "AccessDeniedException", f"perform: iam:PassRole on resource: .*:role/{CLUSTER}-node "),
+        ("iam:GetRole", "InvalidRequestException", "missing permissions for 'iam:GetRole'"),
+        ("iam:CreateServiceLinkedRole", "AccessDeniedException", "perform: iam:CreateServiceLinkedRole"),
+        ("ec2:RunInstances", "InvalidRequestException", "not authorized to launch instances with this launch template"),
+    ],
+)
+def test_what_eks_checks_in_the_name_of_who_makes_a_group(account: Account, missing: str, code: str, says: str) -> None:
+    """The service-linked role is made for the account's first group alone."""
+    files = ("eks-full.json", "eks-launch-template.json")
+    template = account.ec2.create_launch_template(LaunchTemplateName="gpu", LaunchTemplateData={"EbsOptimized": True})
+    used = {"launchTemplate": {"id": template["LaunchTemplate"]["LaunchTemplateId"]}, "tags": POOL_TAG}
+    eks = account.client("eks", documented(account, *files, without=[missing]))
+    with pytest.raises(ClientError, match=says) as refused:
+        eks.create_nodegroup(**account.node_group_request("train", **used))
+    assert refused.value.response["Error"]["Code"] == code
+
+    whole = account.cloud.add_identity("whole", policy=documented_roles.policy(*files, **PLACE))
+    account.client("eks", whole).create_nodegroup(**account.node_group_request("train", **used))
+    if missing == "iam:CreateServiceLinkedRole":
+        eks.create_nodegroup(**account.node_group_request("second", **used))
+
+
+@pytest.mark.against_schema  # a call that the sandbox does not answer
+def test_what_the_sandbox_cannot_tell_is_an_error_and_no_guess(account: Account) -> None:
+    odd = statement(Action="autoscaling:SetDesiredCapacity", Condition={"Null": {"autoscaling:MaxSize": "true"}})
+    mine = account.client("autoscaling", user(account, odd))
+    with pytest.raises(ClientError, match="SetDesiredCapacity has no condition key autoscaling:MaxSize"):
+        mine.set_desired_capacity(AutoScalingGroupName=account.node_group("train"), DesiredCapacity=0)
+    keys = account.cloud.add_identity("keys", policy=statement(Action="ec2:*"))
+    with pytest.raises(ClientError, match="does not know the resources of ec2:DescribeKeyPairs"):
+        account.client("ec2", keys).describe_key_pairs()

@@ -1,0 +1,328 @@
+"""Node pools through google-cloud-container's own client: their life, their sizes, what GKE refuses."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from google.api_core import exceptions
+from google.cloud.container_v1 import (
+    AcceleratorConfig,
+    GPUDriverInstallationConfig,
+    NodePool,
+    NodePoolAutoscaling,
+    NodePoolUpdateStrategy,
+    NodeTaint,
+    NodeTaints,
+    Operation,
+    StatusCondition,
+)
+
+from gpu_sandbox.faults import Faults, Stockout
+from gpu_sandbox.google import GoogleCloud, GoogleTimings
+from sandbox.tests.google.conftest import CLUSTER, QUICK, Project, Recorder, a_project, eventually, node_pool
+from tests.sandbox.running import standing_still
+
+RESERVED = {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}
+ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
+
+
+def test_a_pool_is_provisioned_before_it_runs(timings: GoogleTimings) -> None:
+    with a_project(timings) as project:
+        with standing_still(project.cloud):
+            created = project.create("gpu", wait=False)
+            assert created.operation_type == Operation.Type.CREATE_NODE_POOL
+            assert created.status == Operation.Status.PENDING
+            assert project.pool().status == NodePool.Status.PROVISIONING
+        assert not project.done(created).error.code
+        assert project.pool().status == NodePool.Status.RUNNING
+        assert project.events.seen == []
+
+
+def test_a_pool_from_nothing_to_one_node_and_gone(project: Project) -> None:
+    project.create("gpu")
+
+    assert not project.resize(1).error.code
+    assert len(project.events.names("launched")) == 1
+
+    project.done(project.gke.delete_node_pool(name=project.pool_name()))
+    assert project.gke.list_node_pools(parent=project.parent).node_pools == []
+    assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
+
+
+def test_sizes_count_for_each_zone_and_smaller_ones_drain(project: Project) -> None:
+    project.create(nodes=1, zones=ZONES)
+    assert sorted(instance.zone for _, instance in project.events.seen) == list(ZONES)
+    project.resize(0)
+    assert sorted(project.events.names("drain")) == sorted(project.events.names("launched"))
+    assert sorted(project.events.names("terminated")) == sorted(project.events.names("launched"))
+    assert project.managed() == []
+
+
+def test_a_stockout_is_an_error_of_an_operation_that_is_done(project: Project) -> None:
+    stockout = Stockout(zone="us-central1-a", instance_type="nvidia-l4", market="spot")
+    project.faults.add(stockout)
+    project.create(spot=True)
+    operation = project.resize(1)
+    assert operation.status == Operation.Status.DONE
+    assert operation.error.code == 8
+    assert "[GCE_STOCKOUT]" in operation.error.message
+    assert operation.nodepool_conditions[0].code == StatusCondition.Code.GCE_STOCKOUT
+    pool = project.pool()
+    assert pool.status == NodePool.Status.RUNNING_WITH_ERROR
+    assert pool.conditions[0].code == StatusCondition.Code.GCE_STOCKOUT
+
+    [managed] = project.managed()
+    assert managed["currentAction"] == "CREATING"
+    assert "instanceStatus" not in managed
+    assert managed["lastAttempt"]["errors"]["errors"][0]["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED"
+    newest = project.compute("GET", f"{project.group()}/listErrors")["items"][0]
+    assert newest["error"]["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED"
+
+    project.faults.remove(stockout)  # the group has been trying all the time
+    eventually(lambda: project.events.names("launched"))
+    assert eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+
+
+def test_a_pool_created_in_a_stockout_is_there_in_error(project: Project) -> None:
+    project.faults.add(Stockout(zone="us-central1-a"))
+    assert "[GCE_STOCKOUT]" in project.create(nodes=1).error.message
+    assert project.pool().status == NodePool.Status.ERROR
+    project.done(project.gke.delete_node_pool(name=project.pool_name()))
+    assert project.events.seen == []
+
+
+def test_a_quota_that_is_too_small(project: Project) -> None:
+    project.cloud.set_quota("NVIDIA_L4_GPUS", 1)
+    project.create(machine_type="g2-standard-24")
+    operation = project.resize(1)
+    assert "[GCE_QUOTA_EXCEEDED]" in operation.error.message
+    assert "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 1.0 in region us-central1." in operation.error.message
+
+
+def test_only_one_operation_at_a_time_for_a_pool_and_none_beside_the_clusters_own(project: Project) -> None:
+    project.create("other")
+    created = project.create("gpu", wait=False)
+    with pytest.raises(exceptions.BadRequest, match="incompatible operation") as refused:
+        project.gke.set_node_pool_size(request={"name": project.pool_name(), "node_count": 1})
+    assert created.name in str(refused.value)
+    project.resize(0, "other")  # another pool's may run beside it
+    project.done(created)
+
+    upgrade = project.cloud.begin_cluster_operation(0.5)
+    with pytest.raises(exceptions.BadRequest, match="is currently being created, deleted, updated or repaired"):
+        project.gke.delete_node_pool(name=project.pool_name())
+    operations = project.gke.list_operations(parent=project.parent.partition("/clusters/")[0]).operations
+    assert upgrade in [operation.name for operation in operations]
+
+
+def test_a_zonal_clusters_pools_are_in_its_zone(timings: GoogleTimings) -> None:
+    events = Recorder()
+    cloud = GoogleCloud(location="us-central1-b", faults=Faults(), timings=timings, events=events)
+    cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
+    cloud.start()
+    try:
+        project = Project(cloud=cloud, events=events, faults=Faults())
+        project.create(nodes=1, zones=())
+        assert project.pool().locations == ["us-central1-b"]
+        assert [instance.zone for _, instance in events.seen] == ["us-central1-b"]
+    finally:
+        cloud.stop()
+
+
+def test_the_same_name_twice_and_an_unknown_one(project: Project) -> None:
+    project.create()
+    with pytest.raises(exceptions.Conflict, match="Already exists"):
+        project.create()
+    with pytest.raises(exceptions.NotFound):
+        project.pool("nothing")
+    with pytest.raises(exceptions.NotFound):
+        project.gke.get_cluster(name=project.parent + "-other")
+    with pytest.raises(exceptions.NotFound):
+        project.gke.get_operation(name=project.parent.partition("/clusters/")[0] + "/operations/operation-0")
+
+
+T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"machine_type": "g9-standard-4"}, "Machine type with name 'g9-standard-4' does not exist in zone"),
+        ({"machine_type": "n1-standard-4", "zones": ("us-east1-b",)}, "us-east1-b"),
+        ({"accelerators": [T4]}, "not compatible"),
+        ({"machine_type": "e2-standard-4", "accelerators": [T4]}, "cannot be attached"),
+        (
+            {
+                "machine_type": "n1-standard-4",
+                "accelerators": [AcceleratorConfig(accelerator_type="nvidia-x1", accelerator_count=1)],
+            },
+            'Accelerator type "nvidia-x1" does not exist',
+        ),
+        (
+            {
+                "machine_type": "n1-standard-4",
+                "zones": ("us-central1-b",),
+                "accelerators": [AcceleratorConfig(accelerator_type="nvidia-tesla-k80", accelerator_count=1)],
+            },
+            "does not exist in zone us-central1-b",
+        ),
+        ({"nodes": 1001}, "between 0 and 1000"),
+        ({"name": "No_Name"}, "node_pool.name"),
+        ({"labels": {"kubernetes.io/x": "y"}}, "reserved"),
+        ({"labels": {"role": "a b"}}, "Invalid node label"),
+        ({"taints": [NodeTaint(key="gpu")]}, "no effect"),
+        ({"spot": True, "preemptible": True}, "both spot and preemptible"),
+        ({"reservation_affinity": {"consume_reservation_type": "SPECIFIC_RESERVATION"}}, "needs both"),
+        ({"reservation_affinity": {**RESERVED, "consume_reservation_type": "ANY_RESERVATION"}}, "for SPECIFIC_RES"),
+        ({"reservation_affinity": RESERVED, "spot": True}, "cannot consume a specific reservation"),
+        ({"flex_start": True}, "Auto_repair must be false"),
+        ({"max_run_duration": timedelta(days=121)}, "max_run_duration"),
+    ],
+)
+def test_settings_that_gke_refuses(project: Project, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(exceptions.BadRequest, match=message):
+        project.create(**settings)
+    assert project.gke.list_node_pools(parent=project.parent).node_pools == []
+
+
+@pytest.mark.against_schema
+def test_an_unknown_field_is_refused(project: Project) -> None:
+    url = f"{project.cloud.endpoint_url}/v1/{project.parent}/nodePools"
+    reply = project.session.post(url, json={"nodePool": {"name": "gpu", "gpus": 3}})
+    assert reply.status_code == 400
+    assert "Invalid JSON payload" in reply.json()["error"]["message"]
+
+
+def test_what_was_set_is_shown_and_an_update_changes_just_that(project: Project) -> None:
+    installation = GPUDriverInstallationConfig(
+        gpu_driver_version=GPUDriverInstallationConfig.GPUDriverVersion.INSTALLATION_DISABLED
+    )
+    accelerator = AcceleratorConfig(
+        accelerator_type="nvidia-tesla-t4", accelerator_count=1, gpu_driver_installation_config=installation
+    )
+    project.create(
+        machine_type="n1-standard-4",
+        accelerators=[accelerator],
+        spot=True,
+        labels={"role": "train"},
+        max_run_duration=timedelta(hours=6),
+    )
+    before = project.pool()
+    assert before.config.accelerators == [accelerator]
+    assert before.config.max_run_duration == timedelta(hours=6)
+    taint = NodeTaint(key="team", value="ml", effect=NodeTaint.Effect.NO_SCHEDULE)
+    update = {"name": project.pool_name(), "taints": NodeTaints(taints=[taint])}
+    project.done(project.gke.update_node_pool(request=update))
+    after = project.pool()
+    assert after.config.taints == [taint]
+    assert after.etag != before.etag
+    before.config.taints, before.etag = after.config.taints, after.etag
+    assert after == before
+
+    project.resize(1)
+    _, instance = project.events.seen[0]
+    assert instance.driver == "disabled"
+    assert {taint.key for taint in instance.taints} == {"team", "nvidia.com/gpu"}
+    with pytest.raises(exceptions.BadRequest, match="Etag"):
+        project.gke.update_node_pool(request=update | {"etag": "old"})
+
+
+def test_autoscaling_settings_are_kept_and_bound_sizes(project: Project) -> None:
+    project.create()
+    autoscaling = NodePoolAutoscaling(enabled=True, min_node_count=0, max_node_count=2)
+    request = {"name": project.pool_name(), "autoscaling": autoscaling}
+    project.done(project.gke.set_node_pool_autoscaling(request=request))
+    assert project.pool().autoscaling == autoscaling
+    with pytest.raises(exceptions.BadRequest, match="autoscaling maximum"):
+        project.resize(3)
+    pool = node_pool("two")
+    pool.autoscaling = NodePoolAutoscaling(enabled=True, min_node_count=3, max_node_count=2)
+    with pytest.raises(exceptions.BadRequest, match="greater than the maximum"):
+        project.gke.create_node_pool(parent=project.parent, node_pool=pool)
+
+
+def test_a_machine_ends_with_its_maximum_run_duration_and_is_not_made_anew(project: Project) -> None:
+    project.create(nodes=1, max_run_duration=timedelta(seconds=0.4))
+    assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
+    assert project.compute("GET", project.group())["targetSize"] == 0
+    assert eventually(lambda: not project.managed())
+
+
+def test_a_run_duration_of_hours_is_over_sooner_where_deadlines_come_sooner(project: Project) -> None:
+    project.create(nodes=1, max_run_duration=timedelta(hours=1))
+    begun = time.monotonic()
+    project.faults.deadline_speed = 1200
+    assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
+    assert time.monotonic() - begun > 2
+    assert project.compute("GET", project.group())["targetSize"] == 0
+
+
+def test_a_preempted_machine_has_its_notice_and_is_made_anew(project: Project) -> None:
+    project.create(nodes=1, spot=True)
+    [name] = project.events.names("launched")
+    project.cloud.preempt(name)
+    assert eventually(lambda: name in project.events.notices)
+    eventually(lambda: project.events.names("launched"), lambda names: names == [name, name])
+    (_, first), _, (_, second) = project.events.seen
+    assert project.events.names("terminated") == [name]
+    assert first.instance_id != second.instance_id
+    assert project.compute("GET", project.group())["targetSize"] == 1
+    with pytest.raises(ValueError, match="no instance"):
+        project.cloud.preempt("stranger")
+
+
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
+def test_a_surge_upgrade_brings_a_node_drains_the_old_one_and_ends_it(project: Project) -> None:
+    project.events.drains_at_once = False
+    project.create(nodes=1)
+    [old] = project.events.names("launched")
+    assert project.pool().management.auto_upgrade
+    assert project.cloud.upgrade_nodes("gpu")
+    assert project.pool().status == NodePool.Status.RECONCILING
+    assert eventually(lambda: project.events.names("drain")) == [old]
+    assert len(project.managed()) == 2
+    instance = next(instance for kind, instance in project.events.seen if kind == "drain")
+    project.events.complete_drain(instance.instance_id)
+    eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+    assert [one["instance"].rpartition("/")[2] for one in project.managed()] == project.events.names("launched")[1:]
+    assert project.events.names("terminated") == [old]
+
+
+@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
+def test_a_blue_green_upgrade_lists_both_sides_and_says_which_is_which(project: Project) -> None:
+    project.events.drains_at_once = False
+    pool = node_pool(nodes=1)
+    pool.upgrade_settings.strategy = NodePoolUpdateStrategy.BLUE_GREEN
+    project.done(project.gke.create_node_pool(parent=project.parent, node_pool=pool))
+    blue = list(project.pool().instance_group_urls)
+    assert project.cloud.upgrade_nodes("gpu")
+    eventually(lambda: project.events.names("drain"))
+    shown = project.pool()
+    told = shown.update_info.blue_green_info
+    assert told.phase == NodePool.UpdateInfo.BlueGreenInfo.Phase.DRAINING_BLUE_POOL
+    assert list(told.blue_instance_group_urls) == blue
+    assert [*told.blue_instance_group_urls, *told.green_instance_group_urls] == list(shown.instance_group_urls)
+    instance = next(instance for kind, instance in project.events.seen if kind == "drain")
+    project.events.complete_drain(instance.instance_id)
+    eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+    assert list(project.pool().instance_group_urls) == list(told.green_instance_group_urls)
+    assert not project.pool().update_info.blue_green_info.phase
+
+
+def test_a_release_channel_keeps_upgrades_on_and_an_exclusion_off_a_node_pool(project: Project) -> None:
+    pool = node_pool()
+    pool.management.auto_repair = True
+    with pytest.raises(
+        exceptions.BadRequest, match="Auto_upgrade and auto_repair cannot be false when release_channel REGULAR"
+    ):
+        project.gke.create_node_pool(parent=project.parent, node_pool=pool)
+    project.create()
+    with pytest.raises(exceptions.BadRequest, match="Auto_upgrade and auto_repair"):
+        project.gke.set_node_pool_management(request={"name": project.pool_name(), "management": {"auto_repair": True}})
+    excluded = {"exclusion_until_end_of_support": {"enabled": True}}
+    project.done(project.gke.update_node_pool(request={"name": project.pool_name(), "maintenance_policy": excluded}))
+    assert not project.cloud.upgrade_nodes("gpu")
