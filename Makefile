@@ -1,8 +1,9 @@
-# make demo   one night's training in a GPU cloud on this machine
-# make test   every check and test that can run here
-# make docs   the documentation as a site
+# make demo      one night's training in a GPU cloud on this machine
+# make test      what holds a change: a quarter of an hour
+# make nightly   every check and test there is: two hours and a half; ended early, it goes on where it was
+# make docs      the documentation as a site
 #
-# Both create .venv by themselves when it is missing or older than what it is made from.
+# Each creates .venv by itself when it is missing or older than what it is made from.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -13,18 +14,14 @@ TWO_NODES := .venv/.two-nodes
 INSTALLED := .venv/.installed
 INSTALL := $(BIN)/uv pip install --python $(BIN)/python
 REPORT := build/demo-report.json
-JOBS ?= 2
-# Each with up to three control planes, 2 GB at most. On two cores four leave a third of the CPU time idle, nine a twentieth.
-SANDBOXES ?= 9
-# Each with a sandbox and an Airflow, 2.5 GB. Two leave a third of the CPU time idle, three a twentieth; a scheduler that is
-# ten seconds late, as with more, fails tasks that have been deferred (apache/airflow#67287).
-AIRFLOWS ?= 3
+# Runs tiers or a ring: tests/rings. JOBS, SANDBOXES and AIRFLOWS say how many tests run at a time; COVERAGE=1 measures.
+RINGS := $(BIN)/python -m tests.rings
 
 # Without bytecode each process compiles some 2,500 modules anew, which is half of its start.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test lint docs test-unit protocol test-sandbox test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
@@ -79,16 +76,19 @@ demo:
 	@mkdir -p build
 	@$(BIN)/gpu-sandbox demo $(if $(DEMO),--training $(DEMO)) --report $(REPORT) $(if $(FAULT),--fault $(FAULT)) $(if $(UI),--ui)
 
-test: lint test-unit test-sandbox test-airflow test-of-sandbox test-engines
+test: .venv control-plane
+	@$(RINGS) test
+
+# What .ci/run has besides; it installs first what a bare machine lacks.
+landing: .venv control-plane
+	@$(RINGS) landing
+
+# FRESH=1 runs again what was green on this commit, too.
+nightly: .venv engines
+	@$(RINGS) nightly
 
 lint: .venv
-	@echo "== ruff, mypy, import-linter"
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-cache
-	@echo "== documentation: no broken link, no missing page"
-	@$(MKDOCS) build --strict
+	@$(RINGS) lint
 
 # make docs    the documentation as a site, in build/docs; with SERVE=1 at a local address, made anew on each change
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
@@ -97,37 +97,23 @@ docs: .venv
 	@$(if $(SERVE),$(MKDOCS) serve,$(MKDOCS) build --strict)
 
 test-unit: .venv
-	@echo "== tests/unit: pure logic"
-	@$(BIN)/pytest tests/unit -n $(JOBS) --dist loadfile -q
+	@$(RINGS) unit dry-nights
 
 # make protocol N=20000    leases, lock and machines under so many courses of things, for each kind of pool
 protocol: .venv
-	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n $(JOBS) -v
+	@PROTOCOL_EXAMPLES=$(or $(N),20000) $(BIN)/pytest tests/unit/scaling/test_protocol_model.py -k no_run_starves -n 2 -v
 
-test-sandbox: .venv control-plane
-	@echo "== tests/sandbox: against a real Kubernetes control plane"
-	@$(BIN)/pytest tests/sandbox -n $(SANDBOXES) --dist loadfile -q
-
-test-of-sandbox: .venv control-plane
-	@echo "== sandbox/tests: the sandbox itself"
-	@$(BIN)/pytest sandbox/tests --ignore sandbox/tests/kubelet -n $(SANDBOXES) --dist loadfile -q
+# Each with the tests that only `make nightly` runs, unless QUICK=1. test-kubelet takes root and Debian's containerd,
+# test-browser Debian's Chromium; BROWSER_IMAGES=docs/images makes the pictures of the README anew.
+test-sandbox test-airflow test-of-sandbox test-browser test-chaos test-kubelet: test-%: .venv control-plane
+	@$(RINGS) $*
 
 test-engines: .venv engines
-	@echo "== tests/engines: with the real JobSet, Trainer and Kueue"
-	@$(BIN)/pytest tests/engines -q
+	@$(RINGS) engines
 
 test-autoscaler: .venv
 	@echo "== a real cluster-autoscaler, which AIRFLOW_GPU_SANDBOX_CLUSTER_AUTOSCALER names, and the stand-in"
 	@$(BIN)/pytest sandbox/tests/test_real_cluster_autoscaler.py sandbox/tests/test_autoscaler.py -v
-
-test-airflow: .venv control-plane engines
-	@echo "== tests/airflow: under a real scheduler and triggerer"
-	@$(BIN)/pytest tests/airflow --ignore tests/airflow/chaos -n $(AIRFLOWS) --dist loadfile -v
-
-# The page in Airflow's web UI, by Debian's Chromium. BROWSER_IMAGES=docs/images makes the pictures of the README anew.
-test-browser: .venv control-plane
-	@echo "== tests/browser: the page in a real Airflow, by a browser"
-	@$(BIN)/pytest tests/browser -v
 
 # What goes wrong, at every moment of a night: docs/reliability.md. `make chaos N=200 SEED=7` draws nights instead;
 # GANGS=1 runs those of the matrix that train on two nodes; WORLDS=3 runs three at a time, each beside an Airflow and a sandbox
@@ -140,18 +126,6 @@ chaos: .venv control-plane
 chaos-cover: .venv control-plane
 	@$(BIN)/python -m tests.airflow.chaos --cover --seed $(or $(SEED),0) --worlds $(or $(WORLDS),2) $(CHAOS_PACE)
 
-# The same cells as tests, each with its own verdict.
-test-chaos: .venv control-plane
-	@$(BIN)/pytest tests/airflow/chaos -v
-
-# No part of `make test`: as root only, with Debian's containerd. CI runs it.
-test-kubelet: .venv
-	@$(BIN)/python -m sandbox.tests.kubelet.needs
-	@echo "== sandbox/tests/kubelet: on a real kubelet with containerd"
-	@$(BIN)/python -m gpu_sandbox.build
-	@$(BIN)/python -m sandbox.tests.kubelet.programs
-	@unshare --net sh -c 'ip link set lo up && exec $(BIN)/pytest sandbox/tests/kubelet -v'
-
 # make compat    the last three releases of the cncf-kubernetes provider (the newest is .venv's), and MWAA's set
 COMPAT := $(basename $(notdir $(wildcard tests/compat/*.txt)))
 
@@ -162,7 +136,7 @@ compat-%: .venv
 	@test -x build/compat/$*/bin/python || $(BIN)/uv venv --quiet --python $(BIN)/python build/compat/$*
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --requirements requirements-dev.txt --overrides tests/compat/$*.txt
 	@$(BIN)/uv pip install --quiet --python build/compat/$*/bin/python --no-deps --no-build-isolation --editable . --editable sandbox
-	@build/compat/$*/bin/python -m pytest tests/unit tests/sandbox/test_drop_in.py -q -n $(JOBS) --dist loadfile
+	@build/compat/$*/bin/python -m pytest tests/unit tests/sandbox/test_drop_in.py -q -n 2 --dist loadfile
 
 # The page in Airflow's web UI: checks it, tests its arithmetic, and writes the bundle that the package carries.
 ui:
@@ -180,7 +154,7 @@ bench: .venv
 # Which calls each permission of docs/iam is for: docs/iam/calls.md, from what the tests that hold to the roles call.
 iam-calls: .venv
 	@rm -rf build/iam-calls
-	@IAM_CALLS=build/iam-calls $(BIN)/pytest tests/sandbox/test_platform_eks.py tests/sandbox/test_platform_gke.py tests/sandbox/test_rbac.py tests/sandbox/test_scale_only.py tests/sandbox/test_doctor.py -n $(JOBS) --dist loadfile -q
+	@IAM_CALLS=build/iam-calls $(BIN)/pytest tests/sandbox/test_platform_eks.py tests/sandbox/test_platform_gke.py tests/sandbox/test_rbac.py tests/sandbox/test_scale_only.py tests/sandbox/test_doctor.py -n 2 --dist loadfile -q
 	@$(BIN)/python -m tests.sandbox.role_record build/iam-calls
 
 COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-annotate --no-header

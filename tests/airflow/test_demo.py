@@ -14,7 +14,7 @@ from gpu_sandbox.airflow_api import PATIENCE
 DEMO = (sys.executable, "-m", "gpu_sandbox.cli", "demo")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_red_night_is_shown_as_it_should_be(tmp_path: Path) -> None:
     report_file = tmp_path / "report.json"
     shown = subprocess.run(
@@ -34,7 +34,7 @@ def test_a_red_night_is_shown_as_it_should_be(tmp_path: Path) -> None:
     assert report["release_seconds"] is not None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_nodes_train_as_one_and_go_on_when_one_of_them_is_taken_away(tmp_path: Path) -> None:
     pytest.importorskip("xgboost", reason="requirements-two-nodes.txt has it")
     report_file = tmp_path / "report.json"

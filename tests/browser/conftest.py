@@ -73,6 +73,25 @@ class Person(AirflowApi):
         return RunStatus.from_json(self._call("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body))
 
 
+ON_EACH_LANDING = frozenset(
+    {
+        "test_menu_page_and_tab_without_a_reload_and_back",
+        "test_who_may_only_read_is_refused_each_button_in_words",
+        "test_who_may_run_dags_looks_asks_for_time_and_stops_a_run",
+        "test_who_is_logged_out_is_led_to_the_log_in",
+    }
+)
+"""Of test_web_ui.py: the menu, the page, its buttons and the log-in. The other tests are for `make nightly`."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        is_of_the_page = item.path.name == "test_web_ui.py" and item.name in ON_EACH_LANDING
+        if item.path.parent == Path(__file__).parent and not is_of_the_page:
+            item.add_marker(pytest.mark.nightly)
+
+
 @pytest.fixture(scope="session")
 def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowHome]:
     home = tmp_path_factory.mktemp("airflow")

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from playwright.sync_api import Page, Route, expect
 
-from gpu_sandbox.airflow_api import PATIENCE
+from gpu_sandbox.airflow_api import PATIENCE, RunStatus
 from gpu_sandbox.airflow_home import AirflowHome
 from tests.browser import recorded
 from tests.browser.conftest import Person, Recorded, Visit, look_at
@@ -273,14 +273,20 @@ def test_a_page_that_is_hidden_asks_nothing(nights: Recorded, visit: Visit) -> N
 # -- buttons -------------------------------------------------------------------------------------------------
 
 
-def test_who_may_only_read_is_refused_each_button_in_words(
-    nights: Recorded, admin: Person, visit: Visit, tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def booting(nights: Recorded, admin: Person, tmp_path_factory: pytest.TempPathFactory) -> RunStatus:
+    """A run whose machine boots for as long as nobody ends it, and a look that has seen it."""
     admin.wait_for_run("more_time", admin.record("more_time", {}).run_id)
-    run = admin.record("nightly", {"train-gpu.ensure": {"until": str(tmp_path / "go")}}, run_id="now+02:00")
+    until = {"until": str(tmp_path_factory.mktemp("booting") / "go")}
+    run = admin.record("nightly", {"train-gpu.ensure": until}, run_id="now+02:00")
     admin.wait_for_task(run.dag_id, run.run_id, "train-gpu.ensure", states=frozenset({"running"}))
     wanted = {f"nightly/{run.run_id}": datetime.now(UTC) + timedelta(hours=3)}
     look_at(admin, [recorded.status("train-gpu", wanted)], [recorded.finding("ok", "as it should be")])
+    return run
+
+
+def test_who_may_only_read_is_refused_each_button_in_words(booting: RunStatus, admin: Person, visit: Visit) -> None:
+    run = booting
     before = len(admin.runs("looks")), len(admin.runs("more_time"))
     page = loaded(visit("viewer").open())
     shows(page, "The doctor found nothing that would stop a night.")
@@ -300,7 +306,7 @@ def test_who_may_only_read_is_refused_each_button_in_words(
 
 
 def test_who_may_run_dags_looks_asks_for_time_and_stops_a_run(
-    airflow: AirflowHome, nights: Recorded, admin: Person, visit: Visit
+    airflow: AirflowHome, booting: RunStatus, admin: Person, visit: Visit
 ) -> None:
     page = loaded(visit("user").open())
     card = page.locator("[data-pool='train-gpu']")

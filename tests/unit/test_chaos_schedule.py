@@ -14,10 +14,12 @@ from tests.airflow.chaos.schedule import (
     MOST_CELLS,
     NAMED_ON_GKE,
     NAMED_PAIRS,
+    ON_EACH_LANDING,
     ON_GKE,
     cover,
     drawn,
     full_matrix,
+    is_on_each_landing,
 )
 
 SEEDS = st.integers(min_value=0, max_value=2**31)
@@ -60,6 +62,11 @@ def test_the_cover_has_each_moment_each_fault_and_each_named_pair(seed: int) -> 
     assert {what for _, what in pairs} == FAULTS.keys()
     assert pairs >= set(NAMED_PAIRS)
     assert all(FAULTS[what].meets(MOMENTS[when]) for when, what in pairs)
+
+
+@given(seed=SEEDS)
+def test_the_nights_of_each_landing_are_of_the_cover(seed: int) -> None:
+    assert sum(is_on_each_landing(cell) for cell in cover(seed=seed)) == len(ON_EACH_LANDING)
 
 
 @given(seed=SEEDS, count=st.integers(min_value=1, max_value=20))

@@ -74,7 +74,7 @@ def test_two_nodes_learn_as_much_as_one() -> None:
     assert max(shares) - min(shares) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_one_rank_told_to_stop_stops_all_and_they_go_on_from_there(tmp_path: Path) -> None:
     straight = logs(start(2, "--rounds", "24", checkpoint=tmp_path / "straight"))
     ranks = start(2, "--rounds", "24", "--seconds-per-round", "0.5", checkpoint=tmp_path / "resumed")

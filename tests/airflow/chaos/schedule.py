@@ -73,6 +73,16 @@ NAMED_ON_GKE: tuple[tuple[str, str], ...] = (
 )
 """Those that are in every cover."""
 
+ON_EACH_LANDING: tuple[tuple[Platform, str, str], ...] = (
+    ("eks", "ensure-after-create", "worker-killed"),  # groups are created at size 0, and the next try goes on with them
+    ("eks", "scale-down-begins", "worker-killed"),  # scale-down is a teardown, and is retried
+    ("eks", "ensure-deferred", "dagrun-timeout"),  # triggers release where Airflow skips teardowns
+    ("eks", "ensure-deferred", "run-deleted"),  # the janitor releases what no run needs
+    ("gke", "train-deferred", "airflow-dead"),  # the cloud's own end of the machines
+    ("eks", "gang-running", "task-cleared"),  # two nodes, which come and go together
+)
+"""Of every cover: one night for each layer of zero, and a gang's. The others are for `make nightly`."""
+
 MOST_CELLS = 40
 """The cover's bound."""
 
@@ -109,6 +119,10 @@ def cover(*, seed: int = 0) -> list[Cell]:
         chosen.append(best)
         left.remove(best)
     return _numbered(chosen, _strikes(NAMED_ON_GKE), seed)
+
+
+def is_on_each_landing(cell: Cell) -> bool:
+    return any((cell.platform, each.when, each.what) in ON_EACH_LANDING for each in cell.strikes)
 
 
 def drawn(count: int, *, seed: int = 0) -> list[Cell]:

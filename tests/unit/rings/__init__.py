@@ -1,0 +1,1 @@
+"""The rings of checks themselves."""
