@@ -51,6 +51,7 @@ def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tier]
     """A tier of one file of tests, run by this interpreter."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take a second to import
     monkeypatch.setattr(running, "BIN", str(Path(sys.executable).parent))
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = nightly: x\naddopts = -p no:cacheprovider\n")
 
@@ -63,7 +64,7 @@ def tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Tier]
 
 
 def test_what_passes_by_itself_is_flaky_and_named_with_its_first_error(tier: Callable[..., Tier]) -> None:
-    result = run_tier(tier(PASSES_LATER, "-n", "2"), nightly=False)
+    result = run_tier(tier(PASSES_LATER, "-p", "xdist", "-n", "2"), nightly=False)
     assert result.is_well
     assert result.failed == {}
     assert set(result.flaky) == {"test_it.py::test_flaky[a b[c]]", "test_it.py::test_flaky[d::e]"}
