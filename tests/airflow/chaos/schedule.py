@@ -1,4 +1,4 @@
-"""Which cells are run: the whole matrix, a cover of it for CI, or nights drawn by a seed. Pure."""
+"""Which cells are run: the whole matrix, a cover of it, or nights drawn by a seed. Pure."""
 
 from __future__ import annotations
 
