@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpu_sandbox.faults import Faults, Stockout
+    from gpu_sandbox.manual_clock import ManualClock
     from gpu_sandbox.sandbox import Sandbox
     from gpu_sandbox.sandbox_process import SandboxProcess
 
-__all__ = ["Faults", "Sandbox", "SandboxProcess", "Stockout"]
+__all__ = ["Faults", "ManualClock", "Sandbox", "SandboxProcess", "Stockout"]
 
-_HOME = {"Faults": "faults", "Sandbox": "sandbox", "SandboxProcess": "sandbox_process", "Stockout": "faults"}
+_HOME = {
+    "Faults": "faults",
+    "ManualClock": "manual_clock",
+    "Sandbox": "sandbox",
+    "SandboxProcess": "sandbox_process",
+    "Stockout": "faults",
+}
 
 
 def __getattr__(name: str) -> Any:

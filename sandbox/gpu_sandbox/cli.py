@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gpu_sandbox.nodes import Image
 
 DEFAULT_NAME = "default"
+_SECONDS_OF = {"seconds": 1.0, "minutes": 60.0, "hours": 3600.0}
+_ADVANCE_SECONDS = 600.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,6 +62,7 @@ def _up(arguments: argparse.Namespace) -> None:
         autoscaler=arguments.autoscaler,
         engines=arguments.engines,
         autoscaler_timings=AutoscalerTimings().scaled(by_itself) if by_itself else None,
+        clock=arguments.clock,
         pace=arguments.pace,
         speed=arguments.speed,
         seed=arguments.seed,
@@ -81,11 +84,14 @@ def _up_arguments(arguments: argparse.Namespace) -> list[str]:
         f"--platform={arguments.platform}",
         f"--cluster-name={arguments.cluster_name}",
         f"--autoscaler={arguments.autoscaler}",
-        f"--pace={arguments.pace}",
-        f"--speed={arguments.speed}",
+        f"--clock={arguments.clock}",
         f"--seed={arguments.seed}",
         *(f"--image={image}" for image in arguments.image),
     ]
+    if arguments.pace is not None:
+        given.append(f"--pace={arguments.pace}")
+    if arguments.speed is not None:
+        given.append(f"--speed={arguments.speed}")
     if arguments.stale is not None:
         given.append(f"--stale={arguments.stale}")
     if arguments.boot_seconds is not None:
@@ -137,6 +143,11 @@ def _status_text(status: dict[str, Any]) -> str:
         f"fault {name}: {value}" for name, value in status["faults"].items() if value not in (None, False, [], {})
     ]
     return "\n".join(lines)
+
+
+def _advance(arguments: argparse.Namespace) -> None:
+    seconds = sum(getattr(arguments, unit) * seconds for unit, seconds in _SECONDS_OF.items())
+    _call(arguments, "POST", "/advance", {"seconds": seconds}, may_take=_ADVANCE_SECONDS)
 
 
 def _down(arguments: argparse.Namespace) -> None:
@@ -266,6 +277,10 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", parents=[asked], help="show nodes, groups, pods and faults")
     status.add_argument("--output", choices=["text", "json"], default="text")
     status.set_defaults(run=_status)
+    advance = commands.add_parser("advance", parents=[asked], help="let time pass at once, with --clock manual")
+    for unit in _SECONDS_OF:
+        advance.add_argument(f"--{unit}", type=_age, default=0.0)
+    advance.set_defaults(run=_advance)
     fault = commands.add_parser("fault", help="make something fail")
     _add_faults(fault.add_subparsers(required=True, metavar="FAULT"), asked)
     down = commands.add_parser("down", parents=[named], help="end a sandbox; leaves no process")
@@ -295,16 +310,20 @@ def _add_up(up: argparse.ArgumentParser) -> None:
     up.add_argument("--platform", choices=["eks", "gke"], default="eks", help="which cloud (default: %(default)s)")
     up.add_argument("--cluster-name", default="k8s-ml", help="the cluster's name (default: %(default)s)")
     up.add_argument(
+        "--clock",
+        choices=["system", "manual"],
+        default="system",
+        help="manual: the cloud stands still until `gpu-sandbox advance` (default: %(default)s)",
+    )
+    up.add_argument(
         "--pace",
         choices=["quick", "real"],
-        default="quick",
-        help="how long the cloud takes: moments, or a real one's times over --speed (default: %(default)s)",
+        help="how long the cloud takes: moments, or a real one's times over --speed (default: quick; real by hand)",
     )
     up.add_argument(
         "--speed",
         type=_speed,
-        default=20.0,
-        help="of a real pace, 1 for real time, and of the autoscaler's stand-in (default: %(default)s)",
+        help="of a real pace, 1 for real time, and of the autoscaler's stand-in (default: 20; 1 by hand)",
     )
     up.add_argument(
         "--seed", type=int, default=0, help="what is drawn depends on it: how old reads are (default: %(default)s)"

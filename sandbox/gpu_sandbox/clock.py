@@ -1,15 +1,109 @@
-"""The thread that advances a cloud's life cycles: one step every `poll` seconds, and at once when woken."""
+"""The time by which a sandbox lives: the machine's own here, or one that its user moves (`manual_clock`).
+
+All parts of a sandbox share one clock. Each asks it for the time, gives it the steps that move its life cycles on, and
+compares moments through `reached`, so that a clock that is moved by hand knows where to stop.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+ClockName = Literal["system", "manual"]
+
+_HOLD_POLL = 0.02
 
 log = logging.getLogger(__name__)
 
 
-class Clock:
+class Loop(Protocol):
+    """The steps of one part of a sandbox."""
+
+    def start(self) -> None: ...
+
+    def wake(self) -> None:
+        """Take the next step now: something was asked for."""
+
+    def stop(self) -> None:
+        """Return when the last step is over."""
+
+
+class Clock(Protocol):
+    """What the parts of a sandbox need of their common clock. Thread-safe."""
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+
+    def utc_now(self) -> datetime: ...
+
+    def reached(self, moment: float | datetime) -> bool:
+        """Whether this moment, in seconds since the epoch or as a datetime, has come.
+
+        A step must ask for each moment that it waits for, and ask at each step: a clock that is moved by hand takes the
+        next step at the first of the moments that had not come.
+        """
+
+    def loop(self, step: Callable[[], None], *, poll: float, name: str, periodic: bool = False) -> Loop:
+        """Steps to be taken from `Loop.start` on, `poll` seconds apart, and at once when woken.
+
+        By hand they are taken whenever something may have changed; only a periodic loop keeps to its `poll` there.
+        """
+
+    def hold(self, is_held: Callable[[], bool], *, seconds: float) -> None:
+        """Keep an API call open until it is no longer held, for so long at most."""
+
+    # Work in other threads, which has to wait for an API server or a node agent: see `workers`
+
+    def work_begins(self, name: str) -> None: ...
+
+    def work_ends(self, name: str, error: Exception | None = None) -> None: ...
+
+    def pause(self, name: str, seconds: float, *, stopping: threading.Event) -> None:
+        """Let so much time pass for this piece of work; it ends early when `stopping` is set and `interrupt` called."""
+
+    def interrupt(self) -> None:
+        """Have pauses look at their `stopping`."""
+
+
+class SystemClock:
+    """The machine's clock: steps are taken by threads, and one that raises is logged and followed by the next."""
+
+    def now(self) -> float:
+        return time.time()
+
+    def utc_now(self) -> datetime:
+        return datetime.now(UTC)
+
+    def reached(self, moment: float | datetime) -> bool:
+        return self.now() >= (moment.timestamp() if isinstance(moment, datetime) else moment)
+
+    def loop(self, step: Callable[[], None], *, poll: float, name: str, periodic: bool = False) -> Loop:
+        return LoopThread(step, poll=poll, name=name)
+
+    def hold(self, is_held: Callable[[], bool], *, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and is_held():
+            time.sleep(_HOLD_POLL)
+
+    def work_begins(self, name: str) -> None:
+        """Nobody waits for it."""
+
+    def work_ends(self, name: str, error: Exception | None = None) -> None:
+        if error is not None:
+            log.error("%s failed", name, exc_info=error)
+
+    def pause(self, name: str, seconds: float, *, stopping: threading.Event) -> None:
+        stopping.wait(seconds)
+
+    def interrupt(self) -> None:
+        """A set event ends a pause by itself."""
+
+
+class LoopThread:
     """Calls `step` until stopped. A step that raises is logged, and the next one follows."""
 
     def __init__(self, step: Callable[[], None], *, poll: float, name: str) -> None:
@@ -23,14 +117,13 @@ class Clock:
         self._thread.start()
 
     def wake(self) -> None:
-        """Take the next step now."""
         self._woken.set()
 
     def stop(self) -> None:
-        """Return when the last step is over."""
         self._stopping = True
         self._woken.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _run(self) -> None:
         while not self._stopping:

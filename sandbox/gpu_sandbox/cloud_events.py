@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
@@ -10,11 +9,9 @@ from typing import Generic, Protocol, TypeVar
 Instance = TypeVar("Instance")
 Told = TypeVar("Told", contravariant=True)
 
-log = logging.getLogger(__name__)
-
 
 class CloudEvents(Protocol[Told]):
-    """Called one after another from a cloud's clock thread, so each must return fast."""
+    """Called one after another from a step of the cloud, so each must return fast."""
 
     def instance_launched(self, instance: Told) -> None:
         """The instance is running; its Node may join once it has booted: then call the cloud's `node_joined`."""
@@ -67,9 +64,12 @@ class Outbox(Generic[Instance]):
 
 
 def deliver(events: list[Callable[[], None]]) -> None:
-    """Call each. One that raises is logged: the cloud continues whatever its listener does."""
+    """Call each, whatever one before has raised. ExceptionGroup with all that was raised."""
+    errors = []
     for event in events:
         try:
             event()
-        except Exception:
-            log.exception("the sandbox failed to handle an event of the cloud's")
+        except Exception as error:  # noqa: BLE001
+            errors.append(error)
+    if errors:
+        raise ExceptionGroup("the sandbox failed to handle events of the cloud's", errors)

@@ -11,6 +11,7 @@ POST /cut-connections     answers {"connections": how many}
 POST /interrupt-spot      {"instance", "node", "zone"}, each may be left out; answers {"instances": [...]}
 POST /recommend-rebalance the same
 POST /upgrade-nodes       {"group"}; answers {"began": whether the cloud upgrades it}
+POST /advance             {"seconds"}: lets so much time pass, with a manual clock; answers when that is done
 POST /down                ask for the end; answers at once
 """
 
@@ -44,6 +45,7 @@ class Controlled(Protocol):
     def faults(self) -> Faults: ...
     def describe(self) -> dict[str, Any]: ...
     def env(self) -> dict[str, str]: ...
+    def advance(self, seconds: float) -> None: ...
     def restart_apiserver(self, down_seconds: float) -> None: ...
     def hang_apiserver(self, seconds: float) -> None: ...
     def cut_connections(self) -> int: ...
@@ -71,6 +73,7 @@ class ControlApi:
             ("POST", "/interrupt-spot"): lambda body: _on_spot(sandbox.interrupt_spot, body),
             ("POST", "/recommend-rebalance"): lambda body: _on_spot(sandbox.recommend_rebalance, body),
             ("POST", "/upgrade-nodes"): lambda body: {"began": sandbox.upgrade_nodes(str((body or {}).get("group")))},
+            ("POST", "/advance"): self._advance,
             ("POST", "/down"): self._down,
         }
         self._server = LoopbackServer(self._answer, name="sandbox-control-api")
@@ -114,6 +117,10 @@ class ControlApi:
 
     def _hang_apiserver(self, body: Any) -> dict[str, Any]:
         self._sandbox.hang_apiserver(_seconds(body, "seconds"))
+        return {}
+
+    def _advance(self, body: Any) -> dict[str, Any]:
+        self._sandbox.advance(_seconds(body, "seconds"))
         return {}
 
     def _down(self, body: Any) -> dict[str, Any]:

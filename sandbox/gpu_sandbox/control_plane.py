@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,13 +127,17 @@ class ControlPlane:
                 stop_together([etcd], kill_after=STOP_TIMEOUT)
         self._port_holder.close()
 
-    def restart_apiserver(self, down_seconds: float = 0.0) -> None:
-        """Stop the API server, leave it down that long (or until `stop`), start it; returns when it is ready."""
+    def restart_apiserver(self, down_seconds: float = 0.0, *, wait: Callable[[float], bool] | None = None) -> None:
+        """Stop the API server, leave it down that long (or until `stop`), start it; returns when it is ready.
+
+        `wait` lets so much time pass, by default the machine's; True if the API server is to stay down.
+        """
+        wait = wait or self._stopping.wait
         with self._restart_lock:
             apiserver = self._running_apiserver("be restarted")
             # Its graceful end waits a minute for the watches of all clients.
             stop_together([apiserver], kill_after=_APISERVER_GRACE)
-            if self._stopping.wait(down_seconds):
+            if wait(down_seconds):
                 return
             apiserver.start()
             self._wait_until_ready(time.monotonic() + START_TIMEOUT)

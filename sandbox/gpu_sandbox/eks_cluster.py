@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import instance_type as gpu_instance_type
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.managed_cluster import SYSTEM_NODE
 
@@ -44,6 +45,7 @@ class EksCluster:
         timings: AwsTimings | None,
         pace: Pace,
         seed: int,
+        clock: Clock,
     ) -> None:
         self.name = name
         self.region = region
@@ -53,6 +55,7 @@ class EksCluster:
         self._timings = timings
         self._pace = pace
         self._seed = seed
+        self._clock = clock
         self._started = False
 
     aws: AwsCloud
@@ -72,6 +75,7 @@ class EksCluster:
             timings=self._timings or self._pace.aws(),
             events=machines,
             seed=self._seed,
+            clock=self._clock,
         )
         self.aws.start()
         self._started = True

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.scaled_time import ScaledTime
 
 Market = Literal["on-demand", "spot"]
@@ -124,7 +125,7 @@ class Faults:
 
     @property
     def deadline_speed(self) -> float | None:
-        """How many times faster the cloud's own deadlines come, from now on; None: real time.
+        """How many times faster the cloud's own deadlines come, from now on; None: the sandbox's own time.
 
         These are scheduled actions of Auto Scaling groups, and max_run_duration of GKE's machines.
         """
@@ -135,9 +136,17 @@ class Faults:
         self._deadline_time.speed = 1.0 if speed is None else speed
         self._deadline_speed = speed
 
+    def follow(self, clock: Clock) -> None:
+        """Those deadlines come by this clock from now on: their cloud's."""
+        self._deadline_time.follow(clock)
+
     def deadline_seconds(self) -> float:
-        """The clock of those deadlines, in seconds; only differences are meaningful."""
+        """The count by which those deadlines come, in seconds; only differences are meaningful."""
         return self._deadline_time.seconds()
+
+    def deadline_reached(self, seconds: float) -> bool:
+        """As `Clock.reached`, of a moment in `deadline_seconds`."""
+        return self._deadline_time.reached(seconds)
 
     @property
     def lease_conflict_rate(self) -> float:

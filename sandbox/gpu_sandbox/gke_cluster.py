@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
-import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.accelerators import gce_machine_type
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.errors import ComponentFailed, SandboxError
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.managed_cluster import SYSTEM_NODE
+from gpu_sandbox.workers import Workers
 
 if TYPE_CHECKING:
     from gpu_sandbox.autoscaler import NodeGroups
@@ -63,6 +64,7 @@ class GkeCluster:
         timings: GoogleTimings | None,
         pace: Pace,
         seed: int,
+        clock: Clock,
     ) -> None:
         self.name = name
         self.region = region
@@ -72,6 +74,8 @@ class GkeCluster:
         self._timings = timings
         self._pace = pace
         self._seed = seed
+        self._clock = clock
+        self._workers = Workers(clock, name="sandbox-control-plane-restart")
         self._started = False
 
     google: GoogleCloud
@@ -92,7 +96,8 @@ class GkeCluster:
             timings=self._timings or self._pace.google(),
             seed=self._seed,
             events=machines,
-            restart_control_plane=partial(_restart, control_plane),
+            restart_control_plane=partial(self._workers.submit, self._restart, control_plane),
+            clock=self._clock,
         )
         self.google.create_cluster(
             self.name,
@@ -114,6 +119,12 @@ class GkeCluster:
     def stop(self) -> None:
         if self._started:
             self.google.stop()
+        self._workers.stop()
+
+    def _restart(self, control_plane: ControlPlane, seconds: float) -> None:
+        """Take the API server away for so long, by the cloud's clock."""
+        with contextlib.suppress(ComponentFailed):  # the sandbox is stopped meanwhile
+            control_plane.restart_apiserver(seconds, wait=self._workers.pause)
 
     def identify(self, token: str) -> KubernetesUser | None:
         if not self._started:
@@ -212,13 +223,3 @@ class GkeCluster:
             "GPU_SANDBOX_LOCATION": self.location,
             **({"SSL_CERT_FILE": str(self.trusted)} if self.google.dns_takes_users else {}),
         }
-
-
-def _restart(control_plane: ControlPlane, seconds: float) -> None:
-    """Take the API server away for so long, in a thread of its own, which ends when the control plane is stopped."""
-
-    def restart() -> None:
-        with contextlib.suppress(ComponentFailed):  # the sandbox is stopped meanwhile
-            control_plane.restart_apiserver(seconds)
-
-    threading.Thread(target=restart, name="sandbox-control-plane-restart", daemon=True).start()

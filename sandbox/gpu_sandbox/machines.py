@@ -10,25 +10,28 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any, Protocol
 
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.nodes import NodeAgent, NodeAgentError, NodeSpec
 from gpu_sandbox.nodes.spec import TaintLike
+from gpu_sandbox.workers import Workers
 
 _TICK_SECONDS = 0.1
 _RETRY_SECONDS = 0.2
+# At most, between requests to evict that were refused; kubectl's.
+_REFUSED_SECONDS = 5.0
 _REJOIN_SECONDS = 1.0
 # From a node's registration to the labels and taints that EKS adds to it; some seconds to minutes in reality.
 _LATE_SECONDS = 3.0
 # Seconds of a shutdown that a kubelet reserves to report the ends of its pods.
 _SHUTDOWN_MARGIN = 0.5
-_DRAINS_AT_ONCE = 32
+_GONE_WITHIN = timedelta(seconds=10)
 _MERGE = "application/merge-patch+json"
 
 _log = logging.getLogger(__name__)
@@ -83,6 +86,7 @@ class Machines:
         control_plane: ControlPlane,
         agent: NodeAgent,
         faults: Faults,
+        clock: Clock,
         boot_seconds: float,
         node_spec: Callable[[Any], NodeSpec],
         node_joined: Callable[[str], None],
@@ -93,6 +97,7 @@ class Machines:
         self._control_plane = control_plane
         self._agent = agent
         self._faults = faults
+        self._clock = clock
         self._boot_seconds = boot_seconds
         self._node_spec = node_spec
         self._node_joined = node_joined
@@ -102,19 +107,16 @@ class Machines:
         self._machines: dict[str, _Machine] = {}
         self._removing: set[str] = set()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
         self._plugin_was_ready = self._driver_was_ready = True
-        self._workers = ThreadPoolExecutor(_DRAINS_AT_ONCE, thread_name_prefix="sandbox-machine")
-        self._thread = threading.Thread(target=self._run, name="sandbox-machines", daemon=True)
+        self._workers = Workers(clock, name="sandbox-machine")
+        self._loop = clock.loop(self._step, poll=_TICK_SECONDS, name="sandbox-machines")
 
     def start(self) -> None:
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        self._stopping.set()
-        self._workers.shutdown(wait=True, cancel_futures=True)
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.stop()
+        self._workers.stop()
 
     def booting(self) -> list[dict[str, str]]:
         """The instances that have no Node yet."""
@@ -131,7 +133,8 @@ class Machines:
 
     def instance_launched(self, instance: Instance) -> None:
         with self._lock:
-            self._machines[instance.instance_id] = _Machine(instance, time.monotonic())
+            self._machines[instance.instance_id] = _Machine(instance, self._clock.now())
+        self._loop.wake()
 
     def instance_relabelled(self, before: Instance, after: Instance) -> None:
         with self._lock:
@@ -139,21 +142,21 @@ class Machines:
             if machine is not None:
                 machine.instance = after
         if machine is not None:
-            self._submit(self._relabel, machine, before, after)
+            self._workers.submit(self._relabel, machine, before, after)
 
     def drain_requested(self, instance: Instance) -> None:
-        self._submit(self._drain, instance)
+        self._workers.submit(self._drain, instance)
 
     def rebalance_recommended(self, instance: Instance) -> None:
-        self._submit(
+        self._workers.submit(
             self._record, instance, "SpotRebalanceRecommendation", "is at an elevated risk of being taken back"
         )
 
     def spot_notice(self, instance: Instance, *, at: datetime) -> None:
-        self._submit(self._record, instance, "SpotInterruption", f"is taken back at {at.isoformat()}")
+        self._workers.submit(self._record, instance, "SpotInterruption", f"is taken back at {at.isoformat()}")
         if self._shuts_down_at_notice:
-            seconds = (at - datetime.now(UTC)).total_seconds() - _SHUTDOWN_MARGIN
-            self._submit(lambda: self._agent.shut_down_node(instance.node_name, seconds=max(seconds, 0.0)))
+            seconds = (at - self._clock.utc_now()).total_seconds() - _SHUTDOWN_MARGIN
+            self._workers.submit(self._shut_down, instance, max(seconds, 0.0))
 
     def instance_terminated(self, instance: Instance) -> None:
         with self._lock:
@@ -162,42 +165,34 @@ class Machines:
             if joined:
                 self._removing.add(instance.node_name)
         if machine and joined:
-            self._submit(self._remove, machine)
-
-    def _submit(self, work: Callable[..., None], *arguments: Any) -> None:
-        if self._stopping.is_set():
-            return
-        self._workers.submit(_logged, work, *arguments)
+            self._workers.submit(self._remove, machine)
 
     # Booting
 
-    def _run(self) -> None:
-        while not self._stopping.wait(_TICK_SECONDS):
-            self._tell_agent_of_faults()
-            for machine in self._booted():
-                self._submit(self._join, machine)
+    def _step(self) -> None:
+        self._tell_agent_of_faults()
+        for machine in self._booted():
+            self._workers.submit(self._join, machine)
 
     def _tell_agent_of_faults(self) -> None:
         ready = not self._faults.device_plugin_never_ready
         if ready != self._plugin_was_ready:
-            _logged(self._agent.set_device_plugin_ready, ready)
+            self._agent.set_device_plugin_ready(ready)
             self._plugin_was_ready = ready
         ready = not self._faults.driver_never_ready
         if ready != self._driver_was_ready:
-            _logged(self._agent.set_driver_ready, ready)
+            self._agent.set_driver_ready(ready)
             self._driver_was_ready = ready
 
     def _booted(self) -> list[_Machine]:
         fault = self._faults.boot_seconds
-        now = time.monotonic()
-        launched_before = now - (self._boot_seconds if fault is None else fault)
+        boot_seconds = self._boot_seconds if fault is None else fault
         with self._lock:
             booted = [
                 machine
                 for machine in self._machines.values()
                 if machine.state == "booting"
-                and machine.launched_at <= launched_before
-                and machine.join_after <= now
+                and self._clock.reached(max(machine.launched_at + boot_seconds, machine.join_after))
                 # A group may recreate a lost instance under the name of one whose Node is still being deleted.
                 and machine.node_name not in self._removing
             ]
@@ -213,7 +208,8 @@ class Machines:
             _log.exception("%s could not join; it tries again", machine.node_name)
             with self._lock:
                 if machine.state == "joined":
-                    machine.state, machine.join_after = "booting", time.monotonic() + _REJOIN_SECONDS
+                    machine.state, machine.join_after = "booting", self._clock.now() + _REJOIN_SECONDS
+            self._loop.wake()
             return
         self._node_joined(joins_as.instance_id)
         with self._lock:
@@ -221,7 +217,7 @@ class Machines:
         if ended_meanwhile:
             self._remove(machine)
         elif joins_as.at_registration is not joins_as:
-            self._stopping.wait(_LATE_SECONDS)
+            self._workers.pause(_LATE_SECONDS)
             self._relabel(machine, joins_as.at_registration, machine.instance)
         elif machine.instance is not joins_as:
             self._relabel(machine, joins_as, machine.instance)
@@ -240,16 +236,28 @@ class Machines:
             self._cordon(machine.node_name)
             if self._drains_only_ready_nodes and self._is_unready(machine.node_name):
                 return
+            pause = _RETRY_SECONDS
             while self._lives(machine) and (pods := self._pods_to_evict(machine.node_name)):
-                for pod in pods:
-                    self._evict(pod)
-                self._stopping.wait(_RETRY_SECONDS)
+                accepted = [self._evict(pod) for pod in pods]
+                # Pods end in real time; a refusal stands until the cluster's own time has passed.
+                if any(accepted) and not all(map(_should_be_gone, pods)):
+                    self._workers.wait(_RETRY_SECONDS)
+                else:
+                    self._workers.pause(pause)
+                    pause = min(2 * pause, _REFUSED_SECONDS)
         if self._lives(machine):
             self._complete_drain(instance.instance_id)
 
+    def _shut_down(self, instance: Instance, seconds: float) -> None:
+        """What a kubelet does at the notice. Its pods end in real time, even where the notice is by another clock."""
+        self._agent.shut_down_node(instance.node_name, seconds=seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and self._pods_to_evict(instance.node_name):
+            self._workers.wait(_RETRY_SECONDS)
+
     def _lives(self, machine: _Machine) -> bool:
         with self._lock:
-            return machine.instance.instance_id in self._machines and not self._stopping.is_set()
+            return machine.instance.instance_id in self._machines and not self._workers.stopping.is_set()
 
     def _cordon(self, node_name: str) -> None:
         self._call(
@@ -269,10 +277,10 @@ class Machines:
         _, pods = self._call("GET", f"/api/v1/pods?fieldSelector=spec.nodeName%3D{node_name}")
         return [pod for pod in pods.get("items", []) if _is_evicted_by_drain(pod)]
 
-    def _evict(self, pod: dict[str, Any]) -> None:
-        """Request it again on each round: a PodDisruptionBudget may refuse (429) for a while."""
+    def _evict(self, pod: dict[str, Any]) -> bool:
+        """Request it again on each round: a PodDisruptionBudget may refuse (429) for a while. False if it did."""
         name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
-        self._call(
+        status, _ = self._call(
             "POST",
             f"/api/v1/namespaces/{namespace}/pods/{name}/eviction",
             {
@@ -282,6 +290,7 @@ class Machines:
                 "deleteOptions": {"preconditions": {"uid": pod["metadata"]["uid"]}},
             },
         )
+        return status != HTTPStatus.TOO_MANY_REQUESTS
 
     def _remove(self, machine: _Machine) -> None:
         """The machine is gone, and its processes with it; then the Node, as EKS's node controller does."""
@@ -291,6 +300,7 @@ class Machines:
         finally:
             with self._lock:
                 self._removing.discard(machine.node_name)
+            self._loop.wake()
 
     def _relabel(self, machine: _Machine, before: Instance, after: Instance) -> None:
         """Replace the cloud's old labels and taints with its new ones; others on the Node are not touched."""
@@ -303,7 +313,7 @@ class Machines:
         labels: dict[str, str | None] = {key: None for key in before.labels if key not in after.labels}
         self._call("PATCH", node, {"metadata": {"labels": labels | dict(after.labels)}}, content_type=_MERGE)
         status: int = HTTPStatus.CONFLICT
-        while status == HTTPStatus.CONFLICT and not self._stopping.is_set():
+        while status == HTTPStatus.CONFLICT and not self._workers.stopping.is_set():
             status, item = self._call("GET", node)
             if status == HTTPStatus.OK:
                 version = {"resourceVersion": item["metadata"]["resourceVersion"]}
@@ -312,7 +322,7 @@ class Machines:
                 status, _ = self._call("PATCH", node, patch, content_type=_MERGE)
 
     def _record(self, instance: Instance, reason: str, message: str) -> None:
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = self._clock.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         node = instance.node_name
         self._call(
             "POST",
@@ -335,13 +345,16 @@ class Machines:
     def _call(
         self, method: str, path: str, body: Any = None, *, content_type: str = "application/json"
     ) -> tuple[int, Any]:
-        """One call, repeated while the API server is away: the cloud does not wait, and nothing may be forgotten."""
+        """One call, repeated while the API server is away: the cloud does not wait, and nothing may be forgotten.
+
+        It may be away for as long as the cloud's own work at it takes, by the sandbox's clock.
+        """
         while True:
             try:
                 status, reply = self._control_plane.request(method, path, body, content_type=content_type)
             except OSError:
                 status, reply = HTTPStatus.SERVICE_UNAVAILABLE, {}
-            if status < HTTPStatus.INTERNAL_SERVER_ERROR or self._stopping.wait(_RETRY_SECONDS):
+            if status < HTTPStatus.INTERNAL_SERVER_ERROR or self._workers.pause(_RETRY_SECONDS):
                 return status, reply
 
 
@@ -352,16 +365,14 @@ def _is_evicted_by_drain(pod: dict[str, Any]) -> bool:
     )
 
 
+def _should_be_gone(pod: dict[str, Any]) -> bool:
+    """Whether its grace period is long over: something else keeps the object, a finalizer, and may do so for ever."""
+    told = pod["metadata"].get("deletionTimestamp")
+    return bool(told) and datetime.now(UTC) > datetime.fromisoformat(told) + _GONE_WITHIN
+
+
 def _retainted(present: Sequence[Mapping[str, str]], before: Instance, after: Instance) -> list[Mapping[str, str]]:
     """The Node's taints with the cloud's old ones replaced by its new ones."""
     ours = {(taint.key, taint.effect) for instance in (before, after) for taint in instance.taints}
     others = [taint for taint in present if (taint["key"], taint["effect"]) not in ours]
     return others + [{"key": t.key, "value": t.value or "", "effect": t.effect} for t in after.taints]
-
-
-def _logged(work: Callable[..., None], *arguments: Any) -> None:
-    """Run in a thread whose end nobody waits for: an error goes to the log, as it would be lost otherwise."""
-    try:
-        work(*arguments)
-    except Exception:  # noqa: BLE001
-        _log.exception("%s%r failed", getattr(work, "__name__", work), arguments)

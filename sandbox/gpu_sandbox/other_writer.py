@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Any
 
-from gpu_sandbox.clock import Clock
+from gpu_sandbox.clock import SystemClock
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.faults import Faults
 
@@ -24,13 +24,14 @@ class OtherWriter:
         self._control_plane = control_plane
         self._faults = faults
         self._seen: dict[str, str] = {}
-        self._clock = Clock(self._look, poll=_LOOK_SECONDS, name="sandbox-other-writer")
+        # It races with clients of the API server, which live in real time.
+        self._loop = SystemClock().loop(self._look, poll=_LOOK_SECONDS, name="sandbox-other-writer")
 
     def start(self) -> None:
-        self._clock.start()
+        self._loop.start()
 
     def stop(self) -> None:
-        self._clock.stop()
+        self._loop.stop()
 
     def _look(self) -> None:
         if not self._faults.lease_conflict_rate:

@@ -13,6 +13,7 @@ from fnmatch import fnmatch
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED, AutoscalerTimings
+from gpu_sandbox.clock import ClockName
 
 if TYPE_CHECKING:
     from gpu_sandbox.aws import AwsTimings
@@ -114,6 +115,19 @@ class Pace:
             raise ValueError(f"a speed is a number above 0; not {self.speed!r}")
         if self.stale is not None and not 0 <= self.stale < float("inf"):
             raise ValueError(f"the age of what is read is a number of seconds, at least 0; not {self.stale!r}")
+
+    @classmethod
+    def by(cls, clock: ClockName, *, name: PaceName | None, speed: float | None, stale: float | None) -> Pace:
+        """The pace with these settings, those that are None as suits the clock.
+
+        Time that somebody moves costs nothing: it is real, and nothing that is read is old.
+        """
+        usual = cls(name="real", speed=1.0, stale=0.0) if clock == "manual" else cls()
+        return cls(
+            name=name or usual.name,
+            speed=usual.speed if speed is None else speed,
+            stale=usual.stale if stale is None else stale,
+        )
 
     @property
     def boot_seconds(self) -> float:

@@ -24,7 +24,10 @@ def gpu_sandbox_settings() -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def gpu_sandbox(gpu_sandbox_settings: dict[str, Any]) -> Iterator[Sandbox]:
-    """One running sandbox per pytest process. Tests share it, so each must clear the faults that it declares."""
+    """One running sandbox per pytest process. Tests share it, so each must clear the faults that it declares.
+
+    With `clock="manual"` in its settings nothing in its cloud moves before `gpu_sandbox.advance(minutes=20)`.
+    """
     from gpu_sandbox.sandbox import Sandbox
 
     with Sandbox(progress=print, **gpu_sandbox_settings) as sandbox:

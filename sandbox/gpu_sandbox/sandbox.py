@@ -14,14 +14,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED
 from gpu_sandbox.build import control_plane_binary
+from gpu_sandbox.clock import Clock, ClockName, SystemClock
 from gpu_sandbox.control_api import ControlApi
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.engines import EngineName, Engines, compile_engines, with_needed
 from gpu_sandbox.errors import ComponentFailed
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.managed_cluster import SYSTEM_NODE, ManagedCluster, Platform
+from gpu_sandbox.manual_clock import ManualClock
 from gpu_sandbox.other_writer import OtherWriter
 from gpu_sandbox.pace import Pace, PaceName
 
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["SYSTEM_NODE", "Sandbox", "default_images", "python_image"]
 
 _GPU = "nvidia.com/gpu"
+# With a manual clock a started sandbox is so old: what a cluster has from the beginning is there.
+_UNTIL_COMPLETE = 300.0
 
 CUDA_IMAGE = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
 """Variables set by NVIDIA's images and images based on them: a pod without a limit sees all GPUs of its node."""
@@ -56,10 +59,15 @@ class Sandbox:
         boot_seconds: From an instance's launch to its Node, unless a fault sets it. Default: the pace's.
         container_log_max_size: Bytes of a container's log at which its kubelet rotates it; by default 10 MiB.
         images: What image references stand for, before the defaults (`default_images`).
+        clock: "system" is the machine's. With "manual" the cloud, its machines and the stand-in of cluster-autoscaler
+            stand still until `advance`; Kubernetes and its pods live in real time all the same.
         pace: "quick" is far faster than a real cloud; "real" uses the clouds' usual times, `speed` times faster.
-        speed: For a real pace, and for the cluster-autoscaler stand-in at each pace.
+            Default: quick; with a manual clock real.
+        speed: For a real pace, and for the cluster-autoscaler stand-in at each pace. Default: 20; with a manual clock
+            1.
         seed: Determines everything random: how old the answers of the cloud's read calls are.
-        stale: How old they may be, in seconds; 0: writes are visible at once. Default: the pace's.
+        stale: How old they may be, in seconds; 0: writes are visible at once. Default: the pace's; with a manual
+            clock 0.
         timings: How long the cloud takes, instead of the pace's times.
         autoscaler: "stand-in" plays cluster-autoscaler (on GKE the platform's own); with "none" there is none, and a
             real one may be pointed at the sandbox.
@@ -83,8 +91,9 @@ class Sandbox:
         boot_seconds: float | None = None,
         container_log_max_size: int = 10 * 2**20,
         images: Sequence[Image] = (),
-        pace: PaceName = "quick",
-        speed: float = SANDBOX_SPEED,
+        clock: ClockName = "system",
+        pace: PaceName | None = None,
+        speed: float | None = None,
         seed: int = 0,
         stale: float | None = None,
         timings: AwsTimings | GoogleTimings | None = None,
@@ -96,9 +105,12 @@ class Sandbox:
     ) -> None:
         if autoscaler not in ("stand-in", "none"):
             raise ValueError(f"a sandbox's autoscaler is 'stand-in' or 'none'; not {autoscaler!r}")
+        if clock not in ("system", "manual"):
+            raise ValueError(f"a sandbox's clock is 'system' or 'manual'; not {clock!r}")
+        self.clock: SystemClock | ManualClock = ManualClock() if clock == "manual" else SystemClock()
         self.autoscaler = autoscaler
         self._engine_names = with_needed(engines)
-        self.pace = Pace(name=pace, speed=speed, stale=stale)
+        self.pace = Pace.by(clock, name=pace, speed=speed, stale=stale)
         self._autoscaler_timings = autoscaler_timings or self.pace.autoscaler()
         self.cluster_name = cluster_name
         self.platform: Platform = platform
@@ -116,6 +128,7 @@ class Sandbox:
             timings=timings,
             pace=self.pace,
             seed=seed,
+            clock=self.clock,
         )
         self.region = self.cluster.region
         self.zones = tuple(self.cluster.zones)
@@ -165,6 +178,8 @@ class Sandbox:
         engines = compile_engines(self._engine_names, self.progress)
         with contextlib.ExitStack() as starting:
             self._start_parts(binary, engines, starting)
+            if isinstance(self.clock, ManualClock):
+                self.clock.advance(_UNTIL_COMPLETE)
             self._started = starting.pop_all()
 
     def stop(self) -> None:
@@ -242,6 +257,7 @@ class Sandbox:
             control_plane=self.control_plane,
             agent=self.agent,
             faults=self.faults,
+            clock=self.clock,
             boot_seconds=self.boot_seconds,
             node_spec=self._node_spec,
             node_joined=self.cluster.node_joined,
@@ -276,6 +292,7 @@ class Sandbox:
             control_plane=self.control_plane,
             faults=self.faults,
             timings=self._autoscaler_timings,
+            clock=self.clock,
         )
         stand_in.start()
         starting.callback(stand_in.stop)
@@ -293,6 +310,17 @@ class Sandbox:
         starting.callback(self.engines.stop)
 
     # What users need
+
+    def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0) -> None:
+        """Let so much time pass at once, in a sandbox with a manual clock; with 0, what is due at once happens.
+
+        It returns when nodes that were to join or to go have done so. Kubernetes' own work goes on after it, in real
+        time: pods are bound, and end. Raises what went wrong in the sandbox meanwhile. ValueError if the clock is the
+        machine's.
+        """
+        if not isinstance(self.clock, ManualClock):
+            raise ValueError("the time of this sandbox is the machine's: start it with clock='manual' to move it")
+        self.clock.advance(seconds, minutes=minutes, hours=hours)
 
     def env(self) -> dict[str, str]:
         """The variables by which the cloud's clients, kubectl, Kubernetes' clients and Airflow talk to this sandbox."""
@@ -370,6 +398,7 @@ class Sandbox:
             "platform": self.platform,
             "region": self.region,
             "kubernetes_version": self.control_plane.version,
+            "time": self.clock.utc_now().isoformat(timespec="seconds"),
             "components": {**self.control_plane.components(), **self.engines.components()},
             **cluster,
             "booting": self._machines.booting(),
@@ -404,6 +433,7 @@ def managed_cluster(
     timings: Any,
     pace: Pace,
     seed: int,
+    clock: Clock,
 ) -> ManagedCluster:
     """The cluster of that platform, not started. ValueError if the platform is unknown.
 
@@ -421,6 +451,7 @@ def managed_cluster(
             timings=timings,
             pace=pace,
             seed=seed,
+            clock=clock,
         )
     if platform == "gke":
         from gpu_sandbox import gke_cluster as gke
@@ -435,6 +466,7 @@ def managed_cluster(
             timings=timings,
             pace=pace,
             seed=seed,
+            clock=clock,
         )
     raise ValueError(f"a sandbox's platform is 'eks' or 'gke'; not {platform!r}")
 

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import Any, Literal
 
 from gpu_sandbox import supervisor
-from gpu_sandbox.autoscaler.timings import SANDBOX_SPEED
+from gpu_sandbox.clock import ClockName
 from gpu_sandbox.engines import EngineName
 from gpu_sandbox.managed_cluster import Platform
 from gpu_sandbox.pace import PaceName
 
 _STOP_TIMEOUT = 30.0
+_ADVANCE_SECONDS = 600.0
 
 
 class SandboxProcess:
@@ -28,7 +29,7 @@ class SandboxProcess:
         boot_seconds: From an instance's launch to its Node. Default: the pace's.
         autoscaler: As `Sandbox`'s.
         autoscaler_speed: How many times faster than cluster-autoscaler the stand-in is. Default: `speed`.
-        pace, speed, seed, stale: As `Sandbox`'s.
+        clock, pace, speed, seed, stale: As `Sandbox`'s.
         engines: As `Sandbox`'s.
         images: Folder, mounted at /app, by pattern of image reference; run with this interpreter.
         progress: Gets an occasional line about the progress of the start.
@@ -42,8 +43,9 @@ class SandboxProcess:
         boot_seconds: float | None = None,
         autoscaler: Literal["stand-in", "none"] = "stand-in",
         autoscaler_speed: float | None = None,
-        pace: PaceName = "quick",
-        speed: float = SANDBOX_SPEED,
+        clock: ClockName = "system",
+        pace: PaceName | None = None,
+        speed: float | None = None,
         seed: int = 0,
         stale: float | None = None,
         engines: Sequence[EngineName] = (),
@@ -58,9 +60,10 @@ class SandboxProcess:
             f"--platform={platform}",
             f"--cluster-name={cluster_name}",
             f"--autoscaler={autoscaler}",
-            f"--pace={pace}",
-            f"--speed={speed}",
+            f"--clock={clock}",
             f"--seed={seed}",
+            *([] if pace is None else [f"--pace={pace}"]),
+            *([] if speed is None else [f"--speed={speed}"]),
             *([] if stale is None else [f"--stale={stale}"]),
             *([] if boot_seconds is None else [f"--boot-seconds={boot_seconds}"]),
             *([] if autoscaler_speed is None else [f"--autoscaler-speed={autoscaler_speed}"]),
@@ -120,6 +123,11 @@ class SandboxProcess:
         """As `Sandbox.describe`."""
         described: dict[str, Any] = self._running.api.call("GET", "/status")
         return described
+
+    def advance(self, seconds: float = 0.0, *, minutes: float = 0.0, hours: float = 0.0) -> None:
+        """As `Sandbox.advance`. ControlApiError if the sandbox's time is the machine's."""
+        whole = seconds + 60.0 * minutes + 3600.0 * hours
+        self._running.api.call("POST", "/advance", {"seconds": whole}, may_take=_ADVANCE_SECONDS)
 
     def apply_faults(self, changes: Mapping[str, Any]) -> None:
         """As `Faults.apply`. ControlApiError says what is wrong with them."""

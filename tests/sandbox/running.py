@@ -113,12 +113,12 @@ def until_allowed(api: Any, **whom: Any) -> None:
 @contextmanager
 def standing_still(cloud: Any) -> Iterator[None]:
     """Nothing goes on by itself in a cloud of this process meanwhile, however long the body takes."""
-    clock = cloud._clock
-    step, clock._step = clock._step, lambda: None
+    loop = cloud._loop
+    step, loop._step = loop._step, lambda: None
     try:
         yield
     finally:
-        clock._step = step
+        loop._step = step
 
 
 def airflow_says(monkeypatch: Any, *, states: dict[str, dict[str, str]], unfinished_runs: int) -> None:

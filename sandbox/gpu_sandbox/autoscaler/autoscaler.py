@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 
 from gpu_sandbox.autoscaler.backoff import Backoffs
 from gpu_sandbox.autoscaler.cluster import (
@@ -67,14 +66,15 @@ class Autoscaler:
         control_plane: ControlPlane,
         faults: Faults,
         timings: AutoscalerTimings,
-        clock: Callable[[], float] = time.time,
+        clock: Clock,
     ) -> None:
         self._cloud = groups
         self._watch = ClusterWatch(control_plane.kubeconfig)
-        self._api = ClusterApi(control_plane=control_plane, watch=self._watch)
+        self._clock = clock
+        self._api = ClusterApi(control_plane=control_plane, watch=self._watch, clock=clock)
         self._faults = faults
         self._timings = timings
-        self._now = clock
+        self._now = self._clock.now
         self._status = StatusText()
         self._backoffs = Backoffs(timings=timings)
         self._scale_up = ScaleUp(similar_despite=groups.similar_despite)
@@ -87,15 +87,15 @@ class Autoscaler:
         self._deletions: dict[str, _Deletion] = {}
         self._grew_at: float | None = None
         self._clean = False
-        self._thread = Clock(self.step, poll=timings.scan_interval, name="cluster-autoscaler")
+        self._loop = self._clock.loop(self.step, poll=timings.scan_interval, name="cluster-autoscaler", periodic=True)
 
     def start(self) -> None:
         self._watch.start()
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Returns when its last loop is over. Its status stays in the cluster, and grows old."""
-        self._thread.stop()
+        self._loop.stop()
         self._watch.stop()
 
     def step(self) -> None:
@@ -384,7 +384,7 @@ class Autoscaler:
     # Telling
 
     def _write_status(self, cluster: Cluster, candidates: Mapping[str, Removable]) -> None:
-        now, moment = self._now(), datetime.now(UTC)
+        now, moment = self._now(), self._clock.utc_now()
         states = [
             GroupState(
                 group=group,

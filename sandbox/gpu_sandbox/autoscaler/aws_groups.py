@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 
 from gpu_sandbox.autoscaler.groups import FailedLaunch, NodeGroup, NodeTemplate
@@ -59,7 +59,7 @@ class AwsNodeGroups:
         ]
 
     def set_size(self, name: str, size: int) -> None:
-        self._resized_at[name] = datetime.now(UTC)
+        self._resized_at[name] = self._aws.clock.utc_now()
         self._aws.set_desired_capacity(name, size)
 
     def give_up_missing(self, name: str) -> int:
@@ -91,7 +91,7 @@ class AwsNodeGroups:
         return (
             group.desired > len(group.instance_ids)
             and failed_at is not None
-            and (resized_at is None or failed_at >= resized_at)
+            and (resized_at is None or failed_at > resized_at)
         )
 
 

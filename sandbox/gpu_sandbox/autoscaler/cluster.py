@@ -15,6 +15,7 @@ from urllib.parse import quote
 from gpu_sandbox.autoscaler.fitting import Pod, less, requests
 from gpu_sandbox.autoscaler.groups import NodeTemplate
 from gpu_sandbox.autoscaler.watching import NODES, PODS, ClusterWatch
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.nodes import quantities
 from gpu_sandbox.nodes.spec import Taint
@@ -129,6 +130,7 @@ class ClusterApi:
 
     control_plane: ControlPlane
     watch: ClusterWatch
+    clock: Clock
     _seen: tuple[int, Cluster] | None = field(default=None, init=False)
     """What was last read, and the version that the watch had before."""
     _said: dict[tuple[str, ...], tuple[str, int]] = field(default_factory=dict, init=False)
@@ -154,7 +156,7 @@ class ClusterApi:
 
     def event(self, kind: str, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
         """About a Pod, a Node or a ConfigMap, by its name, namespace and uid. Said again, it counts up."""
-        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        now = self.clock.utc_now().strftime("%Y-%m-%dT%H:%M:%SZ")
         namespace = about.get("namespace") or "default"
         said = (kind, namespace, about["name"], about.get("uid", ""), reason, message)
         if said in self._said:
@@ -197,7 +199,7 @@ class ClusterApi:
             return False
         taints = [taint for taint in item["spec"].get("taints") or () if taint["key"] != key]
         if present:
-            taints.append({"key": key, "value": str(int(datetime.now(UTC).timestamp())), "effect": effect})
+            taints.append({"key": key, "value": str(int(self.clock.now())), "effect": effect})
         patch = {
             "metadata": {"resourceVersion": item["metadata"]["resourceVersion"]},
             "spec": {"taints": taints or None},

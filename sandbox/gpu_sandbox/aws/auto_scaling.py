@@ -28,10 +28,6 @@ if TYPE_CHECKING:
 _USER_SET_CAPACITY = "a user request explicitly set group desired capacity"
 
 
-def utc_now() -> datetime:
-    return datetime.now(UTC)
-
-
 class _Groups(OrderedDict[str, Any]):
     """Groups by name, which answer for one that is not there as AWS does."""
 
@@ -45,9 +41,10 @@ class AutoScaling(AutoScalingBackend):
     def __init__(self, region_name: str, account_id: str, *, surroundings: Surroundings) -> None:
         super().__init__(region_name, account_id)
         self.autoscaling_groups = _Groups()
-        self.schedule = Schedule(surroundings.faults.deadline_seconds)
+        self.schedule = Schedule(surroundings.faults)
         self.replicas: Replicas | None = None
         """Which read calls see, where they do not see everything."""
+        self.clock = surroundings.clock
         self._around = surroundings
 
     def reset(self) -> None:
@@ -115,7 +112,7 @@ class AutoScaling(AutoScalingBackend):
         fields["health_check_period"] = fields.get("health_check_period") or 300
         group = AutoScalingGroup(  # type: ignore[abstract]  # moto instantiates its own the same way
             surroundings=self._around,
-            now=utc_now(),
+            now=self.clock.utc_now(),
             name=name,
             autoscaling_backend=self,
             ec2_backend=self.ec2_backend,
@@ -127,7 +124,7 @@ class AutoScaling(AutoScalingBackend):
     def update_auto_scaling_group(  # type: ignore[override]
         self, name: str, *, desired_capacity: int | None, **fields: Any
     ) -> AutoScalingGroup:
-        group, now = self.group(name), utc_now()
+        group, now = self.group(name), self.clock.utc_now()
         min_size = group.min_size if fields["min_size"] is None else int(fields["min_size"])
         max_size = group.max_size if fields["max_size"] is None else int(fields["max_size"])
         desired = desired_capacity
@@ -150,7 +147,7 @@ class AutoScaling(AutoScalingBackend):
                 "You cannot delete an AutoScalingGroup while there are instances or pending Spot instance "
                 "request(s) still in the group.",
             )
-        self.close(group, now=utc_now())
+        self.close(group, now=self.clock.utc_now())
 
     def close(self, group: AutoScalingGroup, *, now: datetime) -> None:
         """End a group's instances, then the group."""
@@ -174,7 +171,7 @@ class AutoScaling(AutoScalingBackend):
     def set_desired_capacity(
         self, group_name: str, desired_capacity: int | None, *, honor_cooldown: bool = False
     ) -> None:
-        group, now, desired = self.group(group_name), utc_now(), int(desired_capacity or 0)
+        group, now, desired = self.group(group_name), self.clock.utc_now(), int(desired_capacity or 0)
         if desired > (group.max_size or 0):
             raise ValidationError(
                 f"New SetDesiredCapacity value {desired} is above max value {group.max_size} for the AutoScalingGroup."
@@ -196,7 +193,7 @@ class AutoScaling(AutoScalingBackend):
         self, instance_id: str, should_decrement: bool
     ) -> Activity:
         """Refused while the instance is launched or ended, as AutoSpotting#354 and kops#6900 tell of the real one."""
-        found, now = self.find_member(instance_id), utc_now()
+        found, now = self.find_member(instance_id), self.clock.utc_now()
         if found is None:
             raise ValidationError(f"Instance Id not found - No managed instance found for instance ID: {instance_id}")
         group, member = found
@@ -220,7 +217,7 @@ class AutoScaling(AutoScalingBackend):
 
     def instance_ended_outside(self, instance_id: str, *, cause: str = "", reason: str | None = None) -> None:
         """EC2 took an instance without asking its group, if it has one."""
-        found, now = self.find_member(instance_id), utc_now()
+        found, now = self.find_member(instance_id), self.clock.utc_now()
         if found is not None:
             group, member = found
             why = cause or "in response to an EC2 health check indicating it has been terminated or stopped."
@@ -234,7 +231,7 @@ class AutoScaling(AutoScalingBackend):
     def detach_instances(  # type: ignore[override]
         self, group_name: str, instance_ids: list[str], should_decrement: bool
     ) -> list[dict[str, Any]]:
-        group, now = self.group(group_name), utc_now()
+        group, now = self.group(group_name), self.clock.utc_now()
         members = [self._member_of(group, instance_id) for instance_id in instance_ids]
         size = group.size
         if should_decrement and size - len(members) < (group.min_size or 0):
@@ -248,7 +245,7 @@ class AutoScaling(AutoScalingBackend):
         return [activity.describe() for activity in activities]
 
     def attach_instances(self, group_name: str, instance_ids: list[str]) -> None:
-        group, now = self.group(group_name), utc_now()
+        group, now = self.group(group_name), self.clock.utc_now()
         size = group.size + len(instance_ids)
         if size > (group.max_size or 0):
             raise ValidationError(
@@ -281,7 +278,7 @@ class AutoScaling(AutoScalingBackend):
         recurrence: str | None,
         timezone: str | None,
     ) -> ScheduledAction:
-        group, now = self.group(name), utc_now()
+        group, now = self.group(name), self.clock.utc_now()
         before = self.schedule.get(name, scheduled_action_name)
         new = ScheduledAction(
             group_name=name,

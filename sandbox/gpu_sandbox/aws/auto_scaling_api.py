@@ -11,7 +11,7 @@ from moto.autoscaling.responses import AutoScalingResponse
 from moto.core.responses import ActionResult, EmptyResult
 
 from gpu_sandbox.aws.activities import PAGE_SIZE
-from gpu_sandbox.aws.auto_scaling import AutoScaling, utc_now
+from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.groups import AutoScalingGroup, Member
 
 
@@ -63,12 +63,12 @@ class AutoScalingApi(AutoScalingResponse):
 
     def complete_lifecycle_action(self) -> ActionResult:
         group, member = self._waiting_member()
-        group.complete_terminating(member, utc_now())
+        group.complete_terminating(member, self.autoscaling_backend.clock.utc_now())
         return EmptyResult()
 
     def record_lifecycle_action_heartbeat(self) -> ActionResult:
         group, member = self._waiting_member()
-        group.heartbeat(member, utc_now())
+        group.heartbeat(member, self.autoscaling_backend.clock.utc_now())
         return EmptyResult()
 
     def _waiting_member(self) -> tuple[AutoScalingGroup, Member]:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import Any
 
 from moto.autoscaling.exceptions import AutoscalingClientError
@@ -18,7 +19,7 @@ from moto.eks.models import eks_backends
 from gpu_sandbox.aws.access import AccessControl, PolicyUse
 from gpu_sandbox.aws.activities import ActivityLog
 from gpu_sandbox.aws.authorization import Authorization
-from gpu_sandbox.aws.auto_scaling import AutoScaling, utc_now
+from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.auto_scaling_api import AutoScalingApi
 from gpu_sandbox.aws.clusters import ControlPlaneAddress
 from gpu_sandbox.aws.ec2 import Ec2Backend, Ec2Response, market_of
@@ -45,7 +46,7 @@ from gpu_sandbox.aws.replicas import Replicas
 from gpu_sandbox.aws.server import AwsApi, AwsServer
 from gpu_sandbox.aws.spot import SpotInterruptions
 from gpu_sandbox.aws.vpc import create_vpc
-from gpu_sandbox.clock import Clock
+from gpu_sandbox.clock import Clock, SystemClock
 from gpu_sandbox.cloud_events import CloudEvents, Outbox, deliver
 from gpu_sandbox.consistency import Staleness
 from gpu_sandbox.faults import Faults
@@ -66,11 +67,14 @@ class AwsCloud:
         timings: AwsTimings | None = None,
         events: CloudEvents[Instance],
         seed: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self.region = region
         self.account_id = account_id
         self.timings = timings or AwsTimings()
+        self.clock = clock or SystemClock()
         self._faults = faults
+        faults.follow(self.clock)
         self._seed = seed
         self._outbox = Outbox(events)
         self._lock = threading.RLock()
@@ -107,13 +111,14 @@ class AwsCloud:
             faults=self._faults,
             identities=self._identities,
             access=self._access,
-            after_call=lambda: self._clock.wake(),
+            after_call=lambda: self._loop.wake(),
+            clock=self.clock,
         )
-        self._server = AwsServer(JudgedApi(self._api))
-        self._clock = Clock(self._step, poll=self.timings.poll, name="aws-clock")
+        self._server = AwsServer(JudgedApi(self._api), self.clock)
+        self._loop = self.clock.loop(self._step, poll=self.timings.poll, name="aws-clock")
         self._running = True
         self._server.start()
-        self._clock.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Ends the endpoint and the clock; does nothing if it does not run."""
@@ -121,7 +126,7 @@ class AwsCloud:
             return
         self._running = False
         self._server.stop()
-        self._clock.stop()
+        self._loop.stop()
         _forget(self.account_id)
         _running.discard(self.account_id)
 
@@ -129,7 +134,7 @@ class AwsCloud:
         """Put the completed backends where moto's own code looks for its backends."""
         account, region = self.account_id, self.region
         self._activities = ActivityLog()
-        ec2 = Ec2Backend(region, account, catalogue=self.catalogue)
+        ec2 = Ec2Backend(region, account, catalogue=self.catalogue, clock=self.clock)
         ec2_backends[account][region] = ec2
         self._ec2 = ec2
         around = Surroundings(
@@ -140,6 +145,7 @@ class AwsCloud:
             activities=self._activities,
             outbox=self._outbox,
             faults=self._faults,
+            clock=self.clock,
         )
         self._auto_scaling = AutoScaling(region, account, surroundings=around)
         autoscaling_backends[account][region] = self._auto_scaling
@@ -150,10 +156,14 @@ class AwsCloud:
             eks=self._eks,
             ec2=ec2,
             staleness=Staleness(seed=self._seed, longest=self.timings.stale),
+            clock=self.clock,
         )
         self._auto_scaling.replicas = self._eks.replicas = ec2.replicas = self._replicas
         self._spot = SpotInterruptions(
-            auto_scaling=self._auto_scaling, outbox=self._outbox, notice=self.timings.spot_notice
+            auto_scaling=self._auto_scaling,
+            outbox=self._outbox,
+            notice=self.timings.spot_notice,
+            clock=self.clock,
         )
 
     def _services(self) -> dict[str, Callable[[], BaseResponse]]:
@@ -168,12 +178,14 @@ class AwsCloud:
 
     def _step(self) -> None:
         with self._lock:
-            now = utc_now()
+            now = self.clock.utc_now()
             self._spot.advance(now)
             self._auto_scaling.advance(now)
-            self._eks.advance(now)
+            self._eks.advance()
             self._replicas.record(now)
             events = self._outbox.take()
+        if events:
+            self._loop.wake()
         deliver(events)
 
     # What the sandbox asks
@@ -304,7 +316,7 @@ class AwsCloud:
         """As SetDesiredCapacity. ValueError if it is refused."""
         with self._lock, _refusals():
             self._auto_scaling.set_desired_capacity(group_name, desired)
-        self._clock.wake()
+        self._loop.wake()
 
     def terminate_in_group(self, instance_id: str) -> None:
         """As TerminateInstanceInAutoScalingGroup with a decrement of the size. ValueError if it is refused."""
@@ -312,7 +324,7 @@ class AwsCloud:
             found = self._auto_scaling.find_member(instance_id)
             if found is None or not found[1].terminating:
                 self._auto_scaling.terminate_instance(instance_id, should_decrement=True)
-        self._clock.wake()
+        self._loop.wake()
 
     def identify(self, token: str) -> Identity | None:
         """Who made this `k8s-aws-v1.` token for one of the clusters; None if it is not valid now."""
@@ -326,7 +338,8 @@ class AwsCloud:
                     f"sts.{self.region}.amazonaws.com",
                     "sts.amazonaws.com",
                 },
-                now=utc_now(),
+                # Its holder signed by the machine's clock, and makes another in good time by that.
+                now=datetime.now(UTC),
                 longest_life=self._faults.token_seconds,
             )
 
@@ -355,7 +368,7 @@ class AwsCloud:
             if found is not None:
                 _, member = found
                 member.has_joined = True
-        self._clock.wake()
+        self._loop.wake()
 
     def complete_drain(self, instance_id: str) -> None:
         """The instance's pods are gone: end it. Does nothing if it waits for no drain."""
@@ -363,8 +376,8 @@ class AwsCloud:
             found = self._auto_scaling.find_member(instance_id)
             if found is not None:
                 group, member = found
-                group.complete_terminating(member, utc_now())
-        self._clock.wake()
+                group.complete_terminating(member, self.clock.utc_now())
+        self._loop.wake()
 
     def recommend_rebalance(self, instance_id: str) -> None:
         """Say that a spot instance is likely to be taken soon. ValueError if it is no running spot instance.
@@ -372,14 +385,14 @@ class AwsCloud:
         A group with capacity rebalancing, as EKS makes its own, launches another and then ends this one.
         """
         with self._lock:
-            self._spot.recommend_rebalance(instance_id, utc_now())
-        self._clock.wake()
+            self._spot.recommend_rebalance(instance_id, self.clock.utc_now())
+        self._loop.wake()
 
     def interrupt_spot(self, instance_id: str) -> None:
         """Give a spot instance its notice now. ValueError if it is no running spot instance."""
         with self._lock:
-            self._spot.interrupt(instance_id, utc_now())
-        self._clock.wake()
+            self._spot.interrupt(instance_id, self.clock.utc_now())
+        self._loop.wake()
 
     def set_quota(self, quota_code: str, limit: float) -> None:
         """Set one of EC2's quotas, in vCPUs, or EKS's of node groups in a cluster. ValueError if it is none of them."""

@@ -12,6 +12,7 @@ from gpu_sandbox.aws.access_entries import set_mode
 from gpu_sandbox.aws.ec2 import Ec2Backend
 from gpu_sandbox.aws.interface import AwsTimings
 from gpu_sandbox.aws.node_group_rules import ResourceLimitExceeded
+from gpu_sandbox.clock import Clock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,9 +26,10 @@ class ControlPlaneAddress:
 class ClusterLife:
     """When clusters change their states. Used under the cloud's lock."""
 
-    def __init__(self, *, ec2: Ec2Backend, timings: AwsTimings) -> None:
+    def __init__(self, *, ec2: Ec2Backend, timings: AwsTimings, clock: Clock) -> None:
         self._ec2 = ec2
         self._timings = timings
+        self._clock = clock
         self._settles_at: dict[str, datetime] = {}
         self.address = ControlPlaneAddress(endpoint="", certificate_authority="")
 
@@ -71,10 +73,10 @@ class ClusterLife:
         cluster.status = "DELETING"
         self._settles_at[cluster.name] = now + timedelta(seconds=self._timings.cluster_delete)
 
-    def advance(self, clusters: dict[str, Cluster], now: datetime) -> None:
+    def advance(self, clusters: dict[str, Cluster]) -> None:
         """Open those that have been made, and take away those that have been deleted."""
         for cluster in list(clusters.values()):
-            if now < self._settles_at.get(cluster.name, now):
+            if cluster.name in self._settles_at and not self._clock.reached(self._settles_at[cluster.name]):
                 continue
             if cluster.status == "CREATING":
                 self.open(cluster)

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from moto.core.responses import ActionResult
 from moto.ec2.models import EC2Backend, ec2_backends
 from moto.ec2.models.instances import Instance as Ec2Instance
-from moto.ec2.models.instances import StateReason
+from moto.ec2.models.instances import Reservation, StateReason
 from moto.ec2.responses import EC2Response
 
 from gpu_sandbox.aws.instance_types import InstanceTypeCatalogue
 from gpu_sandbox.aws.interface import Market
+from gpu_sandbox.clock import Clock
 
 if TYPE_CHECKING:
     from gpu_sandbox.aws.replicas import Replicas
@@ -25,8 +26,9 @@ _CODES: dict[StateName, int] = {"pending": 0, "running": 16, "shutting-down": 32
 class Ec2Backend(EC2Backend):
     """moto's EC2 with the sandbox's catalogue of types."""
 
-    def __init__(self, region_name: str, account_id: str, *, catalogue: InstanceTypeCatalogue) -> None:
+    def __init__(self, region_name: str, account_id: str, *, catalogue: InstanceTypeCatalogue, clock: Clock) -> None:
         self.catalogue = catalogue
+        self.clock = clock
         self.replicas: Replicas | None = None
         """Which read calls see, where they do not see everything."""
         super().__init__(region_name, account_id)
@@ -81,6 +83,13 @@ class Ec2Backend(EC2Backend):
         set_state(instance, "pending")
         return instance
 
+    def run_instances(self, *args: Any, **kwargs: Any) -> Reservation:
+        reservation = super().run_instances(*args, **kwargs)
+        for instance in reservation.instances:
+            # moto's own stamp is by the machine's clock; it is UTC without saying so.
+            instance.launch_time = self.clock.utc_now().replace(tzinfo=None)
+        return reservation
+
     def vcpus_in_use(self, quota_code: str, code_for: Any) -> int:
         """vCPUs of the instances that count against a quota."""
         return sum(
@@ -101,23 +110,23 @@ def set_state(instance: Ec2Instance, state: StateName) -> None:
     instance._state.code = _CODES[state]
 
 
-def shut_down(instance: Ec2Instance, *, reason: str | None = None) -> None:
+def shut_down(instance: Ec2Instance, *, now: datetime, reason: str | None = None) -> None:
     """Begin to take the instance away. EC2 says at once why, and from when on it is not paid for."""
     set_state(instance, "shutting-down")
-    _give_reason(instance, reason)
+    _give_reason(instance, reason, now)
 
 
-def end(instance: Ec2Instance, *, reason: str | None = None) -> None:
+def end(instance: Ec2Instance, *, now: datetime, reason: str | None = None) -> None:
     """Take the instance away; it stays visible as terminated, as in EC2."""
     if instance.state == "terminated":
         return
     told = instance._reason if instance.state == "shutting-down" else ""
     instance.terminate()
-    _give_reason(instance, reason)
+    _give_reason(instance, reason, now)
     instance._reason = told or instance._reason
 
 
-def _give_reason(instance: Ec2Instance, reason: str | None) -> None:
+def _give_reason(instance: Ec2Instance, reason: str | None, now: datetime) -> None:
     """Set StateReason, and StateTransitionReason, which has the time where somebody ended the instance, else a code.
 
     As in "Find the reason for an unexpected instance termination" of EC2's user guide: "User initiated (2026-11-22
@@ -126,7 +135,7 @@ def _give_reason(instance: Ec2Instance, reason: str | None) -> None:
     message = reason or "Client.UserInitiatedShutdown: User initiated shutdown"
     code = message.split(":")[0]
     instance.state_reason = StateReason(message, code)
-    instance._reason = code if reason else f"User initiated ({datetime.now(UTC):%Y-%m-%d %H:%M:%S} GMT)"
+    instance._reason = code if reason else f"User initiated ({now:%Y-%m-%d %H:%M:%S} GMT)"
 
 
 class Ec2Response(EC2Response):
@@ -150,7 +159,7 @@ class Ec2Response(EC2Response):
             previous = {"Code": instance.state_code, "Name": instance.state}
             groups.instance_ended_outside(instance.id)  # type: ignore[attr-defined]
             if not hasattr(instance, "autoscaling_group"):
-                end(instance)
+                end(instance, now=self.ec2_backend.clock.utc_now())
             terminating.append(
                 {
                     "InstanceId": instance.id,

@@ -16,7 +16,7 @@ from moto.moto_api._internal import mock_random
 
 from gpu_sandbox.aws import node_group_rules as rules
 from gpu_sandbox.aws.access_entries import change_mode, create_entry, set_mode
-from gpu_sandbox.aws.auto_scaling import AutoScaling, utc_now
+from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.clusters import ClusterLife
 from gpu_sandbox.aws.groups import AutoScalingGroup, Surroundings
 from gpu_sandbox.aws.node_group_creation import NodeGroupCreation
@@ -45,9 +45,10 @@ class Eks(EKSBackend):
     ) -> None:
         super().__init__(region_name, account_id)
         self._auto_scaling = auto_scaling
+        self.clock = surroundings.clock
         self._around = surroundings
         self._creation = NodeGroupCreation(ec2=surroundings.ec2, auto_scaling=auto_scaling)
-        self.cluster_life = ClusterLife(ec2=surroundings.ec2, timings=surroundings.timings)
+        self.cluster_life = ClusterLife(ec2=surroundings.ec2, timings=surroundings.timings, clock=surroundings.clock)
         self.max_node_groups = rules.MAX_NODE_GROUPS
         self.replicas: Replicas | None = None
         """Which read calls see, where they do not see everything."""
@@ -68,7 +69,8 @@ class Eks(EKSBackend):
         if name not in self.clusters:
             self.cluster_life.check_room(self.clusters)
         cluster = super().create_cluster(name, *args, **request)
-        self.cluster_life.begin(cluster, utc_now())
+        cluster.created_at = self.clock.utc_now()
+        self.cluster_life.begin(cluster, self.clock.utc_now())
         return cluster
 
     def delete_cluster(self, name: str) -> Cluster:
@@ -78,7 +80,7 @@ class Eks(EKSBackend):
             raise _in_use(f"Cluster {name} is in {cluster.status} state", name)
         super().delete_cluster(name)
         self.clusters[name] = cluster
-        self.cluster_life.end(cluster, utc_now())
+        self.cluster_life.end(cluster, self.clock.utc_now())
         return cluster
 
     # Finding
@@ -152,7 +154,7 @@ class Eks(EKSBackend):
         self._creation.make_own_role()
         group = NodeGroup(
             cluster=cluster,
-            now=utc_now(),
+            now=self.clock.utc_now(),
             timings=self._around.timings,
             cluster_name=cluster_name,
             nodegroup_name=nodegroup_name,
@@ -179,7 +181,7 @@ class Eks(EKSBackend):
         update_config: dict[str, Any] | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        group, now = self.node_group(cluster_name, nodegroup_name), utc_now()
+        group, now = self.node_group(cluster_name, nodegroup_name), self.clock.utc_now()
         self._check_updatable(group)
         self._read_size(group)
         new_scaling = group.scaling_config | (scaling_config or {})
@@ -238,7 +240,7 @@ class Eks(EKSBackend):
     # Deleting
 
     def delete_nodegroup(self, cluster_name: str, nodegroup_name: str) -> NodeGroup:
-        group, now = self.node_group(cluster_name, nodegroup_name), utc_now()
+        group, now = self.node_group(cluster_name, nodegroup_name), self.clock.utc_now()
         if group.status == "DELETING":
             raise _in_use("Nodegroup is already being deleted", cluster_name, nodegroup_name)
         if group.update_in_progress is not None:
@@ -257,47 +259,48 @@ class Eks(EKSBackend):
 
     # The clock
 
-    def advance(self, now: datetime) -> None:
+    def advance(self) -> None:
         """Move every cluster and node group on."""
-        self.cluster_life.advance(self.clusters, now)
+        self.cluster_life.advance(self.clusters)
         for group in self.node_groups():
             if group.status == "DELETING":
-                self._finish_deletion(group, now)
+                self._finish_deletion(group)
             else:
-                self._settle(group, now)
+                self._settle(group)
 
-    def _finish_deletion(self, group: NodeGroup, now: datetime) -> None:
-        if self._asg(group) is None and now >= group.settles_at:
+    def _finish_deletion(self, group: NodeGroup) -> None:
+        if self.clock.reached(group.settles_at) and self._asg(group) is None:
             del group.cluster.nodegroups[group.nodegroup_name]
             group.cluster.nodegroup_count -= 1
 
-    def _settle(self, group: NodeGroup, now: datetime) -> None:
+    def _settle(self, group: NodeGroup) -> None:
         for update in group.updates.values():
-            if update.status == "InProgress" and now >= update.done_at:
+            if update.status == "InProgress" and self.clock.reached(update.done_at):
                 update.status = "Successful"
         if group.status == "CREATE_FAILED":
             return
-        group.health = {"issues": self._issues(group, now)}
+        group.health = {"issues": self._issues(group)}
         if group.status == "CREATING":
-            self._settle_creation(group, now)
+            self._settle_creation(group)
         elif group.update_in_progress is None:
             group.status = "DEGRADED" if group.health["issues"] else "ACTIVE"
 
-    def _settle_creation(self, group: NodeGroup, now: datetime) -> None:
-        if not group.has_asg and now >= group.makes_asg_at:
+    def _settle_creation(self, group: NodeGroup) -> None:
+        if not group.has_asg and self.clock.reached(group.makes_asg_at):
             if issues := self._creation.subnet_issues(group):
                 group.status, group.health = "CREATE_FAILED", {"issues": issues}
                 return
             self._creation.create_auto_scaling_group(group)
         asg = self._asg(group)
-        if asg is not None and asg.satisfied and not asg.unjoined(now) and now >= group.settles_at:
+        is_settled, is_given_up = self.clock.reached(group.settles_at), self.clock.reached(group.gives_up_at)
+        if asg is not None and asg.satisfied and not asg.unjoined() and is_settled:
             group.status = "ACTIVE"
-        elif now >= group.gives_up_at and (group.health["issues"] or (asg is not None and asg.unjoined(now))):
+        elif is_given_up and (group.health["issues"] or (asg is not None and asg.unjoined())):
             group.status = "CREATE_FAILED"
             if not any(issue["code"] == "NodeCreationFailure" for issue in group.health["issues"]):
                 group.health["issues"].append(never_joined(group))
 
-    def _issues(self, group: NodeGroup, now: datetime) -> list[dict[str, Any]]:
+    def _issues(self, group: NodeGroup) -> list[dict[str, Any]]:
         """What is wrong with the group, in EKS's health codes.
 
         A failed launch stays an issue until another succeeds, even when the group is scaled to zero, as in EKS.
@@ -313,7 +316,7 @@ class Eks(EKSBackend):
         last = self._around.activities.last_launch(group.asg_name)
         if last is not None and last.failed:
             return [issue("AsgInstanceLaunchFailures", last.status_message or "", group.asg_name)]
-        unjoined = asg.unjoined(now - timedelta(seconds=self._around.timings.join_timeout))
+        unjoined = asg.unjoined(for_seconds=self._around.timings.join_timeout)
         return [not_joined([member.instance.id for member in unjoined])] if unjoined else []
 
     # Tags
@@ -378,7 +381,9 @@ class EksApi(EKSResponse):
         change_mode(self.eks_backend.cluster(self._get_param("name")), mode)
         params = [{"type": "AuthenticationMode", "value": mode}]
         update = {"id": str(mock_random.uuid4()), "status": "Successful", "type": "AccessConfigUpdate"}
-        return ActionResult({"update": {**update, "params": params, "createdAt": utc_now(), "errors": []}})
+        return ActionResult(
+            {"update": {**update, "params": params, "createdAt": self.eks_backend.clock.utc_now(), "errors": []}}
+        )
 
     def create_access_entry(self) -> ActionResult:
         cluster = self.eks_backend.cluster(self._get_param("name"))

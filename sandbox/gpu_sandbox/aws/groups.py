@@ -24,6 +24,7 @@ from gpu_sandbox.aws.registration import (
 )
 from gpu_sandbox.aws.replacements import Replacement, uneven
 from gpu_sandbox.aws.vpc import reaches_outside
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.cloud_events import Outbox
 from gpu_sandbox.faults import Faults
 
@@ -44,6 +45,7 @@ class Surroundings:
     activities: ActivityLog
     outbox: Outbox[Instance]
     faults: Faults
+    clock: Clock
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
 
@@ -77,9 +79,6 @@ class Member(InstanceState):
     @property
     def terminating(self) -> bool:
         return self.lifecycle_state.startswith("Terminating")
-
-    def due(self, now: datetime) -> bool:
-        return self.deadline is not None and now >= self.deadline
 
 
 class AutoScalingGroup(FakeAutoScalingGroup):
@@ -144,10 +143,10 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         in_service = [m for m in self._members if m.lifecycle_state == "InService"]
         return len(in_service) == len(self._members) == self.size
 
-    def unjoined(self, since: datetime) -> list[Member]:
-        """The members in service since then or longer that cannot reach the cluster."""
-        in_service = [m for m in self.capacity if m.in_service_since and m.in_service_since <= since]
-        return [member for member in in_service if member.announced is None]
+    def unjoined(self, *, for_seconds: float = 0.0) -> list[Member]:
+        """The members in service for so long that cannot reach the cluster."""
+        unreached = [m for m in self.capacity if m.in_service_since and m.announced is None]
+        return [m for m in unreached if self._has_passed(for_seconds, m.in_service_since)]
 
     def in_cooldown(self, now: datetime) -> bool:
         return self._cooldown_until is not None and now < self._cooldown_until
@@ -273,11 +272,11 @@ class AutoScalingGroup(FakeAutoScalingGroup):
 
     def advance(self, now: datetime) -> None:
         """Take every step that is due."""
-        for member in [m for m in self._members if m.due(now)]:
+        for member in [m for m in self._members if m.deadline and self._around.clock.reached(m.deadline)]:
             self._next_state(member, now)
         if not self.is_suspended("ReplaceUnhealthy"):
             self._replace_unhealthy(now)
-        if now < self._reacts_at:
+        if not self._around.clock.reached(self._reacts_at):
             return
         if not self.is_suspended("Terminate"):
             self._shrink(now)
@@ -329,10 +328,10 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         member.lifecycle_state = state
         member.deadline = now + timedelta(seconds=self._around.timings.terminate)
         member.activity.status_code = "InProgress"
-        shut_down(member.instance, reason=member.end_reason)
+        shut_down(member.instance, now=now, reason=member.end_reason)
 
     def _remove(self, member: Member, now: datetime) -> None:
-        end(member.instance, reason=member.end_reason)
+        end(member.instance, now=now, reason=member.end_reason)
         self._members.remove(member)
         member.activity.end(now)
         if member.announced is not None:
@@ -371,7 +370,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         if len(self.capacity) - self._surplus >= self.size:
             self._retry_at = None
             return
-        if self._retry_at is not None and now < self._retry_at:
+        if self._waits_to_retry():
             return
         failed_zones: set[str] = set()
         while len(self.capacity) - self._surplus < self.size:
@@ -419,7 +418,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
             self._uneven_since = None
             return
         self._uneven_since = self._uneven_since or now
-        if now < self._uneven_since + timedelta(seconds=self._around.timings.az_rebalance):
+        if not self._has_passed(self._around.timings.az_rebalance, self._uneven_since):
             return
         self._uneven_since = None
         member, zone = found
@@ -451,7 +450,7 @@ class AutoScalingGroup(FakeAutoScalingGroup):
 
     def _launch_replacement(self, replacement: Replacement, now: datetime) -> None:
         """Where there is no capacity, spot is tried again later, and zones stay uneven."""
-        if self._retry_at is not None and now < self._retry_at:
+        if self._waits_to_retry():
             return
         plan, old = self._plan(), replacement.old
         zones = [member.availability_zone or "" for member in self.capacity if member is not old]
@@ -493,6 +492,12 @@ class AutoScalingGroup(FakeAutoScalingGroup):
         member = Member(instance, group=self, activity=activity, deadline=ready)
         self._members.append(member)
         return member
+
+    def _waits_to_retry(self) -> bool:
+        return self._retry_at is not None and not self._around.clock.reached(self._retry_at)
+
+    def _has_passed(self, seconds: float, since: datetime | None) -> bool:
+        return since is not None and self._around.clock.reached(since + timedelta(seconds=seconds))
 
     def _reaction(self, now: datetime) -> datetime:
         return now + timedelta(seconds=self._around.timings.asg_reaction)

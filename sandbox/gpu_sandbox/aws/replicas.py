@@ -15,9 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping
 from copy import copy
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.consistency import History, Staleness
 
 if TYPE_CHECKING:
@@ -45,11 +46,14 @@ _OF_EC2 = frozenset({"DescribeInstances", "DescribeInstanceStatus"})
 class Replicas:
     """The last seconds of one account and region, and how far back each read goes. Used under the cloud's lock."""
 
-    def __init__(self, *, auto_scaling: AutoScaling, eks: Eks, ec2: Ec2Backend, staleness: Staleness) -> None:
+    def __init__(
+        self, *, auto_scaling: AutoScaling, eks: Eks, ec2: Ec2Backend, staleness: Staleness, clock: Clock
+    ) -> None:
         self._auto_scaling = auto_scaling
         self._eks = eks
         self._ec2 = ec2
         self._staleness = staleness
+        self._clock = clock
         self.observer = ""
         """The access key of whose reads are never old."""
         longest = staleness.longest
@@ -100,7 +104,7 @@ class Replicas:
         if operation not in stale or key == self.observer:
             return None
         age = self._staleness.age(f"{service}:{operation}")
-        return datetime.now(UTC) - timedelta(seconds=age) if age else None
+        return self._clock.utc_now() - timedelta(seconds=age) if age else None
 
     def _auto_scaling_at(self, then: datetime) -> AutoScaling:
         groups = self._groups.at(then.timestamp())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,6 +10,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from croniter import croniter  # type: ignore[import-untyped]
 from moto.autoscaling.exceptions import AutoscalingClientError, ValidationError
+
+from gpu_sandbox.faults import Faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +97,10 @@ def check_times(action: ScheduledAction, now: datetime) -> None:
 
 
 class Schedule:
-    """All scheduled actions, by group and name. `seconds` is the time by which they come due."""
+    """All scheduled actions, by group and name. They come due in `Faults.deadline_seconds`."""
 
-    def __init__(self, seconds: Callable[[], float]) -> None:
-        self._seconds = seconds
+    def __init__(self, faults: Faults) -> None:
+        self._faults = faults
         self._actions: dict[tuple[str, str], ScheduledAction] = {}
         self._due: dict[tuple[str, str], float] = {}
 
@@ -108,7 +110,7 @@ class Schedule:
 
     def with_actions(self, actions: Mapping[tuple[str, str], ScheduledAction]) -> Schedule:
         """Another schedule with just these, to be read only."""
-        other = Schedule(self._seconds)
+        other = Schedule(self._faults)
         other._actions = dict(actions)
         return other
 
@@ -128,7 +130,7 @@ class Schedule:
     def _set(self, action: ScheduledAction, now: datetime) -> None:
         left = ((action.start_time or now) - now).total_seconds()
         self._actions[action.group_name, action.name] = action
-        self._due[action.group_name, action.name] = self._seconds() + left
+        self._due[action.group_name, action.name] = self._faults.deadline_seconds() + left
 
     def delete(self, group_name: str, name: str) -> None:
         """ValidationError if there is no such action."""
@@ -147,8 +149,7 @@ class Schedule:
 
     def take_due(self, now: datetime) -> list[ScheduledAction]:
         """The actions to fire now; each is moved to its next time, or vanishes."""
-        seconds = self._seconds()
-        due = [action for key, action in self._actions.items() if self._due[key] <= seconds]
+        due = [action for key, action in self._actions.items() if self._faults.deadline_reached(self._due[key])]
         for action in due:
             following = action.after(now)
             if following is None:

@@ -8,7 +8,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from gpu_sandbox.aws.conditions import UnsupportedPolicy
 from gpu_sandbox.aws.identities import Identities
 from gpu_sandbox.aws.request_faults import Answer
 from gpu_sandbox.aws.signatures import ALGORITHM, Scope, SignedRequest
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.faults import Faults
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class AwsApi:
         identities: Identities,
         access: AccessControl,
         after_call: Callable[[], None],
+        clock: Clock,
     ) -> None:
         """`services` makes a response for one call, by signing name; every other service is plain moto's."""
         self.calls: Counter[str] = Counter()
@@ -109,6 +110,7 @@ class AwsApi:
         self._identities = identities
         self._access = access
         self._after_call = after_call
+        self._clock = clock
         self._rest_of_aws = DomainDispatcherApplication(create_backend_app)
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -120,7 +122,7 @@ class AwsApi:
         with self._lock:
             action = f"{call.scope.service}:{operation_of(environ, call.service)}"
             self.calls[action] += 1
-            self.called_at[action] = time.time()
+            self.called_at[action] = self._clock.now()
             try:
                 refusal = self._refusal(call, action, environ)
             except UnsupportedPolicy as error:
@@ -142,6 +144,7 @@ class AwsApi:
         token = call.request.headers.get("x-amz-security-token")
         if known is None or token != known.credentials.token:
             return request_faults.rejected(call.service)
+        # As its holder counts, by the machine's clock: botocore renews what is about to expire.
         if known.expires is not None and datetime.now(UTC) >= known.expires:
             return request_faults.expired(call.service)
         if not call.request.matches(call.signature, known.credentials.secret_key):
@@ -184,8 +187,12 @@ def _send(answer: Answer, start_response: StartResponse) -> Iterable[bytes]:
 class AwsServer:
     """The endpoint's thread, on a free port of 127.0.0.1."""
 
-    def __init__(self, api: WsgiApplication) -> None:
-        self._server: BaseWSGIServer = make_server("127.0.0.1", 0, api, threaded=True, request_handler=_QuietHandler)
+    def __init__(self, api: WsgiApplication, clock: Clock) -> None:
+        class Handler(_QuietHandler):
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return super().date_time_string(int(clock.now()))
+
+        self._server: BaseWSGIServer = make_server("127.0.0.1", 0, api, threaded=True, request_handler=Handler)
         self._thread = threading.Thread(target=self._serve, name="aws-endpoint", daemon=True)
 
     @property

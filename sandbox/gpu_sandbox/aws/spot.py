@@ -9,6 +9,7 @@ from gpu_sandbox.aws.auto_scaling import AutoScaling
 from gpu_sandbox.aws.ec2 import market_of
 from gpu_sandbox.aws.groups import AutoScalingGroup, Member
 from gpu_sandbox.aws.interface import Instance
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.cloud_events import Outbox
 
 _TAKEN = "Server.SpotInstanceTermination: Spot instance termination"
@@ -17,10 +18,11 @@ _TAKEN = "Server.SpotInstanceTermination: Spot instance termination"
 class SpotInterruptions:
     """The notices that run."""
 
-    def __init__(self, *, auto_scaling: AutoScaling, outbox: Outbox[Instance], notice: float) -> None:
+    def __init__(self, *, auto_scaling: AutoScaling, outbox: Outbox[Instance], notice: float, clock: Clock) -> None:
         self._auto_scaling = auto_scaling
         self._outbox = outbox
         self._notice = timedelta(seconds=notice)
+        self._clock = clock
         self._due: dict[str, datetime] = {}
 
     def recommend_rebalance(self, instance_id: str, now: datetime) -> None:
@@ -52,7 +54,7 @@ class SpotInterruptions:
         return self._due[instance_id]
 
     def advance(self, now: datetime) -> None:
-        for instance_id in [one for one, end in self._due.items() if now >= end]:
+        for instance_id in [one for one, end in self._due.items() if self._clock.reached(end)]:
             del self._due[instance_id]
             self._auto_scaling.instance_ended_outside(
                 instance_id,

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from google.cloud.container_v1.types import NodeConfig, NodePool
 
-from gpu_sandbox.clock import Clock
+from gpu_sandbox.clock import Clock, SystemClock
 from gpu_sandbox.cloud_events import CloudEvents, Outbox, deliver
 from gpu_sandbox.consistency import Staleness
 from gpu_sandbox.faults import Faults
@@ -60,8 +59,8 @@ class GoogleCloud:
         timings: GoogleTimings | None = None,
         events: CloudEvents[Instance],
         restart_control_plane: Callable[[float], None] | None = None,
-        clock: Callable[[], float] = time.time,
         seed: int = 0,
+        clock: Clock | None = None,
     ) -> None:
         self.project_id = project_id
         self.region = region
@@ -71,10 +70,12 @@ class GoogleCloud:
         self.catalogue = Catalogue(region=region, zones=zones)
         self.quotas = Quotas(region=region, faults=faults)
         self._faults = faults
-        self._now = clock
+        self.clock = clock or SystemClock()
+        self._now = self.clock.now
+        faults.follow(self.clock)
         self._lock = threading.RLock()
         self._outbox = Outbox(events)
-        self._server = ApiServer()
+        self._server = ApiServer(self.clock)
         self.endpoint_url = self._server.url
         self._identities = Identities(
             project_id=project_id,
@@ -85,10 +86,18 @@ class GoogleCloud:
         self._permissions = Permissions()
         self.administrator = self._identities.add("sandbox-admin")
         self._around = Surroundings(
-            project_id=project_id, timings=self.timings, quotas=self.quotas, faults=faults, outbox=self._outbox
+            project_id=project_id,
+            timings=self.timings,
+            quotas=self.quotas,
+            faults=faults,
+            outbox=self._outbox,
+            clock=self.clock,
         )
         self._operations = Operations(
-            project_id=project_id, location=self.location, pending=self.timings.operation_pending
+            project_id=project_id,
+            location=self.location,
+            pending=self.timings.operation_pending,
+            clock=self.clock,
         )
         self._clusters = Clusters(
             project_id=project_id,
@@ -102,9 +111,9 @@ class GoogleCloud:
             node_pools=lambda: self.node_pools,
             operations=self._around.operations,
             staleness=Staleness(seed=seed, longest=self.timings.stale),
-            clock=clock,
+            clock=self.clock,
         )
-        self._clock = Clock(self._step, poll=self.timings.poll, name="google-clock")
+        self._loop = self.clock.loop(self._step, poll=self.timings.poll, name="google-clock")
         self._restart_control_plane = restart_control_plane
         self._autoscaled: tuple[Cluster | None, bool] = (None, False)
         self._running = False
@@ -178,12 +187,13 @@ class GoogleCloud:
             permissions=self._permissions,
             faults=self._faults,
             lock=self._lock,
-            after_call=self._clock.wake,
+            after_call=self._loop.wake,
+            clock=self.clock,
             longest_hold=self.timings.operation_wait,
             reading=self._replicas.reading,
         )
         self._server.start(self._api)
-        self._clock.start()
+        self._loop.start()
         self._running = True
 
     def stop(self) -> None:
@@ -191,7 +201,7 @@ class GoogleCloud:
         if self._running:
             self._running = False
             self._server.stop()
-            self._clock.stop()
+            self._loop.stop()
 
     def _step(self) -> None:
         with self._lock:
@@ -205,6 +215,8 @@ class GoogleCloud:
             events = self._outbox.take()
         if restarts and self._restart_control_plane:
             self._restart_control_plane(self.timings.control_plane_restart)
+        if events:
+            self._loop.wake()
         deliver(events)
 
     def _autoscaling_began_or_ended(self) -> bool:
@@ -229,7 +241,7 @@ class GoogleCloud:
         """Set a group's target size. ValueError if there is no such group."""
         with self._lock:
             self._group(name).resize(size, self._now())
-        self._clock.wake()
+        self._loop.wake()
 
     def give_up_missing(self, name: str) -> int:
         """No longer ask for instances that cannot be had; the target size that is left."""
@@ -237,14 +249,14 @@ class GoogleCloud:
             group = self._group(name)
             group.delete([member.name for member in group.members if member.error], self._now())
             size = group.target_size
-        self._clock.wake()
+        self._loop.wake()
         return size
 
     def delete_from_group(self, name: str, machine: str) -> None:
         """Delete one instance and lower the target size by it. ValueError if there is no such group."""
         with self._lock:
             self._group(name).delete([machine], self._now())
-        self._clock.wake()
+        self._loop.wake()
 
     def _group(self, name: str) -> InstanceGroup:
         group = next((group for group in self.node_pools.groups() if group.url_in_events == name), None)
@@ -324,7 +336,7 @@ class GoogleCloud:
         with self._lock:
             for group in self.node_pools.groups():
                 group.drained(instance_id, self._now())
-        self._clock.wake()
+        self._loop.wake()
 
     def preempt(self, name: str) -> None:
         """Give a spot instance its notice now. ValueError if it is no running spot instance."""
@@ -333,7 +345,7 @@ class GoogleCloud:
             if group is None:
                 raise ValueError(f"no instance is named {name!r}")
             group.preempt(name, self._now())
-        self._clock.wake()
+        self._loop.wake()
 
     def upgrade_nodes(self, node_pool: str) -> bool:
         """Upgrade a node pool's nodes, as GKE does by itself; False where it leaves the pool alone.
@@ -344,7 +356,7 @@ class GoogleCloud:
             if node_pool not in self.node_pools.pools:
                 raise ValueError(f"no node pool is named {node_pool!r}")
             began = self.node_pools.upgrade(node_pool, self._now()) is not None
-        self._clock.wake()
+        self._loop.wake()
         return began
 
     def set_endpoints(self, *, ip: bool, dns: bool) -> None:
@@ -395,7 +407,7 @@ class GoogleCloud:
                 cluster.path,
                 self._now(),
                 begin=lambda now: None,
-                look=lambda now: Progress(over=now >= until),
+                look=lambda now: Progress(over=self.clock.reached(until)),
                 end=end,
             )
             cluster.status = "RECONCILING"

@@ -137,7 +137,8 @@ class Clusters:
                     group.resize(pool.settings.initial_node_count, now)
 
         def look(now: float) -> Progress:
-            return Progress(over=now >= done_at and all(group.stable for group in self.node_pools.groups()))
+            is_time = self._around.clock.reached(done_at)
+            return Progress(over=is_time and all(group.stable for group in self.node_pools.groups()))
 
         def end(error: OperationError | None) -> None:
             cluster.status = "RUNNING"
@@ -153,7 +154,8 @@ class Clusters:
                 group.resize(0, now)
 
         def look(now: float) -> Progress:
-            return Progress(over=now >= done_at and not any(group.members for group in self.node_pools.groups()))
+            is_time = self._around.clock.reached(done_at)
+            return Progress(over=is_time and not any(group.members for group in self.node_pools.groups()))
 
         def end(error: OperationError | None) -> None:
             self._forget()

@@ -6,7 +6,6 @@ import json
 import logging
 import re
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.google.errors import GoogleApiError, scopes_insufficient, throttled
 from gpu_sandbox.google.identities import Identities, InvalidGrant
@@ -24,7 +24,6 @@ from gpu_sandbox.google.permissions import Permissions
 from gpu_sandbox.schemas.google import judge_call
 
 TOKEN_PATH = "/token"
-_HOLD_POLL = 0.02
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +74,7 @@ class Api:
     faults: Faults
     lock: AbstractContextManager[Any]
     after_call: Callable[[], None]
+    clock: Clock
     longest_hold: float = 0.0
     """Seconds after which a call that waits is answered."""
     reading: Callable[[str], AbstractContextManager[Any]] = lambda operation: nullcontext()
@@ -129,7 +129,7 @@ class Api:
             self._hold(found.is_held, call)
         with self.lock:
             self.calls[found.operation] += 1
-            self.called_at[found.operation] = time.time()
+            self.called_at[found.operation] = self.clock.now()
             with self.reading(found.operation):
                 answer = found.answer(call)
         if method != "GET":
@@ -137,12 +137,11 @@ class Api:
         return answer
 
     def _hold(self, is_held: Callable[[Call], bool], call: Call) -> None:
-        until = time.monotonic() + self.longest_hold
-        while time.monotonic() < until:
+        def goes_on() -> bool:
             with self.lock:
-                if not is_held(call):
-                    return
-            time.sleep(_HOLD_POLL)
+                return is_held(call)
+
+        self.clock.hold(goes_on, seconds=self.longest_hold)
 
     def _find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
         for one in self.routes:
@@ -164,7 +163,7 @@ def _resource(path: str) -> str:
 class ApiServer:
     """Serves an `Api` on a free loopback port, known before it is started."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._api: Api | None = None
         this = self
 
@@ -172,6 +171,9 @@ class ApiServer:
             def api(self) -> Api:
                 assert this._api is not None
                 return this._api
+
+            def date_time_string(self, timestamp: float | None = None) -> str:
+                return super().date_time_string(int(clock.now()))
 
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True

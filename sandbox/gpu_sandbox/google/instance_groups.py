@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Literal
 
 from airflow_gpu_provider.accelerators import gce_machine_type, gce_obtained_by
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.cloud_events import Outbox
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.google.compute_operations import ComputeOperation, ComputeOperations
@@ -41,6 +42,7 @@ class Surroundings:
     quotas: Quotas
     faults: Faults
     outbox: Outbox[Instance]
+    clock: Clock
     operations: ComputeOperations = field(default_factory=ComputeOperations)
     random: random.Random = field(default_factory=lambda: random.Random(0))
 
@@ -215,49 +217,51 @@ class InstanceGroup:
             error=(error.code, f"Instance '{error.instance}' creation failed: {error.message}") if error else None,
         )
 
-    def failing_for(self, now: float) -> tuple[float, LaunchError] | None:
-        """How long the member that waits longest could not be had, and its last error."""
+    def longest_failing(self) -> tuple[float, LaunchError] | None:
+        """Since when the member that waits longest could not be had, and its last error."""
         failing = [
             (member.failing_since, member.error) for member in self.members if member.failing_since and member.error
         ]
         if not failing:
             return None
-        since, error = min(failing, key=lambda pair: pair[0])
-        return now - since, error
+        return min(failing, key=lambda pair: pair[0])
 
     # Steps
 
     def advance(self, now: float) -> None:
         for member in list(self.members):
             self._advance_member(member, now)
-        if now >= self._reacts_at:
+        if self._reached(self._reacts_at):
             missing = self.target_size - sum(not member.leaving for member in self.members)
             for _ in range(missing):
                 self.members.append(Member(name=self._new_name()))
 
     def _advance_member(self, member: Member, now: float) -> None:
-        if member.draining_until is not None and now >= member.draining_until:
+        if member.draining_until is not None and self._reached(member.draining_until):
             self._begin_deletion(member, now)
         elif member.action == "DELETING":
-            if now >= member.deadline:
+            if self._reached(member.deadline):
                 self._end_instance(member, now)
                 self.members.remove(member)
         elif not member.status:
-            if now >= member.deadline:
+            if self._reached(member.deadline):
                 self._try_to_launch(member, now)
         elif member.status == "STAGING":
-            if now >= member.deadline:
+            if self._reached(member.deadline):
                 self._run(member, now)
         elif member.runs:
             self._advance_running(member, now)
 
+    def _reached(self, moment: float) -> bool:
+        return self._around.clock.reached(moment)
+
     def _advance_running(self, member: Member, now: float) -> None:
-        if member.taken_at is not None and now >= member.taken_at:
+        if member.taken_at is not None and self._reached(member.taken_at):
             self._begin(member, "compute.instances.preempted", now)
             self._end_instance(member, now)
             self._make_anew(member, now)
             return
-        if member.run_ends_at is not None and self._around.faults.deadline_seconds() >= member.run_ends_at:
+        if member.run_ends_at is not None and self._around.faults.deadline_reached(member.run_ends_at):
             # A group whose machines have a limit does not make them anew: its target size goes down with them.
             self.delete([member.name], now)
 

@@ -278,7 +278,7 @@ class NodePools:
 
         def look(now: float) -> Progress:
             left = sum(len(group.members) for group in pool.groups.values())
-            return Progress(over=not left and now >= done_at)
+            return Progress(over=self._around.clock.reached(done_at) and not left)
 
         def end(error: OperationError | None) -> None:
             del self.pools[name]
@@ -334,7 +334,7 @@ class NodePools:
             pool.name,
             now,
             begin=begin_and_mark,
-            look=lambda now: Progress(over=now >= done_at),
+            look=lambda now: Progress(over=self._around.clock.reached(done_at)),
             end=lambda error: None,
         )
 
@@ -344,13 +344,12 @@ class NodePools:
             done = sum(group.running for group in groups)
             total = sum(group.target_size for group in groups)
             if all(group.stable for group in groups):
-                return Progress(over=now >= earliest, done=done, total=total)
+                return Progress(over=self._around.clock.reached(earliest), done=done, total=total)
             for group in groups:
-                failure = group.failing_for(now)
-                if failure and failure[0] >= self._around.timings.patience:
-                    return Progress(
-                        over=True, error=_not_all_running(group, failure[1], failure[0]), done=done, total=total
-                    )
+                failure = group.longest_failing()
+                if failure and self._around.clock.reached(failure[0] + self._around.timings.patience):
+                    error = _not_all_running(group, failure[1], now - failure[0])
+                    return Progress(over=True, error=error, done=done, total=total)
             return Progress(done=done, total=total)
 
         return look

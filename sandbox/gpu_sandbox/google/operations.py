@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.google.errors import GoogleApiError, error_info, not_found
 
 # google.rpc.Code
@@ -53,8 +54,8 @@ class Operation:
     progress: Progress = field(default_factory=Progress)
     ended_at: float | None = None
 
-    def advance(self, now: float) -> None:
-        if self.status == "PENDING" and now >= self.begins_at:
+    def advance(self, now: float, *, may_begin: bool) -> None:
+        if self.status == "PENDING" and may_begin:
             self.status = "RUNNING"
             self.begin(now)
         if self.status == "RUNNING":
@@ -67,10 +68,11 @@ class Operation:
 class Operations:
     """All operations of one location, the newest last."""
 
-    def __init__(self, *, project_id: str, location: str, pending: float) -> None:
+    def __init__(self, *, project_id: str, location: str, pending: float, clock: Clock) -> None:
         self._project_id = project_id
         self._location = location
         self._pending = pending
+        self._clock = clock
         self._operations: dict[str, Operation] = {}
 
     def start(
@@ -106,8 +108,8 @@ class Operations:
         return operation
 
     def advance(self, now: float) -> None:
-        for operation in list(self._operations.values()):
-            operation.advance(now)
+        for operation in self.running():
+            operation.advance(now, may_begin=self._clock.reached(operation.begins_at))
 
     def running(self) -> list[Operation]:
         return [operation for operation in self._operations.values() if operation.status != "DONE"]

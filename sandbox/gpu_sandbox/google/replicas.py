@@ -16,6 +16,7 @@ from copy import copy
 
 from google.cloud.container_v1.types import NodePool
 
+from gpu_sandbox.clock import Clock
 from gpu_sandbox.consistency import History, Staleness
 from gpu_sandbox.google.compute_operations import ComputeOperations
 from gpu_sandbox.google.instance_groups import InstanceGroup
@@ -45,7 +46,7 @@ class Replicas:
         node_pools: Callable[[], NodePools],
         operations: ComputeOperations,
         staleness: Staleness,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self._node_pools = node_pools
         self._operations = operations
@@ -63,7 +64,7 @@ class Replicas:
     def reading(self, operation: str) -> Iterator[None]:
         """For the time of one call, `container:GetNodePool`, show what it sees."""
         age = self._staleness.age(operation) if operation in _STALE else 0.0
-        self._then = self._clock() - age if age else None
+        self._then = self._clock.now() - age if age else None
         try:
             yield
         finally:

@@ -18,6 +18,7 @@ from gpu_sandbox.google.interface import GoogleTimings, Instance
 from gpu_sandbox.google.node_pool_rules import complete
 from gpu_sandbox.google.quotas import Quotas
 from gpu_sandbox.google.templates import template_of
+from gpu_sandbox.manual_clock import ManualClock
 
 ZONE = "us-central1-a"
 TIMINGS = GoogleTimings()
@@ -55,28 +56,39 @@ class Listener:
 class GroupMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.now = 1_000.0
+        self.clock = ManualClock()
         self.faults, self.listener = Faults(), Listener()
         self.outbox = Outbox(self.listener)
         self.quotas = Quotas(region="us-central1", faults=self.faults)
         around = Surroundings(
-            project_id="p", timings=TIMINGS, quotas=self.quotas, faults=self.faults, outbox=self.outbox
+            project_id="p",
+            timings=TIMINGS,
+            quotas=self.quotas,
+            faults=self.faults,
+            outbox=self.outbox,
+            clock=self.clock,
         )
         pool = NodePool(name="gpu", config=NodeConfig(machine_type="g2-standard-24", spot=True))
         complete(pool, locations=[ZONE])
         template = template_of(pool, cluster_name="c")
         self.group = InstanceGroup(name="gke-c-gpu-grp", zone=ZONE, template=template, around=around, now=self.now)
+        self.clock.loop(self.step, poll=0.0, name="group").start()
         self.wanted = 0
-        self.deleted: set[str] = set()
+
+    @property
+    def now(self) -> float:
+        return self.clock.now()
+
+    def step(self) -> None:
+        self.group.advance(self.now)
+        deliver(self.outbox.take())
 
     def pick(self, index: int) -> Member | None:
         return self.group.members[index % len(self.group.members)] if self.group.members else None
 
     @rule(seconds=st.floats(0.01, 20.0))
     def time_passes(self, seconds: float) -> None:
-        self.now += seconds
-        self.group.advance(self.now)
-        deliver(self.outbox.take())
+        self.clock.advance(seconds)
 
     @rule(size=st.integers(0, 4), drain=st.booleans())
     def resize(self, size: int, drain: bool) -> None:
@@ -100,7 +112,6 @@ class GroupMachine(RuleBasedStateMachine):
         assert member is not None
         if member.action == "NONE" and not member.leaving:
             self.group.delete_instance(member.name, self.now)
-            deliver(self.outbox.take())
 
     @precondition(lambda self: any(member.runs and not member.leaving for member in self.group.members))
     @rule()
@@ -136,13 +147,11 @@ class GroupMachine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.faults.clear()
-        for _ in range(int(LONG)):
-            self.time_passes(1.0)
+        self.time_passes(LONG)
         assert self.group.stable
         assert len(self.listener.alive) == self.wanted
         self.resize(0, drain=False)
-        for _ in range(int(LONG)):
-            self.time_passes(1.0)
+        self.time_passes(LONG)
         assert not self.group.members
         assert not self.listener.alive
         assert self.quotas.project_wide()[0]["usage"] == 0

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from gpu_sandbox.aws import Instance
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.machines import Machines
+from gpu_sandbox.manual_clock import ManualClock
 
+BOOT = 45.0
 INSTANCE = Instance(
     instance_id="i-1",
     private_ip="10.0.0.1",
@@ -49,24 +51,28 @@ class Cluster:
 def test_a_node_that_is_not_ready_is_not_drained_before_the_cloud_gives_it_up(
     ready: str, only_ready: bool, drained: list[str]
 ) -> None:
-    cluster: Any = Cluster(ready)
+    clock, cluster = ManualClock(), cast(Any, Cluster(ready))
     done: list[str] = []
     joined: list[str] = []
     machines = Machines(
         control_plane=cluster,
         agent=cluster,
         faults=Faults(),
-        boot_seconds=0.0,
+        clock=clock,
+        boot_seconds=BOOT,
         node_spec=lambda instance: instance,
         node_joined=joined.append,
         complete_drain=done.append,
         drains_only_ready_nodes=only_ready,
     )
+    machines.start()
     machines.instance_launched(INSTANCE)
-    (machine,) = machines._booted()
-    machines._join(machine)
+    clock.advance(BOOT - 1)
+    assert joined == []
+    clock.advance(1)
     assert joined == ["i-1"]
     machines.drain_requested(INSTANCE)
-    machines._workers.shutdown(wait=True)
+    clock.advance()
+    machines.stop()
     assert cluster.patched == [{"spec": {"unschedulable": True}}]
     assert done == drained
