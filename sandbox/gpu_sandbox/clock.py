@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from datetime import UTC, datetime
 from typing import Literal, Protocol
 
@@ -47,10 +47,19 @@ class Clock(Protocol):
         next step at the first of the moments that had not come.
         """
 
-    def loop(self, step: Callable[[], None], *, poll: float, name: str, periodic: bool = False) -> Loop:
+    def loop(
+        self,
+        step: Callable[[], None],
+        *,
+        poll: float,
+        name: str,
+        mark: Callable[[], Hashable] = lambda: None,
+        periodic: bool = False,
+    ) -> Loop:
         """Steps to be taken from `Loop.start` on, `poll` seconds apart, and at once when woken.
 
-        By hand they are taken whenever something may have changed; only a periodic loop keeps to its `poll` there.
+        By hand they are taken whenever something may have changed, and until a step changes nothing: what it waits for,
+        and `mark`, are as after the step before. Only a periodic loop keeps to its `poll` there.
         """
 
     def hold(self, is_held: Callable[[], bool], *, seconds: float) -> None:
@@ -81,7 +90,15 @@ class SystemClock:
     def reached(self, moment: float | datetime) -> bool:
         return self.now() >= (moment.timestamp() if isinstance(moment, datetime) else moment)
 
-    def loop(self, step: Callable[[], None], *, poll: float, name: str, periodic: bool = False) -> Loop:
+    def loop(
+        self,
+        step: Callable[[], None],
+        *,
+        poll: float,
+        name: str,
+        mark: Callable[[], Hashable] = lambda: None,
+        periodic: bool = False,
+    ) -> Loop:
         return LoopThread(step, poll=poll, name=name)
 
     def hold(self, is_held: Callable[[], bool], *, seconds: float) -> None:

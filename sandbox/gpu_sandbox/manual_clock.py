@@ -1,8 +1,9 @@
 """A clock that its user moves: a sandbox stands still until `advance`, and then lives exactly so long, at once.
 
-At each moment the parts take steps until they have come to rest: a step asks about the same moments (`Clock.reached`)
-as the one before and gets the same answers, nobody was woken, and no work is under way in another thread. The next
-moment is the first that a step asked about and that had not come, so an hour in which nothing is due costs nothing.
+At each moment the parts take steps until they have come to rest: a step changes nothing that shows, asks about the same
+moments (`Clock.reached`) as the one before and gets the same answers, nobody was woken, and no work is under way in
+another thread. The next moment is the first that a step asked about and that had not come, so an hour in which nothing
+is due costs nothing.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from gpu_sandbox.clock import Loop
@@ -75,8 +76,16 @@ class ManualClock:
 
     # Steps
 
-    def loop(self, step: Callable[[], None], *, poll: float, name: str, periodic: bool = False) -> Loop:
-        return _Loop(step, clock=self, name=name, period=_in_microseconds(poll) if periodic else 0)
+    def loop(
+        self,
+        step: Callable[[], None],
+        *,
+        poll: float,
+        name: str,
+        mark: Callable[[], Hashable] = lambda: None,
+        periodic: bool = False,
+    ) -> Loop:
+        return _Loop(step, mark, clock=self, name=name, period=_in_microseconds(poll) if periodic else 0)
 
     def reached(self, moment: float | datetime) -> bool:
         due = _microseconds(moment)
@@ -195,6 +204,7 @@ class _Loop:
     """One part's steps, and what is known of the next one."""
 
     step: Callable[[], None]
+    mark: Callable[[], Hashable]
     clock: ManualClock
     name: str
     period: int
@@ -202,7 +212,7 @@ class _Loop:
     due: int | None = None
     is_restless: bool = False
     was_woken: bool = False
-    _asked: Counter[tuple[int, bool]] = field(default_factory=Counter)
+    _seen: tuple[Counter[tuple[int, bool]], Hashable] | None = None
 
     def start(self) -> None:
         self.clock.add(self)
@@ -219,8 +229,9 @@ class _Loop:
         if self.period:
             self.is_restless, self.due = False, now + self.period
             return
-        self.is_restless = self.was_woken or asked != self._asked
-        self._asked = asked
+        seen = (asked, self.mark())
+        self.is_restless = self.was_woken or seen != self._seen
+        self._seen = seen
         self.due = min((moment for moment, has_come in asked if not has_come), default=None)
 
 

@@ -115,7 +115,7 @@ class AwsCloud:
             clock=self.clock,
         )
         self._server = AwsServer(JudgedApi(self._api), self.clock)
-        self._loop = self.clock.loop(self._step, poll=self.timings.poll, name="aws-clock")
+        self._loop = self.clock.loop(self._step, poll=self.timings.poll, name="aws-clock", mark=self._replicas.mark)
         self._running = True
         self._server.start()
         self._loop.start()
@@ -184,8 +184,6 @@ class AwsCloud:
             self._eks.advance()
             self._replicas.record(now)
             events = self._outbox.take()
-        if events:
-            self._loop.wake()
         deliver(events)
 
     # What the sandbox asks

@@ -72,6 +72,15 @@ class Replicas:
         self._clusters.record(self._eks.clusters, at)
         self._instances.record({each.id: each for each in self._ec2.all_instances()}, at)
 
+    def mark(self) -> Hashable:
+        """Differs where anything that shows has changed."""
+        return (
+            tuple(map(_mark_group, self._auto_scaling.groups())),
+            tuple(self._auto_scaling.schedule.actions().values()),
+            tuple(map(_mark_cluster, self._eks.clusters.values())),
+            tuple(map(_mark_instance, self._ec2.all_instances())),
+        )
+
     def auto_scaling_for(self, operation: str, key: str) -> AutoScaling:
         """Auto Scaling as this call sees it."""
         then = self._moment("autoscaling", operation, key, _OF_AUTO_SCALING)

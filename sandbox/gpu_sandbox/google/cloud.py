@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 from google.cloud.container_v1.types import NodeConfig, NodePool
@@ -113,7 +113,7 @@ class GoogleCloud:
             staleness=Staleness(seed=seed, longest=self.timings.stale),
             clock=self.clock,
         )
-        self._loop = self.clock.loop(self._step, poll=self.timings.poll, name="google-clock")
+        self._loop = self.clock.loop(self._step, poll=self.timings.poll, name="google-clock", mark=self._mark)
         self._restart_control_plane = restart_control_plane
         self._autoscaled: tuple[Cluster | None, bool] = (None, False)
         self._running = False
@@ -215,9 +215,12 @@ class GoogleCloud:
             events = self._outbox.take()
         if restarts and self._restart_control_plane:
             self._restart_control_plane(self.timings.control_plane_restart)
-        if events:
-            self._loop.wake()
         deliver(events)
+
+    def _mark(self) -> Hashable:
+        """Differs where anything that shows has changed."""
+        status = self._clusters.current.status if self._clusters.current else None
+        return status, self._operations.mark(), self._replicas.mark()
 
     def _autoscaling_began_or_ended(self) -> bool:
         """Whether GKE restarts the control plane now, which a zonal cluster has one of ("Autoscaling a cluster").

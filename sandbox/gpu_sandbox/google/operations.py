@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -110,6 +110,10 @@ class Operations:
     def advance(self, now: float) -> None:
         for operation in self.running():
             operation.advance(now, may_begin=self._clock.reached(operation.begins_at))
+
+    def mark(self) -> Hashable:
+        """Differs where an operation has gone on."""
+        return tuple((operation.name, operation.status, operation.progress) for operation in self._operations.values())
 
     def running(self) -> list[Operation]:
         return [operation for operation in self._operations.values() if operation.status != "DONE"]

@@ -60,6 +60,10 @@ class Replicas:
         if self._staleness.longest:
             self._pools.record(self._node_pools().pools, now)
 
+    def mark(self) -> Hashable:
+        """Differs where anything about node pools has changed."""
+        return tuple(map(_mark, self._node_pools().pools.values()))
+
     @contextmanager
     def reading(self, operation: str) -> Iterator[None]:
         """For the time of one call, `container:GetNodePool`, show what it sees."""
@@ -85,7 +89,7 @@ class Replicas:
 
 def _mark(pool: Pool) -> Hashable:
     settings: bytes = NodePool.serialize(pool.settings)
-    return settings, tuple((zone, _mark_group(group)) for zone, group in pool.groups.items())
+    return settings, tuple((group.zone, _mark_group(group)) for group in pool.all_groups())
 
 
 def _mark_group(group: InstanceGroup) -> Hashable:
