@@ -1,14 +1,12 @@
-"""An AWS account of its own for each test, with everything quick, and boto3 clients for it."""
+"""An AWS account of its own for each test, in AWS's own times on a clock that the test moves, and boto3 clients."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import boto3
 import pytest
@@ -16,38 +14,17 @@ from botocore.config import Config
 
 from gpu_sandbox.aws import AccessKey, AwsCloud, AwsTimings, ClusterNetwork, Instance
 from gpu_sandbox.faults import Faults
+from gpu_sandbox.manual_clock import ManualClock
+from gpu_sandbox.pace import Pace
 
-T = TypeVar("T")
 CLUSTER = "k8s-ml"
 # Not the default: a whole sandbox may be running in this process, with an account of its own
 ACCOUNT_ID = "210987654321"
-QUICK = AwsTimings(
-    nodegroup_create=0.1,
-    nodegroup_create_timeout=1.0,
-    join_timeout=0.5,
-    nodegroup_update=0.3,
-    nodegroup_delete=0.1,
-    asg_reaction=0.05,
-    asg_launch=0.05,
-    asg_retry=0.3,
-    drain_timeout=4.0,
-    terminate=0.1,
-    spot_notice=0.4,
-    az_rebalance=0.3,
-    stale=0.0,
-    poll=0.02,
-)
-
-
-def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 120.0) -> T:
-    """What `look` sees once `wanted` says yes to it."""
-    deadline = time.monotonic() + seconds
-    while True:
-        seen = look()
-        if wanted(seen):
-            return seen
-        assert time.monotonic() < deadline, f"after {seconds} s still: {seen}"
-        time.sleep(0.02)
+REAL = Pace(name="real", speed=1.0, stale=0.0).aws()
+LAUNCH = REAL.asg_reaction + REAL.asg_launch
+"""From a change of a group's size to an instance in service."""
+END = REAL.asg_reaction + REAL.terminate
+"""From a change of a group's size to the end of an instance that drains at once."""
 
 
 @dataclass
@@ -57,7 +34,6 @@ class Recorder:
     drains_at_once: bool = True
     seen: list[tuple[str, Instance]] = field(default_factory=list)
     notices: dict[str, datetime] = field(default_factory=dict)
-    threads: set[str] = field(default_factory=set)
     nodes_join: bool = True
     complete_drain: Callable[[str], None] = lambda _: None
     node_joined: Callable[[str], None] = lambda _: None
@@ -86,7 +62,6 @@ class Recorder:
         self._note("terminated", instance)
 
     def _note(self, what: str, instance: Instance) -> None:
-        self.threads.add(threading.current_thread().name)
         self.seen.append((what, instance))
 
     def of(self, what: str) -> list[Instance]:
@@ -99,8 +74,12 @@ class Recorder:
 class Account:
     """One running AwsCloud, its clients, and short forms for what the tests do most."""
 
-    def __init__(self, cloud: AwsCloud, events: Recorder, faults: Faults, network: ClusterNetwork) -> None:
+    def __init__(
+        self, cloud: AwsCloud, clock: ManualClock, events: Recorder, faults: Faults, network: ClusterNetwork
+    ) -> None:
         self.cloud = cloud
+        self.clock = clock
+        self.advance = clock.advance
         self.events = events
         self.faults = faults
         self.network = network
@@ -131,9 +110,11 @@ class Account:
         return self.client("ec2")
 
     def node_group(self, name: str = "train-gpu-a", **changes: Any) -> str:
-        """Create a group at size 0 in zone a, wait for ACTIVE, and return its Auto Scaling group's name."""
+        """Create a group at size 0 in zone a, let the time to ACTIVE pass; return its Auto Scaling group's name."""
         self.eks.create_nodegroup(**self.node_group_request(name, **changes))
-        active = eventually(lambda: self.describe(name), lambda group: group["status"] == "ACTIVE")
+        self.advance(self.cloud.timings.nodegroup_create)
+        active = self.describe(name)
+        assert active["status"] == "ACTIVE"
         return str(active["resources"]["autoScalingGroups"][0]["name"])
 
     def node_group_request(self, name: str = "train-gpu-a", **changes: Any) -> dict[str, Any]:
@@ -163,9 +144,22 @@ class Account:
         return [one["InstanceId"] for one in found if one["LifecycleState"] == state]
 
     def grow(self, asg_name: str, size: int) -> list[str]:
-        """Set the desired capacity and wait for the instances."""
+        """Set the desired capacity, and let the time to the instances pass."""
+        self.resize(asg_name, size)
+        self.advance(LAUNCH)
+        found = self.instances(asg_name)
+        assert len(found) == size
+        return found
+
+    def resize(self, asg_name: str, size: int) -> None:
         self.asg.set_desired_capacity(AutoScalingGroupName=asg_name, DesiredCapacity=size)
-        return eventually(lambda: self.instances(asg_name), lambda ids: len(ids) == size)
+
+    def terminate(self, instance_id: str, *, decrement: bool = True) -> dict[str, Any]:
+        """What Auto Scaling says that it does."""
+        answer = self.asg.terminate_instance_in_auto_scaling_group(
+            InstanceId=instance_id, ShouldDecrementDesiredCapacity=decrement
+        )
+        return dict(answer["Activity"])
 
     def ec2_state(self, instance_id: str) -> str:
         (reservation,) = self.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
@@ -186,18 +180,18 @@ def faults() -> Faults:
 
 @pytest.fixture
 def timings() -> AwsTimings:
-    return QUICK
+    return REAL
 
 
 @pytest.fixture
 def account(faults: Faults, timings: AwsTimings) -> Iterator[Account]:
-    events = Recorder()
-    cloud = AwsCloud(account_id=ACCOUNT_ID, faults=faults, timings=timings, events=events)
+    events, clock = Recorder(), ManualClock()
+    cloud = AwsCloud(account_id=ACCOUNT_ID, faults=faults, timings=timings, events=events, clock=clock)
     events.complete_drain = cloud.complete_drain
     events.node_joined = cloud.node_joined
     cloud.start()
     try:
         network = cloud.create_cluster(CLUSTER, endpoint="https://127.0.0.1:6443", certificate_authority="Q0E=")
-        yield Account(cloud, events, faults, network)
+        yield Account(cloud, clock, events, faults, network)
     finally:
         cloud.stop()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
-import time
-from dataclasses import replace
+from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from gpu_sandbox.faults import Stockout
-from sandbox.tests.aws.conftest import CLUSTER, QUICK, Account, eventually
+from sandbox.tests.aws.conftest import CLUSTER, END, LAUNCH, REAL, Account
 
 
 def refusal(call: Any, **arguments: Any) -> tuple[str, str]:
@@ -44,15 +45,22 @@ def own_group(account: Account, name: str = "own", **changes: Any) -> str:
 
 
 def test_instances_do_not_appear_at_once(account: Account) -> None:
+    """A group reacts after a while in which nothing shows, and then an instance is launched."""
     asg = account.node_group()
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    states = {one["LifecycleState"] for one in account.group(asg)["Instances"]}
+    account.resize(asg, 1)
+    account.advance(REAL.asg_reaction - 1)
+    assert (account.group(asg)["Instances"], account.activities(asg)) == ([], [])
 
-    assert states <= {"Pending"}
-    (instance,) = eventually(lambda: account.instances(asg))
-    assert account.ec2_state(instance) == "running"
+    account.advance(1)
+    (pending,) = account.instances(asg, "Pending")
+    account.advance(REAL.asg_launch - 1)
+    assert (account.instances(asg, "Pending"), account.ec2_state(pending)) == ([pending], "pending")
+    assert account.events.kinds() == []
+
+    account.advance(1)
+    assert account.instances(asg) == [pending]
+    assert account.ec2_state(pending) == "running"
     assert account.events.kinds() == ["launched"]
-    assert account.events.threads == {"aws-clock"}
 
 
 def test_instances_carry_type_zone_and_tags(account: Account) -> None:
@@ -78,7 +86,7 @@ def test_a_launch_is_an_activity_that_ends(account: Account) -> None:
     assert activity["StatusCode"] == "Successful"
     assert activity["Description"] == f"Launching a new EC2 instance: {instance}"
     assert "changing the desired capacity from 0 to 1" in activity["Cause"]
-    assert activity["EndTime"] >= activity["StartTime"]
+    assert activity["EndTime"] - activity["StartTime"] == timedelta(seconds=REAL.asg_launch)
     assert json.loads(activity["Details"]) == {
         "Subnet ID": account.network.subnets["us-west-2a"],
         "Availability Zone": "us-west-2a",
@@ -89,8 +97,9 @@ def test_a_stock_out_fails_in_ec2s_words_and_is_tried_again(account: Account) ->
     asg = account.node_group()
     shortage = Stockout(zone="us-west-2a", instance_type="g6.xlarge", market="on-demand")
     account.faults.add(shortage)
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=2)
-    failures = eventually(lambda: account.failed(asg), lambda failed: len(failed) >= 2)
+    account.resize(asg, 2)
+    account.advance(minutes=20)
+    failures = account.failed(asg)
 
     assert failures[0]["StatusMessage"] == (
         "Could not launch On-Demand Instances. InsufficientInstanceCapacity - We currently do not have sufficient "
@@ -100,20 +109,23 @@ def test_a_stock_out_fails_in_ec2s_words_and_is_tried_again(account: Account) ->
         "failed."
     )
     assert failures[0]["Description"].startswith("Launching a new EC2 instance.  Status Reason: Could not launch")
-    assert failures[0]["StartTime"] > failures[1]["StartTime"]
-    both = eventually(lambda: {each["StatusCode"] for each in account.failed(asg)}, lambda codes: len(codes) == 2)
-    assert both == {"Failed", "Cancelled"}
+    tries = [failure["StartTime"] for failure in reversed(failures)]
+    assert {later - before for before, later in pairwise(tries)} == {timedelta(seconds=REAL.asg_retry)}
+    assert len(tries) == 20
+    assert {each["StatusCode"] for each in failures} == {"Failed", "Cancelled"}
     assert account.events.seen == []
 
     account.faults.remove(shortage)
-    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 2)
+    account.advance(REAL.asg_retry + REAL.asg_launch)
+    assert len(account.instances(asg)) == 2
 
 
 def test_a_launch_that_fails_for_want_of_addresses_says_so(account: Account) -> None:
     asg = account.node_group()
     account.faults.add(Stockout(code="InsufficientFreeAddressesInSubnet"))
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    (failed, *_) = eventually(lambda: account.failed(asg))
+    account.resize(asg, 1)
+    account.advance(LAUNCH)
+    (failed,) = account.failed(asg)
     subnet = account.network.subnets["us-west-2a"]
     assert failed["StatusMessage"].endswith(
         f"InsufficientFreeAddressesInSubnet - There are not enough free addresses in subnet '{subnet}' to satisfy the"
@@ -124,20 +136,21 @@ def test_a_launch_that_fails_for_want_of_addresses_says_so(account: Account) -> 
 def test_giving_up_the_size_ends_the_tries(account: Account) -> None:
     asg = account.node_group()
     account.faults.add(Stockout())
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    eventually(lambda: account.failed(asg))
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
-    count = len(account.activities(asg))
-    time.sleep(3 * account.cloud.timings.asg_retry)
+    account.resize(asg, 1)
+    account.advance(LAUNCH)
+    assert len(account.failed(asg)) == 1
+    account.resize(asg, 0)
+    account.advance(hours=1)
 
-    assert len(account.activities(asg)) == count
+    assert len(account.activities(asg)) == 1
 
 
 def test_spot_stock_out_has_its_own_words(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     account.faults.add(Stockout(market="spot"))
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    failures = eventually(lambda: account.failed(asg))
+    account.resize(asg, 1)
+    account.advance(LAUNCH)
+    failures = account.failed(asg)
 
     assert "Could not launch Spot Instances. UnfulfillableCapacity - " in failures[0]["StatusMessage"]
 
@@ -158,7 +171,8 @@ def test_spot_by_lowest_price_has_other_words(account: Account) -> None:
         MixedInstancesPolicy=policy,
         VPCZoneIdentifier=account.network.subnets["us-west-2b"],
     )
-    failures = eventually(lambda: account.failed("mixed"))
+    account.advance(LAUNCH)
+    failures = account.failed("mixed")
 
     assert failures[0]["StatusMessage"] == (
         "Could not launch Spot Instances. InsufficientInstanceCapacity - There is no Spot capacity available that "
@@ -171,7 +185,7 @@ def test_a_group_over_several_types_falls_back_in_order(account: Account) -> Non
     account.faults.add(Stockout(instance_type="g6.xlarge"))
     account.grow(asg, 1)
 
-    (node,) = eventually(lambda: account.events.of("launched"))
+    (node,) = account.events.of("launched")
     assert node.instance_type == "g5.xlarge"
     assert account.failed(asg) == []
 
@@ -200,8 +214,9 @@ def test_spot_instances_say_so(account: Account) -> None:
 def test_a_zone_without_the_type_refuses(account: Account) -> None:
     account.cloud.set_offered("p3.2xlarge", "us-west-2a", offered=False)
     asg = account.node_group(instanceTypes=["p3.2xlarge"])
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    failures = eventually(lambda: account.failed(asg))
+    account.resize(asg, 1)
+    account.advance(LAUNCH)
+    failures = account.failed(asg)
 
     message = failures[0]["StatusMessage"]
     assert "Your requested instance type (p3.2xlarge) is not supported in your requested Availability Zone" in message
@@ -210,9 +225,10 @@ def test_a_zone_without_the_type_refuses(account: Account) -> None:
 def test_a_launch_without_its_template_fails(account: Account) -> None:
     own_group(account)
     account.ec2.delete_launch_template(LaunchTemplateName="own-template")
-    account.asg.set_desired_capacity(AutoScalingGroupName="own", DesiredCapacity=1)
+    account.resize("own", 1)
+    account.advance(LAUNCH)
 
-    failures = eventually(lambda: account.failed("own"))
+    failures = account.failed("own")
     assert "launch template" in failures[0]["StatusMessage"]
     assert failures[0]["StatusMessage"].endswith("Launching EC2 instance failed.")
 
@@ -238,6 +254,11 @@ def test_honouring_the_cooldown_refuses_during_an_activity(account: Account) -> 
     assert code == "ScalingActivityInProgress"
     assert account.activities(asg)[0]["ActivityId"] in message
     account.asg.set_desired_capacity(**resize)
+    account.advance(LAUNCH + 300 - 1)  # the second instance's launch, and EKS's cooldown after it
+    resize["DesiredCapacity"] = 3
+    assert refusal(account.asg.set_desired_capacity, **resize, HonorCooldown=True)[0] == "ScalingActivityInProgress"
+    account.advance(1)
+    account.asg.set_desired_capacity(**resize, HonorCooldown=True)
 
 
 def test_unknown_group_is_a_validation_error(account: Account) -> None:
@@ -287,13 +308,14 @@ def test_creation_is_checked(account: Account) -> None:
 def test_terminate_with_decrement_ends_this_very_machine(account: Account) -> None:
     asg = account.node_group()
     first, second = account.grow(asg, 2)
-    activity = account.asg.terminate_instance_in_auto_scaling_group(
-        InstanceId=first, ShouldDecrementDesiredCapacity=True
-    )["Activity"]
+    activity = account.terminate(first)
 
     assert "shrinking the capacity from 2 to 1" in activity["Cause"]
     assert account.group(asg)["DesiredCapacity"] == 1
-    eventually(lambda: account.ec2_state(first), lambda state: state == "terminated")
+    account.advance(REAL.terminate - 1)
+    assert account.ec2_state(first) == "shutting-down"
+    account.advance(1)
+    assert account.ec2_state(first) == "terminated"
     assert account.instances(asg) == [second]
     assert account.events.kinds() == ["launched", "launched", "drain", "terminated"]
     assert {one.instance_id for one in account.events.of("terminated")} == {first}
@@ -302,9 +324,10 @@ def test_terminate_with_decrement_ends_this_very_machine(account: Account) -> No
 def test_terminate_without_decrement_brings_a_replacement(account: Account) -> None:
     asg = account.node_group()
     (first,) = account.grow(asg, 1)
-    account.asg.terminate_instance_in_auto_scaling_group(InstanceId=first, ShouldDecrementDesiredCapacity=False)
+    account.terminate(first, decrement=False)
+    account.advance(LAUNCH)
 
-    (second,) = eventually(lambda: account.instances(asg), lambda ids: ids != [first] and len(ids) == 1)
+    (second,) = account.instances(asg)
     assert second != first
     assert account.group(asg)["DesiredCapacity"] == 1
 
@@ -323,7 +346,6 @@ def test_terminate_below_the_minimum_is_refused(account: Account) -> None:
     assert account.instances(asg) == [instance]
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_terminating_twice_does_not_decrement_twice(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
@@ -345,51 +367,52 @@ def test_terminating_an_unknown_instance(account: Account) -> None:
     assert "Instance Id not found" in message
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, asg_launch=600)])
 def test_a_pending_instance_is_not_terminated_on_request_and_ends_with_its_group_s_size(account: Account) -> None:
     asg = account.node_group()
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    (pending,) = eventually(lambda: [one["InstanceId"] for one in account.group(asg)["Instances"]])
+    account.resize(asg, 1)
+    account.advance(REAL.asg_reaction)
+    (pending,) = account.instances(asg, "Pending")
     terminate = account.asg.terminate_instance_in_auto_scaling_group
     assert refusal(terminate, InstanceId=pending, ShouldDecrementDesiredCapacity=True)[0] == "ScalingActivityInProgress"
     assert account.group(asg)["DesiredCapacity"] == 1
 
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
-    eventually(lambda: account.ec2_state(pending), lambda state: state == "terminated")
-
-    launched = [one.instance_id for one in account.events.of("launched")]
-    gone = [one.instance_id for one in account.events.of("terminated")]
-    assert launched == gone, "an end is told exactly for what was told as launched"
+    account.resize(asg, 0)
+    account.advance(END)
+    assert account.ec2_state(pending) == "terminated"
+    assert account.events.seen == [], "an end is told exactly for what was told as launched"
 
 
 def test_scale_in_takes_as_many_as_it_must(account: Account) -> None:
     asg = account.node_group()
     ids = account.grow(asg, 3)
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
+    account.resize(asg, 1)
+    account.advance(END)
 
-    (left,) = eventually(lambda: account.instances(asg), lambda left: len(left) == 1)
+    (left,) = account.instances(asg)
     assert left in ids
     newest = account.activities(asg)[0]
     assert "was selected for termination" in newest["Cause"]
-    eventually(lambda: len(account.events.of("terminated")) == 2)
+    assert len(account.events.of("terminated")) == 2
 
 
 def test_scale_in_spares_the_protected(account: Account) -> None:
     asg = account.node_group()
     ids = account.grow(asg, 3)
     account.asg.set_instance_protection(AutoScalingGroupName=asg, InstanceIds=ids[:2], ProtectedFromScaleIn=True)
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
+    account.resize(asg, 0)
+    account.advance(hours=1)
 
-    left = eventually(lambda: account.instances(asg), lambda left: len(left) == 2)
-    assert set(left) == set(ids[:2])
+    assert set(account.instances(asg)) == set(ids[:2])
 
 
 def test_unhealthy_instances_are_replaced(account: Account) -> None:
     asg = account.node_group()
     (first,) = account.grow(asg, 1)
     account.asg.set_instance_health(InstanceId=first, HealthStatus="Unhealthy")
+    account.advance(REAL.asg_launch)
 
-    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [first])
+    (second,) = account.instances(asg)
+    assert second != first
 
 
 def test_an_instance_ended_by_ec2_is_replaced(account: Account) -> None:
@@ -397,29 +420,32 @@ def test_an_instance_ended_by_ec2_is_replaced(account: Account) -> None:
     (first,) = account.grow(asg, 1)
     account.ec2.terminate_instances(InstanceIds=[first])
 
-    assert account.ec2_state(first) in ("shutting-down", "terminated")
-    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [first])
-    eventually(lambda: account.ec2_state(first), lambda state: state == "terminated")
+    assert account.ec2_state(first) == "shutting-down"
+    account.advance(REAL.terminate)
+    (second,) = account.instances(asg)
+    assert second != first
+    assert account.ec2_state(first) == "terminated"
     assert account.events.of("drain") == []
 
 
 # Drains
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_managed_instance_waits_for_its_drain(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
     (instance,) = account.grow(asg, 1)
-    account.asg.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=True)
+    account.terminate(instance)
+    account.advance(REAL.drain_timeout - 1)
 
-    eventually(lambda: account.events.of("drain"))
+    assert account.events.kinds() == ["launched", "drain"]
     assert account.instances(asg, "Terminating:Wait") == [instance]
     assert account.ec2_state(instance) == "running"
     assert account.activities(asg)[0]["StatusCode"] == "MidTerminatingLifecycleAction"
 
     account.cloud.complete_drain(instance)
-    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+    account.advance(REAL.terminate)
+    assert account.ec2_state(instance) == "terminated"
     assert account.activities(asg)[0]["StatusCode"] == "Successful"
 
 
@@ -427,14 +453,15 @@ def test_a_drain_that_nobody_reports_ends_by_itself(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
     (instance,) = account.grow(asg, 1)
-    began = time.monotonic()
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
-    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+    account.resize(asg, 0)
+    account.advance(REAL.asg_reaction + REAL.drain_timeout - 1)
+    assert account.ec2_state(instance) == "running"
+    account.advance(1)
+    assert account.ec2_state(instance) == "shutting-down"
+    account.advance(REAL.terminate)
+    assert account.ec2_state(instance) == "terminated"
 
-    assert time.monotonic() - began >= account.cloud.timings.drain_timeout
 
-
-@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_lifecycle_action_can_be_completed_through_the_api(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
@@ -447,18 +474,21 @@ def test_a_lifecycle_action_can_be_completed_through_the_api(account: Account) -
     }
     assert refusal(account.asg.complete_lifecycle_action, **complete)[0] == "ValidationError"
 
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
-    eventually(lambda: account.events.of("drain"))
+    account.resize(asg, 0)
+    account.advance(REAL.asg_reaction)
+    assert account.instances(asg, "Terminating:Wait") == [instance]
     account.asg.complete_lifecycle_action(**complete)
-    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+    account.advance(REAL.terminate)
+    assert account.ec2_state(instance) == "terminated"
 
 
 def test_a_self_managed_group_drains_nothing(account: Account) -> None:
     own_group(account)
     (instance,) = account.grow("own", 1)
-    account.asg.terminate_instance_in_auto_scaling_group(InstanceId=instance, ShouldDecrementDesiredCapacity=True)
+    account.terminate(instance)
+    account.advance(REAL.terminate)
 
-    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+    assert account.ec2_state(instance) == "terminated"
     assert account.events.kinds() == ["launched", "terminated"]
     (node,) = account.events.of("launched")
     assert (node.nodegroup, node.cluster_name, node.instance_type) == (None, None, "g5.xlarge")
@@ -466,8 +496,6 @@ def test_a_self_managed_group_drains_nothing(account: Account) -> None:
 
 def test_a_self_managed_group_joins_by_tag_and_kubelet_flags(account: Account) -> None:
     script = "bootstrap.sh k8s --kubelet-extra-args '--node-labels=role=x,a=b --register-with-taints=gpu=y:NoSchedule'"
-    import base64
-
     account.ec2.create_launch_template(
         LaunchTemplateName="joins",
         LaunchTemplateData={
@@ -485,7 +513,8 @@ def test_a_self_managed_group_joins_by_tag_and_kubelet_flags(account: Account) -
         VPCZoneIdentifier=account.network.subnets["us-west-2c"],
         Tags=[tag],
     )
-    (node,) = eventually(lambda: account.events.of("launched"))
+    account.advance(LAUNCH)
+    (node,) = account.events.of("launched")
 
     assert node.cluster_name == CLUSTER
     assert (node.labels["role"], node.labels["a"]) == ("x", "b")
@@ -500,7 +529,8 @@ def test_deleting_a_group_with_instances_needs_force(account: Account) -> None:
     assert refusal(delete, AutoScalingGroupName="own")[0] == "ResourceInUse"
 
     delete(AutoScalingGroupName="own", ForceDelete=True)
-    eventually(lambda: account.asg.describe_auto_scaling_groups()["AutoScalingGroups"], lambda groups: not groups)
+    account.advance(END)
+    assert account.asg.describe_auto_scaling_groups()["AutoScalingGroups"] == []
     assert account.ec2_state(instance) == "terminated"
 
 
@@ -524,21 +554,23 @@ def test_detaching_and_attaching(account: Account) -> None:
 def test_suspended_launch_and_terminate_are_respected_and_shown(account: Account) -> None:
     asg = account.node_group()
     account.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    time.sleep(0.3)
+    account.resize(asg, 1)
+    account.advance(hours=1)
     assert account.group(asg)["Instances"] == []
     assert [p["ProcessName"] for p in account.group(asg)["SuspendedProcesses"]] == ["Launch"]
 
     account.asg.resume_processes(AutoScalingGroupName=asg, ScalingProcesses=["Launch"])
-    (instance,) = eventually(lambda: account.instances(asg))
+    account.advance(REAL.asg_launch)
+    (instance,) = account.instances(asg)
 
     account.asg.suspend_processes(AutoScalingGroupName=asg, ScalingProcesses=["Terminate", "AZRebalance"])
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
-    time.sleep(0.3)
+    account.resize(asg, 0)
+    account.advance(hours=1)
     assert account.instances(asg) == [instance]
 
     account.asg.resume_processes(AutoScalingGroupName=asg)
-    eventually(lambda: account.ec2_state(instance), lambda state: state == "terminated")
+    account.advance(REAL.terminate)
+    assert account.ec2_state(instance) == "terminated"
 
 
 # Activities and tags
@@ -546,7 +578,8 @@ def test_suspended_launch_and_terminate_are_respected_and_shown(account: Account
 
 def test_activities_come_newest_first_in_pages(account: Account) -> None:
     asg = account.node_group()
-    account.grow(asg, 3)
+    for size in (1, 2, 3):
+        account.grow(asg, size)
     first = account.asg.describe_scaling_activities(AutoScalingGroupName=asg, MaxRecords=2)
     second = account.asg.describe_scaling_activities(
         AutoScalingGroupName=asg, MaxRecords=2, NextToken=first["NextToken"]
@@ -558,8 +591,7 @@ def test_activities_come_newest_first_in_pages(account: Account) -> None:
         AutoScalingGroupName=asg, PaginationConfig={"PageSize": 1}
     )
     starts = [activity["StartTime"] for page in pages for activity in page["Activities"]]
-    assert len(starts) == 3
-    assert starts == sorted(starts, reverse=True)
+    assert [(newer - older).total_seconds() for newer, older in pairwise(starts)] == [LAUNCH, LAUNCH]
     wanted = second["Activities"][0]["ActivityId"]
     (found,) = account.asg.describe_scaling_activities(ActivityIds=[wanted])["Activities"]
     assert found["ActivityId"] == wanted
@@ -569,7 +601,8 @@ def test_activities_outlive_their_group(account: Account) -> None:
     asg = account.node_group()
     account.grow(asg, 1)
     account.eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="train-gpu-a")
-    eventually(lambda: account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"], lambda names: not names)
+    account.advance(REAL.nodegroup_delete)
+    assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
 
     kept = account.asg.describe_scaling_activities(AutoScalingGroupName=asg, IncludeDeletedGroups=True)["Activities"]
     assert [a["Description"].split()[0] for a in kept] == ["Terminating", "Launching"]

@@ -1,15 +1,13 @@
-"""Many callers at once: sizes and events still add up."""
+"""Many callers at once, and time that passes meanwhile: sizes and events still add up."""
 
 from __future__ import annotations
 
 import random
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
-import pytest
 from botocore.exceptions import ClientError
 
-from sandbox.tests.aws.conftest import QUICK, Account, eventually
+from sandbox.tests.aws.conftest import END, LAUNCH, Account
 
 
 def test_sizes_and_events_add_up_under_many_callers(account: Account) -> None:
@@ -36,26 +34,19 @@ def test_sizes_and_events_add_up_under_many_callers(account: Account) -> None:
         return errors
 
     with ThreadPoolExecutor(len(clients)) as pool:
-        met = set().union(*pool.map(work, range(len(clients))))
+        calls = [pool.submit(work, number) for number in range(len(clients))]
+        while not all(each.done() for each in calls):
+            account.advance(1)
+        met = set().union(*(each.result() for each in calls))
+    account.advance(LAUNCH + END)
 
     assert met <= {"ValidationError", "ScalingActivityInProgress"}
     for asg in groups:
-        size = account.group(asg)["DesiredCapacity"]
-        eventually(lambda asg=asg: account.group(asg)["Instances"], lambda found, size=size: len(found) == size)
-        eventually(lambda asg=asg: account.instances(asg), lambda ids, size=size: len(ids) == size)
+        group = account.group(asg)
+        assert len(account.instances(asg)) == len(group["Instances"]) == group["DesiredCapacity"]
     alive = {instance for asg in groups for instance in account.instances(asg)}
     launched = [one.instance_id for one in account.events.of("launched")]
     ended = [one.instance_id for one in account.events.of("terminated")]
     assert len(launched) == len(set(launched))
     assert len(ended) == len(set(ended))
     assert set(launched) - set(ended) == alive
-
-
-@pytest.mark.parametrize("timings", [replace(QUICK, asg_reaction=1.0)])
-def test_the_group_reacts_after_a_while_in_which_nothing_shows(account: Account) -> None:
-    asg = account.node_group()
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-
-    assert account.group(asg)["Instances"] == []
-    assert account.activities(asg) == []
-    eventually(lambda: account.instances(asg))

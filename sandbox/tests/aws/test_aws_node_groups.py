@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
 
 from gpu_sandbox.faults import Stockout
-from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, QUICK, Account, eventually
-from tests.sandbox.running import standing_still
+from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, LAUNCH, REAL, Account
 
 
 def code(error: pytest.ExceptionInfo[ClientError]) -> str:
@@ -61,9 +59,12 @@ def test_a_machine_in_a_subnet_of_the_control_plane_never_joins(account: Account
     asg = account.node_group(subnets=[account.network.control_plane_subnets["us-west-2a"]])
     (instance,) = account.grow(asg, 1)
 
-    (issue,) = eventually(lambda: account.describe()["health"]["issues"])
+    account.advance(REAL.join_timeout - 1)
+    assert (account.status(), account.describe()["health"]["issues"]) == ("ACTIVE", [])
+    account.advance(1)
+    (issue,) = account.describe()["health"]["issues"]
     assert (issue["code"], issue["resourceIds"]) == ("NodeCreationFailure", [instance])
-    assert account.events.of("launched") == []
+    assert (account.status(), account.events.of("launched")) == ("DEGRADED", [])
     account.node_group("nodes")
     account.grow(account.describe("nodes")["resources"]["autoScalingGroups"][0]["name"], 1)
     assert [launched.nodegroup for launched in account.events.of("launched")] == ["nodes"]
@@ -73,7 +74,8 @@ def test_a_machine_whose_kubelet_refuses_a_label_never_joins(account: Account) -
     """EKS's own check lets it pass; the kubelet ends (eksctl-io/eksctl#4006)."""
     asg = account.node_group(labels={"node-role.kubernetes.io/gpu": "true"})
     (instance,) = account.grow(asg, 1)
-    (issue,) = eventually(lambda: account.describe()["health"]["issues"])
+    account.advance(REAL.join_timeout)
+    (issue,) = account.describe()["health"]["issues"]
     assert (issue["code"], issue["resourceIds"]) == ("NodeCreationFailure", [instance])
 
 
@@ -81,7 +83,8 @@ def test_a_public_subnet_that_gives_no_addresses_is_refused(account: Account) ->
     """Not by the call: by the group's health, NodegroupIssueCode Ec2SubnetInvalidConfiguration."""
     public = account.network.public_subnets["us-west-2a"]
     account.eks.create_nodegroup(**account.node_group_request(subnets=[public]))
-    eventually(account.status, lambda status: status == "CREATE_FAILED")
+    account.advance(REAL.nodegroup_create)
+    assert account.status() == "CREATE_FAILED"
     (issue,) = account.describe()["health"]["issues"]
     assert (issue["code"], issue["resourceIds"]) == ("Ec2SubnetInvalidConfiguration", [public])
 
@@ -100,9 +103,10 @@ def test_a_subnet_without_free_addresses(account: Account) -> None:
         account.ec2.create_network_interface(SubnetId=subnet["SubnetId"])
     asg = account.node_group(subnets=[subnet["SubnetId"]])
 
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
+    account.resize(asg, 1)
+    account.advance(LAUNCH)
 
-    (failed, *_) = eventually(lambda: account.failed(asg))
+    (failed,) = account.failed(asg)
     assert f"There are not enough free addresses in subnet '{subnet['SubnetId']}'" in failed["StatusMessage"]
 
 
@@ -110,15 +114,21 @@ def test_creation_passes_through_creating_to_active(account: Account) -> None:
     created = account.eks.create_nodegroup(**account.node_group_request())["nodegroup"]
 
     assert created["status"] == "CREATING"
-    eventually(account.status, lambda status: status == "ACTIVE")
+    assert created["createdAt"].replace(microsecond=0) == account.clock.utc_now().replace(microsecond=0)
+    account.advance(REAL.nodegroup_create - 1)
+    assert account.status() == "CREATING"
+    account.advance(1)
+    assert account.status() == "ACTIVE"
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, nodegroup_create=60.0)])
 def test_the_group_behind_comes_later(account: Account) -> None:
     created = account.eks.create_nodegroup(**account.node_group_request())["nodegroup"]
     assert created.get("resources", {}) == {}
 
-    eventually(lambda: account.describe()["resources"].get("autoScalingGroups"))
+    account.advance(REAL.nodegroup_create / 2 - 1)
+    assert account.describe()["resources"] == {}
+    account.advance(1)
+    assert account.describe()["resources"]["autoScalingGroups"]
     assert account.status() == "CREATING"
 
 
@@ -147,18 +157,18 @@ def test_the_group_behind_is_eks_own(account: Account) -> None:
 
 def test_update_has_an_id_and_a_life(account: Account) -> None:
     account.node_group()
-    with standing_still(account.cloud):
-        update = account.eks.update_nodegroup_config(
-            clusterName=CLUSTER, nodegroupName="train-gpu-a", scalingConfig={"maxSize": 5}
-        )["update"]
-        assert account.status() == "UPDATING"
+    update = account.eks.update_nodegroup_config(
+        clusterName=CLUSTER, nodegroupName="train-gpu-a", scalingConfig={"maxSize": 5}
+    )["update"]
     find = {"name": CLUSTER, "nodegroupName": "train-gpu-a", "updateId": update["id"]}
 
     assert update["status"] == "InProgress"
     assert update["params"] == [{"type": "MaxSize", "value": "5"}]
     assert account.eks.list_updates(name=CLUSTER, nodegroupName="train-gpu-a")["updateIds"] == [update["id"]]
-    eventually(lambda: account.eks.describe_update(**find)["update"]["status"], lambda s: s == "Successful")
-    eventually(account.status, lambda status: status == "ACTIVE")
+    account.advance(REAL.nodegroup_update - 1)
+    assert (account.eks.describe_update(**find)["update"]["status"], account.status()) == ("InProgress", "UPDATING")
+    account.advance(1)
+    assert (account.eks.describe_update(**find)["update"]["status"], account.status()) == ("Successful", "ACTIVE")
     assert account.describe()["scalingConfig"] == {"minSize": 0, "maxSize": 5, "desiredSize": 0}
 
 
@@ -172,15 +182,14 @@ def test_unknown_update_is_not_found(account: Account) -> None:
 def test_a_second_update_at_once_is_refused(account: Account) -> None:
     account.node_group()
     change = {"clusterName": CLUSTER, "nodegroupName": "train-gpu-a"}
-    with standing_still(account.cloud):
-        account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 4})
-        with pytest.raises(ClientError) as error:
-            account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 5})
-        assert code(error) == "ResourceInUseException"
-        assert "currently not in Active State" in text(error)
-        with pytest.raises(ClientError) as error:
-            account.eks.delete_nodegroup(**change)
-        assert code(error) == "ResourceInUseException"
+    account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 4})
+    with pytest.raises(ClientError) as error:
+        account.eks.update_nodegroup_config(**change, scalingConfig={"maxSize": 5})
+    assert code(error) == "ResourceInUseException"
+    assert "currently not in Active State" in text(error)
+    with pytest.raises(ClientError) as error:
+        account.eks.delete_nodegroup(**change)
+    assert code(error) == "ResourceInUseException"
 
 
 def test_setting_the_size_on_the_group_behind_shows_on_the_node_group(account: Account) -> None:
@@ -195,8 +204,9 @@ def test_setting_the_size_on_the_node_group_launches(account: Account) -> None:
     account.eks.update_nodegroup_config(
         clusterName=CLUSTER, nodegroupName="train-gpu-a", scalingConfig={"desiredSize": 1}
     )
+    account.advance(LAUNCH)
 
-    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1)
+    assert len(account.instances(asg)) == 1
 
 
 def test_labels_and_taints_reach_the_nodes_launched_later(account: Account) -> None:
@@ -212,7 +222,7 @@ def test_labels_and_taints_reach_the_nodes_launched_later(account: Account) -> N
     )
     account.grow(asg, 1)
 
-    (node,) = eventually(lambda: account.events.of("launched"))
+    (node,) = account.events.of("launched")
     assert node.labels["role"] == "nightly"
     assert "old" not in node.labels
     assert node.labels["eks.amazonaws.com/nodegroup"] == "train-gpu-a"
@@ -227,7 +237,6 @@ def test_labels_and_taints_reach_the_nodes_launched_later(account: Account) -> N
     assert (node.cluster_name, node.nodegroup, node.asg_name) == (CLUSTER, "train-gpu-a", asg)
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_deletion_stays_visible_until_the_instances_are_gone(account: Account) -> None:
     account.events.drains_at_once = False
     asg = account.node_group()
@@ -235,14 +244,17 @@ def test_deletion_stays_visible_until_the_instances_are_gone(account: Account) -
 
     account.eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="train-gpu-a")
     assert account.status() == "DELETING"
-    eventually(lambda: account.events.of("drain"))
+    account.advance(REAL.asg_reaction)
+    assert account.events.kinds() == ["launched", "drain"]
+    account.advance(REAL.nodegroup_delete)
     assert account.status() == "DELETING"
     with pytest.raises(ClientError) as error:
         account.eks.create_nodegroup(**account.node_group_request())
     assert code(error) == "ResourceInUseException"
 
     account.cloud.complete_drain(instance)
-    eventually(lambda: account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"], lambda names: not names)
+    account.advance(REAL.terminate)
+    assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
     with pytest.raises(ClientError) as error:
         account.status()
     assert code(error) == "ResourceNotFoundException"
@@ -256,7 +268,10 @@ def test_deletion_while_creating_leaves_nothing(account: Account) -> None:
     account.eks.create_nodegroup(**account.node_group_request(scalingConfig=scaling))
 
     account.eks.delete_nodegroup(clusterName=CLUSTER, nodegroupName="train-gpu-a")
-    eventually(lambda: account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"], lambda names: not names)
+    account.advance(REAL.nodegroup_delete - 1)
+    assert account.status() == "DELETING"
+    account.advance(1)
+    assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
     assert account.asg.describe_auto_scaling_groups()["AutoScalingGroups"] == []
 
 
@@ -264,7 +279,10 @@ def test_creation_without_capacity_fails_and_says_why(account: Account) -> None:
     account.faults.add(Stockout(zone="us-west-2a"))
     scaling = {"minSize": 0, "maxSize": 2, "desiredSize": 2}
     account.eks.create_nodegroup(**account.node_group_request(scalingConfig=scaling))
-    eventually(account.status, lambda status: status == "CREATE_FAILED")
+    account.advance(REAL.nodegroup_create_timeout - 1)
+    assert account.status() == "CREATING"
+    account.advance(1)
+    assert account.status() == "CREATE_FAILED"
 
     issues = {issue["code"]: issue for issue in account.describe()["health"]["issues"]}
     launch = issues["AsgInstanceLaunchFailures"]
@@ -278,14 +296,16 @@ def test_a_failed_launch_degrades_until_one_succeeds(account: Account) -> None:
     asg = account.node_group()
     shortage = Stockout(zone="us-west-2a", instance_type="g6.xlarge", market="on-demand")
     account.faults.add(shortage)
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=1)
-    eventually(account.status, lambda status: status == "DEGRADED")
+    account.resize(asg, 1)
+    account.advance(REAL.asg_reaction)
+    assert account.status() == "DEGRADED"
     (issue,) = account.describe()["health"]["issues"]
     assert issue["code"] == "AsgInstanceLaunchFailures"
     assert "sufficient g6.xlarge capacity" in issue["message"]
 
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
+    account.resize(asg, 0)
     account.faults.remove(shortage)
+    account.advance(hours=1)
     assert account.status() == "DEGRADED"
     with pytest.raises(ClientError) as refused:
         account.eks.update_nodegroup_config(
@@ -297,15 +317,15 @@ def test_a_failed_launch_degrades_until_one_succeeds(account: Account) -> None:
     )
 
     account.grow(asg, 1)
-    eventually(account.status, lambda status: status == "ACTIVE")
-    assert account.describe()["health"]["issues"] == []
+    assert (account.status(), account.describe()["health"]["issues"]) == ("ACTIVE", [])
 
 
 def test_a_group_whose_own_group_was_deleted_is_degraded(account: Account) -> None:
     asg = account.node_group()
     account.asg.delete_auto_scaling_group(AutoScalingGroupName=asg)
+    account.advance()
 
-    eventually(account.status, lambda status: status == "DEGRADED")
+    assert account.status() == "DEGRADED"
     assert account.describe()["health"]["issues"][0]["code"] == "AutoScalingGroupNotFound"
 
 
@@ -399,9 +419,9 @@ def test_launch_template_takes_over_disk_and_types(account: Account) -> None:
 
     del request["diskSize"], request["instanceTypes"]
     account.eks.create_nodegroup(**request)
-    eventually(account.status, lambda status: status == "ACTIVE")
+    account.advance(REAL.nodegroup_create)
     account.grow(account.describe()["resources"]["autoScalingGroups"][0]["name"], 1)
-    (node,) = eventually(lambda: account.events.of("launched"))
+    (node,) = account.events.of("launched")
     assert node.instance_type == "g6.2xlarge"
 
 

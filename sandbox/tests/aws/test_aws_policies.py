@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -15,7 +15,6 @@ from tests.sandbox import documented_roles
 
 POOL_TAG = {"airflow-gpu-provider/pool": "train"}
 PLACE = {"REGION": "us-west-2", "ACCOUNT": ACCOUNT_ID, "CLUSTER": CLUSTER, "NODE_ROLE": f"{CLUSTER}-node"}
-TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
 
 def user(account: Account, policy: Mapping[str, Any]) -> AccessKey:
@@ -29,6 +28,11 @@ def documented(account: Account, *files: str, without: Sequence[str] = (), **val
 def statement(**changes: Any) -> dict[str, Any]:
     usual = {"Sid": "Only", "Effect": "Allow", "Resource": "*"}
     return {"Version": "2012-10-17", "Statement": [{**usual, **changes}]}
+
+
+def off_tomorrow(account: Account) -> dict[str, Any]:
+    tomorrow = account.clock.utc_now() + timedelta(days=1)
+    return {"ScheduledActionName": "off", "StartTime": tomorrow, "DesiredCapacity": 0}
 
 
 def test_a_group_is_read_by_its_name_and_no_other(account: Account) -> None:
@@ -51,7 +55,7 @@ def test_a_group_is_read_by_its_name_and_no_other(account: Account) -> None:
 def test_a_schedule_may_set_a_size_and_no_limits(account: Account) -> None:
     asg = account.node_group("train")
     mine = account.client("autoscaling", documented(account, "eks-scale-only.json", NODE_GROUP="train"))
-    action = {"AutoScalingGroupName": asg, "ScheduledActionName": "off", "StartTime": TOMORROW, "DesiredCapacity": 0}
+    action = {"AutoScalingGroupName": asg, **off_tomorrow(account)}
     mine.put_scheduled_update_group_action(**action)
     for limit in ("MinSize", "MaxSize"):
         with pytest.raises(ClientError, match="not authorized to perform: autoscaling:PutScheduledUpdateGroupAction"):
@@ -71,7 +75,7 @@ def test_the_group_behind_is_known_by_its_tags_whatever_its_name(account: Accoun
         AutoScalingGroupName=old, Tags=tags, LaunchTemplate={"LaunchTemplateName": "old"}, **sizes
     )
     mine = account.client("autoscaling", documented(account, "eks-scale-only.json", NODE_GROUP="train"))
-    action = {"ScheduledActionName": "off", "StartTime": TOMORROW, "DesiredCapacity": 0}
+    action = off_tomorrow(account)
     for name in (asg, old):
         mine.set_desired_capacity(AutoScalingGroupName=name, DesiredCapacity=0)
         mine.put_scheduled_update_group_action(AutoScalingGroupName=name, **action)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from sandbox.tests.aws.conftest import Account, eventually
+from sandbox.tests.aws.conftest import END, LAUNCH, REAL, Account
 
 G_ON_DEMAND, P_ON_DEMAND = "L-DB2E81BA", "L-417A185B"
 P_SPOT, G_SPOT = "L-7212CCBC", "L-3819A6DF"
@@ -39,15 +39,17 @@ def test_a_launch_over_the_quota_fails_in_ec2s_words(account: Account) -> None:
     account.cloud.set_quota(G_ON_DEMAND, 4)
     asg = account.node_group()
     account.grow(asg, 1)
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=2)
-    failures = eventually(lambda: account.failed(asg))
+    account.resize(asg, 2)
+    account.advance(LAUNCH)
+    failures = account.failed(asg)
 
     assert failures[0]["StatusMessage"].startswith(
         "Could not launch On-Demand Instances. VcpuLimitExceeded - You have requested more vCPU capacity than your "
         "current vCPU limit of 4 allows"
     )
     account.cloud.set_quota(G_ON_DEMAND, 8)
-    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 2)
+    account.advance(REAL.asg_retry)
+    assert len(account.instances(asg)) == 2
 
 
 def test_quotas_count_by_family_and_market(account: Account) -> None:
@@ -56,9 +58,10 @@ def test_quotas_count_by_family_and_market(account: Account) -> None:
     spot = account.node_group("spot", capacityType="SPOT")
     account.grow(spot, 1)
     p_spot = account.node_group("p-spot", capacityType="SPOT", instanceTypes=["p3.2xlarge"])
-    account.asg.set_desired_capacity(AutoScalingGroupName=p_spot, DesiredCapacity=1)
+    account.resize(p_spot, 1)
+    account.advance(LAUNCH)
 
-    failures = eventually(lambda: account.failed(p_spot))
+    failures = account.failed(p_spot)
     assert "MaxSpotInstanceCountExceeded" in failures[0]["StatusMessage"]
 
 
@@ -66,8 +69,9 @@ def test_what_is_gone_no_longer_counts(account: Account) -> None:
     account.cloud.set_quota(G_ON_DEMAND, 4)
     asg = account.node_group()
     account.grow(asg, 1)
-    account.asg.set_desired_capacity(AutoScalingGroupName=asg, DesiredCapacity=0)
-    eventually(lambda: account.group(asg)["Instances"] == [])
+    account.resize(asg, 0)
+    account.advance(END)
+    assert account.group(asg)["Instances"] == []
 
     account.grow(asg, 1)
     assert account.failed(asg) == []

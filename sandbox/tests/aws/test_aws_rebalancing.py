@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpu_sandbox import Stockout
-from sandbox.tests.aws.conftest import QUICK, Account, eventually
+from sandbox.tests.aws.conftest import CLUSTER, REAL, Account
 
 FULL, EMPTY = "us-west-2a", "us-west-2b"
 
@@ -32,14 +31,18 @@ def zones_of(account: Account, asg: str) -> Counter[str]:
 
 def test_zones_are_evened_by_a_launch_and_then_an_end(account: Account, uneven: str) -> None:
     account.faults.clear()
-    eventually(lambda: zones_of(account, uneven), lambda zones: zones == {FULL: 2, EMPTY: 1})
+    account.advance(REAL.az_rebalance - 1)
+    assert zones_of(account, uneven) == {FULL: 3}
+    account.advance(1)
+    assert zones_of(account, uneven) == {FULL: 3, EMPTY: 1}
+    account.advance(REAL.asg_launch)
+    assert zones_of(account, uneven) == {FULL: 2, EMPTY: 1}
+    account.advance(REAL.terminate)
 
-    eventually(lambda: account.events.of("terminated"))
     launched, ended = account.events.of("launched")[-1], account.events.of("terminated")
     assert launched.zone == EMPTY
     assert [instance.zone for instance in ended] == [FULL]
-    kinds = account.events.kinds()
-    assert len(kinds) - kinds[::-1].index("launched") <= kinds.index("drain")
+    assert account.events.kinds()[-3:] == ["launched", "drain", "terminated"]
     causes = [activity["Cause"] for activity in account.activities(uneven)]
     assert "an instance was launched to aid in balancing the group's zones" in causes[1]
     assert f"instances were launched to balance instances in zones {EMPTY} with other zones" in causes[0]
@@ -49,12 +52,7 @@ def test_zones_are_evened_by_a_launch_and_then_an_end(account: Account, uneven: 
 def test_zones_stay_uneven_while_the_process_is_suspended(account: Account, uneven: str) -> None:
     account.asg.suspend_processes(AutoScalingGroupName=uneven, ScalingProcesses=["AZRebalance"])
     account.faults.clear()
-    # A second group that is evened is the proof that there was time for the first.
-    second = account.node_group("second", subnets=[account.network.subnets[zone] for zone in (FULL, EMPTY)])
-    account.faults.add(Stockout(zone=EMPTY))
-    account.grow(second, 2)
-    account.faults.clear()
-    eventually(lambda: zones_of(account, second), lambda zones: zones == {FULL: 1, EMPTY: 1})
+    account.advance(hours=1)
     assert zones_of(account, uneven) == {FULL: 3}
 
 
@@ -63,24 +61,26 @@ def test_protected_instances_are_not_moved(account: Account, uneven: str) -> Non
         AutoScalingGroupName=uneven, InstanceIds=account.instances(uneven), ProtectedFromScaleIn=True
     )
     account.faults.clear()
-    account.grow(uneven, 3)
+    account.advance(hours=1)
     assert zones_of(account, uneven) == {FULL: 3}
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_replacement_comes_before_a_spot_instance_at_risk_goes(account: Account) -> None:
     asg = account.node_group(capacityType="SPOT")
     (old,) = account.grow(asg, 1)
     account.events.drains_at_once = False
     account.cloud.recommend_rebalance(old)
-    eventually(lambda: "drain" in account.events.kinds())
+    account.advance(REAL.asg_launch - 1)
+    assert account.events.kinds() == ["launched", "at risk"]
+    account.advance(1)
     assert account.events.kinds() == ["launched", "at risk", "launched", "drain"]
     (new,) = account.instances(asg)
     assert new != old
     assert account.ec2_state(old) == "running"
 
     account.cloud.complete_drain(old)
-    eventually(lambda: account.ec2_state(old), lambda state: state == "terminated")
+    account.advance(REAL.terminate)
+    assert account.ec2_state(old) == "terminated"
     assert (account.instances(asg), account.group(asg)["DesiredCapacity"]) == ([new], 1)
     assert account.events.of("notice") == []
 
@@ -90,13 +90,15 @@ def test_both_run_until_the_replacement_s_node_is_ready(account: Account) -> Non
     (old,) = account.grow(asg, 1)
     account.events.nodes_join = False
     account.cloud.recommend_rebalance(old)
-    both = eventually(lambda: account.instances(asg), lambda ids: len(ids) == 2)
-    assert old in both
+    account.advance(hours=1)
+    both = account.instances(asg)
+    assert (len(both), old in both) == (2, True)
     assert (account.group(asg)["DesiredCapacity"], account.group(asg)["MaxSize"]) == (1, 1)
     assert "drain" not in account.events.kinds()
     (new,) = {*both} - {old}
     account.cloud.node_joined(new)
-    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [old])
+    account.advance()
+    assert account.instances(asg) == [new]
 
 
 def test_a_notice_before_the_replacement_is_there_drains_at_once(account: Account) -> None:
@@ -106,11 +108,15 @@ def test_a_notice_before_the_replacement_is_there_drains_at_once(account: Accoun
     account.events.drains_at_once = False
     account.cloud.recommend_rebalance(old)
     account.cloud.interrupt_spot(old)
-    eventually(lambda: "terminated" in account.events.kinds())
-    assert account.events.kinds().index("drain") < account.events.kinds().index("terminated")
+    account.advance()
+    assert account.events.kinds() == ["launched", "at risk", "notice", "drain"]
+    account.advance(REAL.spot_notice + REAL.terminate)
+    assert account.events.kinds()[-1] == "terminated"
     assert account.ec2_state(old) == "terminated"
     account.faults.clear()
-    eventually(lambda: account.instances(asg), lambda ids: len(ids) == 1 and ids != [old])
+    account.advance(REAL.asg_retry + REAL.asg_launch)
+    (new,) = account.instances(asg)
+    assert new != old
 
 
 def test_a_group_without_capacity_rebalancing_only_hears_of_the_risk(account: Account) -> None:
@@ -118,10 +124,9 @@ def test_a_group_without_capacity_rebalancing_only_hears_of_the_risk(account: Ac
     account.asg.update_auto_scaling_group(AutoScalingGroupName=asg, CapacityRebalance=False)
     (instance,) = account.grow(asg, 1)
     account.cloud.recommend_rebalance(instance)
-    eventually(lambda: account.events.of("at risk"))
-    account.grow(asg, 2)
-    assert instance in account.instances(asg)
-    assert "drain" not in account.events.kinds()
+    account.advance(hours=1)
+    assert account.instances(asg) == [instance]
+    assert account.events.kinds() == ["launched", "at risk"]
 
 
 def test_on_demand_instances_are_at_no_risk(account: Account) -> None:
@@ -138,14 +143,16 @@ def test_labels_and_taints_of_a_group_reach_its_instances(account: Account) -> N
         "labels": {"addOrUpdateLabels": {"new": "1"}, "removeLabels": ["gone"]},
         "taints": {"addOrUpdateTaints": [{"key": "nvidia.com/gpu", "value": "true", "effect": "NO_SCHEDULE"}]},
     }
-    account.eks.update_nodegroup_config(clusterName="k8s-ml", nodegroupName="train-gpu-a", **change)
-    (after,) = eventually(lambda: account.events.of("relabelled"))
+    account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName="train-gpu-a", **change)
+    account.advance()
+    (after,) = account.events.of("relabelled")
     assert after.instance_id == instance
     assert {"kept", "new"} <= after.labels.keys()
     assert "gone" not in after.labels
     assert [taint.key for taint in after.taints] == ["nvidia.com/gpu"]
 
-    eventually(account.status, lambda status: status == "ACTIVE")
-    account.eks.update_nodegroup_config(clusterName="k8s-ml", nodegroupName="train-gpu-a", scalingConfig={"maxSize": 5})
-    eventually(account.status, lambda status: status == "ACTIVE")
+    account.advance(REAL.nodegroup_update)
+    account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName="train-gpu-a", scalingConfig={"maxSize": 5})
+    account.advance(REAL.nodegroup_update)
+    assert account.status() == "ACTIVE"
     assert len(account.events.of("relabelled")) == 1

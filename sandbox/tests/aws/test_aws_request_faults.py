@@ -9,7 +9,7 @@ from botocore.exceptions import ClientError
 
 from gpu_sandbox.aws import AwsCloud
 from gpu_sandbox.faults import Faults
-from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, QUICK, Account, Recorder
+from sandbox.tests.aws.conftest import ACCOUNT_ID, CLUSTER, LAUNCH, Account, Recorder
 
 CALLS: list[tuple[str, str, dict[str, Any]]] = [
     ("eks", "list_clusters", {}),
@@ -118,14 +118,14 @@ def test_an_unfinished_operation_says_so_at_once(account: Account) -> None:
 
 def test_one_after_the_other_starts_empty(account: Account) -> None:
     account.node_group()
-    following = AwsCloud(account_id=ACCOUNT_ID, faults=Faults(), timings=QUICK, events=Recorder())
+    following = AwsCloud(account_id=ACCOUNT_ID, faults=Faults(), clock=account.clock, events=Recorder())
     with pytest.raises(RuntimeError, match=ACCOUNT_ID):
         following.start()
 
     account.cloud.stop()
     following.start()
     try:
-        again = Account(following, Recorder(), Faults(), account.network)
+        again = Account(following, account.clock, Recorder(), Faults(), account.network)
         assert again.eks.list_clusters()["clusters"] == []
         assert again.asg.describe_auto_scaling_groups()["AutoScalingGroups"] == []
     finally:
@@ -134,10 +134,10 @@ def test_one_after_the_other_starts_empty(account: Account) -> None:
 
 
 def test_accounts_run_side_by_side(account: Account) -> None:
-    other = AwsCloud(account_id="111122223333", faults=Faults(), timings=QUICK, events=Recorder())
+    other = AwsCloud(account_id="111122223333", faults=Faults(), clock=account.clock, events=Recorder())
     other.start()
     try:
-        neighbour = Account(other, Recorder(), Faults(), account.network)
+        neighbour = Account(other, account.clock, Recorder(), Faults(), account.network)
         account.node_group()
 
         assert neighbour.client("sts").get_caller_identity()["Account"] == "111122223333"
@@ -150,13 +150,16 @@ def test_accounts_run_side_by_side(account: Account) -> None:
     assert account.status() == "ACTIVE"
 
 
-def test_a_listener_that_raises_does_not_stop_aws(account: Account, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_a_listener_raises_is_told_and_does_not_stop_aws(account: Account) -> None:
     def raising(_: object) -> None:
         raise LookupError("the listener's own trouble")
 
-    account.events.instance_launched = raising  # type: ignore[method-assign]
     asg = account.node_group()
-    account.grow(asg, 1)
-    account.grow(asg, 2)
-
-    assert "the listener's own trouble" in caplog.text
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(account.events, "instance_launched", raising)
+        account.resize(asg, 2)
+        with pytest.raises(ExceptionGroup) as told:
+            account.advance(LAUNCH)
+    assert [repr(each) for each in told.value.exceptions] == ['LookupError("the listener\'s own trouble")'] * 2
+    account.grow(asg, 3)
+    assert account.events.kinds() == ["launched"]
