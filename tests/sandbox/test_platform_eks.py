@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,15 @@ from airflow_gpu_provider.platforms.aws.autoscaler_tags import wanted_tags
 from airflow_gpu_provider.platforms.aws.autoscaling import SUSPENDED_TAG, SWITCH
 from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.aws.spec import OWNER_TAG, POOL_TAG, ZONE_TAG
-from airflow_gpu_provider.platforms.base import Group, Plan, platform_for
+from airflow_gpu_provider.platforms.base import Plan, platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from tests.sandbox import documented_roles, role_record
-from tests.sandbox.aws_account import CLUSTER, Account, cloud_process, eventually
+from tests.sandbox.aws_account import CLUSTER, LAUNCH, TIMINGS, Account
 
 A, B = "us-west-2a", "us-west-2b"
 GROUP_A, GROUP_B = "train-a-g6-xlarge", "train-b-g6-xlarge"
 OWNER = "prod/nightly_training"
+TAKES = {"create": TIMINGS.nodegroup_create, "update": TIMINGS.nodegroup_update}
 
 
 class Pools:
@@ -49,9 +50,9 @@ class Pools:
             "region": "us-west-2",
             "instance_types": ["g6.xlarge"],
             "zones": [A],
-            "subnets": list(self._account.opened.subnets.values()),
+            "subnets": list(self._account.network.subnets.values()),
             "max_nodes": 3,
-            "node_role": self._account.opened.node_role_arn,
+            "node_role": self._account.network.node_role_arn,
         }
         return EksGpuPool(**(fields | changes))
 
@@ -67,26 +68,23 @@ class Pools:
     def applied(self, platform: EksPlatform) -> Plan:
         plan = platform.plan(1)
         platform.apply(plan, print)
-        eventually(platform.observe, lambda groups: groups and all(g.status == "active" for g in groups))
+        self._account.advance(max((TAKES[change.action] for change in plan.changes), default=0))
+        assert {group.status for group in platform.observe()} == {"active"}
         return plan
 
     def grown(self, size: int, **changes: Any) -> EksPlatform:
         platform = self.ready(**changes)
         platform.grow({GROUP_A: size})
-        running(platform, size)
+        self._account.advance(LAUNCH)
+        assert states(platform) == ["running"] * size
         return platform
 
 
-@pytest.fixture(scope="module")
-def cloud() -> Iterator[Any]:
-    with cloud_process() as cloud:
-        yield cloud
-
-
 @pytest.fixture
-def account(cloud: Any) -> Iterator[Account]:
-    yield Account(cloud)
-    cloud.close()
+def account() -> Iterator[Account]:
+    account = Account()
+    yield account
+    account.close()
 
 
 @pytest.fixture
@@ -99,27 +97,19 @@ def pools(account: Account, monkeypatch: pytest.MonkeyPatch) -> Pools:
 
 
 def connect(monkeypatch: pytest.MonkeyPatch, account: Account, *, conn_id: str = "aws_default", **changes: Any) -> None:
-    connection = {
-        "conn_type": "aws",
-        "login": changes.pop("login", account.opened.access_key_id),
-        "password": changes.pop("password", account.opened.secret_access_key),
-        "extra": {"endpoint_url": account.opened.endpoint_url} | changes,
-    }
+    credentials = {name: changes.pop(name) for name in ("login", "password") if name in changes}
+    connection = account.connection(**changes) | credentials
     monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps(connection))
 
 
-def running(platform: EksPlatform, size: int) -> Group:
-    """The first group, once it has so many running machines and no other."""
-
-    def settled(groups: tuple[Group, ...]) -> bool:
-        return [m.state for m in groups[0].machines] == ["running"] * size
-
-    return eventually(platform.observe, settled)[0]
+def states(platform: EksPlatform) -> list[str]:
+    """Those of the first group's machines."""
+    return [machine.state for machine in platform.observe()[0].machines]
 
 
 def launch_template_of_nodes(account: Account) -> dict[str, Any]:
     """Somebody's launch template with a security group of its own; how their node group names it."""
-    group = account.ec2.create_security_group(GroupName="nodes", Description="-", VpcId=account.opened.vpc_id)[
+    group = account.ec2.create_security_group(GroupName="nodes", Description="-", VpcId=account.network.vpc_id)[
         "GroupId"
     ]
     data = {"SecurityGroupIds": [group], "InstanceType": "m6i.large"}
@@ -157,14 +147,14 @@ class TestPlanAndApply:
         assert plan.grow == (f"{GROUP_B} 0->1 (g6.xlarge on-demand in us-west-2b first)",)
         created = account.describe(GROUP_A)
         assert created["scalingConfig"] == {"minSize": 0, "maxSize": 2, "desiredSize": 0}
-        assert created["subnets"] == [account.opened.subnets[A]]
+        assert created["subnets"] == [account.network.subnets[A]]
         assert created["labels"] == {"tier": "gpu", "airflow-gpu-provider/pool": "train"}
         assert created["taints"] == [{"key": "nvidia.com/gpu", "value": "true", "effect": "NO_SCHEDULE"}]
         assert created["instanceTypes"] == ["g6.xlarge"]
         assert created["capacityType"] == "ON_DEMAND"
         assert created["amiType"] == "AL2023_x86_64_NVIDIA"
         assert created["diskSize"] == 100
-        assert created["nodeRole"] == account.opened.node_role_arn
+        assert created["nodeRole"] == account.network.node_role_arn
         expected = {"team": "ml", POOL_TAG: "train", OWNER_TAG: OWNER, ZONE_TAG: A}
         assert expected.items() <= created["tags"].items()
         assert tags == {"team": "ml"}
@@ -187,14 +177,14 @@ class TestPlanAndApply:
 
     def test_planning_writes_nothing(self, account: Account, pools: Pools) -> None:
         pools.platform().plan(1)
-        assert not [call for call in account.calls if not call.partition(":")[2].startswith(("Describe", "List"))]
+        assert not [call for call in account.cloud.calls if not call.partition(":")[2].startswith(("Describe", "List"))]
 
     def test_an_image_that_eks_does_not_have_for_the_cluster_is_refused_first(
         self, account: Account, pools: Pools
     ) -> None:
         with pytest.raises(PoolSpecError, match=r"Kubernetes 1\.36, .* AL2_x86_64_GPU for 1\.32 and earlier only"):
             pools.platform(ami_type="AL2_x86_64_GPU").plan(1)
-        assert account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"] == []
+        assert account.node_groups() == []
 
     def test_a_group_that_somebody_else_creates_meanwhile_is_fine(self, pools: Pools) -> None:
         platform, other, said = pools.platform(), pools.platform(), []
@@ -236,7 +226,7 @@ class TestPlanAndApply:
     ) -> None:
         read = "ec2:DescribeLaunchTemplateVersions"
         policy = documented_roles.policy("eks-full.json", without=[read], **account.placeholders)
-        key = account.add_identity("airflow", policy)
+        key = account.cloud.add_identity("airflow", policy=policy)
         connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
         plan = pools.platform(launch_template="gpu-nodes").plan(1)
         assert f"whether launch template gpu-nodes exists is not known without {read}" in plan.notes
@@ -263,7 +253,7 @@ class TestForAutoscaler:
         told = pools.platform(scaling="autoscaler")
         (change,) = pools.applied(told).changes
         assert "+k8s.io/cluster-autoscaler/node-template/resources/nvidia.com/gpu=1" in change.detail
-        eventually(lambda: told.plan(1).is_empty)
+        assert told.plan(1).is_empty
 
         direct = pools.platform()
         (change,) = pools.applied(direct).changes
@@ -271,13 +261,14 @@ class TestForAutoscaler:
         # EKS's invitation to autoscalers is withdrawn where the pool sizes its groups itself.
         del before["k8s.io/cluster-autoscaler/enabled"]
         assert tags_of(account, GROUP_A) == {**before, "airflow-gpu-provider/pool": "train"}
-        eventually(lambda: not direct.plan(1).changes)
+        assert not direct.plan(1).changes
 
     def test_the_bill_of_an_instance_names_its_pool(self, account: Account, pools: Pools) -> None:
         platform = pools.ready(tags={"team": "ml"})
         platform.update_autoscaler_tags([GROUP_A])
         platform.grow({GROUP_A: 1})
-        (instance_id,) = [machine.id for machine in running(platform, 1).machines]
+        account.advance(LAUNCH)
+        (instance_id,) = [machine.id for machine in platform.observe()[0].live]
         (reservation,) = account.ec2.describe_instances(InstanceIds=[instance_id])["Reservations"]
         tags = {tag["Key"]: tag["Value"] for tag in reservation["Instances"][0]["Tags"]}
         assert (tags["airflow-gpu-provider/pool"], tags["team"]) == (platform._pool.name, "ml")
@@ -315,7 +306,7 @@ class TestDrift:
 
         assert change.action == "update"
         assert all(word in change.detail for word in ("maxSize", "labels", "taints", "tags"))
-        account.until_active(GROUP_A)
+        account.advance_until(lambda: account.describe(GROUP_A)["status"] == "ACTIVE", after=TIMINGS.nodegroup_update)
         group = account.describe(GROUP_A)
         assert group["labels"] == {"new": "1", "airflow-gpu-provider/pool": "train"}
         taints = {(t["key"], t.get("value"), t["effect"]) for t in group["taints"]}
@@ -384,11 +375,11 @@ class TestDrift:
         changed, said = pools.platform(max_nodes=9), []
         plan = changed.plan(1)
         bigger = {"maxSize": 8}
-        with account.standing_still():
-            account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig=bigger)
-            changed.apply(plan, said.append)
+        account.eks.update_nodegroup_config(clusterName=CLUSTER, nodegroupName=GROUP_A, scalingConfig=bigger)
+        account.advance(TIMINGS.nodegroup_update - 1)
+        changed.apply(plan, said.append)
         assert said == [f"{GROUP_A} is being updated by somebody else: the next run brings it in line"]
-        account.until_active(GROUP_A)
+        account.advance(1)
         pools.applied(changed)
         assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 9
 
@@ -399,20 +390,22 @@ class TestFailedGroups:
         account.stock_out()
         request = platform._source._specs(platform._source.candidates(), {})[0].create_request()
         account.eks.create_nodegroup(**(request | {"scalingConfig": {"minSize": 0, "maxSize": 3, "desiredSize": 1}}))
-        (group,) = eventually(platform.observe, lambda groups: groups[0].status == "failed")
+        account.advance_until(lambda: platform.observe()[0].status == "failed", after=TIMINGS.nodegroup_create_timeout)
+        (group,) = platform.observe()
         assert "InsufficientInstanceCapacity" in group.issues[0]
 
         with pytest.raises(GroupFailed, match="InsufficientInstanceCapacity"):
             platform.apply(platform.plan(1), print)
 
-        account.clear_faults()
-        eventually(platform.observe, lambda groups: not groups)
+        account.faults.clear()
+        account.advance_until(lambda: not platform.observe(), after=TIMINGS.nodegroup_delete)
         pools.applied(platform)
 
     def test_one_that_is_being_deleted_is_no_use_yet(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(1)
         account.hold_drains()
         platform.delete(print)
+        account.advance(TIMINGS.nodegroup_delete)
         plan = platform.plan(1)
         assert "is being deleted" in plan.changes[0].detail
         with pytest.raises(GroupFailed, match="still being deleted"):
@@ -423,17 +416,18 @@ class TestFailedGroups:
         platform, said = pools.ready(), list[str]()
         account.stock_out()
         platform.grow({GROUP_A: 1})
-        eventually(platform.observe, lambda groups: groups[0].status == "degraded")
+        account.advance_until(lambda: platform.observe()[0].status == "degraded", after=TIMINGS.asg_reaction)
         changed = pools.platform(max_nodes=9)
         changed.apply(changed.plan(1), said.append)
         assert said[-1].endswith("EKS updates no such group: it is made anew once it has no machines")
 
         platform.shrink_unfilled([GROUP_A])
+        account.advance(hours=1)
         assert account.describe(GROUP_A)["status"] == "DEGRADED"
         with pytest.raises(GroupFailed, match="InsufficientInstanceCapacity"):
             changed.apply(changed.plan(1), said.append)
         assert said[-2].endswith("and EKS updates no such group: it is made anew")
-        eventually(platform.observe, lambda groups: not groups)
+        account.advance_until(lambda: not platform.observe(), after=TIMINGS.nodegroup_delete)
         pools.applied(changed)
         assert account.describe(GROUP_A)["scalingConfig"]["maxSize"] == 9
 
@@ -462,7 +456,7 @@ class TestLimitOfGroups:
 class TestWhere:
     def test_zones_and_subnets_default_to_those_of_other_node_groups(self, account: Account, pools: Pools) -> None:
         """The cluster's own are its control plane's alone, as terraform-aws-eks has them: no node joins there."""
-        others = [account.opened.subnets[zone] for zone in (B, A)]
+        others = [account.network.subnets[zone] for zone in (B, A)]
         account.create_node_group("web", subnets=others)
         platform = pools.platform(zones=[], subnets=[])
         plan = platform.plan(1)
@@ -472,7 +466,7 @@ class TestWhere:
 
     def test_what_this_package_made_is_no_example(self, account: Account, pools: Pools) -> None:
         pools.applied(pools.platform(name="other"))
-        own = account.opened.control_plane_subnets[A]
+        own = account.network.control_plane_subnets[A]
         plan = pools.platform(subnets=[]).plan(1)
         assert f"{own} in {A}: no other node group is in the zone" in plan.lines()[-2]
         assert "no route leads out of the VPC" in plan.lines()[-1]
@@ -493,7 +487,7 @@ class TestWhere:
         assert not [line for line in pools.platform().plan(1).lines() if "!" in line]
 
     def test_whether_a_subnet_is_public_is_in_its_routes(self, account: Account, pools: Pools) -> None:
-        public, private = account.opened.public_subnets[A], account.opened.subnets[A]
+        public, private = account.network.public_subnets[A], account.network.subnets[A]
         platform = pools.platform(subnets=[])
         cluster = {**platform._eks.description, "resourcesVpcConfig": {"subnetIds": [public, private]}}
         platform._eks.__dict__["description"] = cluster
@@ -510,13 +504,13 @@ class TestWhere:
             pools.platform(subnets=["subnet-0bad"]).plan(1)
 
     def test_what_a_zone_does_not_offer_is_left_out_and_said(self, account: Account, pools: Pools) -> None:
-        account.set_offered("g6.xlarge", A, offered=False)
+        account.cloud.set_offered("g6.xlarge", A, offered=False)
         plan = pools.platform(zones=[A, B]).plan(1)
         assert [change.group for change in plan.changes] == [GROUP_B]
         assert plan.lines()[-1] == "  ! g6.xlarge is left out in us-west-2a: EC2 does not offer it there"
 
     def test_offered_nowhere(self, account: Account, pools: Pools) -> None:
-        account.set_offered("g6.xlarge", A, offered=False)
+        account.cloud.set_offered("g6.xlarge", A, offered=False)
         with pytest.raises(PoolSpecError, match=r"EC2 offers g6.xlarge in none of us-west-2a"):
             pools.platform().plan(1)
 
@@ -529,7 +523,7 @@ class TestWhere:
         account.create_node_group("alerts", **image, nodeRole=windows["Role"]["Arn"])
         account.node_group("web")
         pools.ready(node_role=None)
-        assert account.describe(GROUP_A)["nodeRole"] == account.opened.node_role_arn
+        assert account.describe(GROUP_A)["nodeRole"] == account.network.node_role_arn
 
     def test_no_role_to_take(self, pools: Pools) -> None:
         with pytest.raises(PoolSpecError, match="node_role is not set"):
@@ -542,19 +536,25 @@ class TestWhere:
 
 
 class TestObserve:
-    def test_machines_come_and_go(self, pools: Pools) -> None:
-        started = datetime.now(UTC) - timedelta(seconds=1)
-        platform = pools.grown(2)
+    def test_machines_come_and_go(self, account: Account, pools: Pools) -> None:
+        platform = pools.ready()
+        platform.grow({GROUP_A: 2})
+        account.advance_until(lambda: states(platform) == ["pending"] * 2, after=TIMINGS.asg_reaction)
+        launched = account.now
+        account.advance_until(lambda: states(platform) == ["running"] * 2, after=TIMINGS.asg_launch)
         (group,) = platform.observe()
         assert (group.status, group.desired, group.max_size, group.unfilled) == ("active", 2, 3, 0)
         assert len({machine.id for machine in group.machines}) == 2
-        assert all(machine.launched_at and machine.launched_at > started for machine in group.machines)
+        assert [machine.launched_at for machine in group.machines] == [launched] * 2
+        platform.release(group.live)
+        assert states(platform) == ["terminating"] * 2
+        account.advance_until(lambda: not platform.observe()[0].machines, after=TIMINGS.terminate)
 
     def test_calls_do_not_grow_with_machines(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(3)
-        before = account.calls
+        before = account.cloud.calls
         platform.observe()
-        made = account.calls - before
+        made = account.cloud.calls - before
         assert made.total() == 5, made
 
     @pytest.mark.parametrize("market", ["ON_DEMAND", "SPOT"])
@@ -563,21 +563,24 @@ class TestObserve:
         name = platform.observe()[0].name
         account.stock_out(zone=A)
         platform.grow({name: 1})
-        (group,) = eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        account.advance_until(lambda: platform.observe()[0].launch_failure, after=TIMINGS.asg_reaction)
+        (group,) = platform.observe()
         assert group.launch_failure
         assert group.launch_failure.out_of_stock
         assert "apacity" in group.launch_failure.message
         assert group.unfilled == 1
         assert not group.launching
-        account.clear_faults()
-        eventually(platform.observe, lambda groups: groups[0].live and not groups[0].launch_failure)
+        account.faults.clear()
+        account.advance_until(lambda: platform.observe()[0].live, after=TIMINGS.asg_retry)
+        account.advance_until(lambda: not platform.observe()[0].launch_failure, after=TIMINGS.asg_launch)
 
     @pytest.mark.parametrize(("market", "code"), [("ON_DEMAND", "L-DB2E81BA"), ("SPOT", "L-3819A6DF")])
     def test_a_quota_is_no_stock_out(self, account: Account, pools: Pools, market: str, code: str) -> None:
         platform = pools.ready(capacity_types=[market])
-        account.set_quota(code, 0)
+        account.cloud.set_quota(code, 0)
         platform.grow({platform.observe()[0].name: 1})
-        (group,) = eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        account.advance_until(lambda: platform.observe()[0].launch_failure, after=TIMINGS.asg_reaction)
+        (group,) = platform.observe()
         assert group.launch_failure
         assert not group.launch_failure.out_of_stock
         assert "xceeded" in group.launch_failure.message
@@ -607,11 +610,12 @@ class TestSizes:
         with pytest.raises(GroupNotFound, match="does not exist"):
             pools.ready().grow({GROUP_B: 1})
 
-    def test_exactly_the_named_machine_goes(self, pools: Pools) -> None:
+    def test_exactly_the_named_machine_goes(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(3)
         first, second, third = platform.observe()[0].live
         platform.release([second])
-        (group,) = eventually(platform.observe, lambda groups: len(groups[0].machines) == 2)
+        account.advance_until(lambda: len(platform.observe()[0].machines) == 2, after=TIMINGS.terminate)
+        (group,) = platform.observe()
         assert {machine.id for machine in group.live} == {first.id, third.id}
         assert group.desired == 2
 
@@ -622,18 +626,20 @@ class TestSizes:
         platform.release([machine])
         platform.release([machine])  # on its way
         assert platform.observe()[0].desired == 1
-        account.complete_drain(machine.id)
-        eventually(platform.observe, lambda groups: len(groups[0].machines) == 1)
+        account.cloud.complete_drain(machine.id)
+        account.advance_until(lambda: len(platform.observe()[0].machines) == 1, after=TIMINGS.terminate)
         platform.release([machine])  # gone
         assert [m.id for m in platform.observe()[0].live] == [other.id]
 
     def test_a_machine_that_is_still_pending_goes_too(self, account: Account, pools: Pools) -> None:
         platform = pools.ready()
         platform.grow({GROUP_A: 1})
-        (group,) = eventually(platform.observe, lambda groups: groups[0].live)
+        account.advance(TIMINGS.asg_reaction)
+        machines = platform.observe()[0].live
+        assert [machine.state for machine in machines] == ["pending"]
         # AWS refuses it while the launch is in progress, and the machine is a later call's: release returns it then.
-        eventually(lambda: platform.release(group.live), lambda kept: not kept)
-        eventually(platform.observe, lambda groups: not groups[0].machines)
+        account.advance_until(lambda: not platform.release(machines), after=TIMINGS.asg_launch)
+        account.advance_until(lambda: not platform.observe()[0].machines, after=TIMINGS.terminate)
         assert platform.observe()[0].desired == 0
 
     def test_a_minimum_size_keeps_a_machine_and_is_said(self, account: Account, pools: Pools) -> None:
@@ -646,7 +652,9 @@ class TestSizes:
     def test_one_machine_that_cannot_go_does_not_keep_the_others(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(2, zones=[A, B])
         platform.grow({GROUP_B: 1})
-        groups = eventually(platform.observe, lambda groups: [one.state for one in groups[1].live] == ["running"])
+        account.advance(LAUNCH)
+        groups = platform.observe()
+        assert [one.state for one in groups[1].live] == ["running"]
         account.scaling(GROUP_A, minSize=2)
         with pytest.raises(CloudError):
             platform.release([*groups[0].live, *groups[1].live])
@@ -660,13 +668,14 @@ class TestShrinkUnfilled:
         platform = pools.grown(1)
         account.stock_out()
         platform.grow({GROUP_A: 3})
-        eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        account.advance(TIMINGS.asg_reaction)
+        assert platform.observe()[0].launch_failure
         return platform
 
     def test_down_to_what_exists(self, account: Account, starved: EksPlatform) -> None:
         (machine,) = starved.observe()[0].live
         assert starved.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
-        account.clear_faults()
+        account.faults.clear()
         (group,) = starved.observe()
         assert [m.id for m in group.live] == [machine.id]
         assert (group.desired, group.unfilled) == (1, 0)
@@ -680,10 +689,13 @@ class TestShrinkUnfilled:
         assert platform.observe()[0].desired == 2
 
     def test_a_machine_that_came_meanwhile_stays(self, account: Account, starved: EksPlatform) -> None:
-        account.clear_faults()
-        eventually(starved.observe, lambda groups: len(groups[0].live) == 3)
+        account.faults.clear()
+        account.advance(TIMINGS.asg_retry)
+        assert states(starved) == ["running", "pending", "pending"]
         assert starved.shrink_unfilled([GROUP_A]) == {}
-        assert len(starved.observe()[0].live) == 3
+        account.advance(TIMINGS.asg_launch)
+        assert starved.shrink_unfilled([GROUP_A]) == {}
+        assert states(starved) == ["running"] * 3
 
     def test_somebody_elses_suspension_stays(self, account: Account, starved: EksPlatform) -> None:
         asg = account.asg_of(GROUP_A)
@@ -701,11 +713,13 @@ class TestShrinkUnfilled:
         asg = account.asg_of(GROUP_A)
         with dead(starved, last_words, dies=dies), pytest.raises(Dead):
             starved.shrink_unfilled([GROUP_A])
-        account.clear_faults()
+        account.faults.clear()
+        size = max(account.group(asg)["DesiredCapacity"], 2)
 
         pools.platform().grow({GROUP_A: 2})
 
-        eventually(lambda: account.in_service(asg), lambda ids: len(ids) >= 2)
+        account.advance(TIMINGS.asg_retry + TIMINGS.asg_launch)
+        assert len(account.in_service(asg)) == size
         assert (suspended(account, asg), marks(account, asg)) == ([], [])
 
     def test_a_stale_suspension_is_seen_and_ended(self, account: Account, starved: EksPlatform) -> None:
@@ -714,9 +728,9 @@ class TestShrinkUnfilled:
             starved.shrink_unfilled([GROUP_A])
         assert not any(group.left_suspended for group in starved.observe())  # its holder may be alive
 
-        old = (datetime.now(UTC) - timedelta(minutes=2)).isoformat()
-        tag = {"ResourceId": asg, "ResourceType": "auto-scaling-group", "Key": SUSPENDED_TAG}
-        account.asg.create_or_update_tags(Tags=[{**tag, "Value": old, "PropagateAtLaunch": False}])
+        account.advance(30)
+        assert not any(group.left_suspended for group in starved.observe())
+        account.advance(31)
         assert [group.name for group in starved.observe() if group.left_suspended] == [GROUP_A]
         assert suspended(account, asg) == ["Launch"]  # a look has no side effect
         starved.resume_launches([GROUP_A])
@@ -755,21 +769,20 @@ class dead:
 class TestSwitch:
     def test_sets_the_group_to_zero_by_itself(self, account: Account, pools: Pools) -> None:
         platform = pools.grown(2)
-        at = datetime.now(UTC) + timedelta(hours=1)
-        platform.schedule_scale_to_zero([GROUP_A], at)
-        switch_at = platform.observe()[0].switch_at
-        assert switch_at
-        assert at <= switch_at < at + timedelta(seconds=1)
-        soon = timedelta(seconds=10)  # AWS refuses a time that is past when it is asked
-        platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + soon)
-        eventually(platform.observe, lambda groups: not groups[0].machines)
+        in_an_hour = account.now + timedelta(hours=1)
+        platform.schedule_scale_to_zero([GROUP_A], in_an_hour - timedelta(milliseconds=600))
+        assert platform.observe()[0].switch_at == in_an_hour  # AWS knows whole seconds, and it must not be early
+        account.advance_until(lambda: platform.observe()[0].desired == 0, after=3600)
+        account.advance_until(
+            lambda: not platform.observe()[0].machines, after=TIMINGS.asg_reaction + TIMINGS.terminate
+        )
         group = platform.observe()[0]
         assert (group.desired, group.max_size, group.switch_at) == (0, 3, None)
 
     def test_is_moved_and_taken_off(self, account: Account, pools: Pools) -> None:
         platform = pools.ready(zones=[A, B])
         hour = timedelta(hours=1)
-        at = datetime.now(UTC).replace(microsecond=0) + hour
+        at = account.now + hour
         platform.schedule_scale_to_zero([GROUP_A, GROUP_B], at)
         platform.schedule_scale_to_zero([GROUP_A], at + hour)
         assert [group.switch_at for group in platform.observe()] == [at + hour, at]
@@ -779,7 +792,7 @@ class TestSwitch:
 
     def test_others_scheduled_actions_are_left_alone(self, account: Account, pools: Pools) -> None:
         platform, asg = pools.ready(), account.asg_of(GROUP_A)
-        at = datetime.now(UTC).replace(microsecond=0) + timedelta(hours=1)
+        at = account.now + timedelta(hours=1)
         account.asg.put_scheduled_update_group_action(
             AutoScalingGroupName=asg, ScheduledActionName="theirs", StartTime=at, DesiredCapacity=1
         )
@@ -792,7 +805,7 @@ class TestSwitch:
 
     def test_only_the_size_is_in_it(self, account: Account, pools: Pools) -> None:
         platform = pools.ready()
-        platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
+        platform.schedule_scale_to_zero([GROUP_A], account.now + timedelta(hours=1))
         (action,) = account.asg.describe_scheduled_actions()["ScheduledUpdateGroupActions"]
         assert action["ScheduledActionName"] == SWITCH
         assert action["DesiredCapacity"] == 0
@@ -807,8 +820,8 @@ class TestDelete:
         platform = pools.ready(zones=[A, B])
         platform.delete(print)
         platform.delete(print)
-        left = eventually(lambda: account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"], lambda n: len(n) == 3)
-        assert set(left) == {"train-by-hand", "web", "train-c-a-g6-xlarge"}
+        left = {"train-by-hand", "web", "train-c-a-g6-xlarge"}
+        account.advance_until(lambda: set(account.node_groups()) == left, after=TIMINGS.nodegroup_delete)
 
 
 class TestAccessAndErrors:
@@ -816,9 +829,9 @@ class TestAccessAndErrors:
         access = pools.platform().cluster_access()
         assert (access.server, access.ca_data) == ("https://127.0.0.1:6443", "Q0E=")
         assert access.token
-        identity = account.identify(access.token())
+        identity = account.cloud.identify(access.token())
         assert identity
-        assert identity.arn == account.opened.arn
+        assert identity.arn == account.cloud.access_key.arn
 
     def test_tokens_are_for_the_regional_endpoint(self, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
         import base64
@@ -839,7 +852,7 @@ class TestAccessAndErrors:
     def test_a_connection_that_is_missing_never_means_ambient_credentials(
         self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        for name, value in account.opened.env.items():
+        for name, value in account.cloud.env().items():
             monkeypatch.setenv(name, value)
         with pytest.raises(ConnectionNotFound, match="connection 'aws_prod' does not exist"):
             pools.platform(aws_conn_id="aws_prod").observe()
@@ -868,7 +881,7 @@ class TestAccessAndErrors:
     def test_a_role_that_may_not_be_assumed(
         self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        endpoint = {"sts": {"endpoint_url": account.opened.endpoint_url}}
+        endpoint = {"sts": {"endpoint_url": account.cloud.endpoint_url}}
         connect(monkeypatch, account, role_arn="arn:aws:iam::123456789012:role/no-such-role", service_config=endpoint)
         with pytest.raises(PermissionDenied, match="sts:AssumeRole"):
             pools.platform().observe()
@@ -880,13 +893,14 @@ class TestAccessAndErrors:
 
     def test_a_few_errors_and_throttled_calls_are_tried_again(self, account: Account, pools: Pools) -> None:
         platform = pools.ready()
-        account.set_rates(throttled=0.2, failing=0.2)
+        account.faults.set_throttle_rate(0.2)
+        account.faults.set_error_rate(0.2)
         for _ in range(3):
             assert platform.observe()[0].status == "active"
 
     def test_throttled_for_good(self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch) -> None:
         connect(monkeypatch, account, config_kwargs=ONE_TRY)  # the connection's settings come before ours
-        account.set_rates(throttled=1.0)
+        account.faults.set_throttle_rate(1.0)
         with pytest.raises(CloudError, match=r"AWS throttled eks:ListNodegroups"):
             pools.platform().observe()
 
@@ -899,7 +913,7 @@ def test_a_misspelt_group_of_others_is_named_though_the_policy_names_none_such(
 ) -> None:
     """Of a node group that the policy does not name AWS says AccessDenied, whether or not there is one."""
     policy = documented_roles.policy("eks-scale-only.json", NODE_GROUP="web", **account.placeholders)
-    key = account.add_identity("airflow", policy)
+    key = account.cloud.add_identity("airflow", policy=policy)
     connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
     account.node_group("web")
     pool = EksGpuPool(
@@ -907,27 +921,29 @@ def test_a_misspelt_group_of_others_is_named_though_the_policy_names_none_such(
     )
     with pytest.raises(GroupNotFound, match="has no node group wbe; it has web"):
         platform_for(pool).plan(1)
-    assert not account.refused(key.arn)
+    assert not account.cloud.refused(key.arn)
 
 
 def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     request: pytest.FixtureRequest, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key = account.add_identity("airflow", documented_roles.policy("eks-full.json", **account.placeholders))
+    policy = documented_roles.policy("eks-full.json", **account.placeholders)
+    key = account.cloud.add_identity("airflow", policy=policy)
     connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
     spec: dict[str, Any] = {"zones": [A, B], "subnets": [], "node_role": None}
     with_template = launch_template_of_nodes(account)
-    account.create_node_group("web", **with_template, subnets=[account.opened.subnets[zone] for zone in (A, B)])
-    account.until_active("web")
+    account.create_node_group("web", **with_template, subnets=[account.network.subnets[zone] for zone in (A, B)])
+    account.advance(TIMINGS.nodegroup_create)
     # Of a type that the catalogue does not have, it counts against the same quota.
     account.ec2.run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, InstanceType="vt1.3xlarge")
-    started = datetime.now(UTC)
+    started = account.now
     pools.platform(**spec, instance_types=["g6.xlarge", "g7.xlarge"]).groups_over_quota(1, print)
     platform = pools.ready(**spec)
     pools.applied(pools.platform(**spec, max_nodes=2, tags={"team": "ml"}))
-    platform.schedule_scale_to_zero([GROUP_A], datetime.now(UTC) + timedelta(hours=1))
+    platform.schedule_scale_to_zero([GROUP_A], account.now + timedelta(hours=1))
     platform.grow({GROUP_A: 1})
-    machine = running(platform, 1).machines[0]
+    account.advance(LAUNCH)
+    (machine,) = platform.observe()[0].live
     (life,) = platform.lives(platform.observe(), started)
     assert (life.id, life.group, life.ended_at) == (machine.id, GROUP_A, None)
     account.hold_drains()
@@ -935,14 +951,15 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     platform.release([machine])
     account.stock_out()
     platform.grow({GROUP_B: 1})
-    eventually(platform.observe, lambda groups: groups[1].launch_failure)
+    account.advance(TIMINGS.asg_reaction)
+    assert platform.observe()[1].launch_failure
     platform.shrink_unfilled([GROUP_B])
     platform.cancel_scale_to_zero([GROUP_A])
-    account.clear_faults()
+    account.faults.clear()
     platform.delete(print)
 
-    assert not account.refused(key.arn)
-    role_record.hold("eks-full.json", request.node.nodeid, account.policy_uses(key.arn))
+    assert not account.cloud.refused(key.arn)
+    role_record.hold("eks-full.json", request.node.nodeid, account.cloud.policy_uses(key.arn))
 
 
 def test_the_first_pool_of_an_account_with_a_launch_template_needs_a_policy_more(
@@ -952,7 +969,7 @@ def test_the_first_pool_of_an_account_with_a_launch_template_needs_a_policy_more
     files = ("eks-full.json", "eks-launch-template.json")
 
     def act_as(name: str, *of: str) -> str:
-        key = account.add_identity(name, documented_roles.policy(*of, **account.placeholders))
+        key = account.cloud.add_identity(name, policy=documented_roles.policy(*of, **account.placeholders))
         connect(monkeypatch, account, login=key.access_key_id, password=key.secret_access_key)
         return key.arn
 
@@ -962,6 +979,6 @@ def test_the_first_pool_of_an_account_with_a_launch_template_needs_a_policy_more
         platform.apply(platform.plan(1), print)
     arn = act_as("with", *files)
     pools.ready(launch_template="gpu-nodes:1")
-    assert not account.refused(arn)
+    assert not account.cloud.refused(arn)
     for file in files:
-        role_record.hold(file, request.node.nodeid, account.policy_uses(arn))
+        role_record.hold(file, request.node.nodeid, account.cloud.policy_uses(arn))

@@ -14,7 +14,7 @@ from airflow_gpu_provider.platforms.aws.platform import EksPlatform
 from airflow_gpu_provider.platforms.quota import without_room
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.aws_account import CLUSTER, Account, cloud_process, eventually
+from tests.sandbox.aws_account import CLUSTER, LAUNCH, TIMINGS, Account
 from tests.sandbox.running import run
 
 ON_DEMAND_G, SPOT_G = "L-DB2E81BA", "L-3819A6DF"
@@ -22,26 +22,14 @@ GROUP, SPOT_GROUP = "train-a-g6-xlarge", "train-a-g6-xlarge-spot"
 BOTH = ["SPOT", "ON_DEMAND"]
 
 
-@pytest.fixture(scope="module")
-def cloud() -> Iterator[Any]:
-    with cloud_process() as cloud:
-        yield cloud
-
-
 @pytest.fixture
-def account(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
-    account = Account(cloud)
+def account(monkeypatch: pytest.MonkeyPatch) -> Iterator[Account]:
+    account = Account()
     for name in ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    connection = {
-        "conn_type": "aws",
-        "login": account.opened.access_key_id,
-        "password": account.opened.secret_access_key,
-        "extra": {"endpoint_url": account.opened.endpoint_url},
-    }
-    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_AWS_DEFAULT", json.dumps(account.connection()))
     yield account
-    cloud.close()
+    account.close()
 
 
 @pytest.fixture
@@ -53,33 +41,34 @@ def platform(account: Account) -> Callable[..., EksPlatform]:
             "region": "us-west-2",
             "instance_types": ["g6.xlarge"],
             "zones": ["us-west-2a"],
+            "subnets": list(account.network.subnets.values()),
             "max_nodes": 3,
-            "node_role": account.opened.node_role_arn,
+            "node_role": account.network.node_role_arn,
         }
         return EksPlatform(EksGpuPool(**(fields | changes)))
 
     return make
 
 
-def created(account: Account) -> list[str]:
-    groups: list[str] = account.eks.list_nodegroups(clusterName=CLUSTER)["nodegroups"]
-    return groups
+def with_a_machine(account: Account, pool: EksPlatform) -> EksPlatform:
+    pool.apply(pool.plan(1), print)
+    account.advance(TIMINGS.nodegroup_create)
+    pool.grow({GROUP: 1})
+    account.advance(LAUNCH)
+    assert len(account.in_service(account.asg_of(GROUP))) == 1
+    return pool
 
 
 def test_room_is_nothing_to_speak_of(account: Account, platform: Callable[..., EksPlatform]) -> None:
-    account.set_quota(ON_DEMAND_G, 8)
+    account.cloud.set_quota(ON_DEMAND_G, 8)
     said: list[str] = []
     platform().groups_over_quota(2, said.append)
     assert said == []
 
 
 def test_the_error_names_quota_limit_use_and_need(account: Account, platform: Callable[..., EksPlatform]) -> None:
-    account.set_quota(ON_DEMAND_G, 8)
-    pool = platform()
-    pool.apply(pool.plan(1), print)
-    account.until_active(GROUP)
-    pool.grow({GROUP: 1})
-    eventually(lambda: account.in_service(account.asg_of(GROUP)))
+    account.cloud.set_quota(ON_DEMAND_G, 8)
+    pool = with_a_machine(account, platform())
     pool.groups_over_quota(2, print)
 
     with pytest.raises(QuotaExceeded, match=r"'Running On-Demand G and VT instances' \(L-DB2E81BA\) is 8") as raised:
@@ -98,20 +87,19 @@ def test_a_machine_of_the_pool_that_drains_is_room_that_comes(
     account: Account, platform: Callable[..., EksPlatform]
 ) -> None:
     """EC2 counts it while it waits in Terminating:Wait; no second machine is there for a new run, and one will be."""
-    pool = platform()
-    pool.apply(pool.plan(1), print)
-    account.until_active(GROUP)
-    pool.grow({GROUP: 1})
-    eventually(lambda: account.in_service(account.asg_of(GROUP)))
-    account.set_quota(ON_DEMAND_G, 4)
+    pool = with_a_machine(account, platform())
+    account.cloud.set_quota(ON_DEMAND_G, 4)
     account.hold_drains()
     pool.release(pool.observe()[0].live)
+    account.advance(minutes=14)
 
+    (draining,) = account.group(account.asg_of(GROUP))["Instances"]
+    assert draining["LifecycleState"] == "Terminating:Wait"
     pool.groups_over_quota(1, pytest.fail)
 
 
 def test_a_market_without_quota_is_passed_over(account: Account, platform: Callable[..., EksPlatform]) -> None:
-    account.set_quota(SPOT_G, 0)
+    account.cloud.set_quota(SPOT_G, 0)
     said: list[str] = []
     pool = platform(capacity_types=BOTH)
     plan = pool.plan(1)
@@ -120,7 +108,7 @@ def test_a_market_without_quota_is_passed_over(account: Account, platform: Calla
         "g6.xlarge spot is passed over: quota 'All G and VT Spot Instance Requests' (L-3819A6DF) is 0 vCPUs,"
         " 0 are used, 4 more are needed"
     ]
-    assert created(account) == [GROUP]
+    assert account.node_groups() == [GROUP]
 
 
 def test_a_group_without_quota_that_is_there_may_not_grow(
@@ -128,14 +116,14 @@ def test_a_group_without_quota_that_is_there_may_not_grow(
 ) -> None:
     pool = platform(capacity_types=BOTH)
     pool.apply(pool.plan(1), print)
-    account.set_quota(SPOT_G, 0)
+    account.cloud.set_quota(SPOT_G, 0)
     groups = without_room(pool.observe(), pool.groups_over_quota(1, print))
     assert {group.name: group.max_size for group in groups} == {SPOT_GROUP: 0, GROUP: 3}
 
 
 def test_two_small_quotas_are_used_together(account: Account, platform: Callable[..., EksPlatform]) -> None:
-    account.set_quota(SPOT_G, 4)
-    account.set_quota(ON_DEMAND_G, 4)
+    account.cloud.set_quota(SPOT_G, 4)
+    account.cloud.set_quota(ON_DEMAND_G, 4)
     pool = platform(capacity_types=BOTH)
     pool.groups_over_quota(2, print)
     with pytest.raises(QuotaExceeded, match=r"spot: .*; g6\.xlarge on-demand: "):
