@@ -220,7 +220,9 @@ class InstanceGroup:
     def longest_failing(self) -> tuple[float, LaunchError] | None:
         """Since when the member that waits longest could not be had, and its last error."""
         failing = [
-            (member.failing_since, member.error) for member in self.members if member.failing_since and member.error
+            (member.failing_since, member.error)
+            for member in self.members
+            if member.failing_since and member.error and not member.leaving
         ]
         if not failing:
             return None

@@ -95,6 +95,13 @@ def test_a_pool_created_in_a_stockout_is_there_in_error(project: Project) -> Non
     assert project.events.seen == []
 
 
+def test_a_pool_that_lacks_machines_can_be_made_smaller(project: Project) -> None:
+    project.faults.add(Stockout(zone="us-central1-a"))
+    project.create(nodes=1)
+    assert not project.resize(0).error.code
+    assert (project.managed(), project.pool().status) == ([], NodePool.Status.RUNNING)
+
+
 def test_a_quota_that_is_too_small(project: Project) -> None:
     project.cloud.set_quota("NVIDIA_L4_GPUS", 1)
     project.create(machine_type="g2-standard-24")
