@@ -1,14 +1,12 @@
-"""A Google Cloud of its own for each test, with everything quick, and Google's own clients for it."""
+"""A Google Cloud of its own for each test, in Google's own times on a clock that the test moves, and its clients."""
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 from google.api_core.exceptions import from_http_response
@@ -16,41 +14,23 @@ from google.auth.transport.requests import AuthorizedSession, Request
 from google.cloud.container_v1 import ClusterManagerClient, NodeConfig, NodePool, Operation
 from google.oauth2 import service_account
 
+from gpu_sandbox import ManualClock
 from gpu_sandbox.faults import Faults
 from gpu_sandbox.google import GoogleCloud, GoogleTimings, Identity, Instance
+from gpu_sandbox.pace import Pace
 
-T = TypeVar("T")
 CLUSTER = "k8s-ml"
-QUICK = GoogleTimings(
-    operation_pending=0.05,
-    node_pool_create=0.1,
-    node_pool_update=0.1,
-    node_pool_resize=0.1,
-    node_pool_delete=0.1,
-    patience=0.3,
-    group_reaction=0.05,
-    group_operation=0.05,
-    instance_create=0.05,
-    instance_delete=0.1,
-    launch_retry=0.2,
-    drain_timeout=4.0,
-    preemption_notice=0.3,
-    stale=0.0,
-    poll=0.02,
-)
+REAL = Pace(name="real", speed=1.0, stale=0.0).google()
+LAUNCH = REAL.group_reaction + REAL.instance_create
+"""From a change of a group's size to instances that run."""
+GROW = REAL.operation_pending + LAUNCH
+"""GKE's operation that makes a node pool larger."""
+SHRINK = REAL.operation_pending + REAL.instance_delete
+"""GKE's operation that makes a node pool smaller, where nodes drain at once."""
+GIVE_UP = REAL.operation_pending + REAL.group_reaction + REAL.patience
+"""GKE's operation whose instances cannot be had."""
 SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 EMAIL_SCOPE = "https://www.googleapis.com/auth/userinfo.email"
-
-
-def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 120.0) -> T:
-    """What `look` sees once `wanted` says yes to it."""
-    deadline = time.monotonic() + seconds
-    while True:
-        seen = look()
-        if wanted(seen):
-            return seen
-        assert time.monotonic() < deadline, f"after {seconds} s still: {seen}"
-        time.sleep(0.02)
 
 
 def access_token(cloud: GoogleCloud, identity: Identity | None = None, *, scopes: Sequence[str] = SCOPES) -> str:
@@ -75,10 +55,10 @@ class Recorder:
     def drain_requested(self, instance: Instance) -> None:
         self.seen.append(("drain", instance))
         if self.drains_at_once:
-            threading.Thread(target=self.complete_drain, args=(instance.instance_id,)).start()
+            self.complete_drain(instance.instance_id)
 
     def instance_relabelled(self, before: Instance, after: Instance) -> None:
-        self.relabelled.append((before, after))
+        raise AssertionError("no test changes the labels or taints of machines that run")
 
     def rebalance_recommended(self, instance: Instance) -> None:
         raise AssertionError("Compute Engine recommends no rebalancing")
@@ -98,6 +78,7 @@ class Project:
     """A running Google Cloud with one cluster, and its clients."""
 
     cloud: GoogleCloud
+    clock: ManualClock
     events: Recorder
     faults: Faults
 
@@ -110,6 +91,7 @@ class Project:
         )
 
         self.session = AuthorizedSession(self.credentials)
+        self.advance = self.clock.advance
 
     def compute(self, method: str, path: str, **arguments: Any) -> Any:
         """One call to Compute Engine, below the project; raises as Google's clients do."""
@@ -137,24 +119,39 @@ class Project:
     def pool_name(self, name: str = "gpu") -> str:
         return f"{self.parent}/nodePools/{name}"
 
-    def create(self, name: str = "gpu", *, nodes: int = 0, wait: bool = True, **settings: Any) -> Operation:
+    def begin_to_create(self, name: str = "gpu", *, nodes: int = 0, **settings: Any) -> Operation:
         pool = node_pool(name, nodes=nodes, **settings)
-        operation = self.gke.create_node_pool(parent=self.parent, node_pool=pool)
-        return self.done(operation) if wait else operation
+        return self.gke.create_node_pool(parent=self.parent, node_pool=pool)
 
-    def done(self, operation: Operation) -> Operation:
-        """The operation once it is DONE, with or without an error."""
-        location = f"projects/{self.cloud.project_id}/locations/{self.cloud.location}"
-        return eventually(
-            lambda: self.gke.get_operation(name=f"{location}/operations/{operation.name}"),
-            lambda seen: seen.status == Operation.Status.DONE,
-        )
+    def create(
+        self, name: str = "gpu", *, nodes: int = 0, takes: float = REAL.node_pool_create, **settings: Any
+    ) -> Operation:
+        return self.done(self.begin_to_create(name, nodes=nodes, **settings), takes)
+
+    def done(self, operation: Operation, takes: float) -> Operation:
+        """The operation once it is DONE, with or without an error: after exactly so many seconds."""
+        name = f"projects/{self.cloud.project_id}/locations/{self.cloud.location}/operations/{operation.name}"
+        self.advance(takes - 1)
+        before = self.gke.get_operation(name=name)
+        assert before.status != Operation.Status.DONE, before
+        self.advance(1)
+        seen = self.gke.get_operation(name=name)
+        assert seen.status == Operation.Status.DONE, seen
+        return seen
 
     def pool(self, name: str = "gpu") -> NodePool:
         return self.gke.get_node_pool(name=self.pool_name(name))
 
-    def resize(self, size: int, name: str = "gpu") -> Operation:
-        return self.done(self.gke.set_node_pool_size(request={"name": self.pool_name(name), "node_count": size}))
+    def resize(self, size: int, name: str = "gpu", *, takes: float = GROW) -> Operation:
+        request = {"name": self.pool_name(name), "node_count": size}
+        return self.done(self.gke.set_node_pool_size(request=request), takes)
+
+    def update(self, **changes: Any) -> Operation:
+        request = {"name": self.pool_name(), **changes}
+        return self.done(self.gke.update_node_pool(request=request), REAL.node_pool_update)
+
+    def delete(self, name: str = "gpu", *, takes: float = REAL.node_pool_delete) -> Operation:
+        return self.done(self.gke.delete_node_pool(name=self.pool_name(name)), takes)
 
 
 def node_pool(
@@ -166,7 +163,7 @@ def node_pool(
 
 @pytest.fixture
 def timings() -> GoogleTimings:
-    return QUICK
+    return REAL
 
 
 @pytest.fixture
@@ -176,13 +173,13 @@ def project(timings: GoogleTimings) -> Iterator[Project]:
 
 
 @contextmanager
-def a_project(timings: GoogleTimings) -> Iterator[Project]:
-    faults, events = Faults(), Recorder()
-    cloud = GoogleCloud(faults=faults, timings=timings, events=events)
+def a_project(timings: GoogleTimings = REAL, clock: ManualClock | None = None, **where: str) -> Iterator[Project]:
+    clock, faults, events = clock or ManualClock(), Faults(), Recorder()
+    cloud = GoogleCloud(clock=clock, faults=faults, timings=timings, events=events, **where)
     events.complete_drain = cloud.complete_drain
     cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
     cloud.start()
     try:
-        yield Project(cloud=cloud, events=events, faults=faults)
+        yield Project(cloud=cloud, clock=clock, events=events, faults=faults)
     finally:
         cloud.stop()

@@ -9,7 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 from google.cloud.container_v1 import (
@@ -27,13 +27,25 @@ from gpu_sandbox.control_api import ControlApiClient
 from gpu_sandbox.errors import ControlApiError
 from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import SYSTEM_NODE, Sandbox
-from sandbox.tests.google.conftest import EMAIL_SCOPE, SCOPES, access_token, eventually
+from sandbox.tests.google.conftest import EMAIL_SCOPE, SCOPES, access_token
 
+T = TypeVar("T")
 TIMINGS = GoogleTimings(
     node_pool_create=0.3, node_pool_delete=0.3, drain_timeout=20.0, driver=1.0, patience=1.0, preemption_notice=1.5
 )
 GPU = "nvidia.com/gpu"
 PODS = "/api/v1/namespaces/default/pods"
+
+
+def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 120.0) -> T:
+    """What `look` sees once `wanted` says yes to it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        seen = look()
+        if wanted(seen):
+            return seen
+        assert time.monotonic() < deadline, f"after {seconds} s still: {seen}"
+        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -21,42 +19,41 @@ from google.cloud.container_v1 import (
     StatusCondition,
 )
 
-from gpu_sandbox.faults import Faults, Stockout
-from gpu_sandbox.google import GoogleCloud, GoogleTimings
-from sandbox.tests.google.conftest import CLUSTER, QUICK, Project, Recorder, a_project, eventually, node_pool
-from tests.sandbox.running import standing_still
+from gpu_sandbox.faults import Stockout
+from sandbox.tests.google.conftest import GIVE_UP, GROW, REAL, SHRINK, Project, a_project, node_pool
 
 RESERVED = {"consume_reservation_type": "SPECIFIC_RESERVATION", "key": "name", "values": ["mine"]}
 ZONES = ("us-central1-a", "us-central1-b", "us-central1-c")
 
 
-def test_a_pool_is_provisioned_before_it_runs(timings: GoogleTimings) -> None:
-    with a_project(timings) as project:
-        with standing_still(project.cloud):
-            created = project.create("gpu", wait=False)
-            assert created.operation_type == Operation.Type.CREATE_NODE_POOL
-            assert created.status == Operation.Status.PENDING
-            assert project.pool().status == NodePool.Status.PROVISIONING
-        assert not project.done(created).error.code
-        assert project.pool().status == NodePool.Status.RUNNING
-        assert project.events.seen == []
+def test_a_pool_is_provisioned_before_it_runs(project: Project) -> None:
+    created = project.begin_to_create()
+    assert created.operation_type == Operation.Type.CREATE_NODE_POOL
+    assert created.status == Operation.Status.PENDING
+    assert project.pool().status == NodePool.Status.PROVISIONING
+    project.advance(REAL.operation_pending)
+    operations = project.gke.list_operations(parent=project.parent.partition("/clusters/")[0]).operations
+    assert [operation.status for operation in operations] == [Operation.Status.RUNNING]
+    assert not project.done(created, REAL.node_pool_create - REAL.operation_pending).error.code
+    assert project.pool().status == NodePool.Status.RUNNING
+    assert project.events.seen == []
 
 
 def test_a_pool_from_nothing_to_one_node_and_gone(project: Project) -> None:
-    project.create("gpu")
+    project.create()
 
     assert not project.resize(1).error.code
     assert len(project.events.names("launched")) == 1
 
-    project.done(project.gke.delete_node_pool(name=project.pool_name()))
+    project.delete()
     assert project.gke.list_node_pools(parent=project.parent).node_pools == []
-    assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
+    assert project.events.names("terminated") == project.events.names("launched")
 
 
 def test_sizes_count_for_each_zone_and_smaller_ones_drain(project: Project) -> None:
     project.create(nodes=1, zones=ZONES)
     assert sorted(instance.zone for _, instance in project.events.seen) == list(ZONES)
-    project.resize(0)
+    project.resize(0, takes=SHRINK)
     assert sorted(project.events.names("drain")) == sorted(project.events.names("launched"))
     assert sorted(project.events.names("terminated")) == sorted(project.events.names("launched"))
     assert project.managed() == []
@@ -66,8 +63,7 @@ def test_a_stockout_is_an_error_of_an_operation_that_is_done(project: Project) -
     stockout = Stockout(zone="us-central1-a", instance_type="nvidia-l4", market="spot")
     project.faults.add(stockout)
     project.create(spot=True)
-    operation = project.resize(1)
-    assert operation.status == Operation.Status.DONE
+    operation = project.resize(1, takes=GIVE_UP)
     assert operation.error.code == 8
     assert "[GCE_STOCKOUT]" in operation.error.message
     assert operation.nodepool_conditions[0].code == StatusCondition.Code.GCE_STOCKOUT
@@ -82,68 +78,67 @@ def test_a_stockout_is_an_error_of_an_operation_that_is_done(project: Project) -
     newest = project.compute("GET", f"{project.group()}/listErrors")["items"][0]
     assert newest["error"]["code"] == "ZONE_RESOURCE_POOL_EXHAUSTED"
 
-    project.faults.remove(stockout)  # the group has been trying all the time
-    eventually(lambda: project.events.names("launched"))
-    assert eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+    project.faults.remove(stockout)  # the group has been trying all the time, and just now for the last
+    project.advance(REAL.launch_retry + REAL.instance_create - 1)
+    assert project.pool().status == NodePool.Status.RUNNING_WITH_ERROR
+    project.advance(1)
+    assert project.events.names("launched") == [managed["name"]]
+    assert project.pool().status == NodePool.Status.RUNNING
 
 
 def test_a_pool_created_in_a_stockout_is_there_in_error(project: Project) -> None:
     project.faults.add(Stockout(zone="us-central1-a"))
-    assert "[GCE_STOCKOUT]" in project.create(nodes=1).error.message
+    assert "[GCE_STOCKOUT]" in project.create(nodes=1, takes=GIVE_UP).error.message
     assert project.pool().status == NodePool.Status.ERROR
-    project.done(project.gke.delete_node_pool(name=project.pool_name()))
+    project.delete()
     assert project.events.seen == []
 
 
 def test_a_pool_that_lacks_machines_can_be_made_smaller(project: Project) -> None:
     project.faults.add(Stockout(zone="us-central1-a"))
-    project.create(nodes=1)
-    assert not project.resize(0).error.code
+    project.create(nodes=1, takes=GIVE_UP)
+    assert not project.resize(0, takes=REAL.node_pool_resize).error.code
     assert (project.managed(), project.pool().status) == ([], NodePool.Status.RUNNING)
 
 
 def test_a_quota_that_is_too_small(project: Project) -> None:
     project.cloud.set_quota("NVIDIA_L4_GPUS", 1)
     project.create(machine_type="g2-standard-24")
-    operation = project.resize(1)
+    operation = project.resize(1, takes=GIVE_UP)
     assert "[GCE_QUOTA_EXCEEDED]" in operation.error.message
     assert "Quota 'NVIDIA_L4_GPUS' exceeded.  Limit: 1.0 in region us-central1." in operation.error.message
 
 
 def test_only_one_operation_at_a_time_for_a_pool_and_none_beside_the_clusters_own(project: Project) -> None:
     project.create("other")
-    created = project.create("gpu", wait=False)
+    created = project.begin_to_create()
     with pytest.raises(exceptions.BadRequest, match="incompatible operation") as refused:
         project.gke.set_node_pool_size(request={"name": project.pool_name(), "node_count": 1})
     assert created.name in str(refused.value)
     project.resize(0, "other")  # another pool's may run beside it
-    project.done(created)
+    project.done(created, REAL.node_pool_create - GROW)
 
-    upgrade = project.cloud.begin_cluster_operation(0.5)
+    upgrade = project.cloud.begin_cluster_operation(600)
+    project.advance(599)
     with pytest.raises(exceptions.BadRequest, match="is currently being created, deleted, updated or repaired"):
         project.gke.delete_node_pool(name=project.pool_name())
     operations = project.gke.list_operations(parent=project.parent.partition("/clusters/")[0]).operations
     assert upgrade in [operation.name for operation in operations]
+    project.advance(1)
+    project.delete()
 
 
-def test_a_zonal_clusters_pools_are_in_its_zone(timings: GoogleTimings) -> None:
-    events = Recorder()
-    cloud = GoogleCloud(location="us-central1-b", faults=Faults(), timings=timings, events=events)
-    cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
-    cloud.start()
-    try:
-        project = Project(cloud=cloud, events=events, faults=Faults())
+def test_a_zonal_clusters_pools_are_in_its_zone() -> None:
+    with a_project(location="us-central1-b") as project:
         project.create(nodes=1, zones=())
         assert project.pool().locations == ["us-central1-b"]
-        assert [instance.zone for _, instance in events.seen] == ["us-central1-b"]
-    finally:
-        cloud.stop()
+        assert [instance.zone for _, instance in project.events.seen] == ["us-central1-b"]
 
 
 def test_the_same_name_twice_and_an_unknown_one(project: Project) -> None:
     project.create()
     with pytest.raises(exceptions.Conflict, match="Already exists"):
-        project.create()
+        project.begin_to_create()
     with pytest.raises(exceptions.NotFound):
         project.pool("nothing")
     with pytest.raises(exceptions.NotFound):
@@ -192,7 +187,7 @@ T4 = AcceleratorConfig(accelerator_type="nvidia-tesla-t4", accelerator_count=1)
 )
 def test_settings_that_gke_refuses(project: Project, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(exceptions.BadRequest, match=message):
-        project.create(**settings)
+        project.begin_to_create(**settings)
     assert project.gke.list_node_pools(parent=project.parent).node_pools == []
 
 
@@ -222,8 +217,7 @@ def test_what_was_set_is_shown_and_an_update_changes_just_that(project: Project)
     assert before.config.accelerators == [accelerator]
     assert before.config.max_run_duration == timedelta(hours=6)
     taint = NodeTaint(key="team", value="ml", effect=NodeTaint.Effect.NO_SCHEDULE)
-    update = {"name": project.pool_name(), "taints": NodeTaints(taints=[taint])}
-    project.done(project.gke.update_node_pool(request=update))
+    project.update(taints=NodeTaints(taints=[taint]))
     after = project.pool()
     assert after.config.taints == [taint]
     assert after.etag != before.etag
@@ -235,14 +229,14 @@ def test_what_was_set_is_shown_and_an_update_changes_just_that(project: Project)
     assert instance.driver == "disabled"
     assert {taint.key for taint in instance.taints} == {"team", "nvidia.com/gpu"}
     with pytest.raises(exceptions.BadRequest, match="Etag"):
-        project.gke.update_node_pool(request=update | {"etag": "old"})
+        project.update(taints=NodeTaints(taints=[taint]), etag="old")
 
 
 def test_autoscaling_settings_are_kept_and_bound_sizes(project: Project) -> None:
     project.create()
     autoscaling = NodePoolAutoscaling(enabled=True, min_node_count=0, max_node_count=2)
     request = {"name": project.pool_name(), "autoscaling": autoscaling}
-    project.done(project.gke.set_node_pool_autoscaling(request=request))
+    project.done(project.gke.set_node_pool_autoscaling(request=request), REAL.node_pool_update)
     assert project.pool().autoscaling == autoscaling
     with pytest.raises(exceptions.BadRequest, match="autoscaling maximum"):
         project.resize(3)
@@ -252,37 +246,58 @@ def test_autoscaling_settings_are_kept_and_bound_sizes(project: Project) -> None
         project.gke.create_node_pool(parent=project.parent, node_pool=pool)
 
 
+RUN = timedelta(hours=6)
+"""A machine's max_run_duration: by GKE's own count, from when it runs."""
+
+
 def test_a_machine_ends_with_its_maximum_run_duration_and_is_not_made_anew(project: Project) -> None:
-    project.create(nodes=1, max_run_duration=timedelta(seconds=0.4))
-    assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
+    project.create(nodes=1, max_run_duration=RUN)
+    since_it_runs = REAL.node_pool_create - GROW
+    project.advance(RUN.total_seconds() - since_it_runs - 1)
+    assert [one["currentAction"] for one in project.managed()] == ["NONE"]
+    project.advance(1)
+    assert [one["currentAction"] for one in project.managed()] == ["DELETING"]
+    project.advance(REAL.instance_delete)
+    assert project.events.names("terminated") == project.events.names("launched")
     assert project.compute("GET", project.group())["targetSize"] == 0
-    assert eventually(lambda: not project.managed())
+    assert project.managed() == []
+    project.advance(hours=1)
+    assert len(project.events.names("launched")) == 1
 
 
 def test_a_run_duration_of_hours_is_over_sooner_where_deadlines_come_sooner(project: Project) -> None:
-    project.create(nodes=1, max_run_duration=timedelta(hours=1))
-    begun = time.monotonic()
+    project.create(nodes=1, max_run_duration=RUN)
+    since_it_runs = REAL.node_pool_create - GROW
     project.faults.deadline_speed = 1200
-    assert eventually(lambda: project.events.names("terminated")) == project.events.names("launched")
-    assert time.monotonic() - begun > 2
+    project.advance((RUN.total_seconds() - since_it_runs) / 1200 - 0.001)
+    assert project.compute("GET", project.group())["targetSize"] == 1
+    project.advance(0.001)
     assert project.compute("GET", project.group())["targetSize"] == 0
+    project.advance(REAL.instance_delete)
+    assert project.events.names("terminated") == project.events.names("launched")
 
 
 def test_a_preempted_machine_has_its_notice_and_is_made_anew(project: Project) -> None:
     project.create(nodes=1, spot=True)
     [name] = project.events.names("launched")
     project.cloud.preempt(name)
-    assert eventually(lambda: name in project.events.notices)
-    eventually(lambda: project.events.names("launched"), lambda names: names == [name, name])
-    (_, first), _, (_, second) = project.events.seen
+    project.advance()
+    assert project.events.notices == {name: project.clock.utc_now() + timedelta(seconds=REAL.preemption_notice)}
+    project.advance(REAL.preemption_notice - 1)
+    assert project.events.names("terminated") == []
+    project.advance(1)
     assert project.events.names("terminated") == [name]
+    project.advance(REAL.instance_delete + REAL.instance_create - 1)
+    assert project.events.names("launched") == [name]
+    project.advance(1)
+    (_, first), _, (_, second) = project.events.seen
+    assert project.events.names("launched") == [name, name]
     assert first.instance_id != second.instance_id
     assert project.compute("GET", project.group())["targetSize"] == 1
     with pytest.raises(ValueError, match="no instance"):
         project.cloud.preempt("stranger")
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
 def test_a_surge_upgrade_brings_a_node_drains_the_old_one_and_ends_it(project: Project) -> None:
     project.events.drains_at_once = False
     project.create(nodes=1)
@@ -290,32 +305,55 @@ def test_a_surge_upgrade_brings_a_node_drains_the_old_one_and_ends_it(project: P
     assert project.pool().management.auto_upgrade
     assert project.cloud.upgrade_nodes("gpu")
     assert project.pool().status == NodePool.Status.RECONCILING
-    assert eventually(lambda: project.events.names("drain")) == [old]
+    project.advance(GROW - 1)
+    assert (len(project.managed()), project.events.names("drain")) == (2, [])
+    project.advance(1)
+    assert (len(project.managed()), project.events.names("drain")) == (2, [old])
+    project.advance(REAL.drain_timeout - 1)
     assert len(project.managed()) == 2
     instance = next(instance for kind, instance in project.events.seen if kind == "drain")
     project.events.complete_drain(instance.instance_id)
-    eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+    project.advance(REAL.instance_delete - 1)
+    assert project.pool().status == NodePool.Status.RECONCILING
+    project.advance(1)
+    assert project.pool().status == NodePool.Status.RUNNING
     assert [one["instance"].rpartition("/")[2] for one in project.managed()] == project.events.names("launched")[1:]
     assert project.events.names("terminated") == [old]
 
 
-@pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=600.0)], ids=["no drain ends by itself"])
+def test_a_drain_that_does_not_end_is_over_in_an_hour(project: Project) -> None:
+    project.events.drains_at_once = False
+    project.create(nodes=1)
+    assert project.cloud.upgrade_nodes("gpu")
+    project.advance(GROW + REAL.drain_timeout - 1)
+    assert [one["currentAction"] for one in project.managed()] == ["NONE", "NONE"]
+    project.advance(1)
+    assert [one["currentAction"] for one in project.managed()] == ["DELETING", "NONE"]
+    project.advance(REAL.instance_delete)
+    assert project.pool().status == NodePool.Status.RUNNING
+
+
 def test_a_blue_green_upgrade_lists_both_sides_and_says_which_is_which(project: Project) -> None:
     project.events.drains_at_once = False
     pool = node_pool(nodes=1)
     pool.upgrade_settings.strategy = NodePoolUpdateStrategy.BLUE_GREEN
-    project.done(project.gke.create_node_pool(parent=project.parent, node_pool=pool))
+    project.done(project.gke.create_node_pool(parent=project.parent, node_pool=pool), REAL.node_pool_create)
     blue = list(project.pool().instance_group_urls)
     assert project.cloud.upgrade_nodes("gpu")
-    eventually(lambda: project.events.names("drain"))
+    project.advance(GROW - 1)
+    phases = NodePool.UpdateInfo.BlueGreenInfo.Phase
+    assert project.pool().update_info.blue_green_info.phase == phases.CREATING_GREEN_POOL
+    project.advance(1)
+    assert len(project.events.names("drain")) == 1
     shown = project.pool()
     told = shown.update_info.blue_green_info
-    assert told.phase == NodePool.UpdateInfo.BlueGreenInfo.Phase.DRAINING_BLUE_POOL
+    assert told.phase == phases.DRAINING_BLUE_POOL
     assert list(told.blue_instance_group_urls) == blue
     assert [*told.blue_instance_group_urls, *told.green_instance_group_urls] == list(shown.instance_group_urls)
     instance = next(instance for kind, instance in project.events.seen if kind == "drain")
     project.events.complete_drain(instance.instance_id)
-    eventually(lambda: project.pool().status, lambda status: status == NodePool.Status.RUNNING)
+    project.advance(REAL.instance_delete)
+    assert project.pool().status == NodePool.Status.RUNNING
     assert list(project.pool().instance_group_urls) == list(told.green_instance_group_urls)
     assert not project.pool().update_info.blue_green_info.phase
 
@@ -330,6 +368,5 @@ def test_a_release_channel_keeps_upgrades_on_and_an_exclusion_off_a_node_pool(pr
     project.create()
     with pytest.raises(exceptions.BadRequest, match="Auto_upgrade and auto_repair"):
         project.gke.set_node_pool_management(request={"name": project.pool_name(), "management": {"auto_repair": True}})
-    excluded = {"exclusion_until_end_of_support": {"enabled": True}}
-    project.done(project.gke.update_node_pool(request={"name": project.pool_name(), "maintenance_policy": excluded}))
+    project.update(maintenance_policy={"exclusion_until_end_of_support": {"enabled": True}})
     assert not project.cloud.upgrade_nodes("gpu")

@@ -15,6 +15,7 @@ from google.oauth2 import service_account
 
 from airflow_gpu_provider.errors import PermissionDenied, ServiceDisabled
 from airflow_gpu_provider.platforms.google.clients import GoogleClients
+from gpu_sandbox.faults import Faults
 from gpu_sandbox.google import GoogleCloud
 from sandbox.tests.google.conftest import EMAIL_SCOPE, SCOPES, Project, access_token
 
@@ -33,7 +34,7 @@ def test_a_token_says_who_calls_and_ends(project: Project) -> None:
 
 
 def test_a_key_of_another_project_proves_nothing(project: Project) -> None:
-    other = GoogleCloud(faults=project.faults, events=project.events).keyfile()
+    other = GoogleCloud(clock=project.clock, faults=Faults(), events=project.events).keyfile()
     forged = other | {"token_uri": project.cloud.keyfile()["token_uri"]}
     credentials = service_account.Credentials.from_service_account_info(forged, scopes=SCOPES)
     with pytest.raises(Exception, match="Invalid JWT Signature"):
