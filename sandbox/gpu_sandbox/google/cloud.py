@@ -139,6 +139,7 @@ class GoogleCloud:
         self._clusters.endpoint, self._clusters.certificate_authority = endpoint, certificate_authority
         self._clusters.dns_endpoint = dns_endpoint
         self._clusters.add(name, self._now(), version=version, release_channel=release_channel)
+        self._autoscaled = (self._clusters.current, False)
 
     @property
     def cluster(self) -> Cluster:
