@@ -6,9 +6,9 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,35 +30,22 @@ from airflow_gpu_provider.platforms.base import Group, Machine, Plan
 from airflow_gpu_provider.platforms.google.platform import GkePlatform
 from airflow_gpu_provider.platforms.google.spec import OWNER_LABEL, POOL_LABEL, SPEC_LABEL
 from airflow_gpu_provider.pools import GkeGpuPool
+from gpu_sandbox import ManualClock
 from gpu_sandbox.faults import Faults, Stockout
 from gpu_sandbox.google.cloud import GoogleCloud
-from gpu_sandbox.google.interface import GoogleTimings, Identity, Instance
+from gpu_sandbox.google.interface import Identity, Instance
 from gpu_sandbox.google.upgrades import Phase
+from gpu_sandbox.pace import Pace
 from tests.sandbox import role_record
-from tests.sandbox.aws_account import eventually
-from tests.sandbox.running import standing_still
 
 ROLE = Path(__file__).parents[2] / "docs" / "iam" / "gke-full.json"
 CLUSTER = "k8s-ml"
 A, B, C = "us-central1-a", "us-central1-b", "us-central1-c"
 GROUP_A, GROUP_B = "train-a-g2-standard-4", "train-b-g2-standard-4"
 OWNER = "prod/nightly_training"
-QUICK = GoogleTimings(
-    operation_pending=0.05,
-    node_pool_create=0.2,
-    node_pool_update=0.1,
-    node_pool_delete=0.1,
-    patience=0.5,
-    group_reaction=0.05,
-    group_operation=0.05,
-    instance_create=0.1,
-    instance_delete=0.2,
-    launch_retry=0.3,
-    drain_timeout=1.0,
-    preemption_notice=0.1,
-    stale=0.0,
-    poll=0.02,
-)
+REAL = Pace(name="real", speed=1.0, stale=0.0).google()
+LAUNCH = REAL.group_reaction + REAL.instance_create
+"""From a change of a group's size to machines that run."""
 
 
 class NoEvents:
@@ -78,13 +65,32 @@ def faults() -> Faults:
 
 
 @pytest.fixture
-def timings() -> GoogleTimings:
-    return QUICK
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    """The cloud's time, by which the platform and Google's clients live too: it passes while they sleep."""
+    clock = ManualClock()
+
+    class Now(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Any:
+            return clock.utc_now()
+
+    platform, retry = "airflow_gpu_provider.platforms.google", "google.api_core.retry"
+    time = SimpleNamespace(sleep=clock.advance, monotonic=clock.now)
+    for module in (
+        f"{platform}.node_pools",
+        f"{platform}.instance_groups",
+        f"{retry}.retry_base",
+        f"{retry}.retry_unary",
+    ):
+        monkeypatch.setattr(f"{module}.time", time)
+    for module in ("cluster", "owned_node_pools", "external_node_pools"):
+        monkeypatch.setattr(f"{platform}.{module}.datetime", Now)
+    return clock
 
 
 @pytest.fixture
-def cloud(faults: Faults, timings: GoogleTimings, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
-    cloud = GoogleCloud(faults=faults, timings=timings, events=NoEvents())
+def cloud(faults: Faults, clock: ManualClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    cloud = GoogleCloud(clock=clock, faults=faults, timings=REAL, events=NoEvents())
     cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=")
     cloud.start()
     monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))
@@ -119,16 +125,27 @@ def applied(platform: GkePlatform, over_quota: Collection[str] = ()) -> Plan:
     return plan
 
 
-def grown(size: int, **changes: Any) -> GkePlatform:
+def grown(clock: ManualClock, size: int, **changes: Any) -> GkePlatform:
     platform = ready(**changes)
     platform.grow({GROUP_A: size})
+    clock.advance(LAUNCH)
     running(platform, size)
     return platform
 
 
 def running(platform: GkePlatform, size: int) -> Group:
-    """The first group, once it has so many running machines and no other."""
-    return eventually(platform.observe, lambda groups: [m.state for m in groups[0].machines] == ["running"] * size)[0]
+    """The first group, which has so many running machines and no other."""
+    group = first(platform)
+    assert [machine.state for machine in group.machines] == ["running"] * size
+    return group
+
+
+def until(clock: ManualClock, moment: datetime) -> None:
+    clock.advance((moment - clock.utc_now()).total_seconds())
+
+
+def after(moment: datetime, seconds: float) -> datetime:
+    return moment + timedelta(seconds=seconds)
 
 
 def first(platform: GkePlatform) -> Group:
@@ -170,8 +187,8 @@ class TestPlanAndApply:
         assert labels[OWNER_LABEL].startswith("prod_nightly_training-")
         assert list(config.tags) == ["gpu"]
 
-    def test_a_second_plan_changes_nothing(self, cloud: GoogleCloud) -> None:
-        grown(1, node_locations=[A, B])
+    def test_a_second_plan_changes_nothing(self, cloud: GoogleCloud, clock: ManualClock) -> None:
+        grown(clock, 1, node_locations=[A, B])
         plan = GkePlatform(spec(node_locations=[A, B]), OWNER).plan(1)
         assert plan.is_empty, plan.lines()
 
@@ -244,15 +261,18 @@ class TestPlanAndApply:
 
         plan = platform.plan(1)
         message = f"could not create {GROUP_A}.*The operation was cancelled"
-        with standing_still(cloud), pytest.raises(CloudError, match=message):
+        with pytest.raises(CloudError, match=message):
             platform.apply(plan, cancel)
 
-    def test_what_would_replace_nodes_waits_until_there_is_none(self, cloud: GoogleCloud) -> None:
-        platform = grown(1)
+    def test_what_would_replace_nodes_waits_until_there_is_none(self, cloud: GoogleCloud, clock: ManualClock) -> None:
+        platform = grown(clock, 1)
         longer = GkePlatform(spec(max_runtime=timedelta(hours=2)), OWNER)
         assert longer.plan(1).is_empty
         platform.release(first(platform).machines)
-        eventually(platform.observe, lambda groups: not groups[0].machines)
+        assert [machine.state for machine in first(platform).machines] == ["terminating"]
+        assert longer.plan(1).changes == ()
+        clock.advance(REAL.instance_delete)
+        assert not first(platform).machines
         assert [change.action for change in applied(longer).changes] == ["update"]
         assert longer.plan(0).is_empty
 
@@ -273,21 +293,20 @@ class TestPlanAndApply:
             GkePlatform(spec(), OWNER).plan(1)
         assert GkePlatform(spec(), OWNER).observe() == ()
 
-    def test_waits_for_an_operation_that_is_in_the_way(self, cloud: GoogleCloud) -> None:
+    def test_waits_for_an_operation_that_is_in_the_way(self, cloud: GoogleCloud, clock: ManualClock) -> None:
         platform = GkePlatform(spec(), OWNER)
         plan = platform.plan(1)
-        in_the_way = cloud.begin_cluster_operation(3600)
-        in_the_way_said = "waits: Cluster is currently being created, deleted, updated"
-        lines: list[str] = []
+        began, lines = clock.now(), list[str]()
+        cloud.begin_cluster_operation(600)
 
-        def say(line: str) -> None:
-            lines.append(line)
-            if in_the_way_said in line:
-                cloud._operations.cancel(in_the_way, cloud._now())
+        platform.apply(plan, lines.append)
 
-        platform.apply(plan, say)
-        assert any(in_the_way_said in line for line in lines), lines
+        [waits, creates] = lines
+        assert "waits: Cluster is currently being created, deleted, updated" in waits
+        assert creates.startswith("create")
         assert first(platform).status == "active"
+        # It looks every five seconds at most.
+        assert 600 + REAL.node_pool_create <= clock.now() - began <= 600 + REAL.node_pool_create + 2 * 5
 
     def test_leaves_out_zones_without_the_hardware(self, cloud: GoogleCloud) -> None:
         cloud.set_offered("nvidia-l4", B, offered=False)
@@ -321,14 +340,17 @@ class TestCapacity:
     }
     LARGE: dict[str, Any] = {"machine_types": ["a3-megagpu-8g"]}
 
-    def test_large_types_come_from_a_reservation_and_not_on_demand(self, cloud: GoogleCloud) -> None:
+    def test_large_types_come_from_a_reservation_and_not_on_demand(
+        self, cloud: GoogleCloud, clock: ManualClock
+    ) -> None:
         platform = GkePlatform(spec(**self.LARGE), OWNER)
         plan = applied(platform)
         rarely = "a3-megagpu-8g is rarely available on demand; use reservation or spot or flex-start instead"
         assert rarely in plan.notes[0]
         name = first(platform).name
         platform.grow({name: 1})
-        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
+        clock.advance(REAL.group_reaction)
+        failure = first(platform).launch_failure
         assert failure
         assert failure.out_of_stock
         platform.delete(print)
@@ -336,6 +358,7 @@ class TestCapacity:
         platform = ready(**self.LARGE, **self.RESERVED)
         assert platform.plan(1).notes == ()
         platform.grow({name: 1})
+        clock.advance(LAUNCH)
         running(platform, 1)
 
     def test_flex_start_and_secure_boot_are_taken_as_they_are_sent(self, cloud: GoogleCloud) -> None:
@@ -347,13 +370,17 @@ class TestCapacity:
 
 
 class TestUpgrades:
-    def test_gke_leaves_the_nodes_alone(self, cloud: GoogleCloud) -> None:
-        platform = grown(1)
+    def test_gke_leaves_the_nodes_alone(self, cloud: GoogleCloud, clock: ManualClock) -> None:
+        platform = grown(clock, 1)
+        before = running(platform, 1)
         assert not cloud.upgrade_nodes(GROUP_A)
-        running(platform, 1)
+        clock.advance(hours=1)
+        assert running(platform, 1) == before
 
-    def test_one_that_gke_may_upgrade_is_excluded_with_its_nodes_up(self, cloud: GoogleCloud) -> None:
-        grown(1, exclude_upgrades=False)
+    def test_one_that_gke_may_upgrade_is_excluded_with_its_nodes_up(
+        self, cloud: GoogleCloud, clock: ManualClock
+    ) -> None:
+        grown(clock, 1, exclude_upgrades=False)
         platform = GkePlatform(spec(), OWNER)
         (change,) = applied(platform).changes
         assert "upgrades is GKE's to make, wanted excluded until end of support" in change.detail
@@ -368,22 +395,29 @@ class TestUpgrades:
         assert "google-cloud-container cannot exclude" in applied(platform).notes[0]
         assert cloud.upgrade_nodes(GROUP_A)
 
-    @pytest.mark.parametrize("timings", [replace(QUICK, drain_timeout=15.0)])  # all that is below comes within it
-    def test_during_a_blue_green_upgrade_the_side_that_stays_grows(self, cloud: GoogleCloud) -> None:
-        own = grown(1, exclude_upgrades=False)
+    def test_during_a_blue_green_upgrade_the_side_that_stays_grows(
+        self, cloud: GoogleCloud, clock: ManualClock
+    ) -> None:
+        own = grown(clock, 1, exclude_upgrades=False)
         (before,) = first(own).machines
         pool = cloud.node_pools.pools[GROUP_A]
         pool.settings.upgrade_settings.strategy = NodePoolUpdateStrategy.BLUE_GREEN
         of_others = GkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
         assert cloud.upgrade_nodes(GROUP_A)
-        eventually(lambda: pool.blue_green and pool.blue_green.phase == Phase.DRAINING_BLUE_POOL)
+        began = clock.utc_now()
+        clock.advance(REAL.operation_pending + LAUNCH)
+        assert pool.blue_green
+        assert pool.blue_green.phase == Phase.DRAINING_BLUE_POOL
         for platform, size in ((own, 2), (of_others, 3)):
             assert [group.name for group in platform.observe()] == [GROUP_A]
             assert before.id in [machine.id for machine in first(platform).machines]
             platform.grow({GROUP_A: size})
             assert pool.green[A].target_size == size
             assert pool.groups[A].target_size == 0
-        running(own, 3)
+        until(clock, after(began, REAL.operation_pending + LAUNCH + REAL.drain_timeout))
+        assert sorted(machine.state for machine in first(own).machines) == [*["running"] * 3, "terminating"]
+        clock.advance(REAL.instance_delete)
+        assert before.id not in [machine.id for machine in running(own, 3).machines]
 
     def test_a_cluster_in_no_release_channel_upgrades_nothing_by_itself(self, cloud: GoogleCloud) -> None:
         cloud.create_cluster(CLUSTER, endpoint="127.0.0.1:6443", certificate_authority="Q0E=", release_channel="")
@@ -393,29 +427,39 @@ class TestUpgrades:
 
 
 class TestSizes:
-    def test_grows_and_says_when_machines_came(self, cloud: GoogleCloud) -> None:
-        group = running(grown(2), 2)
+    def test_grows_and_says_when_machines_came(self, cloud: GoogleCloud, clock: ManualClock) -> None:
+        platform = ready()
+        asked = clock.utc_now()
+        platform.grow({GROUP_A: 2})
+        group = first(platform)
+        assert (group.desired, group.launching, group.machines) == (2, True, ())
+        until(clock, after(asked, LAUNCH - 1))
+        group = first(platform)
+        assert (group.launching, [machine.state for machine in group.machines]) == (False, ["pending"] * 2)
+        clock.advance(1)
+        group = running(platform, 2)
         assert (group.desired, group.unfilled, group.launching, group.has_switch) == (2, 0, False, False)
-        assert all(machine.launched_at for machine in group.machines)
+        assert [machine.launched_at for machine in group.machines] == [after(asked, REAL.group_reaction)] * 2
         assert {machine.id for machine in group.machines} == {
             member.name for one in cloud.node_pools.groups() for member in one.members
         }
 
-    def test_never_shrinks_by_growing(self, cloud: GoogleCloud) -> None:
-        platform = grown(2)
+    def test_never_shrinks_by_growing(self, cloud: GoogleCloud, clock: ManualClock) -> None:
+        platform = grown(clock, 2)
         platform.grow({GROUP_A: 1})
         assert first(platform).desired == 2
 
-    def test_removes_exactly_the_machines_that_are_named(self, cloud: GoogleCloud) -> None:
-        platform = grown(3)
+    def test_removes_exactly_the_machines_that_are_named(self, cloud: GoogleCloud, clock: ManualClock) -> None:
+        platform = grown(clock, 3)
         one, two, three = first(platform).machines
         platform.release([two])
         platform.release([two])
-        group = eventually(platform.observe, lambda groups: len(groups[0].machines) == 2)[0]
+        clock.advance(REAL.instance_delete)
+        group = running(platform, 2)
         assert ({machine.id for machine in group.machines}, group.desired) == ({one.id, three.id}, 2)
 
-    def test_a_machine_that_is_gone_is_no_error(self, cloud: GoogleCloud) -> None:
-        platform = grown(1)
+    def test_a_machine_that_is_gone_is_no_error(self, cloud: GoogleCloud, clock: ManualClock) -> None:
+        platform = grown(clock, 1)
         platform.release([Machine(id="gke-nobody", group=GROUP_A, state="running")])
         assert first(platform).desired == 1
 
@@ -423,12 +467,20 @@ class TestSizes:
         with pytest.raises(GroupNotFound, match="does not exist"):
             GkePlatform(spec(), OWNER).grow({GROUP_A: 1})
 
-    def test_a_stock_out_is_seen_and_no_longer_tried_for(self, cloud: GoogleCloud, faults: Faults) -> None:
+    def test_a_stock_out_is_seen_and_no_longer_tried_for(
+        self, cloud: GoogleCloud, clock: ManualClock, faults: Faults
+    ) -> None:
         faults.add(Stockout(zone=A))
         platform = ready()
+        asked = clock.utc_now()
         platform.grow({GROUP_A: 2})
-        group = eventually(platform.observe, lambda groups: groups[0].launch_failure and not groups[0].launching)[0]
+        until(clock, after(asked, REAL.group_reaction - 0.1))
+        group = first(platform)
+        assert (group.launching, group.launch_failure) == (True, None)
+        clock.advance(0.1)
+        group = first(platform)
         assert group.launch_failure
+        assert group.launch_failure.at == clock.utc_now()
         assert group.launch_failure.out_of_stock
         assert "does not have enough resources available" in group.launch_failure.message
         assert (group.unfilled, group.live, group.launching) == (2, (), False)
@@ -438,73 +490,99 @@ class TestSizes:
         group = first(platform)
         assert (group.desired, group.live) == (0, ())
         assert group.launch_failure, "a stock-out is remembered"
+        clock.advance(hours=1)
+        assert first(platform).launch_failure == group.launch_failure, "it is tried for no longer"
 
     @pytest.mark.parametrize(("code", "kind"), [("IP_SPACE_EXHAUSTED", "other"), ("PERMISSIONS_ERROR", "refused")])
     def test_another_failure_of_a_launch_is_told_apart(
-        self, cloud: GoogleCloud, faults: Faults, code: str, kind: str
+        self, cloud: GoogleCloud, clock: ManualClock, faults: Faults, code: str, kind: str
     ) -> None:
         faults.add(Stockout(zone=A, code=code))
         platform = ready()
         platform.grow({GROUP_A: 1})
-        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
+        clock.advance(REAL.group_reaction)
+        failure = first(platform).launch_failure
         assert failure
         assert (failure.kind, failure.reason) == (kind, code)
 
-    def test_shrinking_leaves_what_runs_and_what_is_on_its_way(self, cloud: GoogleCloud, faults: Faults) -> None:
-        platform = grown(1)
+    def test_shrinking_leaves_what_runs_and_what_is_on_its_way(
+        self, cloud: GoogleCloud, clock: ManualClock, faults: Faults
+    ) -> None:
+        platform = grown(clock, 1)
         assert platform.shrink_unfilled([GROUP_A]) == {}
         faults.add(Stockout(zone=A))
-        # Not by grow(), which waits for the operation: the machines could have failed by then.
-        platform._clients.compute.post(f"{platform._node_pools.paths_of(GROUP_A)[0]}/resize", permission="", size=3)
-        shrunk = platform.shrink_unfilled([GROUP_A])
-        if not platform.observe()[0].launch_failure:
-            assert shrunk == {}, "nothing has failed yet"
-        if not shrunk:
-            eventually(platform.observe, lambda groups: groups[0].launch_failure and not groups[0].launching)
-            shrunk = platform.shrink_unfilled([GROUP_A])
-        assert shrunk == {GROUP_A: 1}
+        asked = clock.utc_now()
+        platform.grow({GROUP_A: 3})
+        assert platform.shrink_unfilled([GROUP_A]) == {}, "nothing has failed yet"
+        until(clock, after(asked, REAL.group_reaction))
+        assert platform.shrink_unfilled([GROUP_A]) == {GROUP_A: 1}
         assert running(platform, 1).desired == 1
 
-    def test_a_later_launch_that_works_ends_the_stock_out(self, cloud: GoogleCloud, faults: Faults) -> None:
+    def test_a_later_launch_that_works_ends_the_stock_out(
+        self, cloud: GoogleCloud, clock: ManualClock, faults: Faults
+    ) -> None:
         faults.add(Stockout(zone=A))
         platform = ready()
+        asked = clock.utc_now()
         platform.grow({GROUP_A: 1})
-        eventually(platform.observe, lambda groups: groups[0].launch_failure)
+        until(clock, after(asked, REAL.group_reaction))
         faults.clear()
+        clock.advance(REAL.launch_retry - 1)
+        assert first(platform).launch_failure
+        clock.advance(1)
+        assert first(platform).launch_failure is None
+        clock.advance(REAL.instance_create)
         assert running(platform, 1).launch_failure is None
 
-    def test_a_used_up_quota_is_no_stock_out(self, cloud: GoogleCloud) -> None:
+    def test_a_used_up_quota_is_no_stock_out(self, cloud: GoogleCloud, clock: ManualClock) -> None:
         cloud.set_quota("NVIDIA_L4_GPUS", 0)
         cloud.set_quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 0)
         platform = ready()
         platform.grow({GROUP_A: 1})
-        failure = eventually(platform.observe, lambda groups: groups[0].launch_failure)[0].launch_failure
+        clock.advance(REAL.group_reaction)
+        failure = first(platform).launch_failure
         assert failure
         assert not failure.out_of_stock
         assert "NVIDIA_L4_GPUS" in failure.message
 
-    def test_a_machine_that_has_ended_is_a_reason_to_try_a_quota_again(self, cloud: GoogleCloud) -> None:
+    def test_a_machine_that_has_ended_is_a_reason_to_try_a_quota_again(
+        self, cloud: GoogleCloud, clock: ManualClock
+    ) -> None:
         cloud.set_quota("GPUS_ALL_REGIONS", 1)
-        platform = grown(1, node_locations=[A, B])
+        platform = grown(clock, 1, node_locations=[A, B])
         platform.grow({GROUP_B: 1})
-        full = eventually(platform.observe, lambda groups: any(each.launch_failure for each in groups))
-        assert {GROUP_A, GROUP_B} <= passed_over(full, datetime.now(UTC)).keys()
-        eventually(lambda: platform.shrink_unfilled([GROUP_B]), bool)
-        eventually(platform.observe, lambda groups: sum(group.desired for group in groups) == 1)
-        assert passed_over(platform.observe(), datetime.now(UTC)), "what could not be created has not ended"
+        clock.advance(REAL.group_reaction)
+        full = platform.observe()
+        assert {GROUP_A, GROUP_B} <= passed_over(full, clock.utc_now()).keys()
+        assert platform.shrink_unfilled([GROUP_B]) == {GROUP_B: 0}
+        assert sum(group.desired for group in platform.observe()) == 1
+        clock.advance(1)
+        assert passed_over(platform.observe(), clock.utc_now()), "what could not be created has not ended"
+        released = clock.utc_now()
         platform.release(full[0].live)
-        eventually(platform.observe, lambda groups: not passed_over(groups, datetime.now(UTC)))
+        until(clock, after(released, REAL.instance_delete - 1))
+        assert passed_over(platform.observe(), clock.utc_now()), "it goes on until it has ended"
+        clock.advance(1)
+        assert not passed_over(platform.observe(), clock.utc_now())
 
     def test_a_preempted_machine_is_on_its_way_out_and_can_be_given_up(
-        self, cloud: GoogleCloud, faults: Faults
+        self, cloud: GoogleCloud, clock: ManualClock, faults: Faults
     ) -> None:
         platform = ready(capacity_types=["SPOT"])
         group_name = f"{GROUP_A}-spot"
         platform.grow({group_name: 1})
+        clock.advance(LAUNCH)
         (machine,) = running(platform, 1).machines
         faults.add(Stockout(zone=A, market="spot"))
         cloud.preempt(machine.id)
-        eventually(platform.observe, lambda groups: groups[0].unfilled and not groups[0].launching)
+        clock.advance(REAL.preemption_notice - 1)
+        running(platform, 1)
+        clock.advance(1)
+        group = first(platform)
+        assert (group.live, group.unfilled, group.launching) == ((), 1, True)
+        clock.advance(REAL.instance_delete)
+        group = first(platform)
+        assert (group.unfilled, group.launching) == (1, False)
         assert platform.shrink_unfilled([group_name]) == {group_name: 0}
 
     def test_groups_of_an_earlier_spec_come_last_and_may_not_grow(self, cloud: GoogleCloud) -> None:
@@ -532,11 +610,12 @@ class TestQuota:
         assert raised.value.details["quota"] == metric
         platform.groups_over_quota(1, pytest.fail)
 
-    def test_machines_of_a_week_at_most_come_on_either_quota(self, cloud: GoogleCloud) -> None:
+    def test_machines_of_a_week_at_most_come_on_either_quota(self, cloud: GoogleCloud, clock: ManualClock) -> None:
         cloud.set_quota("NVIDIA_L4_GPUS", 0)
         platform = ready()
         platform.groups_over_quota(1, pytest.fail)
         platform.grow({GROUP_A: 1})
+        clock.advance(LAUNCH)
         running(platform, 1)
 
     def test_goes_to_the_next_candidate_where_that_has_room(self, cloud: GoogleCloud) -> None:
@@ -626,7 +705,11 @@ def act_as(cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, granted: set[str
 
 
 def test_a_whole_life_needs_no_more_than_the_documented_permissions(
-    request: pytest.FixtureRequest, cloud: GoogleCloud, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    cloud: GoogleCloud,
+    clock: ManualClock,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     account = act_as(cloud, monkeypatch, permissions())
     platform = ready(node_locations=[A, B])
@@ -634,17 +717,21 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
     platform.groups_over_quota(1, pytest.fail)
     attached = {"accelerator_type": "nvidia-tesla-t4", "accelerator_count": 1}
     assert not GkePlatform(spec(name="n1", machine_types=["n1-standard-4"], **attached), OWNER).plan(1).is_empty
-    since = datetime.now(UTC)
+    since = clock.utc_now()
     platform.grow({GROUP_A: 1})
+    clock.advance(LAUNCH)
     (machine,) = running(platform, 1).machines
+    released = clock.utc_now()
     platform.release([machine])
-    eventually(platform.observe, lambda groups: not groups[0].machines)
-    assert [(life.id, life.launched_at) for life in platform.lives(platform.observe(), since)] == [
-        (machine.id, machine.launched_at)
+    until(clock, after(released, REAL.instance_delete))
+    assert not first(platform).machines
+    assert [(life.id, life.launched_at, life.ended_at) for life in platform.lives(platform.observe(), since)] == [
+        (machine.id, machine.launched_at, clock.utc_now())
     ]
     faults.add(Stockout())
     platform.grow({GROUP_B: 1})
-    eventually(platform.observe, lambda groups: groups[1].launch_failure and not groups[1].launching)
+    clock.advance(REAL.group_reaction)
+    assert platform.observe()[1].launch_failure
     # A task that has not looked at the groups before asks for the one.
     GkePlatform(spec(node_locations=[A, B]), OWNER).shrink_unfilled([GROUP_B])
     faults.clear()
@@ -655,13 +742,19 @@ def test_a_whole_life_needs_no_more_than_the_documented_permissions(
 
 
 def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
-    request: pytest.FixtureRequest, cloud: GoogleCloud, faults: Faults, monkeypatch: pytest.MonkeyPatch
+    request: pytest.FixtureRequest,
+    cloud: GoogleCloud,
+    clock: ManualClock,
+    faults: Faults,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grown(1, exclude_upgrades=False)
+    grown(clock, 1, exclude_upgrades=False)
     own = GkePlatform(spec(exclude_upgrades=False), OWNER)
     assert first(own).update is None
     faults.add(Stockout())  # the node that comes first does not, and the upgrade outlasts the test
+    began = clock.utc_now()
     assert cloud.upgrade_nodes(GROUP_A)
+    clock.advance(minutes=20)
     account = act_as(cloud, monkeypatch, permissions())
     own = GkePlatform(spec(exclude_upgrades=False), OWNER)
     of_others = GkePlatform(spec(manage="scale", node_pools=[GROUP_A], node_locations=()))
@@ -670,7 +763,7 @@ def test_an_upgrade_is_told_with_its_operation_to_whom_may_list_those(
         assert (group.status, len(group.live) > 0) == ("updating", True)
         assert group.update
         assert group.update.kind == "UPGRADE_NODES"
-        assert group.update.since
+        assert group.update.since == began
         assert f"describe {group.update.name} --location=us-central1" in group.update.what_to_do
     role_record.hold("gke-full.json", request.node.nodeid, cloud.permission_uses(account))
     role_record.hold("gke-scale-only.json", request.node.nodeid, cloud.permission_uses(account))
@@ -725,13 +818,14 @@ def test_asks_nothing_beyond_loopback(cloud: GoogleCloud, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize(("location", "restarts"), [("us-central1", 0), (A, 1)])
 def test_a_zonal_cluster_has_its_control_plane_restarted_when_autoscaling_begins_and_ends(
-    faults: Faults, monkeypatch: pytest.MonkeyPatch, location: str, restarts: int
+    faults: Faults, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, location: str, restarts: int
 ) -> None:
     """GKE's docs, "Autoscaling a cluster": for the first autoscaled node pool and the last, no others."""
     asked: list[float] = []
     cloud = GoogleCloud(
+        clock=clock,
         faults=faults,
-        timings=replace(QUICK, control_plane_restart=0.4),
+        timings=REAL,
         events=NoEvents(),
         location=location,
         restart_control_plane=asked.append,
@@ -741,12 +835,19 @@ def test_a_zonal_cluster_has_its_control_plane_restarted_when_autoscaling_begins
     try:
         monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))
         pool = ready(location=location, scaling="autoscaler")
-        eventually(lambda: len(asked), lambda times: times == restarts)
+        clock.advance()
+        assert asked == [REAL.control_plane_restart] * restarts
+        began = clock.now()
         other = ready(location=location, scaling="autoscaler", name="other")  # it waits until the cluster is RUNNING
+        assert (clock.now() - began > REAL.control_plane_restart) is bool(restarts)
         other.delete(print)
         assert len(asked) == restarts
         pool.delete(print)
-        eventually(lambda: len(asked), lambda times: times == 2 * restarts)
-        eventually(lambda: cloud.cluster.status, lambda status: status == "RUNNING")
+        clock.advance()
+        assert len(asked) == 2 * restarts
+        clock.advance(REAL.control_plane_restart - 1)
+        assert cloud.cluster.status == ("RECONCILING" if restarts else "RUNNING")
+        clock.advance(1)
+        assert cloud.cluster.status == "RUNNING"
     finally:
         cloud.stop()
