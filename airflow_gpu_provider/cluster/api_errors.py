@@ -49,7 +49,7 @@ class ObjectNotFound(CloudError):
 
 
 class ObjectChanged(CloudError):
-    """Somebody else created or changed the object first (409): read it again and decide anew."""
+    """Somebody else created, changed or replaced the object first (409): read it again and decide anew."""
 
 
 @contextmanager
@@ -106,15 +106,24 @@ def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> G
     if status == 403:
         return _forbidden(message, verb, resource, details)
     if status in (400, 413, 415, 422) and verb in _WRITES:
-        fields = [str(each["field"]) for each in (said.get("details") or {}).get("causes") or () if each.get("field")]
-        return ObjectRejected(
-            f"The Kubernetes API server rejected the request to {verb} {resource} as invalid: {message}",
-            f"Correct {', '.join(dict.fromkeys(fields)) or 'what the message names'}.",
-            **details,
-            fields=fields,
-        )
+        return _invalid(message, said, verb, resource, details)
     return CloudError(
         f"The Kubernetes API server rejected the request to {verb} {resource} ({status}): {message}", **details
+    )
+
+
+def _invalid(
+    message: str, said: Mapping[str, Any], verb: str, resource: str, details: dict[str, Any]
+) -> ObjectChanged | ObjectRejected:
+    fields = [str(each["field"]) for each in (said.get("details") or {}).get("causes") or () if each.get("field")]
+    # A patch with another object's uid is invalid, for a uid is immutable; an update with one is a conflict.
+    if {*fields} == {"metadata.uid"}:
+        return ObjectChanged(f"Cannot {verb} {resource}: {message}", **details)
+    return ObjectRejected(
+        f"The Kubernetes API server rejected the request to {verb} {resource} as invalid: {message}",
+        f"Correct {', '.join(dict.fromkeys(fields)) or 'what the message names'}.",
+        **details,
+        fields=fields,
     )
 
 

@@ -19,7 +19,7 @@ import aiohttp
 
 from airflow_gpu_provider.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
-from airflow_gpu_provider.cluster.api_errors import refusal
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, STRICT, USER_AGENT
@@ -111,10 +111,12 @@ class AsyncApi:
 
     async def patch(self, path: str, body: dict[str, Any]) -> bool:
         """Change one object by a merge patch; False where it is gone, or is another one than the patch's uid says."""
-        async with self._request(
-            "PATCH", path, params=STRICT, body=body, fine=(404, 409), headers=_MERGE_PATCH
-        ) as response:
-            return response.status < 300
+        request = self._request("PATCH", path, params=STRICT, body=body, fine=(404, 409), headers=_MERGE_PATCH)
+        try:
+            async with request as response:
+                return response.status < 300
+        except ObjectChanged:
+            return False
 
     async def follow(self, path: str, *, silence: float, **params: str) -> AsyncGenerator[list[bytes], None]:
         """Yield a container's log as it grows, in bunches of whole lines, until it ends or is silent.

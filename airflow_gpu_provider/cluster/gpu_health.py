@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
+from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.clock import ServerClock, format_time
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, list_items
 from airflow_gpu_provider.errors import PermissionDenied
@@ -43,7 +43,7 @@ def why_bad(raw: Mapping[str, Any]) -> str:
 
 
 def mark_bad(api: ApiClient, node_name: str, why: str, now: datetime) -> None:
-    """Leave the mark on a node; raises ObjectNotFound where it is gone."""
+    """Leave the mark on a node; raises ObjectNotFound where it is gone, ObjectChanged where another has its name."""
     path = f"{_NODES}/{node_name}"
     node = call(api, "get", path, resource="nodes")
     mark = json.dumps({"at": format_time(now), "boot": _boot(node), "why": why[:200]})
@@ -113,7 +113,7 @@ class GpuHealth:
         """Have the node avoided from now on, by every task."""
         try:
             mark_bad(self._api, name, why, ServerClock(self._api).now())
-        except ObjectNotFound:
+        except (ObjectNotFound, ObjectChanged):
             _log.info("Node %s with the broken GPU is gone already.", name)
         except PermissionDenied as error:
             _log.warning("Node %s is not avoided by the next try: %s", name, error)

@@ -185,6 +185,14 @@ def test_an_invalid_object_names_its_fields() -> None:
     assert error.fix == "Correct metadata.labels, spec.containers[0].image."
 
 
+def test_a_patch_that_names_another_object_s_uid_is_invalid_to_a_server_and_a_change_to_us() -> None:
+    why = 'metadata.uid: Invalid value: "other": field is immutable'
+    causes = [{"reason": "FieldValueInvalid", "field": "metadata.uid", "message": why}] * 2
+    error = refusal(422, {"message": f'Pod "x" is invalid: {why}', "details": {"causes": causes}}, "patch", "pods")
+    assert type(error) is ObjectChanged
+    assert "field is immutable" in str(error)
+
+
 def test_a_read_is_never_an_invalid_object_nor_denied_by_a_policy() -> None:
     assert type(refusal(400, {"message": "bad"}, "list", "pods")) is CloudError
     assert type(refusal(403, {"message": "pods is forbidden: no"}, "get", "pods")) is PermissionDenied
