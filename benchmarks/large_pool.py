@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from airflow_gpu_provider import EksGpuPool
-from airflow_gpu_provider.cluster.clock import Clock
+from airflow_gpu_provider.cluster.clock import Clock, SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from benchmarks.figure import Figure
-from benchmarks.played_cluster import PlayedCloud, PlayedCluster, add_pod
+from benchmarks.played_cloud import PlayedCloud, add_pod
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clients import FakeApiClient
+from tests.fakes.objects import Change
 
 NODES = 1000
 DAEMONS = 2  # pods on each node that come and go with it
@@ -24,18 +27,47 @@ LATENCY = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What one decision took."""
+    """What one decision took.
+
+    Attributes:
+        requests: How many there were, by verb and resource ("list pods") or by what the cloud did ("cloud release").
+        locked_seconds: For how long the pool's lock was held.
+        lock_writes: How often it was written.
+    """
 
     seconds: float
     locked_seconds: float
+    lock_writes: int
     requests: Counter[str]
 
     def reads(self) -> int:
         """Count what was asked of the cluster and the cloud."""
-        return sum(n for what, n in self.requests.items() if what.startswith("GET") or what == "cloud observe")
+        return sum(n for what, n in self.requests.items() if what.startswith(("get", "list", "cloud observe")))
 
-    def lock_writes(self) -> int:
-        return self.requests["PUT leases/lock"] + self.requests["POST leases/lock"]
+
+class LockTime:
+    """How often a pool's lock was written, and for how long it was held, all holders together."""
+
+    def __init__(self, server: ApiServer, clock: Clock) -> None:
+        self._clock = clock
+        self._held_since: float | None = None
+        self.writes = 0
+        self.seconds = 0.0
+        server.when_changed(self._note)
+
+    def reset(self) -> None:
+        self.writes, self.seconds = 0, 0.0
+
+    def _note(self, change: Change) -> None:
+        if not change.key[1].startswith("lock-") or change.after is None:
+            return
+        self.writes += 1
+        is_held, now = bool(change.after["spec"].get("holderIdentity")), self._clock.monotonic()
+        if is_held and self._held_since is None:
+            self._held_since = now
+        elif not is_held and self._held_since is not None:
+            self.seconds += now - self._held_since
+            self._held_since = None
 
 
 class LargePool:
@@ -54,36 +86,50 @@ class LargePool:
         self.pool = EksGpuPool(
             name="large", cluster_name="ml", region="us-west-2", instance_types=("g6.xlarge",), max_nodes=nodes
         )
-        self.cluster = PlayedCluster(latency=latency, clock=clock)
-        self.cloud = PlayedCloud(self.pool, self.cluster, nodes, latency=cloud_latency or latency)
+        self.clock = clock or SystemClock()
+        self.server = ApiServer(self.clock.now)
+        self.cloud = PlayedCloud(self.pool, self.server, nodes, latency=cloud_latency or latency, clock=self.clock)
+        self._lock = LockTime(self.server, self.clock)
         for number in range(nodes):
             for daemon in range(DAEMONS):
-                add_pod(self.cluster, f"daemon-{number}-{daemon}", f"node-i-{number}", daemon=True)
+                add_pod(self.server, f"daemon-{number}-{daemon}", f"node-i-{number}", daemon=True)
             if busy:
-                add_pod(self.cluster, f"training-{number}", f"node-i-{number}", daemon=False, gpus=1)
+                add_pod(self.server, f"training-{number}", f"node-i-{number}", daemon=False, gpus=1)
         for number in range(others):
-            add_pod(self.cluster, f"other-{number}", f"node-elsewhere-{number % 100}", daemon=False)
+            add_pod(self.server, f"other-{number}", f"node-elsewhere-{number % 100}", daemon=False)
         self.reconciler = Reconciler(
             self.pool,
             self.cloud,
-            self.cluster,  # type: ignore[arg-type]
+            FakeApiClient(self.server, latency=latency, clock=self.clock),  # type: ignore[arg-type]
             holder="bench",
             say=print,
             clock=clock,
         )
         self.key = DemandKey(installation="bench", dag_id="bench", run_id="1", pool=self.pool.name)
-        self.reconciler.want(self.key, nodes, self.cluster.clock.now() + timedelta(hours=1))
+        self.reconciler.want(self.key, nodes, self.clock.now() + timedelta(hours=1))
+
+    @property
+    def requests(self) -> Counter[str]:
+        """What was asked of the cluster and the cloud since `forget`."""
+        ours = Counter(f"{request.verb} {request.resource}" for request in [*self.server.requests])
+        return ours + Counter({f"cloud {what}": number for what, number in self.cloud.calls.items()})
+
+    def forget(self) -> None:
+        """Count anew."""
+        self.server.requests.clear()
+        self.cloud.calls.clear()
+        self._lock.reset()
 
     def give_up(self) -> Decision:
         """Take the run's demand away: one decision."""
-        self.cluster.requests.clear()
-        self.cluster.locked_seconds = 0.0
-        at = self.cluster.clock.monotonic()
+        self.forget()
+        at = self.clock.monotonic()
         self.reconciler.delete_demand_and_reconcile(self.key)
         return Decision(
-            seconds=self.cluster.clock.monotonic() - at,
-            locked_seconds=self.cluster.locked_seconds,
-            requests=Counter(self.cluster.requests),
+            seconds=self.clock.monotonic() - at,
+            locked_seconds=self._lock.seconds,
+            lock_writes=self._lock.writes,
+            requests=self.requests,
         )
 
 

@@ -14,11 +14,13 @@ from typing import Any
 from unittest.mock import patch
 
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
+from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.scaling import keeper
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.triggers.pool import RECORD_VERSION, NodesTrigger
 from benchmarks.figure import Figure
 from benchmarks.large_pool import LargePool
+from benchmarks.played_cloud import NODES as ALL_NODES
 
 RUNS = 200
 SECONDS = 60.0
@@ -30,15 +32,15 @@ class WaitingRuns:
 
     def __init__(self, runs: int) -> None:
         self._pool = LargePool(NODES, busy=False, others=0, latency=0.001)
-        self._cluster = self._pool.cluster
-        for node in self._cluster.objects["nodes"].values():
-            node["status"]["allocatable"] = {}
-        now = self._cluster.clock.now()
+        server = self._pool.server
+        for name in server.named(ALL_NODES):
+            server.patch(f"{ALL_NODES}/{name}", {"status": {"allocatable": None}})
+        now = self._pool.clock.now()
         self._triggers = []
         for number in range(runs):
             key = DemandKey(installation="bench", dag_id="bench", run_id=f"waits-{number}", pool="large")
             lease = DemandLease(key=key, nodes=1, until=now + timedelta(minutes=50), created_at=now)
-            self._cluster.put("leases", lease.manifest())
+            server.put(f"{LEASES}/{key.lease_name}", lease.manifest())
             wait = NodesWait(key=key, wait_for="gpus", started=now, deadline=now + timedelta(hours=1), nodes=1)
             self._triggers.append(NodesTrigger(self._record(wait)))
 
@@ -46,18 +48,18 @@ class WaitingRuns:
         """Count the requests of so many looks at the pool, one soon after the other."""
         with patch.object(keeper, "SOONEST", 0.01), patch("airflow_gpu_provider.scaling.wait_loop.SOONEST", 0.01):
             async with self._waiting(), asyncio.timeout(60):
-                while self._cluster.requests["cloud observe"] < looks:  # noqa: ASYNC110
+                while self._pool.cloud.calls["observe"] < looks:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
-                return Counter(self._cluster.requests)
+                return self._pool.requests
 
     async def requests_in(self, seconds: float) -> Counter[str]:
         async with self._waiting():
             await asyncio.sleep(seconds)
-            return Counter(self._cluster.requests)
+            return self._pool.requests
 
     @asynccontextmanager
     async def _waiting(self) -> AsyncIterator[None]:
-        self._cluster.requests.clear()
+        self._pool.forget()
         with patch.object(keeper, "open_pool", self._open), patch.object(keeper, "report_changes", _nothing_changes):
             waiting = [asyncio.create_task(_event(trigger)) for trigger in self._triggers]
             try:

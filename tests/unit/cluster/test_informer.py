@@ -6,135 +6,160 @@ import asyncio
 import contextvars
 import statistics
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Callable
 from typing import Any, cast
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
-from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
-from airflow_gpu_provider.cluster.informer import Feed
-from airflow_gpu_provider.cluster.watched import kueue_workloads, pods
+from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.cluster.informer import Change, Feed
+from airflow_gpu_provider.cluster.watched import Resource, kueue_workloads, pods
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PermissionDenied
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from tests.fakes.api_server import ApiServer, Request
+from tests.fakes.clients import FakeAsyncApi
 
 PODS = pods("ml")
+OLD = f"{PODS.path}/old"
 WHOSE_LOG = contextvars.ContextVar("WHOSE_LOG", default="nobody's")
 
 
-class Server:
-    """Answers lists and watches as scripted; when the script is over, a watch stays open."""
+class Heard:
+    """A feed of the pod `old`, which is there, and what it is told: what happened, and its version then."""
 
-    def __init__(self, *watches: list[dict[str, Any] | Exception]) -> None:
-        self.lists = 0
-        self.watched_from: list[str] = []
-        self.bookmarks_wanted: list[str] = []
-        self.logs: list[str] = []
-        self.refuses = False
-        self._watches = list(watches)
+    def __init__(self, resource: Resource = PODS, api: Callable[[ApiServer], AsyncApi] = FakeAsyncApi) -> None:
+        self.server = ApiServer()
+        self.first = self.server.put(OLD, {"metadata": {"labels": {POOL_LABEL: "p"}}})["metadata"]["resourceVersion"]
+        self.informer = informer._Informer(api(self.server), resource)
+        self.feed = self.subscribe()
+        self.changes: list[Change] = []
 
-    async def get(self, path: str, **params: str) -> dict[str, Any]:
-        self.lists += 1
-        self.logs.append(WHOSE_LOG.get())
-        return {"items": [pod("old", "10")], "metadata": {"resourceVersion": f"{self.lists}00"}}
+    def subscribe(self) -> Feed:
+        feed = Feed(cast("AsyncApi", None))
+        self.informer.subscribe(feed, "old")
+        return feed
 
-    async def watch(self, path: str, **params: Any) -> AsyncIterator[dict[str, Any]]:
-        self.watched_from.append(params["resourceVersion"])
-        self.bookmarks_wanted.append(params["allowWatchBookmarks"])
-        if not self.refuses:
-            params["on_open"]()
-        for event in self._watches.pop(0) if self._watches else [None]:
-            if event is None:
-                await asyncio.Event().wait()
-            if isinstance(event, Exception):
-                raise event
-            yield cast("dict[str, Any]", event)
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60):
+            while not is_so():
+                self.changes += await self.feed.changes(0.01)
 
+    async def until_watches(self, count: int) -> None:
+        await self.until(lambda: len(self.asked("watch")) >= count)
 
-def pod(name: str, version: str) -> dict[str, Any]:
-    return {"metadata": {"name": name, "uid": name, "resourceVersion": version}}
+    async def until_told(self, kind: str) -> None:
+        await self.until(lambda: any(change.kind == kind for change in self.changes))
 
+    async def over(self) -> list[tuple[str, str]]:
+        await self.informer.stop()
+        self.changes += await self.feed.changes(0)
+        return [(each.kind, str((each.raw.get("metadata") or {}).get("resourceVersion"))) for each in self.changes]
 
-def event(kind: str, name: str, version: str) -> dict[str, Any]:
-    return {"type": kind, "object": pod(name, version)}
+    def asked(self, verb: str) -> list[Request]:
+        return [request for request in self.server.requests if request.verb == verb]
 
-
-BOOKMARK = {"type": "BOOKMARK", "object": {"metadata": {"resourceVersion": "150"}}}
-
-
-async def told(server: Server, key: str, *, watches: int) -> list[tuple[str, str]]:
-    """Return what a feed hears until the server has been asked for so many watches."""
-    watching = informer._Informer(cast("AsyncApi", server), PODS)
-    feed = Feed(cast("AsyncApi", server))
-    watching.subscribe(feed, key)
-    heard = []
-    async with asyncio.timeout(60):
-        while len(server.watched_from) < watches:
-            heard += await feed.changes(0.01)
-    await watching.stop()
-    heard += await feed.changes(0)
-    return [(change.kind, str((change.raw.get("metadata") or {}).get("resourceVersion"))) for change in heard]
+    @property
+    def watched_from(self) -> list[str]:
+        return [request.query["resourceVersion"] for request in self.asked("watch")]
 
 
 async def test_a_bookmark_moves_on_where_a_watch_is_taken_up_and_is_no_news() -> None:
-    server = Server([BOOKMARK])
-    assert await told(server, "old", watches=2) == [("present", "10"), ("synced", "None")]
-    assert server.watched_from == ["100", "150"]
-    assert set(server.bookmarks_wanted) == {"true"}
-    assert server.lists == 1
+    heard = Heard()
+    await heard.until_watches(1)
+    reached = heard.server.put("api/v1/nodes/n1", {"metadata": {}})["metadata"]["resourceVersion"]
+    heard.server.send_bookmarks()
+    heard.server.end_watches()
+    await heard.until_watches(2)
+    assert await heard.over() == [("present", heard.first), ("synced", "None")]
+    assert heard.watched_from == [heard.first, reached]
+    assert {request.query["allowWatchBookmarks"] for request in heard.asked("watch")} == {"true"}
+    assert len(heard.asked("list")) == 1
 
 
 async def test_a_connection_that_breaks_off_is_taken_up_where_it_was_without_a_list() -> None:
-    server = Server([event("MODIFIED", "old", "120"), ClusterUnreachable("It broke off.")], [])
-    heard = await told(server, "old", watches=3)
-    kinds = [("present", "10"), ("synced", "None"), ("present", "120"), ("trouble", "None"), ("recovered", "None")]
-    assert heard == kinds
-    assert server.watched_from == ["100", "120", "120"]
-    assert server.lists == 1
+    heard = Heard()
+    await heard.until_watches(1)
+    second = heard.server.patch(OLD, {"metadata": {"annotations": {"mark": "1"}}})["metadata"]["resourceVersion"]
+    await heard.until(lambda: len(heard.changes) == 3)
+    heard.server.break_watches()
+    await heard.until_watches(2)
+    heard.server.end_watches()
+    await heard.until_watches(3)
+    kinds = [
+        ("present", heard.first),
+        ("synced", "None"),
+        ("present", second),
+        ("trouble", "None"),
+        ("recovered", "None"),
+    ]
+    assert await heard.over() == kinds
+    assert heard.watched_from == [heard.first, second, second]
+    assert len(heard.asked("list")) == 1
 
 
 async def test_a_version_that_is_too_old_is_listed_anew_at_once() -> None:
-    server = Server([Expired()])
-    heard = await told(server, "old", watches=2)
-    assert heard == [("present", "10"), ("synced", "None"), ("synced", "None")], "what did not change is no news"
-    assert server.watched_from == ["100", "200"]
+    heard = Heard()
+    await heard.until_watches(1)
+    second = heard.server.put("api/v1/nodes/n1", {"metadata": {}})["metadata"]["resourceVersion"]
+    heard.server.compact()
+    heard.server.end_watches()
+    await heard.until_watches(3)
+    told = await heard.over()
+    assert told == [("present", heard.first), ("synced", "None"), ("synced", "None")], "what did not change is no news"
+    assert heard.watched_from == [heard.first, heard.first, second]
 
 
-async def test_versions_that_are_always_too_old_are_listed_anew_with_growing_pauses() -> None:
-    server = Server(*[[Expired()]] * 10_000)
-    started = asyncio.get_running_loop().time()
-    await told(server, "old", watches=5)
-    assert asyncio.get_running_loop().time() - started > 0.1 + 0.2 + 0.4, "half of each pause is drawn by chance"
-    assert server.lists == 5
+async def test_versions_that_are_always_too_old_are_listed_anew_with_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pauses, real = list[float](), informer._pause
+
+    def drawn(*args: Any, **kwargs: Any) -> float:
+        pauses.append(real(*args, **kwargs))
+        return 0.0 if len(pauses) < 3 else 60.0
+
+    monkeypatch.setattr(informer, "_pause", drawn)
+    heard = Heard()
+    heard.server.refuse("watch", status=410)
+    await heard.until(lambda: len(pauses) == 3)
+    await heard.over()
+    assert sum(pauses) > 0.1 + 0.2 + 0.4, "half of each pause is drawn by chance"
+    assert len(heard.asked("list")) == len(heard.asked("watch")) == 4, "the first time is at once"
 
 
 async def test_a_trouble_that_is_over_is_not_told_to_who_comes_later() -> None:
     """A watch that the server has accepted may be quiet for minutes."""
-    server = Server([PermissionDenied("Not now.")])
-    server.refuses = True
-    watching = informer._Informer(cast("AsyncApi", server), PODS)
-    first, late = Feed(cast("AsyncApi", server)), Feed(cast("AsyncApi", server))
-    watching.subscribe(first, "old")
-    told: list[informer.Change] = []
-    async with asyncio.timeout(30):
-        before = time.monotonic()
-        while not any(change.kind == "trouble" for change in told):
-            told += await first.changes(1)
-        assert before <= told[-1].since <= time.monotonic()
-        server.refuses = False
-        while not any(change.kind == "recovered" for change in told):
-            told += await first.changes(1)
-    watching.subscribe(late, "old")
+    before = time.monotonic()
+    heard = Heard()
+    heard.server.refuse("watch")
+    await heard.until_told("trouble")
+    (trouble,) = (change for change in heard.changes if change.kind == "trouble")
+    assert before <= trouble.since <= time.monotonic()
+    assert type(trouble.error) is PermissionDenied
+    heard.server.admit()
+    await heard.until_told("recovered")
+    late = heard.subscribe()
     assert [change.kind for change in await late.changes(0)] == ["present", "synced"]
-    await watching.stop()
+    await heard.over()
 
 
 async def test_the_shared_task_runs_in_nobodys_context() -> None:
+    logs: list[str] = []
+
+    class Api(FakeAsyncApi):
+        async def get(self, path: str, **params: str) -> Any:
+            logs.append(WHOSE_LOG.get())
+            return await super().get(path, **params)
+
     WHOSE_LOG.set("the first trigger's")
-    server = Server()
-    await told(server, "old", watches=1)
-    assert server.logs == ["nobody's"]
+    heard = Heard(api=Api)
+    await heard.until_watches(1)
+    await heard.over()
+    assert logs == ["nobody's"]
 
 
 @given(failures=st.integers(1, 1000))
@@ -161,15 +186,11 @@ def test_what_no_wait_depends_on_is_asked_for_once_a_minute_where_it_is_refused(
 
 
 async def test_a_collection_that_may_not_be_there_is_no_empty_one() -> None:
-    class WithoutKueue(Server):
-        async def get(self, path: str, **params: str) -> Any:
-            self.lists += 1
-
-    server = WithoutKueue()
-    watching = informer._Informer(cast("AsyncApi", server), kueue_workloads("ml"))
-    feed = Feed(cast("AsyncApi", server))
-    watching.subscribe(feed, "team-a")
-    (change,) = await feed.changes(5)
+    kueues = kueue_workloads("ml")
+    heard = Heard(kueues)
+    heard.server.refuse(path=kueues.path, status=404)
+    await heard.until_told("trouble")
+    await heard.over()
+    (change,) = heard.changes
     assert (change.kind, type(change.error)) == ("trouble", ObjectNotFound)
-    await watching.stop()
-    assert (server.lists, server.watched_from) == (1, [])
+    assert (len(heard.asked("list")), heard.watched_from) == (1, [])

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.leases import LEASES
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.cluster.usage import (
     MachineUse,
@@ -16,19 +17,21 @@ from airflow_gpu_provider.cluster.usage import (
     record_machines,
     record_pods,
 )
-from benchmarks.played_cluster import PlayedCluster
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clients import FakeApiClient
 
 NOW = datetime(2026, 3, 1, 2, tzinfo=UTC)
 ANNOTATIONS_AT_MOST = 256 * 1024  # bytes, all of an object's together: Kubernetes' own limit
 KEY = DemandKey(installation="airflow", dag_id="dag", run_id="run", pool="large")
 
 
-def size(cluster: PlayedCluster, name: str) -> int:
-    return sum(len(k) + len(v) for k, v in cluster.objects["leases"][name]["metadata"]["annotations"].items())
+def size(server: ApiServer, name: str) -> int:
+    return sum(len(k) + len(v) for k, v in server.read(f"{LEASES}/{name}")["metadata"]["annotations"].items())
 
 
 def test_machines_of_some_nights_of_a_thousand_nodes_fit_into_a_lease() -> None:
-    cluster: Any = PlayedCluster(latency=0.0)
+    server = ApiServer()
+    cluster: Any = FakeApiClient(server)
     draw = random.Random(1)
     seen = {}
     for night in range(3):
@@ -47,12 +50,13 @@ def test_machines_of_some_nights_of_a_thousand_nodes_fit_into_a_lease() -> None:
         ]
         record_machines(cluster, "large", machines)
         seen |= {each.id: each for each in machines}
-    assert size(cluster, "machines-large") < ANNOTATIONS_AT_MOST
+    assert size(server, "machines-large") < ANNOTATIONS_AT_MOST
     assert {each.id: each for each in read_machines(cluster, "large")} == seen
 
 
 def test_what_a_run_s_pods_did_is_written_once_for_all_and_fits_too() -> None:
-    cluster: Any = PlayedCluster(latency=0.0)
+    server = ApiServer()
+    cluster: Any = FakeApiClient(server)
     record_begin(cluster, KEY, NOW, NOW + timedelta(hours=6))
     pods = [
         Pod(
@@ -67,9 +71,9 @@ def test_what_a_run_s_pods_did_is_written_once_for_all_and_fits_too() -> None:
         )
         for number in range(3000)
     ]
-    cluster.requests.clear()
+    server.requests.clear()
     record_pods(cluster, pods, NOW + timedelta(hours=2))
-    assert cluster.requests.total() == 2
-    assert size(cluster, f"usage-{KEY.hash}") < ANNOTATIONS_AT_MOST
+    assert len(server.requests) == 2
+    assert size(server, f"usage-{KEY.hash}") < ANNOTATIONS_AT_MOST
     (usage,) = read_runs(cluster, "large")
     assert len(usage.worked) == 3000

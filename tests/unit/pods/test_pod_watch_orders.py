@@ -21,27 +21,40 @@ from airflow_gpu_provider.pods.pod_view import PodView
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
-from tests.unit.cluster.versioned_server import VersionedServer
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clients import FakeAsyncApi
 from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pods.test_pod_wait import WAIT
 from tests.unit.pods.test_pod_watch import raw_node, raw_pod
 
 POOL = a_pool()
 POD, NODE = "api/v1/namespaces/ml/pods/train-x", "api/v1/nodes/n1"
-STEPS: dict[str, Callable[[VersionedServer], None]] = {
-    "pod deleted": lambda server: server.delete(POD),
-    "pod's label off": lambda server: server.label(POD, POOL_LABEL, None),
-    "pod's label on": lambda server: server.label(POD, POOL_LABEL, POOL.name),
-    "node deleted": lambda server: server.delete(NODE),
-    "node's label off": lambda server: server.label(NODE, POOL_LABEL, None),
-    "node's label on": lambda server: server.label(NODE, POOL_LABEL, POOL.name),
-    "watches break": VersionedServer.break_watches,
-    "versions are forgotten": VersionedServer.forget_versions,
-    "server goes away": VersionedServer.go_away,
-    "server is back": VersionedServer.come_back,
-    "watches are refused": lambda server: server.refused.add("watch"),
-    "lists are refused": lambda server: server.refused.add("list"),
-    "nothing is refused": lambda server: server.refused.clear(),
+
+
+def remove(server: ApiServer, path: str) -> None:
+    if server.has(path):
+        server.remove(path)
+
+
+def label(server: ApiServer, path: str, value: str | None) -> None:
+    if server.has(path):
+        server.patch(path, {"metadata": {"labels": {POOL_LABEL: value}}})
+
+
+STEPS: dict[str, Callable[[ApiServer], None]] = {
+    "pod deleted": lambda server: remove(server, POD),
+    "pod's label off": lambda server: label(server, POD, None),
+    "pod's label on": lambda server: label(server, POD, POOL.name),
+    "node deleted": lambda server: remove(server, NODE),
+    "node's label off": lambda server: label(server, NODE, None),
+    "node's label on": lambda server: label(server, NODE, POOL.name),
+    "watches break": ApiServer.break_watches,
+    "versions are forgotten": ApiServer.compact,
+    "server goes away": ApiServer.go_away,
+    "server is back": ApiServer.come_back,
+    "watches are refused": lambda server: server.refuse("watch"),
+    "lists are refused": lambda server: server.refuse("list"),
+    "nothing is refused": ApiServer.admit,
 }
 DONE_WITHIN = 60.0  # seconds, on a machine under any load
 
@@ -75,7 +88,7 @@ class Night:
     """A running pod on its node, watched as its task watches it; `lines` is the task's log."""
 
     def __init__(self) -> None:
-        self.server = VersionedServer()
+        self.server = ApiServer()
         self.lines: list[str] = []
         self._others: list[asyncio.Task[None]] = []
         node = raw_node()
@@ -86,7 +99,7 @@ class Night:
         self.server.put(POD, a_pod(running(), {POOL_LABEL: POOL.name}))
 
     def end_pod(self) -> None:
-        labels = self.server.read(POD)["metadata"]["labels"]
+        labels = self.server.read(POD)["metadata"].get("labels", {})
         self.server.put(POD, a_pod(ended(), labels))
 
     def watch(self) -> None:
@@ -114,15 +127,18 @@ class Night:
     async def is_under_way(self) -> None:
         """Wait until the container is known to run, and pods, their events and nodes are watched."""
         await self.says("started on node n1")
-        await self._goes_on_until(lambda: self.server.asked["watch"] >= 3)
+        await self._goes_on_until(lambda: self._asked("watch") >= 3)
 
     async def says(self, text: str) -> None:
         await self._goes_on_until(lambda: any(text in line for line in self.lines))
 
     async def goes_on(self) -> None:
         """Hold that nothing ends the wait while everything that is asked for again was."""
-        before = self.server.asked["get"]
-        await self._goes_on_until(lambda: self.server.asked["get"] >= before + 3)
+        before = self._asked("get")
+        await self._goes_on_until(lambda: self._asked("get") >= before + 3)
+
+    def _asked(self, verb: str) -> int:
+        return sum(request.verb == verb for request in self.server.requests)
 
     async def _goes_on_until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -144,7 +160,7 @@ def run(what: Callable[[Night], Awaitable[None]]) -> None:
         night = Night()
 
         async def opened(open_access: Any) -> AsyncApi:
-            return cast("AsyncApi", night.server)
+            return FakeAsyncApi(night.server)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(informer, "_open", opened)
@@ -161,14 +177,14 @@ def test_a_pod_that_went_before_its_watch_ever_showed_it_is_told_as_gone() -> No
     async def what(night: Night) -> None:
         server = night.server
         await night.another_waits()
-        server.refused |= {"watch"}
+        server.refuse("watch")
         server.break_watches()
         night.start_pod()
         night.watch()
         await night.says("started on node n1")  # the watch is down: it was found by asking
-        night.server.delete(POD)
-        server.forget_versions()
-        server.refused.clear()
+        server.remove(POD)
+        server.compact()
+        server.admit()
         assert isinstance((await night.end()).error, PodPreempted)
 
     run(what)
@@ -179,7 +195,7 @@ def test_a_label_that_is_taken_off_the_node_ends_no_training() -> None:
         night.start_pod()
         night.watch()
         await night.is_under_way()
-        night.server.label(NODE, POOL_LABEL, None)
+        label(night.server, NODE, None)
         await night.says("node n1 has lost a label of its pool")
         await night.goes_on()
         night.end_pod()
@@ -193,9 +209,9 @@ def test_a_node_that_leaves_after_it_lost_its_label_is_noticed() -> None:
         night.start_pod()
         night.watch()
         await night.is_under_way()
-        night.server.label(NODE, POOL_LABEL, None)
+        label(night.server, NODE, None)
         await night.says("node n1 has lost a label of its pool")
-        night.server.delete(NODE)
+        night.server.remove(NODE)
         error = (await night.end()).error
         assert isinstance(error, PodPreempted)
         assert "left the cluster" in str(error)
@@ -208,7 +224,7 @@ def test_a_node_that_leaves_under_the_pod_ends_the_wait_at_once() -> None:
         night.start_pod()
         night.watch()
         await night.is_under_way()
-        night.server.delete(NODE)
+        night.server.remove(NODE)
         assert "left the cluster" in str((await night.end()).error)
 
     run(what)
@@ -217,10 +233,10 @@ def test_a_node_that_leaves_under_the_pod_ends_the_wait_at_once() -> None:
 def test_a_permission_that_only_explains_is_not_needed() -> None:
     async def what(night: Night) -> None:
         night.start_pod()
-        night.server.unreadable = "api/v1/namespaces/ml/events"
+        night.server.refuse(path="api/v1/namespaces/ml/events")
         night.watch()
         await night.says("started on node n1")
-        await night.says("May not list api")
+        await night.says("denies permission to list events")
         night.end_pod()
         assert (await night.end()).done
 
@@ -232,7 +248,7 @@ def test_a_label_that_is_taken_off_the_pod_ends_no_training() -> None:
         night.start_pod()
         night.watch()
         await night.is_under_way()
-        night.server.label(POD, POOL_LABEL, None)
+        label(night.server, POD, None)
         await night.says("the pod has lost its pool's label")
         await night.goes_on()
         night.end_pod()
@@ -246,9 +262,10 @@ def test_a_refused_watch_ends_no_training_whose_pod_may_be_read() -> None:
         night.start_pod()
         night.watch()
         await night.is_under_way()
-        night.server.refused |= {"watch", "list"}
+        night.server.refuse("watch")
+        night.server.refuse("list")
         night.server.break_watches()
-        await night.says("May not watch")
+        await night.says("denies permission to watch")
         await night.goes_on()
         night.end_pod()
         assert (await night.end()).done
@@ -267,13 +284,13 @@ def test_whatever_comes_in_whatever_order_the_end_is_told_and_nothing_else(steps
             STEPS[step](server)
             for _ in range(turns):
                 await asyncio.sleep(0)
-        server.refused.clear()
+        server.admit()
         server.come_back()
         if server.has(POD) and server.has(NODE):
             night.end_pod()
             assert (await night.end()).done
         else:
-            server.delete(POD)  # as Kubernetes does a minute after its node is gone
+            remove(server, POD)  # as Kubernetes does a minute after its node is gone
             assert isinstance((await night.end()).error, PodPreempted)
 
     run(what)

@@ -9,7 +9,6 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.gangs import GANG_LABEL
 from airflow_gpu_provider.cluster.jobs import ADMITTED_AT, GangJob
@@ -17,10 +16,13 @@ from airflow_gpu_provider.cluster.nodes import ZONE_LABEL
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, Pod
 from airflow_gpu_provider.errors import PermissionDenied
 from airflow_gpu_provider.pools import GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.admission import WHOLE_WITHIN, GangQueue, admission
 from airflow_gpu_provider.scaling.decisions import decide
 from airflow_gpu_provider.scaling.pool_news import PoolNews
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clients import FakeApiClient
 from tests.unit.scaling.pools import EARLIER, NOW, ZONES, A, B, C, key, lease, machine, node, pod, pool, snapshot
 
 ZONE_OF = dict(zip((A, B, C), ZONES, strict=True))
@@ -321,28 +323,23 @@ def test_every_admitted_gang_becomes_whole_in_any_order_of_events(seed: int) -> 
     assert all(cluster.bound(each) == each.size for each in cluster.running())
 
 
-class Refusing:
-    """A cluster that refuses what it is asked about Jobs."""
-
-    def __init__(self, jobs: list[dict[str, Any]] | None) -> None:
-        self._jobs = jobs
-
-    def call_api(self, path: str, method: str, **_: Any) -> Any:
-        if method == "GET" and self._jobs is not None:
-            return {"metadata": {}, "items": self._jobs}
-        raise ApiException(status=403, reason='jobs is forbidden: cannot do it, for it cannot list resource "jobs"')
-
-
 def test_a_missing_permission_is_told_to_those_whose_gangs_it_keeps_waiting() -> None:
     state = there(A, A, gpus=8)
-    queue = GangQueue(Refusing(None), state, decide(state))  # type: ignore[arg-type]
+    server = ApiServer()
+    cluster: Any = FakeApiClient(server)
+    server.refuse()
+    queue = GangQueue(cluster, state, decide(state))
     assert queue.is_empty
     error = PoolNews(gang_errors=queue.news.errors).gang_error("ml/train")
     assert isinstance(error, PermissionDenied)
 
     job = raw_job()
+    job["metadata"]["labels"][POOL_LABEL] = state.pool.name
     del job["spec"]["template"]["spec"]["nodeSelector"], job["status"]["active"]
-    queue = GangQueue(Refusing([job]), state, decide(replace(state, leases=(lease(nodes=2),))))  # type: ignore[arg-type]
+    server.put("apis/batch/v1/namespaces/ml/jobs/train", job)
+    server.admit()
+    server.refuse("patch")
+    queue = GangQueue(cluster, state, decide(replace(state, leases=(lease(nodes=2),))))
     assert not queue.is_empty
     queue.move_on(lambda: None)
     news = PoolNews(gang_errors=queue.news.errors)

@@ -48,7 +48,7 @@ def a_change(failing_from: int, failing_to: int, *, is_done: bool) -> tuple[Worl
 
 
 def holder(world: World) -> str | None:
-    lock = world.api.leases.get("lock-train")
+    lock = world.leases.get("lock-train")
     return lock["spec"].get("holderIdentity") if lock else None
 
 

@@ -35,10 +35,12 @@ from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.base import Machine
 from airflow_gpu_provider.scaling.reconcile import Reconciler
+from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actor
+from tests.unit.scaling.model.cloud import SPECS, Kind
 from tests.unit.scaling.model.course import all_are_killed, all_get_done, go_round
 from tests.unit.scaling.model.runs import HardToGet
-from tests.unit.scaling.model.world import SPECS, TOLD_BY, Kind, World
+from tests.unit.scaling.model.world import TOLD_BY, World
 
 DEEP = os.environ.get("PROTOCOL_EXAMPLES", "")
 """How many courses `make protocol` looks at, each time others."""
@@ -76,8 +78,8 @@ def _machine_joins(world: World, index: int) -> None:
 
 
 def _node_becomes_ready(world: World, index: int) -> None:
-    if world.api.nodes:
-        world.become_ready(_pick(list(world.api.nodes.values()), index))
+    if world.nodes:
+        world.become_ready(_pick(list(world.nodes.values()), index))
 
 
 def _scheduler_chooses(world: World, index: int) -> None:
@@ -101,13 +103,13 @@ def _machine_is_lost(world: World, index: int) -> None:
 
 
 def _node_blinks(world: World, index: int) -> None:
-    if world.api.nodes:
-        world.blink(_pick(list(world.api.nodes.values()), index))
+    if world.nodes:
+        world.blink(_pick(list(world.nodes.values()), index))
 
 
 def _somebody_cordons_or_uncordons(world: World, index: int) -> None:
-    if not world.uncordon_by_people() and world.api.nodes:
-        world.cordon_by_people(_pick(list(world.api.nodes.values()), index))
+    if not world.uncordon_by_people() and world.nodes:
+        world.cordon_by_people(_pick(list(world.nodes.values()), index))
 
 
 def _everything(world: World, _: int) -> None:
@@ -115,38 +117,38 @@ def _everything(world: World, _: int) -> None:
 
 
 def _somebody_creates_a_pod_without_a_lease(world: World, _: int) -> None:
-    if len(world.api.pods) < 4:
+    if len(world.pods) < 4:
         world.create_pod(None)
 
 
 def _somebody_deletes_a_lease(world: World, index: int) -> None:
-    if world.api.leases:
-        world.undo_by_people(_pick(list(world.api.leases), index))
+    if world.leases:
+        world.undo_by_people(_pick(list(world.leases), index))
 
 
 def _somebody_deletes_a_pod(world: World, index: int) -> None:
-    if world.api.pods:
-        world.delete_pod_by_people(_pick(list(world.api.pods.values()), index))
+    if world.pods:
+        world.delete_pod_by_people(_pick(list(world.pods.values()), index))
 
 
 def _somebody_deletes_a_node(world: World, index: int) -> None:
-    if world.api.nodes:
-        world.delete_node_by_people(_pick(list(world.api.nodes.values()), index))
+    if world.nodes:
+        world.delete_node_by_people(_pick(list(world.nodes.values()), index))
 
 
 def _autoscaler_grows(world: World, index: int) -> None:
     if world.pool.is_autoscaled:
-        world.autoscaler_grows(index)
+        autoscaler.grows(world, index)
 
 
 def _autoscaler_begins_to_remove(world: World, index: int) -> None:
     if world.pool.is_autoscaled and (idle := world.idle()):
-        world.autoscaler_begins_to_remove(_pick(idle, index))
+        autoscaler.begins_to_remove(world, _pick(idle, index))
 
 
 def _autoscaler_removes(world: World, index: int) -> None:
     if tainted := world.tainted():
-        world.autoscaler_removes(_pick(tainted, index))
+        autoscaler.removes(world, _pick(tainted, index))
 
 
 HAPPENINGS = [
@@ -499,10 +501,10 @@ def test_a_machine_may_go_for_an_overdue_pod_that_ends_between_the_decision_and_
         go_round(world, [late])
     late.kill()
     world.actors.advance_to(world.actors.time + world.pool.max_runtime.total_seconds())
-    while not any(node["spec"].get("unschedulable") for node in world.api.nodes.values()):
+    while not any(node["spec"].get("unschedulable") for node in world.nodes.values()):
         other.step()
     world.pods_end()
-    world.api.pods.clear()  # its run has what came of it, and deletes it
+    world.remove_pods()  # its run has what came of it, and deletes it
     while "machine i-1 goes" not in world.actors.events[-1]:
         other.step()
     all_get_done(world)

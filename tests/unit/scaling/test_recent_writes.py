@@ -132,7 +132,7 @@ def test_a_run_does_not_take_over_a_machine_that_is_released_and_still_shown() -
     for _ in range(30):
         second.step()
 
-    assert world.api.nodes["node-i-1"]["spec"].get("unschedulable"), "its node is open to pods again"
+    assert world.nodes["node-i-1"]["spec"].get("unschedulable"), "its node is open to pods again"
     world.cloud.shown = None
     all_get_done(world)
     world.actors.close()

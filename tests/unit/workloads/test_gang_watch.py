@@ -21,7 +21,8 @@ from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.workloads.gang_wait import GangWait
 from airflow_gpu_provider.workloads.watch import GangView
-from tests.unit.cluster.versioned_server import VersionedServer
+from tests.fakes.api_server import ApiServer
+from tests.fakes.clients import FakeAsyncApi
 from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pods.test_pod_watch import raw_node
 from tests.unit.pods.test_pod_watch_orders import DONE_WITHIN
@@ -35,7 +36,7 @@ class Cluster:
     """A gang of played pods, all of which run."""
 
     def __init__(self, ranks: int) -> None:
-        self.server = VersionedServer()
+        self.server = ApiServer()
         self.lines: list[str] = []
         self.ranks = ranks
         self.queue = ""
@@ -110,10 +111,11 @@ def run(
         cluster.queue = queue
         if suspended:
             cluster.suspend()
-        cluster.server.unreadable = "" if may_read else WORKLOADS
+        if not may_read:
+            cluster.server.refuse(path=WORKLOADS)
 
         async def opened(open_access: Any) -> Any:
-            return cluster.server
+            return FakeAsyncApi(cluster.server)
 
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(informer, "_open", opened)
@@ -138,7 +140,7 @@ def test_64_ranks_cost_the_requests_of_one_pod_and_of_its_job() -> None:
     cluster, progress = run(64, what)
     assert progress.done
     # A pod's wait lists and watches three collections: pods, events, nodes.
-    assert sum(cluster.server.asked.values()) <= 2 * 6
+    assert len(cluster.server.requests) <= 2 * 6
     assert len(cluster.lines) <= 5, cluster.lines
 
 
@@ -182,7 +184,7 @@ def test_gang_that_kueue_takes_back_is_preempted_also_where_its_workloads_may_no
 
 def test_gang_that_waits_says_that_its_place_is_unknown_and_is_not_preempted() -> None:
     async def what(cluster: Cluster) -> None:
-        await cluster.says("its place in queue team-a is unknown: May not list")
+        await cluster.says("its place in queue team-a is unknown: The cluster denies permission to list")
         cluster.server.put(JOB, {**cluster.server.read(JOB), "spec": {}})
         await cluster.says("2 of 2 ranks run")
         for rank in range(2):

@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from airflow_gpu_provider.errors import CloudError
 from airflow_gpu_provider.platforms.base import Group, LaunchFailure, Machine, MachineState, Plan, Platform, Say
@@ -22,6 +22,15 @@ STALE = 10.0
 
 LAUNCH = timedelta(seconds=20)
 """How long a machine is pending, and is not ended for who asks."""
+
+
+Kind = Literal["own groups", "groups of others", "autoscaler"]
+
+SPECS: dict[Kind, dict[str, Any]] = {
+    "own groups": {"instance_types": ("g6.xlarge",)},
+    "groups of others": {"manage": "scale", "node_groups": ("x", "y")},
+    "autoscaler": {"instance_types": ("g6.xlarge",), "scaling": "autoscaler"},
+}
 
 
 @dataclass
@@ -47,6 +56,20 @@ class Asg:
     @property
     def live(self) -> list[str]:
         return [machine for machine in self.machines if machine not in self.terminating]
+
+
+def groups_of(pool: EksGpuPool) -> list[Asg]:
+    """Return a pool's own groups, or those of others that it may use; of these one keeps a machine."""
+    if pool.manage != "scale":
+        return [Asg(candidate=each) for each in pool.candidates(("us-west-2a", "us-west-2b"))]
+    candidates = [
+        Candidate(group=name, zone="us-west-2a", instance_type="g6.xlarge", market="ON_DEMAND")
+        for name in pool.node_groups
+    ]
+    return [
+        Asg(candidate=each, owned=False, keeps=keeps, desired=keeps)
+        for each, keeps in zip(candidates, (1, 0), strict=True)
+    ]
 
 
 class Cloud:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.scaling.decisions import SWITCH_MARGIN
+from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actor
 from tests.unit.scaling.model.world import World
 
@@ -54,7 +55,9 @@ def all_are_killed(world: World) -> None:
 
 
 def _janitor_ends_what_the_dead_left(world: World) -> None:
-    world.api.pods = {name: raw for name, raw in world.api.pods.items() if Pod.parse(raw).run}
+    for pod in map(Pod.parse, list(world.pods.values())):
+        if not pod.run:
+            world.remove_pod(pod.name)
     world.actors.advance_to(world.actors.time + world.pool.max_runtime.total_seconds() + 1)
     world.pods_end()  # activeDeadlineSeconds does it: those whose lease somebody deleted have no other end
     world.start_janitor()
@@ -70,10 +73,10 @@ def _autoscaler_ends_what_it_added(world: World) -> None:
         world.actors.advance_to(world.actors.time + 15)
         world.pods_end()
         world.everything_happens()
-        world.autoscaler_takes_size_back()
+        autoscaler.takes_size_back(world)
         if not world.pending():
             for node in world.idle():
-                world.autoscaler_begins_to_remove(node)
+                autoscaler.begins_to_remove(world, node)
 
 
 def _require_nothing(world: World) -> None:

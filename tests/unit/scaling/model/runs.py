@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pods import UNCOLLECTED, Pod
@@ -15,9 +15,10 @@ from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.scaling.writes import Outcome
-from tests.unit.scaling.model.api_server import Raw
+from tests.fakes.objects import Raw
 
 if TYPE_CHECKING:
+    from tests.unit.scaling.model.actors import Actors
     from tests.unit.scaling.model.world import World
 
 HardToGet = Literal["keep trying", "at least one", "all or nothing"]
@@ -107,8 +108,7 @@ class Run:
     def _train(self, number: int) -> None:
         self._world.actors.pause()
         pods = [self._world.create_pod(self._key.hash) for _ in range(number)]
-        while any(name in self._world.api.pods for name in pods):
-            raws = [self._world.api.pods[name] for name in pods if name in self._world.api.pods]
+        while raws := [raw for name, raw in self._world.pods.items() if name in pods]:
             if all(Pod.parse(raw).finished for raw in raws):
                 self._collect(raws)
                 return
@@ -129,9 +129,8 @@ class Run:
     def _collect(self, raws: list[Raw]) -> None:
         for raw in raws:
             self._world.actors.pause()
-            if raw["metadata"]["name"] in self._world.api.pods:
-                raw["metadata"]["annotations"].pop(UNCOLLECTED)
-                self._world.api.put(self._world.api.pods, raw)
+            if raw["metadata"]["name"] in self._world.pods:
+                self._world.change_pod(raw, {"metadata": {"annotations": {UNCOLLECTED: None}}})
 
     def _require_mine(self, what: str) -> None:
         is_over = self._is_over(self._world.ends[self._key.hash])
@@ -172,3 +171,15 @@ def patiently(world: World, work: Callable[[], Outcome]) -> Outcome:
             for line in outcome.said:
                 world.actors.note(line)
             return outcome
+
+
+def counting_decisions(reconciler: type[Reconciler], actors: Actors) -> type[Reconciler]:
+    """Count an actor's decisions, so that it can be made to stall in the middle of one."""
+
+    class Watched(reconciler):  # type: ignore[misc, valid-type]
+        def _lock(self) -> Any:
+            if actors.current:
+                actors.current.decisions += 1
+            return super()._lock()
+
+    return Watched

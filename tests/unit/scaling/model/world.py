@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.demand import DemandKey
-from airflow_gpu_provider.cluster.nodes import AUTOSCALER_TAINT, Node
+from airflow_gpu_provider.cluster.leases import LEASES
+from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN, RUN_LABEL, UNCOLLECTED, Pod
-from airflow_gpu_provider.pools import Candidate, EksGpuPool
+from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.supply import READY_WITHIN
 from airflow_gpu_provider.scaling.writes import FRESH
+from tests.fakes.objects import Change, Raw
+from tests.unit.scaling.model import autoscaler
 from tests.unit.scaling.model.actors import Actors, ModelClock
-from tests.unit.scaling.model.api_server import ApiServer, Raw
-from tests.unit.scaling.model.cloud import Asg, Cloud, ModelPlatform
-from tests.unit.scaling.model.runs import RIGHT_TO, HardToGet, Run, patiently
+from tests.unit.scaling.model.cloud import SPECS, Asg, Cloud, Kind, ModelPlatform, groups_of
+from tests.unit.scaling.model.cluster import NODES, PODS, Cluster, until_of
+from tests.unit.scaling.model.runs import RIGHT_TO, HardToGet, Run, counting_decisions, patiently
 
 LOSS_IS_NEWS = 120.0
 """Seconds for which a decision may not know yet that the cloud has taken a machine."""
-
-Kind = Literal["own groups", "groups of others", "autoscaler"]
-
-SPECS: dict[Kind, dict[str, Any]] = {
-    "own groups": {"instance_types": ("g6.xlarge",)},
-    "groups of others": {"manage": "scale", "node_groups": ("x", "y")},
-    "autoscaler": {"instance_types": ("g6.xlarge",), "scaling": "autoscaler"},
-}
 
 TOLD_BY = ("installation", "block")
 """What tells demand with equal DAG and run ids apart."""
@@ -37,12 +32,9 @@ TOLD_BY = ("installation", "block")
 BINDING_LAG = 0.9
 """Seconds from the scheduler's choice of a node, by what it knew then, until the pod is bound; less than SETTLE."""
 
-READY_AFTER = 6.0
-"""Seconds from joining until a node can be Ready; more than FRESH."""
 
-
-class World:
-    """One pool, and all that happens to it.
+class World(Cluster):
+    """One pool, whose spec has these fields, and all that happens to it.
 
     Attributes:
         clocks: Each installation's own; none of them need be right.
@@ -59,8 +51,8 @@ class World:
         clocks: tuple[float, float] = (0.0, 0.0),
         kind: Kind = "own groups",
         stale: int | None = None,
+        **fields: Any,
     ) -> None:
-        self.kind = kind
         self.pool = EksGpuPool(
             name="train",
             cluster_name="ml",
@@ -68,10 +60,10 @@ class World:
             max_nodes=max_nodes,
             max_runtime=timedelta(hours=6),
             **SPECS[kind],
+            **fields,
         )
-        self.actors = Actors()
-        self.api = ApiServer(self.actors)
-        self.cloud = Cloud(self.pool, self._groups(), self.actors, stale=stale)
+        super().__init__(Actors())
+        self.cloud = Cloud(self.pool, groups_of(self.pool), self.actors, stale=stale)
         self.released: set[str] = set()  # machines that actors have told the cloud to end
         self.lost_pods: set[str] = set()
         self.lost_at = float("-inf")
@@ -82,27 +74,12 @@ class World:
         self.bindings: dict[str, tuple[str, float]] = {}  # pod -> the node chosen for it, and when
         self.runs: dict[str, Run] = {}
         self.clocks = [ModelClock(self.actors, ahead=seconds) for seconds in clocks]
-        self._reconciler = _watched(reconciler, self.actors)
+        self._reconciler = counting_decisions(reconciler, self.actors)
         self._count = 0
         self.wrong = ""
         self.actors.when_time_moves = self._time_moved
-        self.api.when_leases_change = self.cloud.when_told = self._judge_switches
-
-    def _groups(self) -> list[Asg]:
-        if self.kind != "groups of others":
-            return [Asg(candidate=each) for each in self.pool.candidates(("us-west-2a", "us-west-2b"))]
-        candidates = [
-            Candidate(group=name, zone="us-west-2a", instance_type="g6.xlarge", market="ON_DEMAND")
-            for name in self.pool.node_groups
-        ]
-        return [
-            Asg(candidate=each, owned=False, keeps=keeps, desired=keeps)
-            for each, keeps in zip(candidates, (1, 0), strict=True)
-        ]
-
-    @property
-    def now(self) -> datetime:
-        return self.actors.clock.now()
+        self.cloud.when_told = self._judge_switches
+        self.server.when_changed(self._changed)
 
     def require(self, holds: bool, what: str) -> None:
         """Raise what is wrong; and keep it, for an actor's own clean-up is in the way of what is raised in its code."""
@@ -116,7 +93,7 @@ class World:
         return self._reconciler(
             self.pool,
             platform,
-            self.api,
+            self.api,  # type: ignore[arg-type]
             holder=holder,
             say=self.actors.note,
             at_once=1,
@@ -134,12 +111,12 @@ class World:
         # The switch is the one thing that may take a machine with a pod; whether it may fire was judged when it did.
         by_switch = asg.switched and self.actors.current is None
         by_autoscaler = self.pool.is_autoscaled and self.actors.current is None
-        self.require(not (self.actors.current and self._is_cordoned_by_people(machine)), "somebody's cordon is ignored")
+        self.require(not (self.actors.current and self.is_cordoned_by_people(machine)), "somebody's cordon is ignored")
         if by_switch:
             self.lost_at = self.actors.time
         else:
             for pod in self.pods_on(machine):
-                self.require(not self._is_protected(pod), f"machine {machine} goes with pod {pod.name}")
+                self.require(not self.is_protected(pod), f"machine {machine} goes with pod {pod.name}")
             if self.actors.time - self.lost_at > LOSS_IS_NEWS and not by_autoscaler:
                 self._require_enough_without(machine)
         if self.actors.current:
@@ -160,9 +137,9 @@ class World:
         for pod in self.pods_on(machine):
             if pod.finished:
                 self.lost_pods.add(pod.name)  # its run came for the result too late; whether it was, is judged before
-            del self.api.pods[pod.name]
+            self.remove_pod(pod.name)
 
-    def _is_protected(self, pod: Pod) -> bool:
+    def is_protected(self, pod: Pod) -> bool:
         if pod.run and self.ends[pod.run] <= self.now + RIGHT_TO:
             return False
         if pod.finished:
@@ -170,7 +147,7 @@ class World:
         return True
 
     def _require_enough_without(self, machine: str) -> None:
-        live = self.api.live_leases(self.now + RIGHT_TO)
+        live = self.live_leases(self.now + RIGHT_TO)
         leased = sum(int(raw["metadata"]["annotations"]["airflow-gpu-provider/nodes"]) for raw in live)
         wanted = min(self.pool.max_nodes, leased)
         if self.pool.is_autoscaled:
@@ -185,28 +162,32 @@ class World:
 
     def _in_demand(self) -> int:
         """Count the nodes that an autoscaler brought for pods: those they are on, and wait for since some time."""
-        pods = [Pod.parse(raw) for raw in self.api.pods.values()]
+        pods = [Pod.parse(raw) for raw in self.pods.values()]
         old = [pod for pod in pods if not pod.node and (self.now - pod.created_at).total_seconds() > LOSS_IS_NEWS]
         return len({pod.node for pod in pods if pod.node and not pod.finished}) + len(old)
 
     def _never_got_ready(self, machine: str) -> bool:
         """Whether it was of no use when it was last looked at, moments ago."""
         asg = self.cloud.asg_of(machine)
-        raw = self.api.nodes.get(f"node-{machine}")
+        raw = self.nodes.get(f"node-{machine}")
         node = Node.parse(raw) if raw else None
         is_ready = node and node.ready and self.now - (node.ready_changed_at or self.now) > FRESH
         return asg is not None and not is_ready and self.now + RIGHT_TO - asg.machines[machine] > READY_WITHIN
 
     def require_no_size_without_demand(self) -> None:
         """Somebody has just seen that nothing is left to do: then no group may be about to bring a machine."""
-        if self._demand() or self.api.pods or self.pool.is_autoscaled:
+        if self._demand() or self.pods or self.pool.is_autoscaled:
             return
         sizes = {name: asg.desired for name, asg in self.cloud.asgs.items()}
         coming = [name for name, asg in self.cloud.asgs.items() if asg.desired > max(asg.keeps, len(asg.machines))]
         self.require(not coming, f"nobody wants machines, nobody looks any more, and sizes are {sizes}")
 
     def _demand(self) -> list[Raw]:
-        return list(self.api.live_leases(self.now))
+        return list(self.live_leases(self.now))
+
+    def _changed(self, change: Change) -> None:
+        if change.kind == "apis/coordination.k8s.io/v1/leases":
+            self._judge_switches()
 
     def check(self) -> None:
         assert not self.wrong, self.wrong
@@ -225,7 +206,7 @@ class World:
         for asg in self.cloud.asgs.values():
             if asg.switch_at and asg.switch_at <= self.now:
                 self._switch_fires(asg)
-        for raw in list(self.api.pods.values()):
+        for raw in list(self.pods.values()):
             if "deletionTimestamp" in raw["metadata"] and (Pod.parse(raw).delete_at or self.now) <= self.now:
                 self.actors.note(f"pod {raw['metadata']['name']} is gone")
                 self._pod_goes(raw)
@@ -233,7 +214,7 @@ class World:
     def _pod_goes(self, raw: Raw) -> None:
         pod = Pod.parse(raw)
         self._leaves_if_overdue(pod)
-        del self.api.pods[pod.name]
+        self.remove_pod(pod.name)
 
     def _leaves_if_overdue(self, pod: Pod) -> None:
         """Keep when an overdue pod goes or ends: until then its machine was of no use, and may be on its way out."""
@@ -242,7 +223,7 @@ class World:
 
     def _judge_switches(self) -> None:
         """Whoever sees demand relies on this at once: the cloud ends what is there after it, and not before."""
-        until = max((_until(raw) for raw in self._demand()), default=self.now)
+        until = max((until_of(raw) for raw in self._demand()), default=self.now)
         for asg in self.cloud.asgs.values():
             # What an autoscaler adds for a pod of nobody's demand it removes again, whoever is dead.
             by_autoscaler = self.pool.is_autoscaled and not self._demand()
@@ -260,53 +241,21 @@ class World:
 
     # -- what clouds, nodes and schedulers do ----------------------------------------------------------------
 
-    def pods_on(self, machine: str) -> list[Pod]:
-        pods = self.api.pods.values()
-        return [Pod.parse(raw) for raw in pods if raw["spec"].get("nodeName") == f"node-{machine}"]
-
     def join(self, machine: str) -> None:
         """The machine's node registers; it cannot be Ready yet."""
-        ready = {"type": "Ready", "status": "False", "lastTransitionTime": self.api.stamp()}
+        ready = {"type": "Ready", "status": "False", "lastTransitionTime": self.stamp()}
         labels = {} if self.pool.manage == "scale" else {POOL_LABEL: self.pool.name}
         node = {
-            "metadata": {"name": f"node-{machine}", "labels": labels},
+            "metadata": {"labels": labels},
             "spec": {"providerID": f"aws:///us-west-2a/{machine}"},
             "status": {"conditions": [ready], "allocatable": {"nvidia.com/gpu": "1"}},
         }
         self.actors.note(f"node-{machine} joins")
-        self.api.put(self.api.nodes, node)
+        self.server.put(f"{NODES}/node-{machine}", node)
 
     def joining(self) -> list[str]:
         live = [machine for asg in self.cloud.asgs.values() for machine in asg.live]
-        return [machine for machine in live if f"node-{machine}" not in self.api.nodes]
-
-    def become_ready(self, node: Raw) -> None:
-        joined = datetime.fromisoformat(node["metadata"]["creationTimestamp"])
-        condition = node["status"]["conditions"][0]
-        if condition["status"] == "False" and self.now - joined >= timedelta(seconds=READY_AFTER):
-            condition |= {"status": "True", "lastTransitionTime": self.api.stamp()}
-            self.actors.note(f"{node['metadata']['name']} is Ready")
-            self.api.put(self.api.nodes, node)
-
-    def blink(self, node: Raw) -> None:
-        """The node is not Ready for a while, as when its kubelet restarts."""
-        self.actors.note(f"{node['metadata']['name']} is not Ready")
-        node["status"]["conditions"][0] |= {"status": "False", "lastTransitionTime": self.api.stamp()}
-        self.api.put(self.api.nodes, node)
-
-    def cordon_by_people(self, node: Raw) -> None:
-        if not node["spec"].get("unschedulable"):
-            self.actors.note(f"somebody cordons {node['metadata']['name']}")
-            node["spec"]["unschedulable"] = True
-            self.api.put(self.api.nodes, node)
-
-    def uncordon_by_people(self) -> bool:
-        """People take their cordons back; returns whether there were any."""
-        theirs = [n for name, n in self.api.nodes.items() if self._is_cordoned_by_people(name.removeprefix("node-"))]
-        for node in theirs:
-            del node["spec"]["unschedulable"]
-            self.api.put(self.api.nodes, node)
-        return bool(theirs)
+        return [machine for machine in live if f"node-{machine}" not in self.nodes]
 
     def delete_pod_by_people(self, pod: Raw) -> None:
         """Somebody deletes a pod; its run does not find it again."""
@@ -321,58 +270,15 @@ class World:
         self.lost_at = self.actors.time
         for pod in self.pods_on(name.removeprefix("node-")):
             self.lost_pods.add(pod.name)
-            del self.api.pods[pod.name]
-        del self.api.nodes[name]
-
-    # -- the autoscaler --------------------------------------------------------------------------------------
-
-    def autoscaler_grows(self, index: int = 0) -> None:
-        """Add a node for the pods that find none, in any group that may have one more."""
-        groups = (asg for asg in self.cloud.asgs.values() if not asg.out_of_stock and asg.desired >= len(asg.live))
-        asgs = [asg for asg in groups if asg.desired < self.pool.max_nodes]
-        coming = sum(max(asg.desired - len(asg.live), 0) for asg in self.cloud.asgs.values()) + len(self._free())
-        if asgs and len(self.pending()) > coming:
-            asg = asgs[index % len(asgs)]
-            self.actors.note(f"the autoscaler sets {asg.candidate.group} to {asg.desired + 1}")
-            asg.desired += 1
-            asg.switched = False
-
-    def autoscaler_begins_to_remove(self, node: Raw) -> None:
-        """Taint an idle node: no pod is placed there from now on."""
-        busy = {raw["spec"].get("nodeName") for raw in self.api.pods.values() if raw["status"]["phase"] == "Running"}
-        if node["metadata"]["name"] not in busy:
-            self.actors.note(f"the autoscaler taints {node['metadata']['name']}")
-            node["spec"]["taints"] = [{"key": AUTOSCALER_TAINT, "effect": "NoSchedule"}]
-            self.api.put(self.api.nodes, node)
-
-    def autoscaler_removes(self, node: Raw) -> None:
-        """Remove a tainted node, or take the taint off where a pod came all the same."""
-        name = node["metadata"]["name"]
-        machine = name.removeprefix("node-")
-        asg = self.cloud.asg_of(machine)
-        if name in {bound for bound, _ in self.bindings.values()} or any(
-            map(self._is_protected, self.pods_on(machine))
-        ):
-            del node["spec"]["taints"]
-            self.api.put(self.api.nodes, node)
-        elif asg and machine in asg.live and asg.desired > 0:
-            asg.desired -= 1
-            self.terminate(machine)
-
-    def autoscaler_takes_size_back(self) -> None:
-        """Stop asking for what has not come."""
-        for asg in self.cloud.asgs.values():
-            asg.desired = min(asg.desired, len(asg.live))
-
-    def tainted(self) -> list[Raw]:
-        return [node for node in self.api.nodes.values() if node["spec"].get("taints")]
+            self.remove_pod(pod.name)
+        self.server.remove(f"{NODES}/{name}")
 
     def idle(self) -> list[Raw]:
         """Return the nodes on which no pod is, or is about to be."""
-        return [node for node in self.api.nodes.values() if node["metadata"]["name"] in self._free()]
+        return [node for node in self.nodes.values() if node["metadata"]["name"] in self.free()]
 
-    def _free(self) -> set[str]:
-        active = (raw for raw in self.api.pods.values() if raw["status"]["phase"] in ("Pending", "Running"))
+    def free(self) -> set[str]:
+        active = (raw for raw in self.pods.values() if raw["status"]["phase"] in ("Pending", "Running"))
         used = {raw["spec"].get("nodeName") for raw in active} | {node for node, _ in self.bindings.values()}
         live = {f"node-{machine}" for asg in self.cloud.asgs.values() for machine in asg.live}
         return {name for name in live if name not in used}
@@ -381,27 +287,23 @@ class World:
         """Somebody ends a run's demand, or frees the lock, by hand: kubectl delete lease."""
         self.actors.note(f"somebody deletes {lease}")
         self.undone.add(lease)
-        del self.api.leases[lease]
-
-    def _is_cordoned_by_people(self, machine: str) -> bool:
-        raw = self.api.nodes.get(f"node-{machine}")
-        return raw is not None and Node.parse(raw).cordoned and not Node.parse(raw).cordon_mark
+        self.server.remove(f"{LEASES.strip('/')}/{lease}")
 
     def pending(self) -> list[Raw]:
-        pods = self.api.pods.values()
+        pods = self.pods.values()
         return [raw for raw in pods if not raw["spec"].get("nodeName") and raw["metadata"]["name"] not in self.bindings]
 
     def choose_node(self, pod: Raw) -> None:
         """The scheduler picks a node, by what it sees now; the binding may come a moment later."""
-        active = (raw for raw in self.api.pods.values() if raw["status"]["phase"] in ("Pending", "Running"))
+        active = (raw for raw in self.pods.values() if raw["status"]["phase"] in ("Pending", "Running"))
         taken = {raw["spec"].get("nodeName") for raw in active}
         taken |= {node for node, _ in self.bindings.values()}
-        for name, node in self.api.nodes.items():
+        for name, node in self.nodes.items():
             ready = node["status"]["conditions"][0]["status"] == "True"
             machine = name.removeprefix("node-")
             asg = self.cloud.asg_of(machine)
             is_open = not (node["spec"].get("unschedulable") or node["spec"].get("taints"))
-            is_in_pool = node["metadata"]["labels"].get(POOL_LABEL) == self.pool.name
+            is_in_pool = node["metadata"].get("labels", {}).get(POOL_LABEL) == self.pool.name
             # A node is Ready for some seconds after its machine was told to end.
             is_there = asg and (machine in asg.live or machine in self.released)
             if ready and is_open and is_in_pool and name not in taken and is_there:
@@ -414,23 +316,16 @@ class World:
         node, _ = self.bindings.pop(pod)
         asg = self.cloud.asg_of(node.removeprefix("node-"))
         # On a node that was deleted meanwhile it runs nowhere.
-        is_there = node in self.api.nodes and asg and node.removeprefix("node-") in asg.live
-        if pod in self.api.pods and is_there:
+        is_there = node in self.nodes and asg and node.removeprefix("node-") in asg.live
+        if pod in self.pods and is_there:
             self.actors.note(f"pod {pod} is bound to {node}")
-            raw = self.api.pods[pod]
-            raw["spec"]["nodeName"] = node
-            raw["status"]["phase"] = "Running"
-            self.api.put(self.api.pods, raw)
+            self.change_pod(self.pods[pod], {"spec": {"nodeName": node}, "status": {"phase": "Running"}})
 
     def finish(self, pod: Raw) -> None:
         self.actors.note(f"pod {pod['metadata']['name']} ends")
         self._leaves_if_overdue(Pod.parse(pod))
-        ended = {"state": {"terminated": {"finishedAt": self.api.stamp()}}}
-        pod["status"] = {"phase": "Succeeded", "containerStatuses": [ended]}
-        self.api.put(self.api.pods, pod)
-
-    def running(self) -> list[Raw]:
-        return [raw for raw in self.api.pods.values() if raw["status"]["phase"] == "Running"]
+        ended = {"state": {"terminated": {"finishedAt": self.stamp()}}}
+        self.change_pod(pod, {"status": {"phase": "Succeeded", "containerStatuses": [ended]}})
 
     def pods_end(self) -> None:
         for pod in self.running():
@@ -439,13 +334,13 @@ class World:
     def create_pod(self, run: str | None) -> str:
         self._count += 1
         name = f"pod-{self._count}"
-        metadata = {"name": name, "namespace": "default", "labels": {RUN_LABEL: run} if run else {}}
+        metadata: Raw = {"labels": {RUN_LABEL: run} if run else {}}
         if run:
             metadata["annotations"] = {UNCOLLECTED: "true"}
         resources = {"limits": {"nvidia.com/gpu": "1"}}
         spec = {"nodeSelector": {POOL_LABEL: self.pool.name}, "containers": [{"resources": resources}]}
         self.actors.note(f"pod {name} of {run} is created")
-        self.api.put(self.api.pods, {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+        self.server.put(f"{PODS}/{name}", {"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
         return name
 
     def terminated(self) -> None:
@@ -453,15 +348,16 @@ class World:
         for asg in self.cloud.asgs.values():
             for machine in asg.terminating:
                 del asg.machines[machine]
-                self.api.nodes.pop(f"node-{machine}", None)
+                if f"node-{machine}" in self.nodes:
+                    self.server.remove(f"{NODES}/node-{machine}")
             asg.terminating.clear()
 
     def everything_happens(self, *, pods_start: bool = True) -> None:
         """One round of all that clouds, kubelets, the scheduler and the autoscaler do by themselves."""
         if self.pool.is_autoscaled:
             for node in self.tainted():
-                self.autoscaler_removes(node)
-            self.autoscaler_grows()
+                autoscaler.removes(self, node)
+            autoscaler.grows(self)
         for name, asg in self.cloud.asgs.items():
             while self.cloud.launch_begins(name):
                 continue
@@ -472,7 +368,7 @@ class World:
         self.terminated()
         for machine in self.joining():
             self.join(machine)
-        for node in list(self.api.nodes.values()):
+        for node in list(self.nodes.values()):
             self.become_ready(node)
         for pod in self.pending() if pods_start else ():
             self.choose_node(pod)
@@ -502,19 +398,3 @@ class World:
                 self.actors.clock.sleep(60)
 
         self.actors.start(name, work)
-
-
-def _until(lease: Raw) -> datetime:
-    return datetime.fromisoformat(lease["metadata"]["annotations"]["airflow-gpu-provider/until"])
-
-
-def _watched(reconciler: type[Reconciler], actors: Actors) -> type[Reconciler]:
-    """Count an actor's decisions, so that it can be made to stall in the middle of one."""
-
-    class Watched(reconciler):  # type: ignore[misc, valid-type]
-        def _lock(self) -> Any:
-            if actors.current:
-                actors.current.decisions += 1
-            return super()._lock()
-
-    return Watched
