@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 class _BlockGroup(TaskGroup):
     """A task group that adds nothing to its tasks' ids: they are what they would be in the group around it."""
 
+    def add(self, task: Any) -> Any:
+        # Airflow gives a group in one that adds nothing its bare name, whatever is around the two.
+        if isinstance(task, TaskGroup) and task._group_id:
+            task.group_display_name = task.group_display_name or task._group_id
+            object.__setattr__(task, "_group_id", self.child_id(task._group_id))  # its setter refuses dots
+        return super().add(task)
+
     def child_id(self, label: str) -> str:
         if self.parent_group is None:
             return label

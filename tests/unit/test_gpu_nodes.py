@@ -172,6 +172,18 @@ def test_blocks_in_task_groups_take_the_groups_names(dag: DAG) -> None:
     assert upstream(dag, "de.train-gpu.scale_down") == {"de.train", "de.train-gpu.begin", "de.train-gpu.ensure"}
 
 
+def test_task_groups_and_blocks_in_a_block_take_the_names_of_the_groups_around_it(dag: DAG) -> None:
+    with dag:
+        for name in ("en", "de"):
+            with TaskGroup(name), gpu_nodes(POOL), TaskGroup("sweep"), gpu_nodes(EksGpuPool(**_other())):
+                pod("train")
+    stored = DagSerialization.from_dict(DagSerialization.to_dict(dag))
+    for name in ("en", "de"):
+        assert dag.get_task(f"{name}.sweep.train").block_id == f"{name}.sweep.other"
+        assert {f"{name}.sweep", f"{name}.sweep.other", f"{name}.train-gpu"} <= stored.task_group_dict.keys()
+        assert stored.task_group_dict[f"{name}.sweep"].label == "sweep"
+
+
 def test_block_in_a_mapped_task_group_is_one_for_each_index(dag: DAG) -> None:
     @task_group
     def city(name: str) -> None:
