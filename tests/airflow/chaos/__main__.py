@@ -1,4 +1,4 @@
-"""`python -m tests.airflow.chaos`: the full matrix; `--count N`: N nights drawn by `--seed`; `--cover`: a few of its cells.
+"""`python -m tests.airflow.chaos`: the full matrix; `--count N`: N nights drawn by `--seed`; `--cover`: a few cells.
 
 `--gangs`: those of the matrix that are about a training on two nodes.
 """
