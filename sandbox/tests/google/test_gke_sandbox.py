@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import ssl
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.cloud.container_v1 import (
@@ -19,39 +19,35 @@ from google.cloud.container_v1 import (
     GPUSharingConfig,
     NodeConfig,
     NodePool,
-    Operation,
 )
 from google.oauth2 import service_account
+from kubernetes.client import CoreV1Api
+from kubernetes.config import new_client_from_config
 
 from gpu_sandbox.control_api import ControlApiClient
 from gpu_sandbox.errors import ControlApiError
-from gpu_sandbox.google import GoogleTimings
 from gpu_sandbox.sandbox import SYSTEM_NODE, Sandbox
-from sandbox.tests.google.conftest import EMAIL_SCOPE, SCOPES, access_token
+from sandbox.tests.google.conftest import EMAIL_SCOPE, GROW, REAL, SCOPES, access_token
+from tests.sandbox.running import watched
 
-T = TypeVar("T")
-TIMINGS = GoogleTimings(
-    node_pool_create=0.3, node_pool_delete=0.3, drain_timeout=20.0, driver=1.0, patience=1.0, preemption_notice=1.5
-)
+BOOT = 45.0
 GPU = "nvidia.com/gpu"
 PODS = "/api/v1/namespaces/default/pods"
 
 
-def eventually(look: Callable[[], T], wanted: Callable[[T], bool] = bool, *, seconds: float = 120.0) -> T:
-    """What `look` sees once `wanted` says yes to it."""
-    deadline = time.monotonic() + seconds
-    while True:
-        seen = look()
-        if wanted(seen):
-            return seen
-        assert time.monotonic() < deadline, f"after {seconds} s still: {seen}"
-        time.sleep(0.02)
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    # Drivers are installed, and pods run, in real time.
+    timings = replace(REAL, driver=0.5)
+    with Sandbox(
+        platform="gke", clock="manual", pace="quick", boot_seconds=BOOT, timings=timings, autoscaler="none"
+    ) as sandbox:
+        yield sandbox
 
 
 @pytest.fixture(scope="module")
-def sandbox() -> Iterator[Sandbox]:
-    with Sandbox(platform="gke", boot_seconds=0.5, timings=TIMINGS, progress=print) as sandbox:
-        yield sandbox
+def core(sandbox: Sandbox) -> CoreV1Api:
+    return CoreV1Api(new_client_from_config(str(sandbox.kubeconfig)))
 
 
 @pytest.fixture(scope="module")
@@ -71,21 +67,23 @@ def make_pool(sandbox: Sandbox, gke: ClusterManagerClient) -> Iterator[Callable[
     parent = sandbox.google.cluster.path
     made: list[str] = []
 
-    def make(name: str, *, nodes: int = 1, **config: Any) -> None:
-        pool = NodePool(name=name, initial_node_count=nodes, locations=["us-central1-a"], config=NodeConfig(**config))
+    def make(name: str, **config: Any) -> None:
+        """A pool of one node, which has just joined."""
+        pool = NodePool(name=name, initial_node_count=1, locations=["us-central1-a"], config=NodeConfig(**config))
+        gke.create_node_pool(parent=parent, node_pool=pool)
         made.append(name)
-        done(sandbox, gke, gke.create_node_pool(parent=parent, node_pool=pool))
+        sandbox.advance(REAL.node_pool_create)
+        assert gke.get_node_pool(name=f"{parent}/nodePools/{name}").status == NodePool.Status.RUNNING
+        sandbox.advance(GROW + BOOT - REAL.node_pool_create - 1)
+        assert nodes_of(sandbox, name) == []
+        sandbox.advance(1)
+        assert len(nodes_of(sandbox, name)) == 1
 
     yield make
     for name in made:
-        done(sandbox, gke, gke.delete_node_pool(name=f"{parent}/nodePools/{name}"))
-
-
-def done(sandbox: Sandbox, gke: ClusterManagerClient, operation: Operation) -> None:
-    location = f"projects/{sandbox.google.project_id}/locations/{sandbox.google.location}"
-    name = f"{location}/operations/{operation.name}"
-    seen = eventually(lambda: gke.get_operation(name=name), lambda seen: seen.status == Operation.Status.DONE)
-    assert not seen.error.code, seen.error.message
+        gke.delete_node_pool(name=f"{parent}/nodePools/{name}")
+    sandbox.advance(minutes=5)
+    assert not set(made) & {pool.name for pool in gke.list_node_pools(parent=parent).node_pools}
 
 
 def get(sandbox: Sandbox, path: str) -> Any:
@@ -103,9 +101,23 @@ def allocatable(node: dict[str, Any]) -> str | None:
     return gpus
 
 
-def test_a_pool_becomes_nodes_whose_gpus_come_with_the_driver(sandbox: Sandbox, make_pool: Callable[..., None]) -> None:
+def until_it_has(core: CoreV1Api, pool: str, gpus: str) -> None:
+    """Wait for the GPUs of a pool's node."""
+    selector = f"cloud.google.com/gke-nodepool={pool}"
+    watched(core.list_node, "0", lambda _, node: node.status.allocatable.get(GPU) == gpus, label_selector=selector)
+
+
+def until_pod(core: CoreV1Api, name: str, phase: str) -> None:
+    named = {"namespace": "default", "field_selector": f"metadata.name={name}"}
+    watched(core.list_namespaced_pod, "0", lambda _, pod: pod.status.phase == phase, **named)
+
+
+def test_a_pool_becomes_nodes_whose_gpus_come_with_the_driver(
+    sandbox: Sandbox, core: CoreV1Api, make_pool: Callable[..., None]
+) -> None:
+    sandbox.faults.driver_never_ready = True
     make_pool("l4", machine_type="g2-standard-24", spot=True, labels={"role": "train-gpu"})
-    [node] = eventually(lambda: nodes_of(sandbox, "l4"))
+    [node] = nodes_of(sandbox, "l4")
     assert allocatable(node) is None  # the driver is not there yet
     name, labels = node["metadata"]["name"], node["metadata"]["labels"]
     assert node["spec"]["providerID"] == f"gce://sandbox-project/us-central1-a/{name}"
@@ -115,7 +127,9 @@ def test_a_pool_becomes_nodes_whose_gpus_come_with_the_driver(sandbox: Sandbox, 
     assert labels["node.kubernetes.io/instance-type"] == "g2-standard-24"
     taint = {"key": GPU, "value": "present", "effect": "NoSchedule"}
     assert taint in node["spec"]["taints"]
-    eventually(lambda: [allocatable(node) for node in nodes_of(sandbox, "l4")], lambda seen: seen == ["2"])
+    sandbox.faults.driver_never_ready = False
+    sandbox.advance()
+    until_it_has(core, "l4", "2")
 
 
 def test_system_node_and_its_pool_are_there(sandbox: Sandbox, gke: ClusterManagerClient) -> None:
@@ -125,7 +139,7 @@ def test_system_node_and_its_pool_are_there(sandbox: Sandbox, gke: ClusterManage
 
 
 def test_without_gkes_driver_gpus_come_with_a_driver_daemonset(
-    sandbox: Sandbox, make_pool: Callable[..., None]
+    sandbox: Sandbox, core: CoreV1Api, make_pool: Callable[..., None]
 ) -> None:
     installation = GPUDriverInstallationConfig(
         gpu_driver_version=GPUDriverInstallationConfig.GPUDriverVersion.INSTALLATION_DISABLED
@@ -134,11 +148,11 @@ def test_without_gkes_driver_gpus_come_with_a_driver_daemonset(
         accelerator_type="nvidia-tesla-k80", accelerator_count=1, gpu_driver_installation_config=installation
     )
     make_pool("k80", machine_type="n1-standard-4", accelerators=[k80])
-    eventually(lambda: nodes_of(sandbox, "k80"))
-    time.sleep(2 * TIMINGS.driver)  # long enough for GKE to install it, if it did
+    make_pool("later", machine_type="g2-standard-4")
+    until_it_has(core, "later", "1")  # where GKE does install it
     assert [allocatable(node) for node in nodes_of(sandbox, "k80")] == [None]
     apply_driver_daemonset(sandbox)
-    eventually(lambda: [allocatable(node) for node in nodes_of(sandbox, "k80")], lambda seen: seen == ["1"])
+    until_it_has(core, "k80", "1")
 
 
 def apply_driver_daemonset(sandbox: Sandbox) -> None:
@@ -158,11 +172,12 @@ def apply_driver_daemonset(sandbox: Sandbox) -> None:
 
 
 def test_a_pod_that_asks_for_gpus_tolerates_the_taint_and_sees_them(
-    sandbox: Sandbox, make_pool: Callable[..., None]
+    sandbox: Sandbox, core: CoreV1Api, make_pool: Callable[..., None]
 ) -> None:
     make_pool("shared", machine_type="g2-standard-4", accelerators=[TIME_SHARED])
     post(sandbox, PODS, gpu_pod("smi", "shared", ["nvidia-smi", "-L"]))
-    pod = eventually(lambda: get(sandbox, f"{PODS}/smi"), lambda pod: pod["status"]["phase"] == "Succeeded")
+    until_pod(core, "smi", "Succeeded")
+    pod = get(sandbox, f"{PODS}/smi")
     assert {"key": GPU, "operator": "Exists", "effect": "NoSchedule"} in pod["spec"]["tolerations"]
     assert "NVIDIA L4" in get(sandbox, f"{PODS}/smi/log")
     [node] = nodes_of(sandbox, "shared")
@@ -193,55 +208,63 @@ def test_a_token_of_googles_opens_the_api_server(sandbox: Sandbox, gke: ClusterM
 
 
 def test_a_resize_to_zero_evicts_and_a_preempted_node_ends_its_pods(
-    sandbox: Sandbox, gke: ClusterManagerClient, make_pool: Callable[..., None]
+    sandbox: Sandbox, core: CoreV1Api, gke: ClusterManagerClient, make_pool: Callable[..., None]
 ) -> None:
     make_pool("spot", machine_type="g2-standard-4", spot=True)
     post(sandbox, PODS, gpu_pod("train", "spot", ["sleep", "600"]))
-    eventually(lambda: get(sandbox, f"{PODS}/train"), lambda pod: pod["status"]["phase"] == "Running")
+    until_pod(core, "train", "Running")
     [node] = nodes_of(sandbox, "spot")
     sandbox.google.preempt(node["metadata"]["name"])
-    pod = eventually(lambda: get(sandbox, f"{PODS}/train"), lambda pod: pod["status"]["phase"] == "Failed")
+    sandbox.advance(REAL.preemption_notice - 1)
+    until_pod(core, "train", "Failed")
+    pod = get(sandbox, f"{PODS}/train")
     assert pod["status"]["reason"] == "Terminated"
     disruption = next(one for one in pod["status"]["conditions"] if one["type"] == "DisruptionTarget")
     assert disruption["reason"] == "TerminationByKubelet"
+    assert len(nodes_of(sandbox, "spot")) == 1
+    sandbox.advance(1)
+    assert nodes_of(sandbox, "spot") == []
 
     # The group makes it anew, under the same name.
-    def is_another() -> bool:
-        now = nodes_of(sandbox, "spot")
-        return bool(now) and now[0]["metadata"]["uid"] != node["metadata"]["uid"]
-
-    eventually(is_another)
-    assert nodes_of(sandbox, "spot")[0]["metadata"]["name"] == node["metadata"]["name"]
+    sandbox.advance(REAL.instance_delete + REAL.instance_create + BOOT)
+    [again] = nodes_of(sandbox, "spot")
+    assert again["metadata"]["name"] == node["metadata"]["name"]
+    assert again["metadata"]["uid"] != node["metadata"]["uid"]
 
     post(sandbox, PODS, gpu_pod("again", "spot", ["sleep", "600"]))
-    eventually(lambda: get(sandbox, f"{PODS}/again"), lambda pod: pod["status"]["phase"] == "Running")
+    until_pod(core, "again", "Running")
     name = f"{sandbox.google.cluster.path}/nodePools/spot"
-    done(sandbox, gke, gke.set_node_pool_size(request={"name": name, "node_count": 0}))
-    eventually(lambda: not nodes_of(sandbox, "spot"))
+    gke.set_node_pool_size(request={"name": name, "node_count": 0})
+    sandbox.advance(REAL.operation_pending)
     assert get(sandbox, f"{PODS}/again")["kind"] == "Status"  # evicted
+    assert len(nodes_of(sandbox, "spot")) == 1
+    sandbox.advance(minutes=1)
+    assert nodes_of(sandbox, "spot") == []
+    assert gke.get_node_pool(name=name).status == NodePool.Status.RUNNING
     assert sandbox.describe()["groups"]
 
 
 def test_an_upgrade_in_mid_run_brings_another_node_and_evicts_what_runs(
-    sandbox: Sandbox, gke: ClusterManagerClient, make_pool: Callable[..., None]
+    sandbox: Sandbox, core: CoreV1Api, gke: ClusterManagerClient, make_pool: Callable[..., None]
 ) -> None:
     make_pool("upgraded", machine_type="g2-standard-4")
     post(sandbox, PODS, gpu_pod("night", "upgraded", ["sleep", "600"]))
-    eventually(lambda: get(sandbox, f"{PODS}/night"), lambda pod: pod["status"]["phase"] == "Running")
+    until_pod(core, "night", "Running")
     [old] = nodes_of(sandbox, "upgraded")
     api = ControlApiClient(url=sandbox.control_api.url, token=sandbox.control_api.token)
     with pytest.raises(ControlApiError, match="no node pool is named 'other'"):
         api.call("POST", "/upgrade-nodes", {"group": "other"})
     assert api.call("POST", "/upgrade-nodes", {"group": "upgraded"}) == {"began": True}
-    eventually(lambda: get(sandbox, f"{PODS}/night")["kind"] == "Status")
-
-    def names() -> list[str]:
-        return [node["metadata"]["name"] for node in nodes_of(sandbox, "upgraded")]
-
-    [new] = eventually(names, lambda names: len(names) == 1 and names != [old["metadata"]["name"]])
+    sandbox.advance(GROW - 1)
+    assert "deletionTimestamp" not in get(sandbox, f"{PODS}/night")["metadata"]
+    sandbox.advance(1)
+    assert get(sandbox, f"{PODS}/night")["kind"] == "Status"
+    sandbox.advance(minutes=1)
+    [new] = [node["metadata"]["name"] for node in nodes_of(sandbox, "upgraded")]
+    assert new != old["metadata"]["name"]
     assert new in str(sandbox.describe()["groups"])
     pool = f"{sandbox.google.cluster.path}/nodePools/upgraded"
-    eventually(lambda: gke.get_node_pool(name=pool).status, lambda status: status == NodePool.Status.RUNNING)
+    assert gke.get_node_pool(name=pool).status == NodePool.Status.RUNNING
 
 
 TIME_SHARED = AcceleratorConfig(
