@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 import boto3
 from botocore.config import Config
@@ -16,7 +15,6 @@ from gpu_sandbox.aws import AwsCloud, Instance
 from gpu_sandbox.faults import Faults, Stockout
 from gpu_sandbox.pace import Pace
 
-T = TypeVar("T")
 CLUSTER = "k8s-ml"
 TIMINGS = Pace(name="real", speed=1, stale=0).aws()
 """AWS's own times: by this clock they cost nothing."""
@@ -24,17 +22,6 @@ LAUNCH = TIMINGS.asg_reaction + TIMINGS.asg_launch
 """From a group's larger size to its machines in service."""
 # Not the default: a whole sandbox may be running in this process, with an account of its own.
 _ACCOUNT_ID = "210987654321"
-
-
-def eventually(look: Callable[[], T], wanted: Callable[[T], Any] = bool, *, seconds: float = 120.0) -> T:
-    """What `look` sees once `wanted` says yes to it."""
-    deadline = time.monotonic() + seconds
-    while True:
-        seen = look()
-        if wanted(seen):
-            return seen
-        assert time.monotonic() < deadline, f"after {seconds} s still: {seen}"
-        time.sleep(0.05)
 
 
 class Account:
