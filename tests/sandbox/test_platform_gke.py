@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk._shared.secrets_masker import reset_secrets_masker
 from google.cloud.container_v1 import NodePoolUpdateStrategy
 
 from airflow_gpu_provider.errors import (
@@ -57,6 +58,12 @@ class NoEvents:
     def rebalance_recommended(self, instance: Instance) -> None: ...
     def spot_notice(self, instance: Instance, *, at: datetime) -> None: ...
     def instance_terminated(self, instance: Instance) -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def only_this_tests_keys_are_masked() -> None:
+    """Airflow masks all keys that a process has read by one pattern, and compiles that anew at each."""
+    reset_secrets_masker()
 
 
 @pytest.fixture
