@@ -54,7 +54,6 @@ LONGEST_FIRST = (
     "test_pod_without_block.py",
     "test_cluster_faults.py",
     "test_gpu_cli.py",
-    "test_janitor.py",
 )
 
 

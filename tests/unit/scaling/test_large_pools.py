@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -20,29 +18,7 @@ from benchmarks.large_pool import LargePool
 from benchmarks.played_cloud import PODS, add_pod
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient
-
-START = datetime(2026, 3, 1, 2, tzinfo=UTC)
-
-
-class VirtualClock:
-    """Time that passes when somebody waits; requests that are made at once take as long as one after the other."""
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._seconds = 0.0
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self._seconds)
-
-    def of_local(self, at: datetime) -> datetime:
-        return at
-
-    def monotonic(self) -> float:
-        return self._seconds
-
-    def sleep(self, seconds: float) -> None:
-        with self._mutex:
-            self._seconds += seconds
+from tests.fakes.clock import START, VirtualClock
 
 
 def a_pool(nodes: int, *, busy: bool = False, others: int = 0, latency: float = 0.0, **changes: Any) -> LargePool:

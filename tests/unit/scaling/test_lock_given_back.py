@@ -10,7 +10,6 @@ from urllib3.exceptions import ProtocolError
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.lock import PoolLock
 from airflow_gpu_provider.errors import ClusterUnreachable, DemandLockLost, GpuError
-from tests.unit.scaling.model.actors import ModelClock
 from tests.unit.scaling.model.world import World
 
 KEY = DemandKey(installation="airflow-0", dag_id="dag", run_id="run", pool="train")
@@ -80,12 +79,8 @@ def test_a_server_that_stays_away_leaves_the_lock_to_its_time_and_its_error_is_t
 
 
 def test_a_lock_that_another_has_meanwhile_is_left_to_that_one() -> None:
-    class Waiting(ModelClock):
-        def sleep(self, seconds: float) -> None:
-            world.actors.advance_to(world.actors.time + seconds)
-
     world = World(max_nodes=1)
-    first, second = (PoolLock(world.api, "train", "same name", clock=Waiting(world.actors)) for _ in range(2))  # type: ignore[arg-type]
+    first, second = (PoolLock(world.api, "train", "same name", clock=world.actors.clock) for _ in range(2))  # type: ignore[arg-type]
     with first, second:
         with pytest.raises(DemandLockLost):
             first.check()

@@ -16,7 +16,6 @@ from airflow_gpu_provider.errors import DemandLockBusy
 from airflow_gpu_provider.scaling.reconcile import PATIENCE_IN_A_LOOP
 from airflow_gpu_provider.scaling.wait_loop import run_wait
 from airflow_gpu_provider.scaling.waits import Progress
-from tests.unit.scaling.model.actors import ModelClock
 from tests.unit.scaling.model.world import World
 from tests.unit.scaling.pools import pool
 
@@ -62,16 +61,9 @@ async def test_names_are_looked_up_while_every_wait_is_held_up() -> None:
         await asyncio.gather(*waits)
 
 
-class Waiting(ModelClock):
-    """Time that goes on while somebody sleeps."""
-
-    def sleep(self, seconds: float) -> None:
-        self._actors.advance_to(self._actors.time + seconds)
-
-
 def test_one_that_comes_again_waits_for_a_moment_and_takes_a_dead_holder_s_lock_when_its_time_has_run_out() -> None:
     world = World(max_nodes=1)
-    clock = Waiting(world.actors)
+    clock = world.actors.clock
     reconciler = world.reconciler("comes again", 0)
     said: list[str] = []
     reconciler._say = said.append

@@ -111,9 +111,13 @@ class Actors:
         return [actor for actor in self.all if actor.alive]
 
     def pause(self, until: float = 0.0) -> None:
-        """Called by an actor's code before a request: others may go on, and it may be a long time until it does."""
+        """Called by an actor's code before a request: others may go on, and it may be a long time until it does.
+
+        Where nobody else is there, time passes.
+        """
         actor = self.current
         if actor is None:
+            self.advance_to(until)
             return
         if actor.killed:
             raise Killed

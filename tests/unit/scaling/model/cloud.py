@@ -61,7 +61,7 @@ class Asg:
 def groups_of(pool: EksGpuPool) -> list[Asg]:
     """Return a pool's own groups, or those of others that it may use; of these one keeps a machine."""
     if pool.manage != "scale":
-        return [Asg(candidate=each) for each in pool.candidates(("us-west-2a", "us-west-2b"))]
+        return [Asg(candidate=each) for each in pool.candidates(pool.zones or ("us-west-2a", "us-west-2b"))]
     candidates = [
         Candidate(group=name, zone="us-west-2a", instance_type="g6.xlarge", market="ON_DEMAND")
         for name in pool.node_groups
@@ -250,6 +250,9 @@ class ModelPlatform(Platform):
 
     def _write(self, write: Callable[[], T]) -> T:
         return self._actors.request(write, lambda: CloudError("The cloud did not answer."))
+
+    def account(self) -> str:
+        return "the model's account"
 
     def cluster_access(self) -> Any:
         raise NotImplementedError

@@ -1,0 +1,186 @@
+"""The janitor's operators in the model's world: what nobody wants goes, what anybody wants stays, or stays longer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime, timedelta
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.errors import DemandNotExtended
+from airflow_gpu_provider.operators.extend import ExtendGpuPoolOperator
+from airflow_gpu_provider.operators.reap import ReapGpuPoolsOperator
+from airflow_gpu_provider.operators.reports import GpuPoolStatusOperator
+from airflow_gpu_provider.pools import EksGpuPool, GpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
+from airflow_gpu_provider.scaling import janitor
+from airflow_gpu_provider.scaling.reconcile import Reconciler
+from tests.sandbox.running import context_of, run
+from tests.unit.scaling.model.cloud import Cloud, ModelPlatform, groups_of
+from tests.unit.scaling.model.cluster import PODS
+from tests.unit.scaling.model.course import go_round
+from tests.unit.scaling.model.night import Night
+
+SIX_HOURS = 6 * 3600.0
+
+
+class Janitors(Night):
+    """A night, and the operators that an Airflow runs in it."""
+
+    def __init__(self) -> None:
+        super().__init__(max_nodes=3, price_per_hour=0.8)
+
+    def open_pool(self, pool: GpuPool, *, holder: str, **_: Any) -> Reconciler:
+        """Stand for `open_pool`; another pool than the night's has no machines."""
+        opened = self.reconciler(holder)
+        if pool.name != self.pool.name:
+            assert isinstance(pool, EksGpuPool)
+            cloud = Cloud(pool, groups_of(pool), self.world.actors)
+            opened.platform = ModelPlatform(cloud, self.world.actors, None)
+        opened.pool = pool
+        return opened
+
+    def ensure(self, run_id: str) -> None:
+        self.lead.want(self.key_of(run_id), 1, self.until_of(run_id))
+        self.until_usable(len(self.lead.snapshot().leases))
+
+    def until_of(self, run_id: str) -> datetime:
+        """Return when a run's demand ends, as its Ensure has said it first."""
+        ends = self.world.now + timedelta(seconds=SIX_HOURS)
+        return self.world.ends.setdefault(self.key_of(run_id).hash, ends)
+
+    def key_of(self, run_id: str, installation: str = "tests") -> DemandKey:
+        return replace(self.key(run_id, installation), dag_id="nightly")
+
+    def start_pod(self, name: str, key: DemandKey | None = None) -> None:
+        """A pod that runs on the pool's one node until somebody deletes it: a run's, or nobody's."""
+        (node,) = self.world.nodes
+        metadata: dict[str, Any] = {}
+        if key:
+            labels = {POOL_LABEL: self.pool.name, "airflow-gpu-provider/run": key.hash}
+            metadata = {"labels": labels, "annotations": key.annotations}
+        spec = {"nodeName": node, "nodeSelector": {POOL_LABEL: self.pool.name}, "containers": []}
+        self.world.server.put(f"{PODS}/{name}", {"metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
+
+    def phase(self, name: str) -> str:
+        return str(self.world.pods[name]["status"]["phase"]) if name in self.world.pods else "gone"
+
+    def reap(
+        self, *, living: tuple[str, ...], pool: GpuPool | None = None, others: bool = False, **arguments: Any
+    ) -> list[dict[str, Any]]:
+        """Run the operator as a task of an Airflow in which only `living` runs go on."""
+        operator = ReapGpuPoolsOperator(task_id="reap", gpu_pools=[pool or self.pool], others=others, **arguments)
+        return executed(operator, living)
+
+    def leftovers(self, reaped: list[dict[str, Any]]) -> dict[str, list[str]]:
+        (mine,) = (each for each in reaped if each["pool"] == self.pool.name)
+        kinds: dict[str, list[str]] = {}
+        for each in mine["leftovers"]:
+            kinds.setdefault(each["kind"], []).append(each["name"])
+        return kinds
+
+    def extend(self, run_id: str, hours: Any, *, living: tuple[str, ...], **more: Any) -> list[dict[str, Any]]:
+        operator = ExtendGpuPoolOperator(
+            task_id="extend", gpu_pools=[self.pool], dag_id_of_run="nightly", run_id=run_id, hours=hours, **more
+        )
+        return executed(operator, living)
+
+    def status(self) -> dict[str, Any]:
+        (found,) = run(GpuPoolStatusOperator(task_id="status", gpu_pools=[self.pool]))
+        return dict(found)
+
+    def switch_at(self) -> datetime:
+        (group,) = self.lead.platform.observe()
+        assert group.switch_at is not None
+        return group.switch_at
+
+
+def executed(operator: Any, living: tuple[str, ...]) -> list[dict[str, Any]]:
+    context = context_of(operator)
+    context["ti"].get_dr_count = lambda dag_id, run_ids, states: sum(each in living for each in run_ids)
+    found: list[dict[str, Any]] = operator.execute(context)
+    return found
+
+
+@pytest.fixture
+def night(monkeypatch: pytest.MonkeyPatch) -> Janitors:
+    night = Janitors()
+    world = night.world
+    time = SimpleNamespace(monotonic=world.actors.clock.monotonic, sleep=lambda _: go_round(world, []))
+    monkeypatch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
+    monkeypatch.setattr("airflow_gpu_provider.scaling.open_pool.open_pool", night.open_pool)
+    monkeypatch.setattr(janitor, "time", time)
+    return night
+
+
+def test_strangers_keep_what_they_have(night: Janitors) -> None:
+    """Demand of another Airflow lasts until its end, and a pod of nobody's is nobody's to delete."""
+    key = night.key_of("one", "another")
+    night.want_with(night.reconciler("another Airflow"), key)
+    night.until_usable(1)
+    night.start_pod("of-another", key)
+    night.start_pod("of-nobody")
+
+    assert night.leftovers(night.reap(living=())) == {}
+    assert (night.phase("of-another"), night.phase("of-nobody")) == ("Running", "Running")
+
+
+def test_pods_without_demand_are_known_by_their_run(night: Janitors) -> None:
+    night.ensure("dead")
+    night.start_pod("late", night.key_of("dead"))
+    night.lead.delete_demand_and_reconcile(night.key_of("dead"))
+    assert night.status()["nodes"] == 1, "a running pod keeps its machine"
+
+    assert night.leftovers(night.reap(living=("dead",), dry_run=True)) == {}
+    assert night.leftovers(night.reap(living=()))["pod"] == ["default/late"]
+    assert night.phase("late") == "gone"
+    assert night.status()["machines"] == []
+
+
+def test_forgotten_pools_are_found_in_the_cluster(night: Janitors) -> None:
+    """The DAG of a pool is gone: another pool of the same cluster is enough to find it, with its prices."""
+    night.ensure("dead")
+    named = replace(night.pool, name="named")
+    alone = night.reap(living=(), pool=named, dry_run=True)
+    assert [each["pool"] for each in alone] == ["named"]
+
+    found = {each["pool"]: each for each in night.reap(living=(), pool=named, others=True)}
+    assert (found["named"]["named"], found[night.pool.name]["named"]) == (True, False)
+    assert found[night.pool.name]["cost"] > 0
+    assert night.status()["machines"] == []
+
+
+def test_more_time_moves_the_demand_and_the_switch_and_is_told(night: Janitors) -> None:
+    night.ensure("r1")
+    (before,) = night.status()["leases"]
+    switch = night.switch_at()
+    with pytest.raises(DemandNotExtended, match=r"max_runtime of 6:00:00 ends at"):
+        night.extend("r1", 2, living=("r1",))
+    (done,) = night.extend("r1", "2", living=("r1",), reason="a larger data set")
+    until = datetime.fromisoformat(before["until"]) + timedelta(hours=2)
+    assert (done["before"], datetime.fromisoformat(done["until"])) == (before["until"], until)
+    (after,) = night.status()["leases"]
+    assert (datetime.fromisoformat(after["until"]), after["extended"]) == (until, "a larger data set")
+    assert night.switch_at() - switch == timedelta(hours=2)
+    night.ensure("r1")  # its next try takes nothing back
+    (kept,) = night.status()["leases"]
+    assert (datetime.fromisoformat(kept["until"]), kept["extended"]) == (until, "a larger data set")
+
+
+@pytest.mark.parametrize(
+    ("run_id", "hours", "living", "said"),
+    [
+        ("r1", 1, (), "r1 is over"),
+        ("other", 1, ("other",), "wants no nodes now"),
+        ("r1", "nan", ("r1",), "not a number"),
+    ],
+)
+def test_more_time_is_refused(night: Janitors, run_id: str, hours: Any, living: tuple[str, ...], said: str) -> None:
+    night.ensure("r1")
+    (before,) = night.status()["leases"]
+    with pytest.raises(DemandNotExtended, match=said):
+        night.extend(run_id, hours, living=living, reason="why not")
+    assert night.status()["leases"] == [before]
