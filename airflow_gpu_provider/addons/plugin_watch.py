@@ -9,6 +9,7 @@ from airflow_gpu_provider.addons.detection import platform_of
 from airflow_gpu_provider.addons.device_plugin import CONTAINER, PART_OF, GpusWait, PluginSnapshot
 from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words, watching
 from airflow_gpu_provider.cluster.nodes import Node
+from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.cluster.rest import label_selector
 from airflow_gpu_provider.cluster.watched import Resource, pool_nodes
@@ -156,8 +157,8 @@ async def _with_last_words(feed: Feed, view: _View, namespace: str, progress: Pr
         log = await feed.api.text(path, container=CONTAINER, tailLines="3")
     except GpuError:
         return progress
-    lines = [line for line in (log or "").splitlines() if line.strip()]
+    lines = lines_of(log or "")
     if not lines:
         return progress
-    told = GpusNotAllocatable(f"{error.what} It last said: {lines[-1].strip()}", error.fix, **error.details)
+    told = GpusNotAllocatable(f"{error.what} It last said: {shown(lines[-1]).strip()}", error.fix, **error.details)
     return Progress(lines=progress.lines, error=told, result=progress.result)

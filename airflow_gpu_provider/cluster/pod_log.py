@@ -22,6 +22,8 @@ POSITIONS = "airflow-gpu-provider/log-positions"
 LONGEST_LINE = 2**18
 """How many bytes of a line are kept: a progress bar that only returns to the line's start is one line for hours."""
 
+_LONGEST_SHOWN = 1000
+_COLOUR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAG = 1
 _FRACTION = re.compile(r"\.(\d{1,9})")
@@ -153,6 +155,17 @@ class LogReader:
         if len(self._of_second) > 2 * _LAG + 2:
             oldest = self._newest // 10**9 - _LAG
             self._of_second = Counter({s: count for s, count in self._of_second.items() if s >= oldest})
+
+
+def lines_of(text: str) -> list[str]:
+    """Return the lines of a log without blank ones. Only a newline ends one: a progress bar is a single line."""
+    return [line for line in text.split("\n") if line.strip()]
+
+
+def shown(line: str) -> str:
+    """Return what a terminal shows of a line: what came last after a carriage return, without colours; cut off."""
+    parts = (part.rstrip() for part in reversed(_COLOUR.sub("", line).split("\r")))
+    return next((part for part in parts if part), "")[:_LONGEST_SHOWN]
 
 
 def log_line(

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from airflow_gpu_provider.accelerators import GPUS
+from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
+from airflow_gpu_provider.pods.log_end import last_error
 from airflow_gpu_provider.pools import GpuPool
 
 Cause = Literal["gpu memory", "driver", "gpu"]
@@ -22,6 +24,7 @@ BAD_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143
 
 _COMMAND_NOT_FOUND = 127
 
+_OF_GPU = re.compile(r"\b(?:CUDA|NCCL|GPU)", re.IGNORECASE)
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
 _TEXTS: dict[Cause, tuple[str, ...]] = {
     "gpu memory": (
@@ -69,23 +72,32 @@ class LastWord:
 
 
 def last_word(lines: Sequence[str], *, exit_code: int | None = None) -> LastWord | None:
-    """Return the last line that names the GPU or its driver as the cause, or None.
+    """Return the line of the program's last error that names the GPU or its driver as the cause, or None.
 
-    The last one, because errors that a program recovered from come before the one that ended it. A missing nvidia-smi
-    is a cause only if the shell's exit code says that a missing command ended the container.
+    A missing nvidia-smi is a cause only if the shell's exit code says that a missing command ended the container. What
+    the kernel said of the GPU counts wherever it is, if the last error is one of CUDA's: that does not say more.
     """
-    for line in reversed(lines):
+    told = last_error(lines)
+    for line in told:
         if cause := _cause(line, exit_code):
             return LastWord(cause=cause, line=line.strip())
+    if any(_OF_GPU.search(line) for line in told):
+        return next(
+            (LastWord(cause="gpu", line=shown(line).strip()) for line in lines[::-1] if _is_bad_xid(line)), None
+        )
     return None
 
 
 def _cause(line: str, exit_code: int | None) -> Cause | None:
-    if xids := [int(number) for number in _XID.findall(line)]:
-        return None if BAD_XIDS.isdisjoint(xids) else "gpu"
+    if _XID.search(line):
+        return "gpu" if _is_bad_xid(line) else None
     if exit_code == _COMMAND_NOT_FOUND and _NO_NVIDIA_SMI.search(line):
         return "driver"
     return next((cause for cause, sign in _SIGNS.items() if sign.search(line)), None)
+
+
+def _is_bad_xid(line: str) -> bool:
+    return not BAD_XIDS.isdisjoint(int(number) for number in _XID.findall(line))
 
 
 _SHOWN = 10
@@ -101,8 +113,10 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         node: The node that it ran on.
         bad_gpu: Why that node's GPUs cannot be trusted; empty if they can.
     """
-    details = {**error.details, "node": node, "last_lines": [*lines[-_SHOWN:]]} if lines else error.details
-    word = last_word([error.what, *lines], exit_code=error.details.get("exit_code"))
+    last = [shown(line) for line in lines[-_SHOWN:]]
+    details = {**error.details, "node": node, "last_lines": last} if lines else error.details
+    exit_code = error.details.get("exit_code")
+    word = last_word(lines, exit_code=exit_code) or last_word(lines_of(error.what), exit_code=exit_code)
     what = error.what.rstrip(".")
     if word and word.cause == "gpu memory":
         return GpuOutOfMemory(
@@ -125,7 +139,7 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
         )
     if not lines:
         return error
-    return PodFailed(error.what, "\n".join(["Its last lines:", *lines[-_SHOWN:]]), **details)
+    return PodFailed(error.what, "\n".join(["Its last lines:", *last]), **details)
 
 
 def _gpu_memory(pool: GpuPool) -> str:

@@ -19,6 +19,7 @@ from airflow_gpu_provider.cluster.api_errors import mapped
 from airflow_gpu_provider.cluster.pod_log import (
     LineSplitter,
     LogReader,
+    lines_of,
     log_line,
     positions_from_record,
     positions_to_record,
@@ -34,8 +35,8 @@ from airflow_gpu_provider.scaling.setbacks import Setbacks
 if TYPE_CHECKING:
     from airflow.sdk.types import Logger
 
-LAST_LINES = 100
-"""How many are read: a traceback, and what libraries say after it."""
+LAST_LINES = 200
+"""How many are read: a traceback, and what libraries say after it. JAX lists the largest buffers there."""
 
 _READ_ATTEMPTS = 3
 _NO_LOG = (400, 404)
@@ -210,4 +211,4 @@ def last_lines(client: CoreV1Api, pod: V1Pod, container: str) -> list[str]:
     except (ApiException, HTTPError) as failure:
         _log.debug("No last lines of pod %s: %s", pod.metadata.name, failure)
         return []
-    return [line for line in text.splitlines() if line.strip()]
+    return lines_of(text)

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.gangs import jobs_path
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.pod_log import POSITIONS, shown
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.followed_log import PodLogs, WriteLine
@@ -160,7 +160,7 @@ class GangLogs:
     def _hear(self, rank: int, text: str) -> None:
         if text.strip():
             self._heard_at = time.monotonic()
-            self._last_lines[rank] = text.strip()[:_LONGEST_LINE]
+            self._last_lines[rank] = shown(text).strip()[:_LONGEST_LINE]
 
     def _positions(self) -> dict[str, Any]:
         return self._kept | {name: logs.rest()["positions"] for name, logs in self._pods.items()}

@@ -57,6 +57,16 @@ def test_the_last_cause_counts() -> None:
     assert word.cause == "gpu"
 
 
+@pytest.mark.parametrize(
+    ("last", "is_cause"),
+    [("RuntimeError: CUDA error: unspecified launch failure", True), ("KeyError: 'label'", False)],
+)
+def test_what_the_kernel_said_explains_an_error_of_cuda(last: str, is_cause: bool) -> None:
+    xid = "NVRM: Xid (PCI:0000:00:1e): 79, pid=1234, GPU has fallen off the bus."
+    word = last_word([xid, "Traceback (most recent call last):", '  File "train.py", line 1', last])
+    assert (word is not None and word.line == xid) is is_cause
+
+
 @pytest.mark.parametrize(("exit_code", "is_cause"), [(127, True), (1, False)])
 def test_missing_nvidia_smi_is_a_cause_only_if_it_ended_the_container(exit_code: int, is_cause: bool) -> None:
     assert (last_word(["sh: 1: nvidia-smi: not found"], exit_code=exit_code) is not None) is is_cause

@@ -51,3 +51,15 @@ def test_other_failures_keep_their_last_ten_lines() -> None:
     assert type(error) is PodFailed
     assert error.details["last_lines"] == [f"line {number}" for number in range(90, 100)]
     assert diagnosis() is FAILED
+
+
+def test_a_line_shows_what_a_terminal_would() -> None:
+    error = diagnosis("\r".join(f"{at}%|####" for at in range(9000)), "KeyError: 'label'")
+    assert str(error).endswith("Its last lines:\n8999%|####\nKeyError: 'label'")
+
+
+def test_the_error_that_ended_the_program_decides() -> None:
+    survived = ["torch.OutOfMemoryError: CUDA out of memory.", "skipping the batch", "step 7 loss 2.1"]
+    later = ["Traceback (most recent call last):", '  File "train.py", line 1, in save', "ConnectionError: S3 is away"]
+    assert type(diagnosis(*survived, *later)) is PodFailed
+    assert diagnosis(*survived, *later).retryable

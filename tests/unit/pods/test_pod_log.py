@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
+from airflow_gpu_provider.cluster.pod_log import POSITIONS, lines_of, shown
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.get_provider_info import get_provider_info
 from airflow_gpu_provider.pods import followed_log
@@ -142,3 +142,11 @@ def test_container_that_ends_is_the_run_that_it_was(own: dict[str, str]) -> None
     assert pod.base is not None
     assert ended.base is not None
     assert ended.base.run == pod.base.run
+
+
+def test_a_progress_bar_is_one_line_of_which_a_terminal_shows_the_end() -> None:
+    bar = "\r".join(f"{at}%|####" for at in range(100))
+    lines = lines_of(f"begins\r\n\n{bar}\nsaid\x0cmore\u2028still\n")
+    assert lines == ["begins\r", bar, "said\x0cmore\u2028still"]
+    assert [shown(line) for line in lines] == ["begins", "99%|####", "said\x0cmore\u2028still"]
+    assert shown(f"{bar}\r \r") == "99%|####"
