@@ -1,74 +1,39 @@
-"""Why a pod failed, if its last log lines or its node say more than an exit code. Pure.
-
-Sources for what its lines say about the GPU or the driver: the texts of torch, CuPy, JAX, TensorFlow and the CUDA
-runtime and driver API for these errors; the XIDs from NVIDIA's "XID Errors" catalogue, less those that a program causes
-itself (13, 31, 43, 45, 68: which the device plugin does not count against a GPU either).
-"""
+"""Why a pod failed, if its last log lines or its node say more than an exit code. Pure."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from airflow_gpu_provider.accelerators import GPUS
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
 from airflow_gpu_provider.pods.log_end import last_error
+from airflow_gpu_provider.pods.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
 from airflow_gpu_provider.pools import GpuPool
 
-Cause = Literal["gpu memory", "driver", "gpu"]
-
 BAD_XIDS = frozenset({48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 119, 120, 140, 143})
+"""From NVIDIA's "XID Errors" catalogue, less those that a program causes itself (13, 31, 43, 45, 68: which the device
+plugin does not count against a GPU either)."""
 
 _COMMAND_NOT_FOUND = 127
 
 _OF_GPU = re.compile(r"\b(?:CUDA|NCCL|GPU)", re.IGNORECASE)
 _XID = re.compile(r"NVRM: Xid \([^)]*\): (\d+)")
-_TEXTS: dict[Cause, tuple[str, ...]] = {
-    "gpu memory": (
-        r"CUDA out of memory",
-        r"CUDA error: out of memory",
-        r"torch(\.cuda)?\.OutOfMemoryError",
-        r"cudaErrorMemoryAllocation",
-        r"CUDA_ERROR_OUT_OF_MEMORY",
-        r"cupy.*OutOfMemoryError",
-        r"RESOURCE_EXHAUSTED: Out of memory",
-        r"ResourceExhaustedError.*OOM when allocating",
-    ),
-    "driver": (
-        r"CUDA driver version is insufficient",
-        r"no CUDA-capable device is detected",
-        r"Found no NVIDIA driver on your system",
-        r"NVIDIA driver on your system is too old",
-        r"NVIDIA-SMI has failed",
-        r"Driver/library version mismatch",
-        r"libcuda\.so(\.1)?: cannot open shared object file",
-        r"cudaErrorInsufficientDriver",
-        r"cudaErrorNoDevice",
-        r"CUDA_ERROR_NO_DEVICE",
-        r"CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
-    ),
-    "gpu": (
-        r"uncorrectable (double[- ]bit )?ECC error",
-        r"cudaErrorECCUncorrectable",
-        r"CUDA_ERROR_ECC_UNCORRECTABLE",
-        r"uncorrectable NVLink error",
-        r"GPU has fallen off the bus",
-        r"GPU is lost",
-    ),
-}
-_SIGNS = {cause: re.compile("|".join(texts), re.IGNORECASE) for cause, texts in _TEXTS.items()}
 _NO_NVIDIA_SMI = re.compile(r"nvidia-smi: (command )?not found|exec: \"nvidia-smi\"", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LastWord:
-    """The line that says why a container failed."""
+    """The line that says why a container failed, and what it means."""
 
-    cause: Cause
+    advice: Advice
     line: str
+
+    @property
+    def cause(self) -> Cause:
+        return self.advice.cause
 
 
 def last_word(lines: Sequence[str], *, exit_code: int | None = None) -> LastWord | None:
@@ -79,21 +44,21 @@ def last_word(lines: Sequence[str], *, exit_code: int | None = None) -> LastWord
     """
     told = last_error(lines)
     for line in told:
-        if cause := _cause(line, exit_code):
-            return LastWord(cause=cause, line=line.strip())
+        if advice := _advice(line, exit_code):
+            return LastWord(advice=advice, line=line.strip())
     if any(_OF_GPU.search(line) for line in told):
         return next(
-            (LastWord(cause="gpu", line=shown(line).strip()) for line in lines[::-1] if _is_bad_xid(line)), None
+            (LastWord(advice=BROKEN, line=shown(line).strip()) for line in lines[::-1] if _is_bad_xid(line)), None
         )
     return None
 
 
-def _cause(line: str, exit_code: int | None) -> Cause | None:
+def _advice(line: str, exit_code: int | None) -> Advice | None:
     if _XID.search(line):
-        return "gpu" if _is_bad_xid(line) else None
+        return BROKEN if _is_bad_xid(line) else None
     if exit_code == _COMMAND_NOT_FOUND and _NO_NVIDIA_SMI.search(line):
-        return "driver"
-    return next((cause for cause, sign in _SIGNS.items() if sign.search(line)), None)
+        return NO_DRIVER
+    return advice_on(line)
 
 
 def _is_bad_xid(line: str) -> bool:
@@ -101,6 +66,7 @@ def _is_bad_xid(line: str) -> bool:
 
 
 _SHOWN = 10
+_TYPES: Mapping[Cause, type[PodFailed]] = {"gpu memory": GpuOutOfMemory, "gpu": BadGpu, "driver": DriverMissing}
 
 
 def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: str, bad_gpu: str) -> PodFailed:
@@ -117,26 +83,12 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
     details = {**error.details, "node": node, "last_lines": last} if lines else error.details
     exit_code = error.details.get("exit_code")
     word = last_word(lines, exit_code=exit_code) or last_word(lines_of(error.what), exit_code=exit_code)
-    what = error.what.rstrip(".")
-    if word and word.cause == "gpu memory":
-        return GpuOutOfMemory(
-            f"{what}: it ran out of GPU memory{_gpu_memory(pool)} ({word.line}).",
-            "Lower the batch size, use mixed precision, or take a pool with more memory on each GPU.",
-            **details,
-        )
-    if bad_gpu or (word and word.cause == "gpu"):
-        why = word.line if word and word.cause == "gpu" else bad_gpu
-        return BadGpu(
-            f"{what}: a GPU of node {node} is broken ({why}).",
-            "Retry the task: the next try goes to another node.",
-            **details,
-        )
-    if word:
-        return DriverMissing(
-            f"{what}: it found no usable NVIDIA driver on node {node} ({word.line}).",
-            "Compare the CUDA version of the image with the node's driver, and look at the pool's driver pods.",
-            **details,
-        )
+    if bad_gpu and (word is None or word.cause == "driver"):
+        word = LastWord(advice=BROKEN, line=bad_gpu)
+    if word is not None:
+        happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))
+        what = f"{error.what.rstrip('.')}: {happened} ({word.line})."
+        return _TYPES[word.cause](what, word.advice.fix, **details)
     if not lines:
         return error
     return PodFailed(error.what, "\n".join(["Its last lines:", *last]), **details)

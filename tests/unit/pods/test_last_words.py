@@ -40,6 +40,74 @@ def test_words(line: str, cause: str) -> None:
 @pytest.mark.parametrize(
     "line",
     [
+        # each as its source prints it: see pods/signs.py
+        "OOM when allocating tensor with shape[256,512,56,56] and type float on /job:localhost/replica:0/task:0/"
+        "device:GPU:0 by allocator GPU_0_bfc",
+        "RuntimeError: Resource exhausted: Failed to allocate request for 32.00MiB (33554432B) on device ordinal 0",
+        "jax.errors.JaxRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16.00GiB.",
+        "train-host-0:1:7 [0] include/alloc.h:233 NCCL WARN Cuda failure 'out of memory'",
+        "lightgbm.basic.LightGBMError: [CUDA] out of memory /src/cuda/cuda_utils.cpp 12",
+        "CUDA failure 2: out of memory ; GPU=0 ; hostname=train ; expr=cudaMalloc((void**)&p, size);",
+        "ggml_gallocr_reserve_n: failed to allocate CUDA0 buffer of size 4294967296",
+        "xgboost.core.XGBoostError: Memory allocation error on worker 0: Caching allocator",
+        "MemoryError: std::bad_alloc: out_of_memory: CUDA error (failed to allocate 8589934592 bytes) at: cuda.cpp",
+        "MemoryError: std::bad_alloc: out_of_memory: RMM failure at:pool.hpp:196: Maximum pool size exceeded",
+        "numba.cuda.cudadrv.driver.CudaAPIError: [2] Call to cuMemAlloc results in CUDA_ERROR_OUT_OF_MEMORY",
+        "pycuda._driver.MemoryError: cuMemAlloc failed: out of memory",
+        "Out of memory error on GPU 0. Cannot allocate 1.2GB memory on GPU 0, 15.7GB memory has been allocated",
+        "[TRT] [E] Requested amount of GPU memory (28579323904 bytes) could not be allocated.",
+        "RuntimeError: CUDA failed with error out of memory",
+        "RuntimeError: No executable batch size found, reached zero.",
+        "Error out of memory at line 380 in file /src/csrc/pythonInterface.c",
+        "RuntimeError: ran out of VRAM while loading the model",
+        "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when"
+        " initializing the engine (this flag also controls CPU memory reservation on the CPU backend).",
+        "ValueError: To serve at least one request with the models's max seq len (32768), (4.00 GiB KV cache is needed,"
+        " which is larger than the available KV cache memory (1.20 GiB).",
+        "ValueError: The model's max seq len (8192) is larger than the maximum number of tokens that can be "
+        "stored in KV cache",
+        "ValueError: Free memory on device cuda:0 (34.34/121.63 GiB) on startup is less than "
+        "desired GPU memory utilization (0.8, 97.3 GiB)",
+        "ValueError: Insufficient GPU memory for the KV cache: 4.0 GiB required, only 1.2 GiB available",
+        "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+    ],
+)
+def test_a_full_gpu_in_each_library_s_words(line: str) -> None:
+    word = last_word(["Traceback (most recent call last):", line])
+    assert word is not None
+    assert word.cause == "gpu memory"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # the host's memory, or no memory at all
+        "OOM when allocating tensor with shape[200000,20000] on /job:localhost/device:CPU:0 by allocator cpu",
+        "OOM when allocating tensor with shape[8] on /job:localhost/device:CPU:0 by allocator gpu_host_bfc",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:75] . DefaultCPUAllocator: can't allocate memory: you tried to"
+        " allocate 80000000000 bytes. Error code 12 (Cannot allocate memory)",
+        "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 34359738368 bytes.",
+        "failed to alloc 8589934592 bytes on host: CUDA_ERROR_OUT_OF_MEMORY: out of memory",
+        "RuntimeError: cudaHostAlloc failed: out of memory (pinned memory for the GPU)",
+        "google.api_core.exceptions.ResourceExhausted: 429 RESOURCE_EXHAUSTED: Quota exceeded for quota metric 'Read'",
+        "grpc.RpcError: StatusCode.RESOURCE_EXHAUSTED: Received message larger than max (4194305 vs. 4194304)",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 262144, Hardware limit: 1",
+        "RuntimeError: DataLoader worker is killed by signal: Out of shared memory (/dev/shm) for the GPU",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory: name=train_gpu",
+        "ValueError: No GPU could be allocated to worker 3",
+        "ValueError: KV cache dtype fp8 is not supported on this GPU",
+        "OSError: [Errno 28] No space left on device",
+        "RuntimeError: CUDA error: an illegal memory access was encountered",
+    ],
+)
+def test_other_memory(line: str) -> None:
+    assert last_word(["Traceback (most recent call last):", line]) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
         "RuntimeError: CUDA error: an illegal memory access was encountered",
         "NVRM: Xid (PCI:0000:00:1e): 13, pid=1234, Graphics Exception",
         "NVRM: Xid (PCI:0000:00:1e): 31, pid=1234, MMU Fault",

@@ -23,6 +23,14 @@ def test_gpu_memory_names_what_the_pool_has() -> None:
     assert error.details["exit_code"] == 1
 
 
+def test_an_engine_without_room_for_its_cache_gets_advice_of_its_own() -> None:
+    error = diagnosis("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`")
+    assert type(error) is GpuOutOfMemory
+    assert "L4 with 24 GiB" in error.what
+    assert "max_model_len" in error.fix
+    assert "batch" not in error.fix
+
+
 def test_driver() -> None:
     error = diagnosis("CUDA driver version is insufficient for CUDA runtime version")
     assert type(error) is DriverMissing

@@ -1,0 +1,139 @@
+"""What libraries, drivers and container runtimes say when the GPU, its memory or its driver ended a program. Pure.
+
+One table. Each row names its source: a file of the project that prints the words, or an issue that quotes them. Words
+change with each release, so GPU memory is also recognised by what a line means (`_MEANT`): an allocator of the GPU, and
+an allocation that failed. A verdict of GPU memory is final, so what may be something else is in no row: cuBLAS'
+ALLOC_FAILED (also a bad index, or a broken driver), and XLA's "Out of memory allocating" (its CPU backend's words).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Cause = Literal["gpu memory", "driver", "gpu"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Advice:
+    """What a sign means, and what to do.
+
+    Attributes:
+        what: What happened to the container, as the end of a sentence; may contain {node}, and {memory}: the pool's.
+    """
+
+    cause: Cause
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Sign:
+    """A pattern of a line, what it means, and who prints such lines."""
+
+    pattern: str
+    advice: Advice
+    source: str
+
+
+TOO_LARGE = Advice(
+    cause="gpu memory",
+    what="it ran out of GPU memory{memory}",
+    fix="Lower the batch size, use mixed precision, or take a pool with more memory on each GPU.",
+)
+NO_CACHE = Advice(
+    cause="gpu memory",
+    what="too little GPU memory is left for its KV cache{memory}",
+    fix="Change the share of the GPU's memory that the engine may use, as the line says, shorten the longest sequence"
+    " (vLLM's max_model_len), or take a pool with more memory on each GPU.",
+)
+BROKEN = Advice(
+    cause="gpu",
+    what="a GPU of node {node} is broken",
+    fix="Retry the task: the next try goes to another node.",
+)
+NO_DRIVER = Advice(
+    cause="driver",
+    what="it found no usable NVIDIA driver on node {node}",
+    fix="Compare the CUDA version of the image with the node's driver, and look at the pool's driver pods.",
+)
+
+# The first row that matches a line counts.
+_SIGNS = (
+    # -- GPU memory ------------------------------------------------------------------------------------------
+    Sign(r"larger than the maximum number of tokens.*KV cache", NO_CACHE, "vllm: worker/worker.py, before V1"),
+    Sign(r"Free memory on device.*less than desired GPU memory", NO_CACHE, "vllm: v1/worker/gpu_worker.py"),
+    Sign(r"Not enough memory\..*mem-fraction-static", NO_CACHE, "sglang: srt/model_executor, MemoryPoolConfig"),
+    Sign(r"CUDA out of memory", TOO_LARGE, "pytorch: c10/cuda/CUDACachingAllocator.cpp"),
+    Sign(r"\btorch(\.cuda)?\.OutOfMemoryError", TOO_LARGE, "pytorch: torch/csrc/Exceptions.cpp"),
+    Sign(r"cudaErrorMemoryAllocation|CUDA_ERROR_OUT_OF_MEMORY", TOO_LARGE, "CUDA runtime and driver API: error names"),
+    Sign(r"cupy.*OutOfMemoryError", TOO_LARGE, "cupy: cuda/memory.pyx"),
+    Sign(
+        r"RESOURCE[_ ]EXHAUSTED: (Out of memory while trying to|Failed to allocate request)",
+        TOO_LARGE,
+        "xla: stream_executor/stream_executor_address_allocator.cc; jax#13428, jax_privacy#10",
+    ),
+    Sign(r"Memory allocation error on worker \d", TOO_LARGE, "xgboost: src/common/device_vector.cu"),
+    Sign(r"out_of_memory: .*Maximum pool size exceeded", TOO_LARGE, "rmm: mr/detail/pool_memory_resource_impl.cpp"),
+    Sign(r"No executable batch size found, reached zero", TOO_LARGE, "accelerate: utils/memory.py"),
+    Sign(r"Error out of memory at line \d+ in file .*csrc", TOO_LARGE, "bitsandbytes: csrc/ops.cuh"),
+    # -- a broken GPU ----------------------------------------------------------------------------------------
+    Sign(r"uncorrectable (double[- ]bit )?ECC error", BROKEN, "CUDA runtime API: cudaGetErrorString(214)"),
+    Sign(r"cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE", BROKEN, "CUDA runtime and driver API: error names"),
+    Sign(r"uncorrectable NVLink error", BROKEN, "CUDA runtime API: cudaGetErrorString(220)"),
+    Sign(r"GPU has fallen off the bus|GPU is lost", BROKEN, "NVIDIA: XID 79; nvmlErrorString(15)"),
+    # -- the driver ------------------------------------------------------------------------------------------
+    Sign(r"CUDA driver version is insufficient", NO_DRIVER, "CUDA runtime API: cudaGetErrorString(35)"),
+    Sign(r"no CUDA-capable device is detected", NO_DRIVER, "CUDA runtime API: cudaGetErrorString(100)"),
+    Sign(r"Found no NVIDIA driver on your system", NO_DRIVER, "pytorch: torch/csrc/cuda/Module.cpp"),
+    Sign(r"NVIDIA driver on your system is too old", NO_DRIVER, "pytorch: torch/csrc/cuda/Module.cpp"),
+    Sign(r"NVIDIA-SMI has failed", NO_DRIVER, "nvidia-smi"),
+    Sign(r"Driver/library version mismatch", NO_DRIVER, "nvmlErrorString(18)"),
+    Sign(r"libcuda\.so(\.1)?: cannot open shared object file", NO_DRIVER, "glibc: dlopen"),
+    Sign(
+        r"cudaErrorInsufficientDriver|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        NO_DRIVER,
+        "CUDA runtime and driver API: error names",
+    ),
+)
+_ROWS = tuple((re.compile(sign.pattern, re.IGNORECASE), sign.advice) for sign in _SIGNS)
+
+# What an allocation on a GPU is called, and how it fails: nccl: src/include/checks.h (nccl#1235), LightGBM:
+# cuda/cuda_utils.hu, onnxruntime: cuda_call.cc, ggml: ggml-cuda.cu, TensorFlow: framework/op_kernel.cc, paddle:
+# cuda_allocator.cc, TensorRT ("GPU memory could not be allocated"), faiss, CTranslate2, OpenCV.
+_ALLOCATOR = re.compile(r"cuda|cuMem|\bGPU|VRAM|\bHBM\b|device memory", re.IGNORECASE)
+_FAILED = re.compile(
+    r"\bout of (\w+ ){0,2}(memory|VRAM)\b|\bOutOfMemory|\bOOM\b|memory allocation (failed|failure|error)"
+    r"|(insufficient|not enough|no available|too little) (\w+ ){0,3}(memory|VRAM)"
+    r"|(fail\w*|unable|cannot|can't|could not) (to )?(re)?(alloc|reserv)\w* .{0,60}(memory|bytes|[KMGT]i?B\b|buffer)"
+    r"|memory.{0,60}(could not|cannot|can't) be (alloc|reserv)\w*",
+    re.IGNORECASE,
+)
+
+# And an engine's cache: vllm: v1/core/kv_cache_utils.py (vllm#2248, #27508; vllm#50985 rewrites two of its messages).
+_CACHE = re.compile(r"\bKV[ _-]?cache|\bcache blocks", re.IGNORECASE)
+_LACKS = re.compile(
+    r"\bno (available |free )?memory|(insufficient|not enough|too little) .{0,60}memory"
+    r"|\bonly\b .{0,60}(available|free)|((larger|more|smaller|less) than|exceed\w*) .{0,60}(memory|available)",
+    re.IGNORECASE,
+)
+_MEANT = ((_CACHE, _LACKS, NO_CACHE), (_ALLOCATOR, _FAILED, TOO_LARGE))
+
+# The same about something else: the host's memory, also what CUDA pins of it; a bucket's quota; the memory that a
+# block of threads shares; and what cuBLAS and cuDNN say of other failures too.
+_ELSEWHERE = re.compile(
+    r"device:CPU|allocator (mkl)?cpu|CPUAllocator|\b(on|from|in) (the )?host\b|host (memory|buffer)|host_?(alloc|bfc)"
+    r"|MallocHost|pinned|page-?locked|(CPU|system|shared) memory|/dev/shm|low on memory|\bquota\b|\bdisk\b|\bErrno 12\b"
+    r"|CUBLAS_STATUS|CUDNN_STATUS|CUFFT_",
+    re.IGNORECASE,
+)
+
+
+def advice_on(line: str) -> Advice | None:
+    """Return what a line says about the GPU, its memory or its driver; None if it says nothing of them."""
+    advice = next((advice for pattern, advice in _ROWS if pattern.search(line)), None)
+    if advice is None:
+        meant = (advice for what, how, advice in _MEANT if what.search(line) and how.search(line))
+        advice = next(meant, None)
+    return None if advice is TOO_LARGE and _ELSEWHERE.search(line) else advice
