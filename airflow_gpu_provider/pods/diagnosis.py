@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from airflow_gpu_provider.accelerators import GPUS
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
+from airflow_gpu_provider.pods.end import NOT_STARTED
 from airflow_gpu_provider.pods.log_end import last_error
 from airflow_gpu_provider.pods.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
 from airflow_gpu_provider.pools import GpuPool
@@ -36,15 +37,15 @@ class LastWord:
         return self.advice.cause
 
 
-def last_word(lines: Sequence[str], *, exit_code: int | None = None) -> LastWord | None:
+def last_word(lines: Sequence[str], *, lacks_command: bool = False) -> LastWord | None:
     """Return the line of the program's last error that names the GPU or its driver as the cause, or None.
 
-    A missing nvidia-smi is a cause only if the shell's exit code says that a missing command ended the container. What
-    the kernel said of the GPU counts wherever it is, if the last error is one of CUDA's: that does not say more.
+    A missing nvidia-smi is a cause only if a missing command ended the container (`lacks_command`). What the kernel
+    said of the GPU counts wherever it is, if the last error is one of CUDA's: that does not say more.
     """
     told = last_error(lines)
     for line in told:
-        if advice := _advice(line, exit_code):
+        if advice := _advice(line, lacks_command=lacks_command):
             return LastWord(advice=advice, line=line.strip())
     if any(_OF_GPU.search(line) for line in told):
         return next(
@@ -53,10 +54,10 @@ def last_word(lines: Sequence[str], *, exit_code: int | None = None) -> LastWord
     return None
 
 
-def _advice(line: str, exit_code: int | None) -> Advice | None:
+def _advice(line: str, *, lacks_command: bool) -> Advice | None:
     if _XID.search(line):
         return BROKEN if _is_bad_xid(line) else None
-    if exit_code == _COMMAND_NOT_FOUND and _NO_NVIDIA_SMI.search(line):
+    if lacks_command and _NO_NVIDIA_SMI.search(line):
         return NO_DRIVER
     return advice_on(line)
 
@@ -81,14 +82,16 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
     """
     last = [shown(line) for line in lines[-_SHOWN:]]
     details = {**error.details, "node": node, "last_lines": last} if lines else error.details
-    exit_code = error.details.get("exit_code")
-    word = last_word(lines, exit_code=exit_code) or last_word(lines_of(error.what), exit_code=exit_code)
+    lacks_command = error.details.get("exit_code") == _COMMAND_NOT_FOUND or error.details.get("reason") in NOT_STARTED
+    word = last_word(lines, lacks_command=lacks_command)
+    word = word or last_word(lines_of(error.what), lacks_command=lacks_command)
     if bad_gpu and (word is None or word.cause == "driver"):
         word = LastWord(advice=BROKEN, line=bad_gpu)
     if word is not None:
         happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))
-        what = f"{error.what.rstrip('.')}: {happened} ({word.line})."
-        return _TYPES[word.cause](what, word.advice.fix, **details)
+        said = error.what.partition("\n")[0].rstrip(".")
+        because = f" ({word.line.rstrip('.')})" if word.line not in error.what.partition("\n")[0] else ""
+        return _TYPES[word.cause](f"{said}: {happened}{because}.", word.advice.fix, **details)
     if not lines:
         return error
     return PodFailed(error.what, "\n".join(["Its last lines:", *last]), **details)

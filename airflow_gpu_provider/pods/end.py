@@ -34,6 +34,9 @@ _FINAL_ANSWER = re.compile(
 _LIMITED = re.compile(r"too ?many ?requests|rate limit|quota exceeded", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 
+NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
+"""Reasons of a container that its runtime could not start: containerd: internal/cri/server/helpers.go, and Docker's."""
+
 KILLED = (128 + 9, 128 + 15)
 """Exit codes of a container that received SIGTERM or SIGKILL."""
 
@@ -148,9 +151,11 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
             memory_limit=pod.memory_limit,
         )
     said = f": {base.message.strip()}" if base.message.strip() else ""
+    has_started = base.reason not in NOT_STARTED
+    ended = f"ended with exit code {base.exit_code}" if has_started else "could not be started"
     return PodFailed(
-        f"Pod {pod.name}: container {base.name} ended with exit code {base.exit_code}{said}.",
-        "Its log is in this task's log.",
+        f"Pod {pod.name}: container {base.name} {ended}{said}.",
+        "Its log is in this task's log." if has_started else "It has no log: see what the node's runtime says of it.",
         pod=pod.name,
         exit_code=base.exit_code,
         reason=base.reason,

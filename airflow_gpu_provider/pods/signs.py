@@ -30,7 +30,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class Sign:
-    """A pattern of a line, what it means, and who prints such lines."""
+    """A pattern of a line, what it means, and who prints such lines; "toolkit" is NVIDIA/nvidia-container-toolkit."""
 
     pattern: str
     advice: Advice
@@ -55,8 +55,36 @@ BROKEN = Advice(
 )
 NO_DRIVER = Advice(
     cause="driver",
-    what="it found no usable NVIDIA driver on node {node}",
+    what="node {node} has no NVIDIA driver that it can use",
     fix="Compare the CUDA version of the image with the node's driver, and look at the pool's driver pods.",
+)
+OLD_DRIVER = Advice(
+    cause="driver",
+    what="the NVIDIA driver of node {node} is too old for the CUDA of its image",
+    fix="Take an image with an older CUDA, or nodes with a newer driver.",
+)
+NO_GPU = Advice(
+    cause="driver",
+    what="it saw no GPU on node {node}",
+    fix="See that neither the program nor its image sets CUDA_VISIBLE_DEVICES or NVIDIA_VISIBLE_DEVICES, and that its"
+    " libraries are built for CUDA; then look at the pool's driver and device plugin pods.",
+)
+LOST_GPU = Advice(
+    cause="driver",
+    what="its container lost access to its GPU on node {node}",
+    fix="Retry the task: a new container gets its devices anew. If it lasts, something on the node reloads systemd,"
+    " which takes the devices away (NVIDIA/nvidia-container-toolkit#48).",
+)
+NO_FABRIC = Advice(
+    cause="driver",
+    what="the GPUs of node {node} are not initialized",
+    fix="Retry the task. If it lasts, see that NVIDIA Fabric Manager runs on the node, in its driver's version.",
+)
+TOOLKIT = Advice(
+    cause="driver",
+    what="the NVIDIA container toolkit of node {node} could not give it its GPU",
+    fix="Retry the task. If it lasts, look at the toolkit's pod on that node, which installs the runtime and writes the"
+    " list of devices (CDI).",
 )
 
 # The first row that matches a line counts.
@@ -79,22 +107,63 @@ _SIGNS = (
     Sign(r"No executable batch size found, reached zero", TOO_LARGE, "accelerate: utils/memory.py"),
     Sign(r"Error out of memory at line \d+ in file .*csrc", TOO_LARGE, "bitsandbytes: csrc/ops.cuh"),
     # -- a broken GPU ----------------------------------------------------------------------------------------
-    Sign(r"uncorrectable (double[- ]bit )?ECC error", BROKEN, "CUDA runtime API: cudaGetErrorString(214)"),
-    Sign(r"cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE", BROKEN, "CUDA runtime and driver API: error names"),
-    Sign(r"uncorrectable NVLink error", BROKEN, "CUDA runtime API: cudaGetErrorString(220)"),
-    Sign(r"GPU has fallen off the bus|GPU is lost", BROKEN, "NVIDIA: XID 79; nvmlErrorString(15)"),
-    # -- the driver ------------------------------------------------------------------------------------------
-    Sign(r"CUDA driver version is insufficient", NO_DRIVER, "CUDA runtime API: cudaGetErrorString(35)"),
-    Sign(r"no CUDA-capable device is detected", NO_DRIVER, "CUDA runtime API: cudaGetErrorString(100)"),
-    Sign(r"Found no NVIDIA driver on your system", NO_DRIVER, "pytorch: torch/csrc/cuda/Module.cpp"),
-    Sign(r"NVIDIA driver on your system is too old", NO_DRIVER, "pytorch: torch/csrc/cuda/Module.cpp"),
-    Sign(r"NVIDIA-SMI has failed", NO_DRIVER, "nvidia-smi"),
-    Sign(r"Driver/library version mismatch", NO_DRIVER, "nvmlErrorString(18)"),
-    Sign(r"libcuda\.so(\.1)?: cannot open shared object file", NO_DRIVER, "glibc: dlopen"),
+    Sign(r"uncorrectable (double[- ]bit )?ECC error", BROKEN, "CUDA runtime API: error 214"),
+    Sign(r"cudaErrorECCUncorrectable|CUDA_ERROR_ECC_UNCORRECTABLE", BROKEN, "CUDA runtime and driver API: error 214"),
+    Sign(r"uncorrectable NVLink error", BROKEN, "CUDA runtime API: error 220"),
+    Sign(r"GPU has fallen off the bus|GPU is lost|GPU requires reset", BROKEN, "NVIDIA: XID 79; NVML: errors 15, 16"),
+    Sign(r"device error: GPU-[\da-f-]+: unknown device", BROKEN, "libnvidia-container: src/cli/configure.c"),
+    # -- the driver, at the start of a container -------------------------------------------------------------
+    Sign(r"nvidia-container-cli: requirement error", OLD_DRIVER, "libnvidia-container: src/cli/dsl.c; toolkit#152"),
     Sign(
-        r"cudaErrorInsufficientDriver|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        r"nvidia-container-cli: (initialization|detection|driver) error|nvml error: driver not loaded",
         NO_DRIVER,
-        "CUDA runtime and driver API: error names",
+        "libnvidia-container: src/cli/configure.c, src/driver.c; toolkit#237, #2102, llama.cpp#9665",
+    ),
+    Sign(r"nvidia-container-cli: \w+ error", TOOLKIT, "libnvidia-container: src/cli/configure.c"),
+    Sign(
+        r"unresolvable CDI devices|inject(ion|ing)? (of )?CDI devices?|CDI device injection",
+        TOOLKIT,
+        "container-device-interface: pkg/cdi/cache.go; containerd: pkg/cdi/oci_opt.go; toolkit#1239, gpustack#4130",
+    ),
+    Sign(r"nvidia-container-runtime\S*: (no such file|executable file not found)", TOOLKIT, "containerd, runc: exec"),
+    # -- the driver, in a program ----------------------------------------------------------------------------
+    Sign(r"CUDA driver version is insufficient|cudaErrorInsufficientDriver", OLD_DRIVER, "CUDA runtime API: error 35"),
+    Sign(r"NVIDIA driver on your system is too old", OLD_DRIVER, "pytorch: c10/cuda/CUDAFunctions.cpp"),
+    Sign(r"PTX was compiled with an unsupported toolchain", OLD_DRIVER, "CUDA runtime API: error 222"),
+    Sign(r"cudaErrorUnsupportedPtxVersion|CUDA_ERROR_UNSUPPORTED_PTX_VERSION", OLD_DRIVER, "CUDA: error 222"),
+    Sign(r"not supported in the installed CUDA driver|CallRequiresNewerDriver", OLD_DRIVER, "CUDA: error 36"),
+    Sign(r"forward compatibility was attempted on non supported HW", OLD_DRIVER, "CUDA runtime API: error 804"),
+    Sign(r"cudaErrorCompatNotSupported|CUDA_ERROR_COMPAT_NOT_SUPPORTED", OLD_DRIVER, "CUDA: error 804"),
+    Sign(r"system not yet initialized", NO_FABRIC, "CUDA runtime API: error 802"),
+    Sign(r"cudaErrorSystemNotReady|CUDA_ERROR_SYSTEM_NOT_READY", NO_FABRIC, "CUDA: error 802"),
+    Sign(r"Found no NVIDIA driver on your system", NO_DRIVER, "pytorch: c10/cuda/CUDAFunctions.cpp"),
+    Sign(r"CUDA driver initialization failed", NO_DRIVER, "pytorch: c10/cuda/CUDAFunctions.cpp"),
+    Sign(r"unsupported display driver / cuda driver combination", NO_DRIVER, "CUDA runtime API: error 803"),
+    Sign(r"cudaErrorSystemDriverMismatch|CUDA_ERROR_SYSTEM_DRIVER_MISMATCH", NO_DRIVER, "CUDA: error 803"),
+    Sign(r"CUDA driver is a stub library|cudaErrorStubLibrary|CUDA_ERROR_STUB_LIBRARY", NO_DRIVER, "CUDA: error 34"),
+    Sign(r"OS call failed or operation not supported on this OS", NO_DRIVER, "CUDA driver API: error 304"),
+    Sign(r"no CUDA-capable device is detected|cudaErrorNoDevice|CUDA_ERROR_NO_DEVICE", NO_GPU, "CUDA: error 100"),
+    Sign(r"failed call to cuInit", NO_DRIVER, "xla: stream_executor/cuda; aws-deep-learning-ami-ubuntu-dcv-desktop#33"),
+    Sign(r"Call to cuInit results in|CUDA driver library cannot be found", NO_DRIVER, "numba: cuda/cudadrv/driver.py"),
+    Sign(r"Driver/library version mismatch", NO_DRIVER, "NVML: error 18"),
+    Sign(r"initialize NVML: Unknown Error|NVMLError_Unknown", LOST_GPU, "NVML: error 999; gpu-operator#485"),
+    Sign(r"Unable to determine the device handle for", LOST_GPU, "nvidia-smi; toolkit#69, dcgm-exporter#604"),
+    Sign(r"initialize NVML|NVML Shared Library Not Found", NO_DRIVER, "nvidia-smi; NVML: error 12"),
+    Sign(r"NVMLError_(LibraryNotFound|DriverNotLoaded|LibRmVersionMismatch)", NO_DRIVER, "pynvml: pynvml.py"),
+    Sign(r"NVIDIA-SMI (has failed|couldn't find)", NO_DRIVER, "nvidia-smi"),
+    Sign(r"lib(cuda|nvidia-ml)\.so[.\d]*: cannot open shared object file", NO_DRIVER, "glibc: dlopen"),
+    Sign(r"libcuda\.so cannot found", NO_DRIVER, "triton: backends/nvidia/driver.py"),
+    Sign(r"\b0 active drivers \(\[\]\)", NO_GPU, "triton: runtime/driver.py"),
+    Sign(r"Failed to infer device type", NO_GPU, "vllm: config/device.py; vllm#3019"),
+    Sign(r"No visible GPU devices", NO_GPU, "xla: pjrt/gpu; jax: _src/xla_bridge.py"),
+    Sign(r"no supported devices found for platform CUDA", NO_GPU, "xla: pjrt/gpu; jax: _src/xla_bridge.py"),
+    Sign(r"No supported gpu backend found|`CUDAAccelerator` can not run", NO_GPU, "lightning: fabric/connector.py"),
+    Sign(r"But your machine only has: \[\]", NO_GPU, "lightning: fabric/utilities/device_parser.py"),
+    Sign(r"^No devices were found$", NO_GPU, "nvidia-smi"),
+    Sign(
+        r"\bno (\w+ ){0,2}(GPUs?|CUDA[ -](capable )?devices?)(\(s\))? (\w+ ){0,2}(available|found|detected|visible)\b",
+        NO_GPU,
+        "pytorch: c10/cuda/CUDAFunctions.cpp (No CUDA GPUs are available), vllm#3019, and others in like words",
     ),
 )
 _ROWS = tuple((re.compile(sign.pattern, re.IGNORECASE), sign.advice) for sign in _SIGNS)

@@ -17,7 +17,6 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodUnschedulable
 from airflow_gpu_provider.pods.end import (
     KILLED,
-    PULL_FAILED,
     RAISE_DEADLINE,
     PodEnd,
     cannot_start,
@@ -28,6 +27,7 @@ from airflow_gpu_provider.pods.end import (
     why_disrupted,
 )
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
+from airflow_gpu_provider.pods.start_advice import how_to_start
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds, phase
 
@@ -35,8 +35,6 @@ UNCONFIRMED = timedelta(seconds=30)
 """How long after its grace period a deleted pod may stay before its node counts as dead."""
 
 _EVENTS_IN_ERROR = 3
-_NOT_CONFIGURED = frozenset({"CreateContainerConfigError", "CreateContainerError"})
-"""The kubelet's reasons for a missing ConfigMap or Secret, or a missing key in one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,11 +192,9 @@ class PodWait(Record):
                 snapshot,
             )
         if start_deadline is not None and now >= start_deadline:
-            return self._deadline_error(
-                f"did not start in {format_seconds(timedelta(seconds=self.start_seconds))} on node {pod.node}",
-                _how_to_start(pod, snapshot.events),
-                snapshot,
-            )
+            fix, _ = how_to_start(pod, snapshot.events)
+            took = format_seconds(timedelta(seconds=self.start_seconds))
+            return self._deadline_error(f"did not start in {took} on node {pod.node}", fix, snapshot)
         return None
 
     def _deadline_error(self, what: str, fix: str, snapshot: PodSnapshot) -> PodDeadline:
@@ -327,18 +323,10 @@ def _why_late(snapshot: PodSnapshot) -> list[str]:
         phases = timeline(pod, snapshot.events, snapshot.admitted_at)
         return [f"{each['phase']}: {format_seconds(timedelta(seconds=each['seconds']))}" for each in phases]
     since = pod.scheduled_at or pod.created_at
-    newest = _event_lines(tuple(event for event in snapshot.events if event.at >= since))[-_EVENTS_IN_ERROR:]
-    return [*_pending_lines(pod, snapshot), *newest, *snapshot.notes]
-
-
-def _how_to_start(pod: PodState, events: tuple[PodEvent, ...]) -> str:
-    """Return what to do about a pod that did not start in time, from what it last waited for."""
-    reasons = {container.reason for container in pod.waiting}
-    if reasons & _NOT_CONFIGURED or (events and events[-1].reason == "FailedMount"):
-        return "Create what it names, or correct the pod's volumes, env_vars, secrets and env_from."
-    if reasons & PULL_FAILED:
-        return "Check that the node can reach the image's registry, or raise startup_timeout_seconds."
-    return "Use a smaller image, or raise startup_timeout_seconds."
+    events = tuple(event for event in snapshot.events if event.at >= since)
+    _, cause = how_to_start(pod, events)
+    before = [] if cause is None or cause in events[-_EVENTS_IN_ERROR:] else [cause.in_words]
+    return [*_pending_lines(pod, snapshot), *before, *_event_lines(events)[-_EVENTS_IN_ERROR:], *snapshot.notes]
 
 
 def _event_lines(events: tuple[PodEvent, ...]) -> list[str]:

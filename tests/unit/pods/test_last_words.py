@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_gpu_provider.pods.diagnosis import last_word
+from airflow_gpu_provider.pods.signs import LOST_GPU, NO_DRIVER, NO_FABRIC, NO_GPU, OLD_DRIVER, Advice
 
 TORCH = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 21.96 GiB "
@@ -135,6 +136,55 @@ def test_what_the_kernel_said_explains_an_error_of_cuda(last: str, is_cause: boo
     assert (word is not None and word.line == xid) is is_cause
 
 
-@pytest.mark.parametrize(("exit_code", "is_cause"), [(127, True), (1, False)])
-def test_missing_nvidia_smi_is_a_cause_only_if_it_ended_the_container(exit_code: int, is_cause: bool) -> None:
-    assert (last_word(["sh: 1: nvidia-smi: not found"], exit_code=exit_code) is not None) is is_cause
+@pytest.mark.parametrize("lacks_command", [True, False])
+def test_missing_nvidia_smi_is_a_cause_only_if_it_ended_the_container(lacks_command: bool) -> None:
+    assert (last_word(["sh: 1: nvidia-smi: not found"], lacks_command=lacks_command) is not None) is lacks_command
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("RuntimeError: No CUDA GPUs are available", NO_GPU),
+        ("cudaErrorNoDevice: no CUDA-capable device is detected", NO_GPU),
+        ("CUDA error: no CUDA-capable devices found", NO_GPU),
+        ("RuntimeError: Unable to initialize backend 'cuda': FAILED_PRECONDITION: No visible GPU devices.", NO_GPU),
+        ("lightning_fabric.utilities.exceptions.MisconfigurationException: No supported gpu backend found!", NO_GPU),
+        ("RuntimeError: 0 active drivers ([]). There should only be one.", NO_GPU),
+        ("RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL`", NO_GPU),
+        ("RuntimeError: no GPU was found on this machine", NO_GPU),
+        ("Failed to initialize NVML: Unknown Error", LOST_GPU),
+        ("Failed to initialize NVML: Driver Not Loaded", NO_DRIVER),
+        ("pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found", NO_DRIVER),
+        ("RuntimeError: Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized", NO_FABRIC),
+        ("Error 803: system has unsupported display driver / cuda driver combination", NO_DRIVER),
+        ("Error 804: forward compatibility was attempted on non supported HW", OLD_DRIVER),
+        ("RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.", OLD_DRIVER),
+        ("RuntimeError: CUDA driver version is insufficient for CUDA runtime version", OLD_DRIVER),
+        ("RuntimeError: The NVIDIA driver on your system is too old (found version 11040).", OLD_DRIVER),
+        ("failed call to cuInit: CUDA_ERROR_UNKNOWN: unknown error", NO_DRIVER),
+        ("numba.cuda.cudadrv.error.CudaSupportError: CUDA driver library cannot be found.", NO_DRIVER),
+        ("ImportError: libcuda.so.1: cannot open shared object file: No such file or directory", NO_DRIVER),
+        ("ImportError: libnvidia-ml.so.1: cannot open shared object file: No such file or directory", NO_DRIVER),
+    ],
+)
+def test_no_usable_gpu_in_each_library_s_words(line: str, advice: Advice) -> None:
+    word = last_word(["Traceback (most recent call last):", line])
+    assert word is not None
+    assert word.advice is advice
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env "
+        "variable CUDA_VISIBLE_DEVICES after program start. Setting the available devices to be zero.",
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: CUDA error: invalid device ordinal",
+        "No CUDA runtime is found, using CUDA_HOME='/usr/local/cuda'",
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        "ValueError: no such data set",
+    ],
+)
+def test_what_is_not_the_node_s_fault(line: str) -> None:
+    assert last_word(["Traceback (most recent call last):", line]) is None

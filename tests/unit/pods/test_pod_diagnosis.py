@@ -6,6 +6,8 @@ import pytest
 
 from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
 from airflow_gpu_provider.pods.diagnosis import diagnosed
+from airflow_gpu_provider.pods.end import end_of
+from tests.unit.pods.test_pod_end import ended, pod
 from tests.unit.pods.test_pod_placement import a_pool
 
 FAILED = PodFailed("Pod train-x: container base ended with exit code 1.", "", pod="train-x", exit_code=1)
@@ -40,6 +42,71 @@ def test_driver() -> None:
 def test_nvidia_smi_that_the_runtime_did_not_find() -> None:
     what = 'Pod x: container base ended with exit code 127: exec: "nvidia-smi": executable file not found in $PATH.'
     assert type(diagnosis(error=PodFailed(what, "", exit_code=127))) is DriverMissing
+
+
+RUNC = (
+    "failed to create containerd task: failed to create shim task: OCI runtime create failed: runc create failed: "
+    "unable to start container process: error during container init: error running prestart hook #0: exit status 1, "
+    "stdout: , stderr: Auto-detected mode as 'legacy'\nnvidia-container-cli: "
+)
+
+
+def not_started(said: str) -> PodFailed:
+    terminated = ended(128, reason="StartError", message=said)
+    terminated["state"]["terminated"]["startedAt"] = "1970-01-01T00:00:00Z"
+    end = end_of(pod(terminated, phase="Failed"))
+    assert end is not None
+    assert isinstance(end.error, PodFailed)
+    return diagnosed(end.error, [], pool=a_pool(), node="n1", bad_gpu="")
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "happened"),
+    [
+        (
+            f"{RUNC}requirement error: unsatisfied condition: cuda>=12.8, please update your driver: unknown",
+            DriverMissing,
+            "the NVIDIA driver of node n1 is too old for the CUDA of its image (nvidia-container-cli: requirement",
+        ),
+        (f"{RUNC}initialization error: nvml error: driver not loaded: unknown", DriverMissing, "no NVIDIA driver"),
+        (f"{RUNC}initialization error: driver rpc error: timed out: unknown", DriverMissing, "no NVIDIA driver"),
+        (f"{RUNC}detection error: nvml error: unknown error: unknown", DriverMissing, "no NVIDIA driver"),
+        (f"{RUNC}device error: GPU-3c2c8a4e-0000-1111: unknown device: unknown", BadGpu, "a GPU of node n1 is broken"),
+        (f"{RUNC}device error: MIG-3c2c8a4e-0000-1111: unknown device: unknown", DriverMissing, "container toolkit"),
+        (f"{RUNC}mount error: failed to add device rules: unknown", DriverMissing, "container toolkit of node n1"),
+        (
+            "failed to create containerd task: could not apply required modification to OCI specification: failed to"
+            " inject CDI devices: unresolvable CDI devices runtime.nvidia.com/gpu=GPU-1: unknown",
+            DriverMissing,
+            "container toolkit of node n1",
+        ),
+        (
+            'OCI runtime create failed: exec: "nvidia-container-runtime": executable file not found in $PATH: unknown',
+            DriverMissing,
+            "container toolkit of node n1",
+        ),
+        (
+            'runc create failed: exec: "nvidia-smi": executable file not found in $PATH: unknown',
+            DriverMissing,
+            "no NVIDIA driver",
+        ),
+        ('runc create failed: exec: "/no/such": stat /no/such: no such file: unknown', PodFailed, "not be started"),
+    ],
+)
+def test_container_that_its_runtime_could_not_start(said: str, kind: type[PodFailed], happened: str) -> None:
+    error = not_started(said)
+    assert type(error) is kind
+    assert happened in error.what
+    assert "could not be started" in error.what
+    assert "this task's log" not in str(error)
+
+
+def test_a_gpu_that_the_program_may_have_hidden_is_not_called_a_missing_driver() -> None:
+    error = diagnosis("RuntimeError: No CUDA GPUs are available")
+    assert type(error) is DriverMissing
+    assert "it saw no GPU on node n1" in error.what
+    assert "CUDA_VISIBLE_DEVICES" in error.fix
+    assert "no NVIDIA driver" not in str(error)
 
 
 @pytest.mark.parametrize("lines", [["CUDA error: uncorrectable ECC error encountered"], ["exit"], []])
