@@ -24,7 +24,7 @@ AirflowSensorTimeout, which it never sees.
       DemandNotExtended            a run's nodes cannot stay longer: it wants none, or no reason is given
       PoolInUse                    a pool is to be deleted while its nodes run pods or a run wants nodes
       DevicePluginConflict
-      PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted PodDeadline
+      PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted EndUnknown PodDeadline
                                    PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GangHung GpuIdle
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
@@ -340,6 +340,14 @@ class BadGpu(PodFailed):
 
 class PodPreempted(PodFailed):
     """The pod's node was taken away (spot interruption, rebalancing, node failure) before it had finished."""
+
+
+class EndUnknown(PodFailed):
+    """Nobody saw how the pod ended, as after its node has lost its container; it may have finished."""
+
+
+LOST = (PodPreempted, EndUnknown)
+"""Ends that were not the training's own, as far as anybody knows: another attempt may resume it."""
 
 
 class PodResultInvalid(PodFailed):

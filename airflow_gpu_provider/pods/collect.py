@@ -13,7 +13,15 @@ from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import BadGpu, ClusterUnreachable, GpuError, PodFailed, PodPreempted, PodResultInvalid
+from airflow_gpu_provider.errors import (
+    LOST,
+    BadGpu,
+    ClusterUnreachable,
+    GpuError,
+    PodFailed,
+    PodPreempted,
+    PodResultInvalid,
+)
 from airflow_gpu_provider.pods.diagnosis import diagnosed
 from airflow_gpu_provider.pods.end import end_of, why_disrupted
 from airflow_gpu_provider.pods.machine import PodMachine
@@ -143,7 +151,7 @@ def read_result(
     Raises:
         GpuError: The result exists but could not be read; it may be readable later.
     """
-    if isinstance(error, PodPreempted) or end_of(state) is None:
+    if isinstance(error, LOST) or end_of(state) is None:
         return None, error
     try:
         if watched.result is not None:

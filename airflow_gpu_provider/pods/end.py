@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import (
+    EndUnknown,
     GpuError,
     PodDeadline,
     PodFailed,
@@ -36,6 +37,8 @@ _QUOTED = re.compile(r'"[^"]*"')
 
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of a container that its runtime could not start: containerd: internal/cri/server/helpers.go, and Docker's."""
+
+_MADE_UP = (("ContainerStatusUnknown", 137), ("Unknown", 255))
 
 KILLED = (128 + 9, 128 + 15)
 """Exit codes of a container that received SIGTERM or SIGKILL."""
@@ -142,6 +145,8 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
         return _deadline(pod)
     if base.exit_code == 0:
         return None
+    if _is_unseen(base):
+        return _lost_container(pod, base)
     if base.reason == "OOMKilled":
         limit = f" of {pod.memory_limit}" if pod.memory_limit else ""
         return PodOutOfMemory(
@@ -166,15 +171,38 @@ def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
     """Return True if the container ended because the pod was preempted, and not by itself before that.
 
     Times are in whole seconds: within the same second, a failure is attributed to the disruption, and so is exit 0,
-    because wrongly retrying a training costs less than wrongly counting it as finished.
+    because wrongly retrying a training costs less than wrongly counting it as finished. So is an end of which no time
+    is known.
     """
     if pod.reason in _TAKEN_AWAY and not _is_own_fault(pod):
         return True
     moments = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at]
     told_to_stop = min((moment for moment in moments if moment), default=None)
-    if told_to_stop is None or base.finished_at is None:
+    if told_to_stop is None:
         return False
-    return base.finished_at >= told_to_stop
+    return base.finished_at is None or base.finished_at >= told_to_stop
+
+
+def _is_unseen(container: ContainerState) -> bool:
+    """Return True for an end that the node reports without having seen it: its exit code is made up.
+
+    The kubelet makes up 137 for a container that it does not find any more (its kubelet_pods.go, status_manager.go),
+    containerd 255 for one that ran when the machine went down (its internal/cri/server/restart.go).
+    """
+    if container.exit_code == 0 or container.reason in NOT_STARTED:
+        return False
+    return container.finished_at is None or (container.reason, container.exit_code) in _MADE_UP
+
+
+def _lost_container(pod: PodState, container: ContainerState) -> EndUnknown:
+    return EndUnknown(
+        f"Pod {pod.name}: node {pod.node} has lost container {container.name}, and nobody saw how it ended"
+        f"{_because(container.reason, container.message)}.",
+        "Retry the task. If it lasts, see whether the node restarts, or its kubelet does.",
+        pod=pod.name,
+        node=pod.node,
+        container=container.name,
+    )
 
 
 def _ran_over(pod: PodState, base: ContainerState) -> bool:
@@ -192,6 +220,8 @@ def _pod_error(pod: PodState) -> GpuError:
         return _preempted(pod)
     for container in pod.others:
         if container.status == "terminated" and container.exit_code:
+            if _is_unseen(container):
+                return _lost_container(pod, container)
             return PodFailed(
                 f"Pod {pod.name}: container {container.name} ended with exit code {container.exit_code}"
                 f"{_because(container.reason, container.message)}.",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.informer import connected
-from airflow_gpu_provider.errors import PodPreempted
+from airflow_gpu_provider.errors import LOST
 from airflow_gpu_provider.pods.followed_log import LAST_WORDS_WITHIN, PodLogs
 from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, each
 from airflow_gpu_provider.pods.pod_view import PodView
@@ -68,7 +68,7 @@ class PodFollowing(Following):
         return watch(PodView, pool, wait, **how)
 
     async def finish(self, api: AsyncApi, wait: Any, progress: Progress, logs: Any, log: Callable[..., None]) -> None:
-        if isinstance(progress.error, PodPreempted):  # its log may be gone before a worker can read it
+        if isinstance(progress.error, LOST):  # its log may be gone before a worker can read it
             await logs.drain(LAST_WORDS_WITHIN)
 
 

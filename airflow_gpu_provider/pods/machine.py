@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from airflow_gpu_provider.errors import GpuError, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed, PodPreempted
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pods.end import KILLED
 from airflow_gpu_provider.pools import GpuPool
@@ -65,10 +65,13 @@ class PodMachine:
             return self.explained(error)
         if error is None:
             end = self._end_of(node) if may_be_spot(self._pool) else None
-            return _preempted(pod, self._name, end, "exit code 0") if end and end.taken_back else None
+            return _preempted(pod, self._name, end, "ended with exit code 0") if end and end.taken_back else None
+        if isinstance(error, EndUnknown):
+            end = None if "machine" in error.details else self._end_of(node, _PAUSES)
+            return _preempted(pod, self._name, end, "ended unseen") if end else error
         exit_code = error.details.get("exit_code")
         if type(error) is PodFailed and exit_code in KILLED and (end := self._end_of(node, _PAUSES)):
-            return _preempted(pod, self._name, end, f"exit code {exit_code}")
+            return _preempted(pod, self._name, end, f"ended with exit code {exit_code}")
         return error
 
     def explained(self, error: PodPreempted) -> PodPreempted:
@@ -104,8 +107,7 @@ class PodMachine:
 
 def _preempted(pod: str, machine: str, end: MachineEnd, ended: str) -> PodPreempted:
     return PodPreempted(
-        f"Pod {pod} was preempted: its container ended with {ended} when its machine {machine} was terminated"
-        f" ({end.why}).",
+        f"Pod {pod} was preempted: its container {ended} when its machine {machine} was terminated ({end.why}).",
         "Retry the task: the next try waits for new capacity.",
         pod=pod,
         machine=machine,

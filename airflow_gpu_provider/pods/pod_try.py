@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
-from airflow_gpu_provider.errors import GpuError, PodDeadline, PodPreempted, TaskKilled
+from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.collect import RESULT_FILE, ResultUnread
 from airflow_gpu_provider.pods.ownership import Ownership
@@ -105,7 +105,7 @@ class PodTry:
         with self._leaving_no_nodes():
             try:
                 return self._collect_or_defer(watched)
-            except PodPreempted as error:
+            except LOST as error:
                 self._prepare_next_attempt(error)
             self.is_resuming = True
             return self._task.execute()
@@ -114,7 +114,7 @@ class PodTry:
         while True:
             try:
                 return self._run_attempt()
-            except PodPreempted as error:
+            except LOST as error:
                 self._prepare_next_attempt(error)
 
     def _run_attempt(self) -> Any:
@@ -139,7 +139,7 @@ class PodTry:
     def _collect_or_defer(self, watched: Watched) -> Any:
         try:
             return self._collect(watched)
-        except PodPreempted:
+        except LOST:
             raise
         except GpuError as error:
             if not self._take_setback(error):
@@ -166,8 +166,8 @@ class PodTry:
         self._task.log.warning(said, type(error).__name__, error, setbacks.pause)
         return True
 
-    def _prepare_next_attempt(self, error: PodPreempted) -> None:
-        """Prepare the pod that follows the preempted one; raise `error` if there may be none."""
+    def _prepare_next_attempt(self, error: PodFailed) -> None:
+        """Prepare the pod that follows the lost one; raise `error` if there may be none."""
         self._task.stop.check()
         now, record = self._cluster.now(), self.attempt.record
         deadline = record.deadline or self.attempt.deadlines.of_pod(now)

@@ -26,7 +26,7 @@ from airflow_gpu_provider.cluster.pod_log import (
 )
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.cluster.rest import TIMEOUT
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted
+from airflow_gpu_provider.errors import LOST, ClusterUnreachable, GpuError
 from airflow_gpu_provider.pods.end import end_of
 from airflow_gpu_provider.pods.followed_log import REPEATED, ROTATED, WriteLine
 from airflow_gpu_provider.pods.secrets import masked_words
@@ -109,7 +109,7 @@ class TaskLog:
         Raises:
             GpuError: It could not be read, but may be later.
         """
-        if not self.get_logs or (isinstance(error, PodPreempted) and end_of(state) is None):
+        if not self.get_logs or (isinstance(error, LOST) and end_of(state) is None):
             return
         started = {one.name for one in (*state.others, state.base) if one is not None and one.started_at is not None}
         positions = positions_from_record(self.followed.get("positions") or {})
@@ -119,7 +119,7 @@ class TaskLog:
                 if name in started:
                     self._write_new(api, pod, name, readers.setdefault(name, LogReader()))
         except GpuError as unread:
-            if not isinstance(error, PodPreempted) and setbacks.may_pass(unread) and setbacks.lasted < _WITHIN:
+            if not isinstance(error, LOST) and setbacks.may_pass(unread) and setbacks.lasted < _WITHIN:
                 raise
             self.log.warning("The rest of the pod's log could not be read, and is left out: %s", unread)
         finally:  # lines already written are not written again

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodUnschedulable
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodUnschedulable
 from airflow_gpu_provider.pods.end import (
     KILLED,
     RAISE_DEADLINE,
@@ -242,12 +242,13 @@ def _how_to_be_scheduled(pod: PodState) -> str:
 
 
 def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
-    """Return how a container ended: with its node, if it was killed while the node went down.
+    """Return how a container ended: with its node, if it was killed, or nobody saw its end, while the node went down.
 
     A kubelet that is stopped with its machine may report the container's end, but no longer the reason.
     """
-    pod = snapshot.pod
-    if pod is None or type(end.error) is not PodFailed or end.error.details.get("exit_code") not in KILLED:
+    pod, error = snapshot.pod, end.error
+    was_killed = type(error) is PodFailed and error.details.get("exit_code") in KILLED
+    if pod is None or not (was_killed or isinstance(error, EndUnknown)):
         return end
     if snapshot.node_gone:
         return lost_with_node(pod, "left the cluster")

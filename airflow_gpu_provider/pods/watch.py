@@ -18,7 +18,7 @@ from airflow_gpu_provider.cluster.threads import in_thread
 from airflow_gpu_provider.cluster.unshown import AFTER_FAILURE, Unshown
 from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.cluster.watched import NODES, Resource, pool_nodes
-from airflow_gpu_provider.errors import GpuError, PodPreempted
+from airflow_gpu_provider.errors import LOST, GpuError
 from airflow_gpu_provider.patience import Patience
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pods.kueue import KueueQueue
@@ -78,7 +78,7 @@ async def watch(
                 is_over = progress.done or progress.error is not None
                 if is_over or view.tells(progress.lines, now):
                     narrator.log(now, *progress.lines)
-                if isinstance(progress.error, PodPreempted) and view.raw is not None:
+                if isinstance(progress.error, LOST) and view.raw is not None:
                     await in_thread(_note_lost, view.raw, now, open_access, narrator)
                 if is_over:
                     return progress

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TypeVar
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError, PodOutOfMemory, PodPreempted
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.pods.end import KILLED, why_disrupted
 
 _NEVER = datetime.max.replace(tzinfo=UTC)
@@ -32,9 +32,9 @@ def first_failure(ends: Mapping[_R, RankEnd]) -> _R:
     """Return the rank that failed first.
 
     Times are in whole seconds. Within the same second, a preempted rank counts before one that failed, and a killed one
-    counts last: a rank that loses its peer mostly ends with an exit code. A pod that was deleted for an unknown reason
-    comes after one that failed: controllers delete the peers of a failed pod. If everything is equal, the lowest rank
-    wins.
+    comes after these: a rank that loses its peer mostly ends with an exit code. A pod that was deleted for an unknown
+    reason comes after one that failed: controllers delete the peers of a failed pod. One whose end nobody saw comes
+    last. If everything is equal, the lowest rank wins.
     """
     return min(ends, key=lambda rank: (ended_at(ends[rank]) or _NEVER, _weight(ends[rank]), rank))
 
@@ -54,6 +54,8 @@ def ended_at(end: RankEnd) -> datetime | None:
 def _weight(end: RankEnd) -> int:
     if isinstance(end.error, PodPreempted):
         return 3 if end.pod is not None and end.pod.deletion_asked_at and not why_disrupted(end.pod) else 0
+    if isinstance(end.error, EndUnknown):
+        return 5
     if isinstance(end.error, PodOutOfMemory):
         return 1
     return 4 if end.error.details.get("exit_code") in KILLED else 2

@@ -19,7 +19,7 @@ from airflow_gpu_provider.cluster.watched import (
     workload_pods,
     workloads,
 )
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodPreempted
+from airflow_gpu_provider.errors import LOST, ClusterUnreachable, GpuError
 from airflow_gpu_provider.pods.fit import is_left_out
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.pods.watch import LONGEST, View
@@ -146,7 +146,7 @@ class GangView(View):
         """
         if not await super().believes(error, now):
             return False
-        if not isinstance(error, PodPreempted) or self._is_gone or self._evicted:
+        if not isinstance(error, LOST) or self._is_gone or self._evicted:
             return True
         try:
             raw = await self._feed.api.get(self._job_path)

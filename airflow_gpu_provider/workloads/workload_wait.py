@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
@@ -137,7 +137,7 @@ class WorkloadWait(ObjectWait):
             if seen.pod is None or seen.gone or seen.pod.deletion_asked_at or end_of(seen.pod):
                 continue
             error = self.of_pod(seen).step(seen, now).error
-            if error is not None and not isinstance(error, PodPreempted):
+            if error is not None and not isinstance(error, LOST):
                 return of_rank(error, title)
         return None
 

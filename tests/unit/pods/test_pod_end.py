@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
+from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.pods.end import cannot_start, certain_at, end_of, end_of_gone
 
 START = datetime(2026, 1, 1, 2, 0, 0, tzinfo=UTC)
@@ -185,6 +185,40 @@ def test_a_deadline_that_is_another_s_is_not_told_as_this_package_s(asked: str |
 def test_init_container_that_failed_is_named() -> None:
     state = pod(waiting("PodInitializing"), phase="Failed", initContainerStatuses=[ended(7, name="fetch")])
     assert "container fetch ended with exit code 7" in str(error_of(state))
+
+
+def lost(**more: Any) -> dict[str, Any]:
+    said = "The container could not be located when the pod was terminated"
+    made_up = {"exitCode": 137, "reason": "ContainerStatusUnknown", "message": said, "startedAt": None}
+    return {"name": "base", "state": {"terminated": {**made_up, "finishedAt": None, **more}}}
+
+
+@pytest.mark.parametrize("finished", [None, stamp(60)])
+def test_an_end_that_the_node_made_up_is_the_disruption_s(finished: str | None) -> None:
+    container = lost(finishedAt=finished)
+    for reason in ("DeletionByTaintManager", "EvictionByEvictionAPI", "DeletionByPodGC", "TerminationByKubelet"):
+        error = error_of(pod(container, phase="Failed", conditions=(disrupted(reason, at=50),)))
+        assert type(error) is PodPreempted
+        assert reason in str(error)
+    assert type(error_of(pod(container, deleted_at=50))) is PodPreempted
+
+
+@pytest.mark.parametrize("made_up", [lost(), lost(finishedAt=stamp(60)), ended(255, reason="Unknown")])
+def test_an_end_that_nobody_saw_is_not_the_program_s(made_up: dict[str, Any]) -> None:
+    error = error_of(pod(made_up, phase="Failed"))
+    assert type(error) is EndUnknown
+    assert error.retryable
+    assert "node n1 has lost container base, and nobody saw how it ended" in error.what
+    assert "exit_code" not in error.details
+    init = pod(waiting("PodInitializing"), phase="Failed", initContainerStatuses=[{**made_up, "name": "fetch"}])
+    assert type(error_of(init)) is EndUnknown
+
+
+def test_an_end_without_a_time_may_still_be_the_program_s_or_the_deadline_s() -> None:
+    assert error_of(pod(lost(exitCode=0, reason="Completed"), phase="Succeeded")) is None
+    assert type(error_of(pod(lost(exitCode=128, reason="StartError"), phase="Failed"))) is PodFailed
+    assert type(error_of(pod(lost(), phase="Failed", reason="DeadlineExceeded"))) is PodDeadline
+    assert type(error_of(pod(ended(255), phase="Failed"))) is PodFailed
 
 
 def test_pod_refused_by_its_node() -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from airflow_gpu_provider.errors import CloudError, GpuError, PodFailed, PodOutOfMemory, PodPreempted
+from airflow_gpu_provider.errors import CloudError, EndUnknown, GpuError, PodFailed, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.platforms.base import MachineEnd, Platform
 from airflow_gpu_provider.pods.machine import PodMachine
 from airflow_gpu_provider.pools import EksGpuPool
@@ -58,6 +58,17 @@ def test_container_that_was_killed_with_its_machine_is_preempted(end: MachineEnd
         f"Pod p was preempted: its container ended with exit code 143 when its machine i-0a was terminated ({end.why})."
     )
     assert judged(Cloud(None), KILLED) is KILLED
+
+
+def test_an_end_that_nobody_saw_is_the_machine_s_if_the_cloud_saw_that() -> None:
+    unseen = EndUnknown("Pod p: node n1 has lost container base, and nobody saw how it ended.", "Retry the task.")
+    error = judged(Cloud(TAKEN), unseen)
+    assert type(error) is PodPreempted
+    assert (
+        error.what
+        == f"Pod p was preempted: its container ended unseen when its machine i-0a was terminated ({TAKEN.why})."
+    )
+    assert judged(Cloud(None), unseen) is unseen
 
 
 def test_a_cloud_that_shows_the_end_late_is_asked_again() -> None:

@@ -14,7 +14,7 @@ from kubernetes.client import ApiClient, ApiException, V1Container, V1ObjectMeta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, PodFailed, PodPreempted, TaskKilled
+from airflow_gpu_provider.errors import ClusterUnreachable, EndUnknown, PodFailed, PodPreempted, TaskKilled
 from airflow_gpu_provider.pods import deadline, pod_try, task_log
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.ownership import Ownership
@@ -26,7 +26,7 @@ from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
-from tests.unit.pods.test_pod_end import START, disrupted, ended, pod, running
+from tests.unit.pods.test_pod_end import START, disrupted, ended, lost, pod, running
 from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pods.test_pod_verdict import watched
 
@@ -35,6 +35,7 @@ AWAY = ClusterUnreachable("The API server was away.")
 PHASES = [{"phase": "ran", "seconds": 1.0}]
 FAILED = pod(ended(3), phase="Failed")
 ENDED_WELL = pod(ended(0), phase="Succeeded")
+UNSEEN = pod(lost(), phase="Failed")
 EVICTED = pod(ended(143, at=55), phase="Failed", conditions=(disrupted(at=50),))
 
 
@@ -253,10 +254,19 @@ def test_pod_of_a_task_that_was_told_to_stop_is_not_taken_for_preempted(nodes: l
     assert nodes
 
 
-def test_preempted_pod_is_followed_by_the_next_with_the_same_deadline(nodes: list[set[str]]) -> None:
-    life = Life(EVICTED, preemptions=Preemptions(resume=True, at_most=3))
+@pytest.mark.parametrize(
+    ("state", "status", "error"),
+    [
+        (EVICTED, "timeout", PodPreempted("It was deleted.", machine="m")),
+        (UNSEEN, "failed", EndUnknown("Nobody saw it.", machine="m")),
+    ],
+)
+def test_lost_pod_is_followed_by_the_next_with_the_same_deadline(
+    nodes: list[set[str]], state: PodState, status: str, error: PodFailed
+) -> None:
+    life = Life(state, preemptions=Preemptions(resume=True, at_most=3))
     with pytest.raises(TaskDeferred):
-        life.tries.go_on(event("timeout", PodPreempted("It was deleted.", machine="m")))
+        life.tries.go_on(event(status, error))
     assert life.steps.index("release the pod") < life.steps.index("create")
     attempt = life.records[0]["extra"]["attempt"]
     assert attempt["number"] == 2

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_gpu_provider.errors import GpuError, PodFailed, PodOutOfMemory, PodPreempted
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodFailed, PodOutOfMemory, PodPreempted
 from airflow_gpu_provider.pods.end import end_of
 from airflow_gpu_provider.workloads.first_failure import RankEnd, first_failure, of_rank
 from tests.unit.pods.test_pod_end import disrupted, ended, pod
@@ -44,6 +44,11 @@ def test_in_one_second_a_failure_is_the_cause_of_what_its_controller_deletes() -
     deleted = RankEnd(error=PodPreempted("It was deleted."), pod=state)
     assert first_failure({0: deleted, 1: failed(3)}) == 1
     assert first_failure({0: failed(143), 1: deleted}) == 1
+
+
+def test_an_end_that_nobody_saw_explains_nothing() -> None:
+    unseen = RankEnd(error=EndUnknown("Nobody saw it."), pod=failed(137).pod)
+    assert first_failure({0: unseen, 1: failed(143), 2: failed(1, at=61)}) == 1
 
 
 def test_an_end_without_a_time_is_the_last() -> None:
