@@ -10,6 +10,7 @@ from airflow_gpu_provider.accelerators import GPUS
 from airflow_gpu_provider.cluster.pod_log import lines_of, shown
 from airflow_gpu_provider.errors import BadGpu, DriverMissing, GpuOutOfMemory, PodFailed
 from airflow_gpu_provider.pods.end import NOT_STARTED
+from airflow_gpu_provider.pods.eviction import EVICTED
 from airflow_gpu_provider.pods.log_end import last_error
 from airflow_gpu_provider.pods.signs import BROKEN, NO_DRIVER, Advice, Cause, advice_on
 from airflow_gpu_provider.pools import GpuPool
@@ -83,9 +84,10 @@ def diagnosed(error: PodFailed, lines: Sequence[str], *, pool: GpuPool, node: st
     last = [shown(line) for line in lines[-_SHOWN:]]
     details = {**error.details, "node": node, "last_lines": last} if lines else error.details
     lacks_command = error.details.get("exit_code") == _COMMAND_NOT_FOUND or error.details.get("reason") in NOT_STARTED
-    word = last_word(lines, lacks_command=lacks_command)
+    is_explained = error.details.get("reason") == EVICTED
+    word = None if is_explained else last_word(lines, lacks_command=lacks_command)
     word = word or last_word(lines_of(error.what), lacks_command=lacks_command)
-    if bad_gpu and (word is None or word.cause == "driver"):
+    if bad_gpu and not is_explained and (word is None or word.cause == "driver"):
         word = LastWord(advice=BROKEN, line=bad_gpu)
     if word is not None:
         happened = word.advice.what.format(node=node, memory=_gpu_memory(pool))

@@ -16,13 +16,11 @@ from airflow_gpu_provider.errors import (
     PodOutOfMemory,
     PodPreempted,
 )
+from airflow_gpu_provider.pods.eviction import EVICTED, OwnUse, own_use
 
 # Reasons that the kubelet or a cloud's node agent sets on a pod whose node goes away: shutdown (spot loss on GKE is
 # "Terminated"), kubelet preemption for a critical pod, a lost node, eviction for the node's sake.
-_TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", "Evicted"})
-
-# The kubelet's message if the evicted pod itself was the cause; anything else is node pressure.
-_OWN_FAULT = ("exceeds the limit", "exceeds the total limit", "exceeded its local ephemeral storage")
+_TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", EVICTED})
 
 _NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
 PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
@@ -139,6 +137,8 @@ def _is_final(message: str) -> bool:
 
 
 def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
+    if use := own_use(pod):
+        return _evicted(pod, use)
     if _was_cut_short(pod, base):
         return _preempted(pod)
     if pod.reason == "DeadlineExceeded" or _ran_over(pod, base):
@@ -174,7 +174,7 @@ def _was_cut_short(pod: PodState, base: ContainerState) -> bool:
     because wrongly retrying a training costs less than wrongly counting it as finished. So is an end of which no time
     is known.
     """
-    if pod.reason in _TAKEN_AWAY and not _is_own_fault(pod):
+    if pod.reason in _TAKEN_AWAY:
         return True
     moments = [pod.disruption.at if pod.disruption else None, pod.deletion_asked_at]
     told_to_stop = min((moment for moment in moments if moment), default=None)
@@ -216,7 +216,9 @@ def _pod_error(pod: PodState) -> GpuError:
     """Return the error of a pod that failed without a recorded end of its base container."""
     if pod.reason == "DeadlineExceeded":
         return _deadline(pod)
-    if (pod.reason in _TAKEN_AWAY and not _is_own_fault(pod)) or pod.disruption:
+    if use := own_use(pod):
+        return _evicted(pod, use)
+    if pod.reason in _TAKEN_AWAY or pod.disruption:
         return _preempted(pod)
     for container in pod.others:
         if container.status == "terminated" and container.exit_code:
@@ -245,6 +247,11 @@ def _preempted(pod: PodState) -> PodPreempted:
     )
 
 
+def _evicted(pod: PodState, use: OwnUse) -> PodFailed:
+    what = f"Pod {pod.name} was evicted from node {pod.node}: {use.what}."
+    return PodFailed(what, use.fix, pod=pod.name, node=pod.node, reason=EVICTED)
+
+
 def _deadline(pod: PodState) -> PodDeadline:
     what = f"Pod {pod.name} ran for longer than its activeDeadlineSeconds"
     if pod.foreign_deadline:
@@ -263,10 +270,6 @@ def why_disrupted(pod: PodState) -> str:
     if pod.reason in _TAKEN_AWAY:
         return f"{pod.reason}: {pod.message}".strip(": ")
     return ""
-
-
-def _is_own_fault(pod: PodState) -> bool:
-    return pod.reason == "Evicted" and any(sign in pod.message for sign in _OWN_FAULT)
 
 
 def _said(container: ContainerState) -> str:

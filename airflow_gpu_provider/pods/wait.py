@@ -26,6 +26,7 @@ from airflow_gpu_provider.pods.end import (
     lost_with_node,
     why_disrupted,
 )
+from airflow_gpu_provider.pods.eviction import own_use
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
 from airflow_gpu_provider.pods.start_advice import how_to_start
 from airflow_gpu_provider.records import Record
@@ -216,7 +217,9 @@ class PodWait(Record):
         else:
             lines.append(f"container {self.base_container} started on node {pod.node}")
             lines += [_leaving_line(node) for node in snapshot.nodes if node.name == pod.node and _may_leave(node)]
-        if why := why_disrupted(pod):
+        if use := own_use(pod):
+            lines.append(f"the pod is being evicted: {use.what}")
+        elif why := why_disrupted(pod):
             lines.append(f"the pod is being preempted: {why}")
         elif pod.gone_by:
             lines.append("the pod is being deleted")

@@ -121,6 +121,14 @@ def test_memory_is_the_programs_even_on_a_bad_node() -> None:
     assert type(diagnosis("CUDA out of memory", bad_gpu="GpuUnhealthy=True")) is GpuOutOfMemory
 
 
+def test_an_eviction_needs_no_other_explanation() -> None:
+    evicted = PodFailed("Pod x was evicted: its container base used 17196Mi.", "Raise disk_size.", reason="Evicted")
+    error = diagnosis("torch.OutOfMemoryError: CUDA out of memory.", bad_gpu="GpuUnhealthy=True", error=evicted)
+    assert type(error) is PodFailed
+    assert error.what == evicted.what
+    assert error.details["last_lines"] == ["torch.OutOfMemoryError: CUDA out of memory."]
+
+
 def test_other_failures_keep_their_last_ten_lines() -> None:
     error = diagnosis(*(f"line {number}" for number in range(100)))
     assert type(error) is PodFailed

@@ -143,11 +143,94 @@ def test_reasons_of_the_nodes_making_are_preemptions(reason: str) -> None:
     assert type(error_of(pod(ended(0), phase="Failed", reason=reason))) is PodPreempted
 
 
-def test_pod_evicted_for_its_own_use_failed() -> None:
-    message = 'Usage of EmptyDir volume "gpu-pod-shm" exceeds the limit "1Gi".'
-    error = error_of(pod(phase="Failed", reason="Evicted", message=message))
-    assert type(error) is PodFailed
-    assert "exceeds the limit" in str(error)
+LOW = "The node was low on resource: {}. "
+DISK = LOW.format("ephemeral-storage") + "Threshold quantity: 3219048867, available: 1204Ki. "
+MEMORY = LOW.format("memory") + "Threshold quantity: 100Mi, available: 71444Ki. "
+
+
+def using(container: str, used: str, asked: str = "0", resource: str = "memory") -> str:
+    return f"Container {container} was using {used}, request is {asked}, has larger consumption of {resource}. "
+
+
+@pytest.mark.parametrize(
+    ("message", "what", "fix"),
+    [
+        ('Usage of EmptyDir volume "gpu-pod-shm" exceeds the limit "1Gi". ', "exceeds the limit", "Raise the limit"),
+        (
+            "Pod ephemeral local storage usage exceeds the total limit of containers 1Gi. ",
+            "the total limit",
+            "Raise the",
+        ),
+        ('Container base exceeded its local ephemeral storage limit "1Gi". ', "local ephemeral storage", "Raise the"),
+        (
+            DISK + using("base", "17196Mi", resource="ephemeral-storage"),
+            "its container base used 17196Mi of ephemeral-storage, with a request of 0, until the node had too little",
+            "disk_size",
+        ),
+        (MEMORY + using("base", "14893Mi"), "its container base used 14893Mi of memory", "Request as much memory"),
+        (
+            MEMORY + using("base", "17Gi", "16Gi"),
+            "used 17Gi of memory, with a request of 16Gi",
+            "Request as much memory",
+        ),
+        (
+            MEMORY + using("base", "60Mi") + using("exporter", "90Mi"),
+            "its container exporter used 90Mi",
+            "Request as much",
+        ),
+        (
+            MEMORY
+            + "Pod train-x was using 20Gi, request is 8Gi, has larger consumption of memory. "
+            + using("base", "1Gi"),
+            "it used 20Gi of memory, with a request of 8Gi",
+            "Request as much memory",
+        ),
+        (
+            LOW.format("ephemeral-storage") + "Container base was using 17196Mi, which exceeds its request of 0. ",
+            "its container base used 17196Mi of ephemeral-storage",
+            "disk_size",
+        ),
+    ],
+)
+@pytest.mark.parametrize("exit_code", [137, 143, 0])
+def test_pod_evicted_for_its_own_use_failed(message: str, what: str, fix: str, exit_code: int) -> None:
+    status: dict[str, Any] = {"phase": "Failed", "reason": "Evicted", "message": message}
+    pressed = {**disrupted("TerminationByKubelet", at=59), "message": message}
+    for evicted in (
+        pod(**status),
+        pod(ended(exit_code), conditions=(pressed,), **status),
+        pod(ended(exit_code), conditions=(pressed,)),
+    ):
+        error = error_of(evicted)
+        assert type(error) is PodFailed
+        assert error.what.startswith("Pod train-x was evicted from node n1: ")
+        assert what in error.what
+        assert fix in error.fix
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        DISK,
+        DISK + using("base", "40Ki", resource="ephemeral-storage"),
+        MEMORY + using("base", "16Gi", "16300Mi"),
+        MEMORY + using("base", "40Mi") + using("exporter", "40Mi"),
+        LOW.format("memory") + "Container base was using 40Mi, which exceeds its request of 0. ",
+        LOW.format("inodes"),
+        "The node had condition: [DiskPressure]. ",
+        "something new",
+    ],
+)
+def test_pod_evicted_for_what_others_used_is_preempted(message: str) -> None:
+    pressed = {**disrupted("TerminationByKubelet", at=59), "message": message}
+    assert type(error_of(pod(phase="Failed", reason="Evicted", message=message))) is PodPreempted
+    evicted = pod(ended(137), phase="Failed", reason="Evicted", message=message, conditions=(pressed,))
+    assert type(error_of(evicted)) is PodPreempted
+
+
+def test_pod_that_another_takes_away_did_not_use_up_its_node() -> None:
+    other = {**disrupted("EvictionByEvictionAPI", at=59), "message": MEMORY + using("base", "14893Mi")}
+    assert type(error_of(pod(ended(137), conditions=(other,)))) is PodPreempted
 
 
 @pytest.mark.parametrize("exit_code", [0, 137, 143])
