@@ -38,6 +38,15 @@ _NO_ACCOUNT = "error looking up service account"
 _TERMINATING = "because it is being terminated"
 _MANAGED = "is managed and the request's verb"
 _DENIED = ("denied the request", "denied request", _MANAGED)
+_LACKING = re.compile(r"must specify .+")
+_VIOLATING = re.compile(r"\(containers? (.+?) must")  # pod-security-admission: (containers "base", "side" must set ...)
+_QUOTED = re.compile(r'"([^"]+)"')
+XCOM_SIDECAR = "airflow-xcom-sidecar"
+"""KubernetesPodOperator's name for the container that keeps a pod's result (`PodDefaults.SIDECAR_CONTAINER_NAME`)."""
+SIDECAR_SETTINGS = (
+    "in the extra of the Kubernetes connection: the KubernetesGpuPool's, or the task's kubernetes_conn_id"
+)
+"""Where its image, resources and security context are set."""
 _WEBHOOK_AWAY = re.compile(r'failed calling webhook "(?P<name>[^"]+)"')
 
 
@@ -178,17 +187,37 @@ def _denied(message: str, verb: str, resource: str, details: dict[str, Any]) -> 
 
 
 def _fix_of(message: str) -> str:
+    if lacking := _LACKING.search(message):
+        return _fix_of_quota(lacking[0])
     if "violates PodSecurity" in message:
-        return "Set what the policy asks for by security_context and container_security_context, or another namespace."
+        named = {name for each in _VIOLATING.findall(message) for name in _QUOTED.findall(each)}
+        own = f"xcom_sidecar_container_security_context, an argument or {SIDECAR_SETTINGS}"
+        if named == {XCOM_SIDECAR}:
+            return f"Set what the policy asks of the XCom sidecar by {own}."
+        fix = "Set what the policy asks for by security_context and container_security_context, or another namespace"
+        return f"{fix}; for the XCom sidecar by {own}." if XCOM_SIDECAR in named else f"{fix}."
+    if XCOM_SIDECAR in message:
+        settings = "xcom_sidecar_container_image, _resources or _security_context"
+        return f"Change the XCom sidecar to what the policy asks for by {settings} {SIDECAR_SETTINGS}."
     # GKE's own authorizer, which comes before the cluster's roles: cert-manager#3713, rancher/rancher#40845.
     if _MANAGED in message:
         return (
             "No role allows it: GKE Autopilot manages that namespace. Give another one, or for the device plugin a pool"
             ' with provisioner="autopilot", for which nothing is installed.'
         )
-    if "must specify" in message:
-        return "Give those in container_resources: a ResourceQuota of the namespace counts them."
     return "Change it to what the policy asks for, or ask for an exception from it."
+
+
+def _fix_of_quota(lacking: str) -> str:
+    """Return how to give the resources that a ResourceQuota counts: "must specify limits.cpu for: base,proxy; ..."."""
+    names = {name.strip(" .") for each in lacking.split(" for: ")[1:] for name in each.partition(";")[0].split(",")}
+    others = ", ".join(sorted(names - {XCOM_SIDECAR}))
+    fixes = []
+    if others or not names:
+        fixes.append(f"those of {others or 'the container'} in container_resources, or in full_pod_spec's containers")
+    if XCOM_SIDECAR in names:
+        fixes.append(f"the XCom sidecar's in xcom_sidecar_container_resources {SIDECAR_SETTINGS}")
+    return f"Give {', and '.join(fixes)}: a ResourceQuota of the namespace counts them."
 
 
 def _status_of(body: Any, reason: str | None) -> Mapping[str, Any]:

@@ -94,7 +94,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
         utilization, idle_gpu_warning, idle_gpu_timeout: See TrainingOperator.
         **kwargs: KubernetesPodOperator's, and those that EksPodOperator and GKEStartPodOperator add to them (see
             pod_arguments). `log_pod_spec_on_failure` is False by default. The connection is the pool's own;
-            in_cluster and config_file are not used.
+            in_cluster and config_file are not used, and of kubernetes_conn_id on a cloud's pool only the XCom
+            sidecar's settings.
 
     Raises:
         PoolSpecError: No pool is given, or the pod's own spec contradicts it.
@@ -220,7 +221,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
 
     @cached_property
     def hook(self) -> Any:
-        return PoolHook(self.rendered_pool)
+        return PoolHook(self.rendered_pool, settings_conn_id=self.kubernetes_conn_id)
 
     @cached_property
     def pod_manager(self) -> CarefulPodManager:

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
@@ -123,11 +124,17 @@ def cannot_start(pod: PodState) -> PodImageError | None:
         if container.reason in _NEVER_PULLED or (container.reason in PULL_FAILED and _is_final(container.message)):
             return PodImageError(
                 f"Pod {pod.name}: the image {image} cannot be pulled ({_said(container)}).",
-                "Check the image's name and tag, and that the node's role or image_pull_secrets may pull it.",
+                _how_to_pull(container),
                 pod=pod.name,
                 image=image,
             )
     return None
+
+
+def _how_to_pull(container: ContainerState) -> str:
+    if container.name == XCOM_SIDECAR:
+        return f"Set xcom_sidecar_container_image {SIDECAR_SETTINGS}, to an image that the nodes can pull."
+    return "Check the image's name and tag, and that the node's role or image_pull_secrets may pull it."
 
 
 def _is_final(message: str) -> bool:

@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import base64
+import json
 import ssl
 import tempfile
 from functools import cached_property
 from typing import IO, Any
 
-from airflow.providers.cncf.kubernetes.hooks.kubernetes import KubernetesHook
 from kubernetes.client import CoreV1Api, V1Pod
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.errors import ConnectionNotFound, PoolSpecError
 from airflow_gpu_provider.platforms.base import Platform, platform_for
+from airflow_gpu_provider.platforms.external.platform import extras_of
 from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
+
+_MAY_BE_MISSING = "kubernetes_default"  # as for KubernetesPodOperator, whose default it is
 
 
 class PoolHook:
     """Reaches the cluster with the pool's own connection; tokens are made in-process.
 
     It satisfies `PodOperatorHookProtocol`. It is never stored: a trigger makes its own from the pool's spec.
+
+    Args:
+        pool: The rendered spec.
+        settings_conn_id: The connection of type kubernetes that has the XCom sidecar's settings, if the pool's own
+            connection is a cloud's, which has none; None for no settings.
     """
 
     is_in_cluster = False
 
-    def __init__(self, pool: GpuPool) -> None:
+    def __init__(self, pool: GpuPool, *, settings_conn_id: str | None = None) -> None:
         self._pool = pool
+        own = pool.kubernetes_conn_id if isinstance(pool, KubernetesGpuPool) else None
+        self._settings_conn_id = own or settings_conn_id
 
     @cached_property
     def platform(self) -> Platform:
@@ -67,20 +78,41 @@ class PoolHook:
         """Return the namespace of pods that name none; not that of Airflow, which may run in another cluster."""
         return "default"
 
-    @cached_property
-    def _connection(self) -> Any:
-        """The connection if its type is kubernetes, which has settings for pods; a cloud's has none."""
-        pool = self._pool
-        return KubernetesHook(conn_id=pool.kubernetes_conn_id) if isinstance(pool, KubernetesGpuPool) else None
+    # -- the XCom sidecar, as the connection's extra has it --------------------------------------------------
 
     def get_xcom_sidecar_container_image(self) -> str | None:
-        return self._connection.get_xcom_sidecar_container_image() if self._connection else None
+        return self._settings.get("xcom_sidecar_container_image") or None
 
     def get_xcom_sidecar_container_resources(self) -> Any:
-        return self._connection.get_xcom_sidecar_container_resources() if self._connection else None
+        return self._json_setting("xcom_sidecar_container_resources")
 
     def get_xcom_sidecar_container_security_context(self) -> Any:
-        return self._connection.get_xcom_sidecar_container_security_context() if self._connection else None
+        return self._json_setting("xcom_sidecar_container_security_context")
+
+    @cached_property
+    def _settings(self) -> dict[str, Any]:
+        conn_id = self._settings_conn_id
+        try:
+            return extras_of(conn_id) if conn_id else {}
+        except ConnectionNotFound:
+            if conn_id == _MAY_BE_MISSING:
+                return {}
+            raise
+
+    def _json_setting(self, name: str) -> Any:
+        """Return a setting that is an object: as text, which is how Airflow's form stores it, or as it is."""
+        given = self._settings.get(name) or None
+        try:
+            value = json.loads(given) if isinstance(given, str) else given
+        except ValueError:
+            value = given
+        if value is None or isinstance(value, dict):
+            return value
+        raise PoolSpecError(
+            f"{name}={given!r} in the extra of Airflow connection {self._settings_conn_id} is not a JSON object.",
+            'Give an object of Kubernetes\' API there, like {"limits": {"memory": "32Mi"}}.',
+            connection=self._settings_conn_id,
+        )
 
 
 def _pem_file(*parts: str) -> IO[bytes] | None:

@@ -73,7 +73,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     """
     pod = copy.deepcopy(pod)
     for container in (*pod.spec.containers, *(pod.spec.init_containers or ())):
-        container.resources = resources_of(container.resources)
+        container.resources = resources_of(container.resources, f"The resources of container {container.name}")
     base = _base_container(pod, placement)
     _select_pool(pod.spec, placement.pool)
     _set_metadata(pod, placement)
@@ -102,8 +102,10 @@ def check_gpus(pool: GpuPool, gpus: int) -> None:
         )
 
 
-def resources_of(given: Any) -> k8s.V1ResourceRequirements | None:
+def resources_of(given: Any, named: str = "container_resources") -> k8s.V1ResourceRequirements | None:
     """Return a container's resources as the client's model; they may be given as a dict in the API's form.
+
+    An error calls them `named`.
 
     Raises:
         PoolSpecError: It is something else, or has other keys than Kubernetes'.
@@ -114,7 +116,7 @@ def resources_of(given: Any) -> k8s.V1ResourceRequirements | None:
         return k8s.V1ResourceRequirements(**given)
     except TypeError as error:
         raise PoolSpecError(
-            f"container_resources={given!r} are no resource requirements of Kubernetes ({error}).",
+            f"{named} are no resource requirements of Kubernetes: {given!r} ({error}).",
             'Give k8s.V1ResourceRequirements(...), or a dict like {"limits": {"memory": "8Gi"}}.',
         ) from error
 

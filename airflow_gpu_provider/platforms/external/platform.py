@@ -13,7 +13,7 @@ from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
 from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
 from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
-from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, PoolDrift, PoolSpecError
+from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Say
 from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -204,15 +204,15 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
         ConnectionNotFound: There is no such connection.
         CredentialsError: There is nothing in it to reach a cluster with.
     """
-    from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
+    from airflow.sdk.exceptions import AirflowException
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException
 
     settings = Configuration()
     try:
-        _load(_extras(conn_id), settings, context)
-    except AirflowNotFoundException as error:
-        raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
+        _load(extras_of(conn_id), settings, context)
+    except GpuError:
+        raise
     except (AirflowException, ConfigException, OSError, ValueError) as error:
         raise CredentialsError(
             f"Airflow connection {conn_id} gives no way to a cluster: {error}.",
@@ -234,12 +234,21 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
     )
 
 
-def _extras(conn_id: str) -> dict[str, Any]:
+def extras_of(conn_id: str) -> dict[str, Any]:
+    """Return the extra of a connection of type kubernetes.
+
+    Raises:
+        ConnectionNotFound: There is no such connection.
+    """
     # Not by KubernetesHook: without a kubernetes_default it uses whatever access to a cluster the worker has.
     from airflow.sdk import BaseHook
+    from airflow.sdk.exceptions import AirflowNotFoundException
 
     prefix = "extra__kubernetes__"  # of connections that were made before Airflow 2.3
-    extras = BaseHook.get_connection(conn_id).extra_dejson
+    try:
+        extras = BaseHook.get_connection(conn_id).extra_dejson
+    except AirflowNotFoundException as error:
+        raise ConnectionNotFound.named(conn_id, "kubernetes_conn_id") from error
     return {name.removeprefix(prefix): value for name, value in extras.items()}
 
 

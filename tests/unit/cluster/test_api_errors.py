@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from kubernetes.client.exceptions import ApiException
 from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, ReadTimeoutError
 
-from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound, mapped, refusal
+from airflow_gpu_provider.cluster.api_errors import XCOM_SIDECAR, ObjectChanged, ObjectNotFound, mapped, refusal
 from airflow_gpu_provider.cluster.async_api import resource_of
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
@@ -173,6 +174,40 @@ def test_refusals_are_told_apart_by_the_server_s_words(
     error = refusal(status, {"message": message}, "create", "pods")
     assert type(error) is kind
     assert says in str(error)
+
+
+LACKING = 'pods "train" is forbidden: failed quota: team: must specify'
+INSECURE = 'pods "train" is forbidden: violates PodSecurity "restricted:latest": allowPrivilegeEscalation != false'
+
+
+@pytest.mark.parametrize(
+    ("message", "named", "not_named"),
+    [
+        (f"{LACKING} limits.cpu for: airflow-xcom-sidecar; limits.memory for: airflow-xcom-sidecar",
+         ["xcom_sidecar_container_resources"], [" container_resources"]),
+        (f"{LACKING} limits.cpu for: airflow-xcom-sidecar,base; limits.memory for: base",
+         ["xcom_sidecar_container_resources", "those of base in container_resources"], []),
+        (f"{LACKING} limits.cpu for: base,proxy", ["those of base, proxy in", "full_pod_spec"], ["xcom_sidecar"]),
+        (f"{LACKING} limits.cpu", [" container_resources"], ["xcom_sidecar"]),
+        (f'{INSECURE} (container "airflow-xcom-sidecar" must set securityContext.allowPrivilegeEscalation=false)',
+         ["xcom_sidecar_container_security_context"], [" container_security_context"]),
+        (f'{INSECURE} (containers "base", "airflow-xcom-sidecar" must set securityContext...)',
+         ["xcom_sidecar_container_security_context", " container_security_context"], []),
+        (f'{INSECURE} (container "base" must set securityContext...)', [" container_security_context"], ["xcom_"]),
+        ('admission webhook "v.gatekeeper.sh" denied the request: container <airflow-xcom-sidecar> has an invalid image'
+         " repo <alpine:3>", ["xcom_sidecar_container_image"], []),
+    ],
+)  # fmt: skip
+def test_the_advice_is_about_the_container_that_the_refusal_names(
+    message: str, named: list[str], not_named: list[str]
+) -> None:
+    fix = refusal(403, {"message": message}, "create", "pods").fix
+    assert all(words in fix for words in named)
+    assert not any(words in fix for words in not_named)
+
+
+def test_the_sidecar_is_named_as_its_provider_names_it() -> None:
+    assert PodDefaults.SIDECAR_CONTAINER_NAME == XCOM_SIDECAR
 
 
 def test_an_invalid_object_names_its_fields() -> None:

@@ -367,3 +367,9 @@ def test_images_that_can_never_be_pulled(reason: str, message: str, fails: bool)
     error = cannot_start(pod(waiting(reason, message), phase="Pending"))
     assert (error is not None) is fails
     assert error is None or (type(error) is PodImageError and "train:1" in str(error))
+
+
+def test_image_of_the_xcom_sidecar_is_set_in_the_connection() -> None:
+    error = cannot_start(pod(waiting("InvalidImageName", name="airflow-xcom-sidecar"), phase="Pending"))
+    assert error is not None
+    assert "xcom_sidecar_container_image" in error.fix

@@ -10,20 +10,36 @@ from pathlib import Path
 
 import pytest
 
-from airflow_gpu_provider import EksGpuPool, KubernetesGpuPool
+from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool
 from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.errors import ConnectionNotFound, PoolSpecError
 from airflow_gpu_provider.pods.hook import PoolHook
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.pki import CertificateAuthority
 
 LAB = KubernetesGpuPool(name="lab", nodes=["gpu-1"], gpus_per_node=1, kubernetes_conn_id="lab")
 TRAIN = EksGpuPool(name="train", cluster_name="ml", region="us-west-2", instance_types=["g6.xlarge"], max_nodes=1)
+GKE = GkeGpuPool(
+    name="g",
+    cluster_name="ml",
+    location="us-central1",
+    project_id="ml-prod-1",
+    machine_types=["g2-standard-4"],
+    max_nodes=1,
+)
 RESOURCES = {"requests": {"cpu": "10m"}}
 SECURITY = {"runAsNonRoot": True}
 
 
-def sidecar(pool: GpuPool) -> tuple[object, object, object]:
-    hook = PoolHook(pool)
+SETTINGS = {
+    "xcom_sidecar_container_image": "registry.example.com/alpine:3",
+    "xcom_sidecar_container_resources": json.dumps(RESOURCES),
+    "xcom_sidecar_container_security_context": json.dumps(SECURITY),
+}
+
+
+def sidecar(pool: GpuPool, conn_id: str | None = "kubernetes_default") -> tuple[object, object, object]:
+    hook = PoolHook(pool, settings_conn_id=conn_id)
     return (
         hook.get_xcom_sidecar_container_image(),
         hook.get_xcom_sidecar_container_resources(),
@@ -31,19 +47,50 @@ def sidecar(pool: GpuPool) -> tuple[object, object, object]:
     )
 
 
-def test_the_xcom_sidecar_is_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    extra = {
-        "xcom_sidecar_container_image": "registry.example.com/alpine:3",
-        "xcom_sidecar_container_resources": json.dumps(RESOURCES),
-        "xcom_sidecar_container_security_context": json.dumps(SECURITY),
-    }
-    monkeypatch.setenv("AIRFLOW_CONN_LAB", json.dumps({"conn_type": "kubernetes", "extra": extra}))
-    assert sidecar(LAB) == ("registry.example.com/alpine:3", RESOURCES, SECURITY)
+def connection(monkeypatch: pytest.MonkeyPatch, conn_id: str, extra: dict[str, object]) -> None:
+    value = json.dumps({"conn_type": "kubernetes", "extra": extra})
+    monkeypatch.setenv(f"AIRFLOW_CONN_{conn_id.upper()}", value)
+
+
+@pytest.mark.parametrize(("pool", "conn_id"), [(LAB, "lab"), (TRAIN, "kubernetes_default"), (GKE, "team")])
+def test_the_xcom_sidecar_is_the_connections(monkeypatch: pytest.MonkeyPatch, pool: GpuPool, conn_id: str) -> None:
+    connection(monkeypatch, conn_id, SETTINGS)
+    assert sidecar(pool, conn_id) == ("registry.example.com/alpine:3", RESOURCES, SECURITY)
+
+
+def test_a_pool_that_is_reached_by_a_kubernetes_connection_has_its_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection(monkeypatch, "lab", {})
+    connection(monkeypatch, "kubernetes_default", SETTINGS)
+    assert sidecar(LAB) == (None, None, None)
+
+
+def test_settings_may_be_objects_and_have_the_prefix_of_old_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection(monkeypatch, "team", {"extra__kubernetes__xcom_sidecar_container_resources": RESOURCES})
+    assert sidecar(TRAIN, "team") == (None, RESOURCES, None)
 
 
 def test_where_the_connection_says_nothing_it_is_airflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_LAB", json.dumps({"conn_type": "kubernetes"}))
-    assert sidecar(LAB) == sidecar(TRAIN) == (None, None, None)
+    connection(monkeypatch, "lab", {})
+    assert sidecar(LAB) == sidecar(TRAIN) == sidecar(TRAIN, None) == (None, None, None)
+
+
+def test_another_connection_than_the_default_has_to_exist() -> None:
+    with pytest.raises(ConnectionNotFound, match="'team' does not exist"):
+        sidecar(TRAIN, "team")
+
+
+@pytest.mark.parametrize("value", ["{limits", "[1]", '"256Mi"', ["256Mi"]])
+def test_a_setting_that_is_no_object_is_named(monkeypatch: pytest.MonkeyPatch, value: object) -> None:
+    connection(monkeypatch, "team", {"xcom_sidecar_container_resources": value})
+    with pytest.raises(PoolSpecError, match=r"xcom_sidecar_container_resources=.* connection team"):
+        sidecar(TRAIN, "team")
+
+
+def test_resources_with_other_keys_than_kubernetes_name_their_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection(monkeypatch, "team", {"xcom_sidecar_container_resources": {"memory": "32Mi"}})
+    task = GpuPodOperator(task_id="t", gpu_pool=TRAIN, image="t:1", do_xcom_push=True, kubernetes_conn_id="team")
+    with pytest.raises(PoolSpecError, match="container airflow-xcom-sidecar are no resource requirements"):
+        task.build_pod_request_obj()
 
 
 def test_certificates_can_be_read_and_leave_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
