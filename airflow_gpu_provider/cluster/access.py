@@ -1,7 +1,8 @@
 """ClusterAccess: how to reach one cluster's API server, and the synchronous client for it.
 
 Tokens are made in-process by who hands out the access, and are asked for again before they run out; no exec plugin
-is ever run.
+is ever run. Credentials that were refused are read anew where they may have been renewed: a token's or a certificate's
+file, or the connection itself.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ class ClusterAccess:
         token: Makes a bearer token, when credentials are tokens.
         client_certificate_data: The client's certificate, PEM in base64, when credentials are a certificate.
         client_key_data: Its key, PEM in base64.
+        tls_server_name: The name that the server's certificate has to have; empty: that of the URL.
+        proxy_url: The proxy on the way to it; empty: what the environment says (HTTPS_PROXY, NO_PROXY).
+        again: Reads the access again, if its credentials may be renewed elsewhere.
     """
 
     server: str
@@ -43,6 +47,14 @@ class ClusterAccess:
     token: Callable[[], str] | None = field(default=None, repr=False)
     client_certificate_data: str = ""
     client_key_data: str = field(default="", repr=False)
+    tls_server_name: str = ""
+    proxy_url: str = field(default="", repr=False)
+    again: Callable[[], ClusterAccess] | None = field(default=None, repr=False)
+
+    @property
+    def is_renewable(self) -> bool:
+        """Whether credentials that were refused may be other ones the next time."""
+        return self.token is not None or self.again is not None
 
     def ssl_context(self) -> ssl.SSLContext:
         """Return TLS settings that verify the server and present the client's certificate."""
@@ -55,27 +67,35 @@ class ClusterAccess:
             context.load_verify_locations(cadata=base64.b64decode(self.ca_data).decode())
         else:
             context.load_default_certs()
-        if self.client_certificate_data:
-            # Python reads certificates from files only; they are gone again before the first request.
-            with tempfile.TemporaryDirectory() as folder:
-                pem = Path(folder, "client.pem")
-                pem.touch(mode=0o600)
-                both = (self.client_certificate_data, self.client_key_data)
-                pem.write_bytes(b"\n".join(base64.b64decode(part) for part in both))
-                context.load_cert_chain(pem)
+        self.load_certificate(context)
         return context
 
-    def api_client(self) -> ApiClient:
+    def load_certificate(self, context: ssl.SSLContext) -> None:
+        """Have `context` present the client's certificate, if there is one, on each connection opened from now on."""
+        if not self.client_certificate_data:
+            return
+        # Python reads certificates from files only; they are gone again before the first request.
+        with tempfile.TemporaryDirectory() as folder:
+            pem = Path(folder, "client.pem")
+            pem.touch(mode=0o600)
+            pem.write_bytes(_pem(self.client_certificate_data, self.client_key_data))
+            context.load_cert_chain(pem)
+
+    def api_client(self, *, for_exec: bool = False) -> ApiClient:
         """Return a new client: a few connections kept open, tokens renewed, a try again after a 401.
 
         It stands an API server that is away for half a minute, as one is that restarts or changes its address: a
         request waits for it, so that no task is lost to that. It can be used by several threads.
-        """
-        import urllib3
-        from kubernetes.client import Configuration
-        from kubernetes.client.rest import should_bypass_proxies
 
-        configuration = Configuration(host=self.server.rstrip("/"))
+        Args:
+            for_exec: It has its certificates as files too, for exec, whose WebSocket client reads them from there only.
+        """
+        return _client_class()(self, for_exec=for_exec)
+
+    def pool_manager(self, configuration: Any, context: ssl.SSLContext) -> Any:
+        """Return the connections of a client with these settings."""
+        import urllib3
+
         # A request that did not reach the server is sent again; one that may have, only if it reads. The pauses are
         # 0, 1, 2, 4, 5, 5, 5 and 5 seconds.
         retries = urllib3.Retry(
@@ -88,14 +108,50 @@ class ClusterAccess:
             status_forcelist={502, 503, 504},
             raise_on_status=False,
         )
-        options: dict[str, Any] = {"maxsize": AT_ONCE, "retries": retries, "ssl_context": self.ssl_context()}
-        client = _client_class()(configuration, self.token)
-        bypass = should_bypass_proxies(configuration.host, no_proxy=configuration.no_proxy or "")
-        if configuration.proxy and not bypass:
-            client.rest_client.pool_manager = urllib3.ProxyManager(configuration.proxy, **options)
-        else:
-            client.rest_client.pool_manager = urllib3.PoolManager(**options)
-        return client
+        options: dict[str, Any] = {"maxsize": AT_ONCE, "retries": retries, "ssl_context": context}
+        if self.tls_server_name:
+            options["server_hostname"] = self.tls_server_name
+        if configuration.proxy:
+            return urllib3.ProxyManager(configuration.proxy, proxy_headers=configuration.proxy_headers, **options)
+        return urllib3.PoolManager(**options)
+
+    def configuration(self) -> Any:
+        """Return the client's settings: the address, and the way to it."""
+        from kubernetes.client import Configuration
+        from kubernetes.client.rest import should_bypass_proxies
+        from urllib3.util import make_headers, parse_url
+
+        configuration = Configuration(host=self.server.rstrip("/"))
+        configuration.tls_server_name = self.tls_server_name or None
+        if self.proxy_url:
+            url = parse_url(self.proxy_url)
+            configuration.proxy, configuration.no_proxy = url._replace(auth=None).url, None
+            configuration.proxy_headers = make_headers(proxy_basic_auth=url.auth) if url.auth else None
+        elif should_bypass_proxies(configuration.host, no_proxy=configuration.no_proxy or ""):
+            configuration.proxy = None
+        return configuration
+
+
+def _pem(*parts: str) -> bytes:
+    return b"\n".join(base64.b64decode(part) for part in parts)
+
+
+class _PemFile:
+    """A file for who reads certificates from files only; it exists as long as it is held.
+
+    It has no name: Airflow ends a task's process without cleaning up, and a named file would stay behind, with the key.
+    """
+
+    def __init__(self) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the client
+
+    def write(self, *parts: str) -> str:
+        """Replace its text; return a path by which this process, and no other user, can open it."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(_pem(*parts))
+        self._file.flush()
+        return f"/proc/self/fd/{self._file.fileno()}"
 
 
 class _Token:
@@ -119,6 +175,44 @@ class _Token:
                 self._made_at = float("-inf")
 
 
+class _Credentials:
+    """The credentials of one client, which several threads use: renewed once they were refused."""
+
+    def __init__(self, access: ClusterAccess, *, for_exec: bool) -> None:
+        self.access = access
+        self.tls = access.ssl_context()
+        self._token = _Token(lambda: self.access.token() if self.access.token else "")
+        self._files = (_PemFile(), _PemFile()) if for_exec else None
+        self._lock = threading.Lock()
+
+    def put_token(self, configuration: Any) -> None:
+        if token := self._token.get():
+            # The whole header: prefixes go by another name before version 36 of the client than after it.
+            configuration.api_key["authorization"] = f"Bearer {token}"
+
+    def put_files(self, configuration: Any) -> None:
+        """Write the certificates to files, if exec needs them; without an authority it is the system's.
+
+        The WebSocket client trusts certifi's otherwise, and not what SSL_CERT_FILE names.
+        """
+        if self._files is None:
+            return
+        access, (authority, own) = self.access, self._files
+        system = ssl.get_default_verify_paths().cafile
+        configuration.ssl_ca_cert = authority.write(access.ca_data) if access.ca_data else system
+        if access.client_certificate_data:
+            pair = own.write(access.client_certificate_data, access.client_key_data)
+            configuration.cert_file = configuration.key_file = pair
+
+    def renew(self, refused: ClusterAccess, token: str) -> None:
+        """Read the access and make the token anew, unless another thread has done so since."""
+        with self._lock:
+            if refused.again is not None and self.access is refused:
+                self.access = refused.again()
+                self.access.load_certificate(self.tls)
+        self._token.refused(token)
+
+
 def _client_class() -> Any:
     """Define the client class when a cluster is first talked to: importing the Kubernetes client is slow."""
     from kubernetes.client import ApiClient
@@ -127,20 +221,17 @@ def _client_class() -> Any:
     from airflow_gpu_provider.cluster.rest import TIMEOUT, USER_AGENT, query_of
 
     class Client(ApiClient):  # type: ignore[misc]
-        """ApiClient with a time limit on every request, strict writes, and one more try with a fresh token."""
+        """ApiClient with a time limit on every request, strict writes, and one more try with fresh credentials."""
 
-        def __init__(self, configuration: Any, make_token: Callable[[], str] | None) -> None:
-            self._token = _Token(make_token) if make_token else None
-            if self._token:
-                configuration.refresh_api_key_hook = self._put_token
-                self._put_token(configuration)
+        def __init__(self, access: ClusterAccess, *, for_exec: bool) -> None:
+            self._credentials = _Credentials(access, for_exec=for_exec)
+            configuration = access.configuration()
+            configuration.refresh_api_key_hook = self._credentials.put_token
+            self._credentials.put_token(configuration)
+            self._credentials.put_files(configuration)
             super().__init__(configuration)
+            self.rest_client.pool_manager = access.pool_manager(configuration, self._credentials.tls)
             self.user_agent = USER_AGENT
-
-        def _put_token(self, configuration: Any) -> None:
-            if self._token:
-                # The whole header: prefixes go by another name before version 36 of the client than after it.
-                configuration.api_key["authorization"] = f"Bearer {self._token.get()}"
 
         def call_api(
             self, resource_path: str, method: str, path_params: Any = None, query: Any = None, *args: Any, **kwargs: Any
@@ -148,13 +239,15 @@ def _client_class() -> Any:
             query = [*(kwargs.pop("query_params", query) or ()), *query_of(method).items()]
             args = resource_path, method, path_params, query, *args
             kwargs["_request_timeout"] = kwargs.get("_request_timeout") or TIMEOUT
-            used = self.configuration.api_key.get("authorization", "")
+            used, access = self.configuration.api_key.get("authorization", ""), self._credentials.access
             try:
                 return self._told(*args, **kwargs)
             except UnauthorizedException:
-                if self._token is None:
+                if not access.is_renewable:
                     raise
-                self._token.refused(used.removeprefix("Bearer "))
+                self._credentials.renew(access, used.removeprefix("Bearer "))
+                self._credentials.put_files(self.configuration)
+                self.rest_client.pool_manager.clear()  # a connection goes on with the certificate it began with
                 return self._told(*args, **kwargs)
 
         def _told(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:

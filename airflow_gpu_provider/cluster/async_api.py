@@ -58,8 +58,13 @@ class AsyncApi:
         self._clock = local or SystemClock()
         self._time = ServerTime(self._clock)
         self._time_lock = asyncio.Lock()
+        self._tls = access.ssl_context()
+        named, proxy = access.tls_server_name, access.proxy_url
+        self._way: dict[str, Any] = {
+            key: value for key, value in (("server_hostname", named), ("proxy", proxy)) if value
+        }
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=access.ssl_context(), limit=0),
+            connector=aiohttp.TCPConnector(ssl=self._tls, limit=0),
             timeout=aiohttp.ClientTimeout(sock_connect=5, sock_read=READ_TIMEOUT),
             headers={"User-Agent": USER_AGENT},
             read_bufsize=_BUFFER,
@@ -189,7 +194,9 @@ class AsyncApi:
         try:
             async with (
                 asyncio.timeout(within),
-                self._session.ws_connect(url, params=params, protocols=_EXEC, headers=await self._headers()) as socket,
+                self._session.ws_connect(
+                    url, params=params, protocols=_EXEC, headers=await self._headers(), **self._way
+                ) as socket,
             ):
                 async for message in socket:
                     channel, data = message.data[0], message.data[1:]
@@ -235,25 +242,34 @@ class AsyncApi:
         self, method: str, path: str, headers: dict[str, str], options: dict[str, Any]
     ) -> aiohttp.ClientResponse:
         url = f"{self._access.server.rstrip('/')}/{path}"
-        sent = self._clock.monotonic()
+        sent, access = self._clock.monotonic(), self._access
+        options |= self._way
         response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
         report_kubernetes_call(method, path, response.status, response.reason or "")
         self._time.take(response.headers.get("Date"), sent)
-        if response.status == 401 and self._access.token is not None:
-            response.release()
-            self._token_made_at = float("-inf")
+        if response.status == 401 and access.is_renewable:
+            response.close()  # with its connection, which goes on with the certificate it began with
+            await self._renew(access)
             response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
         return response
 
-    async def _headers(self) -> dict[str, str]:
-        if self._access.token is None:
-            return {}
+    async def _renew(self, refused: ClusterAccess) -> None:
+        """Read the access anew where it can be, unless another request has done so since."""
         async with self._token_lock:
+            self._token_made_at = float("-inf")
+            if refused.again is not None and self._access is refused:
+                self._access = await in_thread(refused.again)
+                self._access.load_certificate(self._tls)
+
+    async def _headers(self) -> dict[str, str]:
+        async with self._token_lock:
+            if self._access.token is None:
+                return {}
             if time.monotonic() - self._token_made_at > TOKEN_MAX_AGE:
                 # In a thread: it signs, and may ask the cloud for credentials.
                 self._token = await in_thread(self._access.token)
                 self._token_made_at = time.monotonic()
-        return {"Authorization": f"Bearer {self._token}"}
+            return {"Authorization": f"Bearer {self._token}"}
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import ssl
-import tempfile
 from functools import cached_property
-from typing import IO, Any
+from typing import Any
 
 from kubernetes.client import CoreV1Api, V1Pod
 
@@ -54,22 +51,7 @@ class PoolHook:
 
     def new_client(self) -> CoreV1Api:
         """Return a separate client, for a thread or a signal handler that must not wait for another's locks."""
-        client = self.access.api_client()
-        # Exec, which reads results, uses a WebSocket client that takes certificates from files only, and
-        # without one trusts certifi's instead of the system's, as SSL_CERT_FILE names them.
-        trusted = _path(self._ca_file) if self._ca_file else ssl.get_default_verify_paths().cafile
-        client.configuration.ssl_ca_cert = trusted
-        if self._client_file:
-            client.configuration.cert_file = client.configuration.key_file = _path(self._client_file)
-        return CoreV1Api(client)
-
-    @cached_property
-    def _ca_file(self) -> IO[bytes] | None:
-        return _pem_file(self.access.ca_data)
-
-    @cached_property
-    def _client_file(self) -> IO[bytes] | None:
-        return _pem_file(self.access.client_certificate_data, self.access.client_key_data)
+        return CoreV1Api(self.access.api_client(for_exec=True))
 
     def get_pod(self, name: str, namespace: str) -> V1Pod:
         return self.core_v1_client.read_namespaced_pod(name, namespace)
@@ -113,21 +95,3 @@ class PoolHook:
             'Give an object of Kubernetes\' API there, like {"limits": {"memory": "32Mi"}}.',
             connection=self._settings_conn_id,
         )
-
-
-def _pem_file(*parts: str) -> IO[bytes] | None:
-    """Return a file that exists as long as it is held; None if there is nothing to write.
-
-    It has no name: Airflow ends a task's process without cleaning up, and a named file would stay behind, with the key.
-    """
-    if not any(parts):
-        return None
-    file = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the hook
-    file.write(b"\n".join(base64.b64decode(part) for part in parts))
-    file.flush()
-    return file
-
-
-def _path(file: IO[bytes]) -> str:
-    """Return a path by which this process, and no other user, can open an unnamed file."""
-    return f"/proc/self/fd/{file.fileno()}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.api_errors import ObjectNotFound
@@ -198,11 +198,12 @@ def _without_pool_label(raw: Mapping[str, Any]) -> dict[str, Any]:
 def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
     """Read the connection as the Kubernetes provider's hook does, but leave the client's global settings alone.
 
-    One that is missing is an error, kubernetes_default too.
+    One that is missing is an error, kubernetes_default too. A kubeconfig is read as client-go reads it; credentials
+    that are refused later are read anew, from the connection on.
 
     Raises:
         ConnectionNotFound: There is no such connection.
-        CredentialsError: There is nothing in it to reach a cluster with.
+        CredentialsError: There is nothing in it to reach a cluster with, or something that is not supported.
     """
     from airflow.sdk.exceptions import AirflowException
     from kubernetes.client import Configuration
@@ -210,7 +211,12 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
 
     settings = Configuration()
     try:
-        _load(extras_of(conn_id), settings, context)
+        kubeconfig = _load(extras_of(conn_id), settings, context)
+        certificates = {
+            "ca_data": _base64_of(settings.ssl_ca_cert),
+            "client_certificate_data": _base64_of(settings.cert_file),
+            "client_key_data": _base64_of(settings.key_file),
+        }
     except GpuError:
         raise
     except (AirflowException, ConfigException, OSError, ValueError) as error:
@@ -219,18 +225,14 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
             "Give it a kubeconfig (kube_config_path or kube_config), or in_cluster where Airflow runs in the cluster.",
             connection=conn_id,
         ) from error
-    if not settings.verify_ssl:
-        raise CredentialsError(
-            f"Airflow connection {conn_id} does not verify the API server's certificate.",
-            "Give the kubeconfig the cluster's certificate-authority-data: GPU pools always verify.",
-            connection=conn_id,
-        )
+    _check_supported(kubeconfig, settings, conn_id)
     return ClusterAccess(
         server=settings.host,
-        ca_data=_base64_of(settings.ssl_ca_cert),
-        token=_token(settings),
-        client_certificate_data=_base64_of(settings.cert_file),
-        client_key_data=_base64_of(settings.key_file),
+        token=_token(kubeconfig, settings, conn_id),
+        tls_server_name=kubeconfig.cluster.get("tls-server-name") or "",
+        proxy_url=kubeconfig.cluster.get("proxy-url") or "",
+        again=partial(access_from_connection, conn_id, context),
+        **certificates,
     )
 
 
@@ -252,34 +254,103 @@ def extras_of(conn_id: str) -> dict[str, Any]:
     return {name.removeprefix(prefix): value for name, value in extras.items()}
 
 
-def _load(extras: dict[str, Any], settings: Any, context: str | None) -> None:
+class _Kubeconfig(NamedTuple):
+    """The current context's entries of a kubeconfig, and the folder that the user's paths are relative to."""
+
+    cluster: Mapping[str, Any]
+    user: Mapping[str, Any]
+    folder: Path
+
+
+_IN_CLUSTER = _Kubeconfig({}, {}, Path())
+
+
+def _load(extras: dict[str, Any], settings: Any, context: str | None) -> _Kubeconfig:
     import yaml
     from kubernetes import config
+    from kubernetes.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION
 
     context = context or extras.get("cluster_context") or None
     if extras.get("in_cluster"):
         config.load_incluster_config(client_configuration=settings)
-    elif path := extras.get("kube_config_path"):
-        config.load_kube_config(config_file=path, client_configuration=settings, context=context)
-    elif kubeconfig := extras.get("kube_config"):
+        return _IN_CLUSTER
+    if path := extras.get("kube_config_path"):
+        return _load_file(path, settings, context)
+    if kubeconfig := extras.get("kube_config"):
         parsed = yaml.safe_load(kubeconfig) if isinstance(kubeconfig, str) else kubeconfig
-        config.load_kube_config_from_dict(parsed, client_configuration=settings, context=context)
+        return _load_entries(parsed, settings, context)
+    try:
+        config.load_incluster_config(client_configuration=settings)
+        return _IN_CLUSTER
+    except config.ConfigException:
+        return _load_file(KUBE_CONFIG_DEFAULT_LOCATION, settings, context)
+
+
+def _load_file(path: str, settings: Any, context: str | None) -> _Kubeconfig:
+    from kubernetes.config.kube_config import KubeConfigMerger
+
+    merged = KubeConfigMerger(path)
+    return _load_entries(merged.config, settings, context, config_persister=merged.save_changes)
+
+
+def _load_entries(source: Any, settings: Any, context: str | None, **options: Any) -> _Kubeconfig:
+    """Load a kubeconfig into the client's settings; return what these leave out as well."""
+    from kubernetes.config.kube_config import ConfigNode, KubeConfigLoader
+
+    loader = KubeConfigLoader(source, active_context=context, config_base_path=None, **options)
+    loader.load_and_set(settings)
+    node = source if isinstance(source, ConfigNode) else ConfigNode("kubeconfig", source)
+    names = loader.current_context["context"]
+    cluster = node["clusters"].get_with_name(names["cluster"])["cluster"]
+    found = node["users"].get_with_name(names["user"], safe=True) if names.get("user") and "users" in node else None
+    user = found["user"] if found is not None else ConfigNode("user", {})
+    return _Kubeconfig(cluster.value, user.value, Path(user.path).parent if user.path else Path())
+
+
+def _check_supported(kubeconfig: _Kubeconfig, settings: Any, conn_id: str) -> None:
+    """Raise CredentialsError about what would otherwise be left out, and reach the cluster as somebody else or not."""
+    proxy, user = str(kubeconfig.cluster.get("proxy-url") or ""), kubeconfig.user
+    if not settings.verify_ssl:
+        what, fix = "does not verify the API server's certificate", "the cluster's certificate-authority-data"
+        fix = f"Give the kubeconfig {fix}: GPU pools always verify."
+    elif proxy and not proxy.startswith(("http://", "https://")):
+        scheme = proxy.partition("://")[0]
+        what, fix = f"has a proxy-url of the scheme {scheme}", "Give it an HTTP proxy: others are not supported."
+    elif as_another := next((key for key in user if key == "as" or key.startswith("as-")), None):
+        what = f"impersonates somebody ({as_another})"
+        fix = "Give it an identity that has the permissions itself: impersonation is not supported."
+    elif "username" in user:
+        what, fix = "has a user name and a password", "Give it a token or a certificate: Kubernetes takes no passwords."
     else:
-        try:
-            config.load_incluster_config(client_configuration=settings)
-        except config.ConfigException:
-            config.load_kube_config(client_configuration=settings, context=context)
+        return
+    raise CredentialsError(f"Airflow connection {conn_id} {what}.", fix, connection=conn_id)
 
 
-def _token(settings: Any) -> Callable[[], str] | None:
-    """Return what makes a token: a service account's file is read again, and a kubeconfig's own plugin asked again."""
+def _token(kubeconfig: _Kubeconfig, settings: Any, conn_id: str) -> Callable[[], str] | None:
+    """Return what makes a token: a file of one is read each time, and a kubeconfig's own plugin asked again."""
 
     def token() -> str:
         # The name depends on the client's version; the hook that renews the token runs in either case.
         value = settings.get_api_key_with_prefix("authorization") or settings.api_key.get("BearerToken", "")
-        return str(value).removeprefix("Bearer ").removeprefix("bearer ")
+        return str(value).removeprefix("Bearer ").removeprefix("bearer ").strip()
 
+    if path := kubeconfig.user.get("tokenFile"):
+        return partial(_read_token, kubeconfig.folder / path, conn_id, otherwise=kubeconfig.user.get("token") or "")
     return token if token() else None
+
+
+def _read_token(file: Path, conn_id: str, *, otherwise: str) -> str:
+    try:
+        token, why = file.read_text().strip(), "it is empty"
+    except (OSError, ValueError) as error:
+        token, why = otherwise, str(error)
+    if not token:
+        raise CredentialsError(
+            f"Airflow connection {conn_id} has the tokenFile {file}, which has no token: {why}.",
+            "See to what writes it.",
+            connection=conn_id,
+        )
+    return token
 
 
 def _base64_of(path: str | None) -> str:
