@@ -189,6 +189,7 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
             self._placement(),
             pod_log=_pod_log(self),
             has_result=self.do_xcom_push,
+            multiple_outputs=bool(self.multiple_outputs),
             is_kept_when_killed=self.on_kill_action == OnKillAction.KEEP_POD,
             build=lambda: self._build(context),
             create=lambda request: self.get_or_create_pod(request, context),
@@ -256,13 +257,16 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
     def cleanup(self, pod: V1Pod, remote_pod: V1Pod, xcom_result: Any = None, context: Context | None = None) -> None:
         """Release the pod as on_finish_action says; its outcome has already been decided.
 
+        A failed pod's result has been pushed: KubernetesPodOperator would do so before it deletes the pod, and keep the
+        pod if that fails.
+
         Raises:
             AirflowSkipException: skip_on_exit_code says so.
         """
         if self._killed or not remote_pod:
             return
         try:
-            super().cleanup(pod=pod, remote_pod=remote_pod, xcom_result=xcom_result, context=context)
+            super().cleanup(pod=pod, remote_pod=remote_pod, xcom_result=None, context=context)
         except AirflowSkipException:
             raise
         except AirflowException as error:  # "returned a failure", mostly

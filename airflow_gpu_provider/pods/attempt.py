@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
+from airflow.sdk.exceptions import AirflowSkipException
 from kubernetes.client import V1ObjectMeta, V1Pod
 
 from airflow_gpu_provider.cluster.pod_state import PodState
@@ -123,21 +124,40 @@ class PodAttempt(TaskAttempt):
             result, error = read_result(
                 pod, state, error, watched, cluster=self._cluster, extract=self._task.extract_result
             )
+        try:
+            self._conclude(pod, state, error, result, watched)
+        except Exception as failure:
+            is_collected_again = isinstance(failure, GpuError) and not self.is_released
+            if error is None or is_collected_again or isinstance(failure, AirflowSkipException):
+                raise
+            self._task.log.exception("After the end of pod %s", watched.name)
+            self.let_go()
+        if error is not None:
+            raise error
+        return result
+
+    def _conclude(self, pod: V1Pod, state: PodState, error: GpuError | None, result: Any, watched: Watched) -> None:
+        """Tell what is known of a pod whose end is decided, and release it."""
         self._tell_timeline(watched.timeline)
         self._tell_use(watched.use, [pod])
         if end_of(state) is not None:
             self._task.call_back("on_pod_completion", pod=pod)
             self._task.call_back("on_pod_teardown", pod=pod)
+        if error is not None:
+            self._push_result_of_failed(result)
         if isinstance(error, GpuIdle):  # it would keep holding them, whatever on_finish_action says
             self._cluster.pods.delete(pod)
         self._release(pod, result)
-        if error is not None:
-            raise error
-        return result
 
     def let_go(self) -> None:
-        if self.pod is not None and self.pod.metadata.uid and not self.is_released:
+        if self.pod is None or not self.pod.metadata.uid or self.is_released:
+            return
+        try:
             self._release(self.pod, None)
+        except AirflowSkipException:
+            raise
+        except Exception:
+            self._task.log.exception("After the release of pod %s", self.pod.metadata.name)
 
     def _end(self, watched: Watched, state: PodState | None, setbacks: Setbacks) -> PodEnd:
         end = watched.end(state, self._cluster.now())

@@ -141,8 +141,8 @@ class PodTry:
             return self._collect(watched)
         except LOST:
             raise
-        except GpuError as error:
-            if not self._take_setback(error):
+        except Exception as error:
+            if not (isinstance(error, GpuError) and self._take_setback(error)):
                 self.attempt.let_go()
                 raise
         self._defer(watched.wait or self.attempt.wait())

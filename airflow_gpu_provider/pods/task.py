@@ -37,6 +37,7 @@ class PodTask:
         grace_seconds: The grace period for deleting the pod; None for the pod's own.
         reattaches: Continue with a pod that the try has already created.
         has_result: The pod leaves a result.
+        multiple_outputs: A result that is a dictionary becomes one XCom for each key, too.
         is_kept_when_killed: The pod is kept if the task is killed.
         holder: The name under which it holds the pool's lock.
         owner: Returns the pods' owner; asks Airflow.
@@ -45,7 +46,7 @@ class PodTask:
         build, create: Return the pod to create, placed, and create it.
         defer: Takes the trigger's record and the timeout, and raises TaskDeferred.
         extract_result: Reads a pod's result, and ends the container that keeps it.
-        release: Deletes or keeps a pod according to on_finish_action; also takes its result.
+        release: Deletes or keeps a pod according to on_finish_action; also takes its result, and pushes nothing.
         call_back: Takes the name of a KubernetesPodOperatorCallback method, and its keyword arguments.
         push: Takes the key and the value of an XCom.
         on_pod: Takes the pod as it is known now, or None.
@@ -87,6 +88,7 @@ class PodTask:
     call_back: Callable[..., None]
     push: Callable[[str, Any], None]
     on_pod: Callable[[V1Pod | None], None]
+    multiple_outputs: bool = False
     trigger_kwargs: Mapping[str, Any] = field(default_factory=dict)
     gpus: GpuWatching | None = None
     nodes: int = 1

@@ -201,12 +201,27 @@ class TaskAttempt(ABC):
         for phase in phases:
             self._task.log.info("  %s", phase_in_words(phase))
         whole = self.record.whole_timeline(phases) if self.record.number > 1 else phases
-        self._task.push("timeline", [*map(dict, whole)])
+        self._push("timeline", [*map(dict, whole)])
 
     def _tell_use(self, use: GpuUse, pods: Iterable[Any]) -> None:
         """Log what the GPUs did, and record it for the run's bill; takes V1Pods, or the JSON of pods."""
         if use.is_known:
             self._task.log.info("  %s", use.in_words())
-            self._task.push("utilization", use.to_json())
+            self._push("utilization", use.to_json())
         if use.mean is not None:
             self._cluster.pods.note_computed(pods, use.mean / 100, sampled=sampled_time(use))
+
+    def _push_result_of_failed(self, result: Any) -> None:
+        """Push the result of an attempt that has failed, as Airflow pushes what a task returns."""
+        if result is None:
+            return
+        outputs = result if self._task.multiple_outputs and isinstance(result, Mapping) else {}
+        for key, value in (*outputs.items(), ("return_value", result)):
+            self._push(key, value)
+
+    def _push(self, key: str, value: Any) -> None:
+        """Push what is known at the end; an error is only logged, since how it ended is what matters."""
+        try:
+            self._task.push(key, value)
+        except Exception as error:  # noqa: BLE001 - an XCom backend raises what it likes
+            self._task.log.warning("The XCom %s could not be pushed: %r", key, error)

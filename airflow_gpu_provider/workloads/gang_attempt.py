@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from kubernetes.client import ApiClient, V1Pod
@@ -32,8 +31,6 @@ from airflow_gpu_provider.workloads.indexed_job import indexed_job
 from airflow_gpu_provider.workloads.object_attempt import ObjectAttempt
 from airflow_gpu_provider.workloads.objects import GangJobs, Workload
 from airflow_gpu_provider.workloads.workload_state import JobState, rank_of
-
-_RELEASE_WITHIN = timedelta(minutes=1)
 
 _log = logging.getLogger(__name__)
 
@@ -156,17 +153,6 @@ class GangAttempt(ObjectAttempt):
             return (result_of_gone(watched) if error is None else None), error
         own, extract = self._of_pod(watched, pod), self._task.extract_result
         return read_result(pod, states[0], error, own, cluster=self._cluster, extract=extract)
-
-    def _release(self, *, succeeded: bool) -> None:
-        """Release the gang; an error is only logged, since how the gang ended is what matters."""
-
-        def release() -> None:
-            super(GangAttempt, self)._release(succeeded=succeeded)
-
-        try:
-            call_with_retries(release, within=_RELEASE_WITHIN, say=self._task.log.warning)
-        except GpuError as error:
-            self._task.log.error("%s could not be deleted and keeps running until its deadline: %s", self.what, error)
 
 
 def lost_peer(states: Mapping[int, PodState], failed: int, cluster: TaskCluster) -> GpuError | None:

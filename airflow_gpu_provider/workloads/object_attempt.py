@@ -6,6 +6,7 @@ import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
@@ -29,6 +30,8 @@ from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.workloads.first_failure import Rank, of_rank
 from airflow_gpu_provider.workloads.logs import shown_as
 from airflow_gpu_provider.workloads.objects import Workload, WorkloadObjects, attempt_of, is_of_attempt, newest_of_try
+
+_RELEASE_WITHIN = timedelta(minutes=1)
 
 _log = logging.getLogger(__name__)
 
@@ -155,8 +158,7 @@ class ObjectAttempt(TaskAttempt):
         self._tell_use(watched.use, raw.values())
         self._release(succeeded=error is None)
         if error is not None:
-            if result is not None:
-                self._task.push("return_value", result)
+            self._push_result_of_failed(result)
             if error.details.get("exit_code") in self._task.skips:
                 raise AirflowSkipException(f"{error.what} Skipping.")
             raise error
@@ -221,18 +223,26 @@ class ObjectAttempt(TaskAttempt):
         return None, error
 
     def _release(self, *, succeeded: bool) -> None:
-        """Delete the object with all its pods, or keep those that have ended, as on_finish_action says."""
+        """Release the object; an error is only logged, since how it ended is what matters."""
         self.is_released = True
         if self._workload is None:
             return
-        pods = self._objects.pods_of(self._workload)
+        release = partial(self._delete_or_keep, self._workload, succeeded=succeeded)
+        try:
+            call_with_retries(release, within=_RELEASE_WITHIN, say=self._task.log.warning)
+        except GpuError as error:
+            self._task.log.error("%s could not be deleted and keeps running until its deadline: %s", self.what, error)
+
+    def _delete_or_keep(self, workload: Workload, *, succeeded: bool) -> None:
+        """Delete the object with all its pods, or keep those that have ended, as on_finish_action says."""
+        pods = self._objects.pods_of(workload)
         note_use(pods, self._cluster)
         if self._task.keeps(succeeded):
-            self._objects.end_pods(self._workload)
+            self._objects.end_pods(workload)
             for pod in pods:
                 mark_collected(self._cluster.api, pod["metadata"]["namespace"], pod["metadata"]["name"])
         else:
-            self._objects.delete(self._workload)
+            self._objects.delete(workload)
 
 
 def write_rest(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
 from airflow.sdk import DAG, BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.errors import PodUnschedulable, PoolSpecError
@@ -122,3 +126,30 @@ def test_what_a_trigger_handed_back_counts_once(monkeypatch: pytest.MonkeyPatch)
     operator._go_on_here(event, context_of(operator))
     operator.execute(context_of(operator))
     assert numbers == [3, 1]
+
+
+@pytest.mark.parametrize("exit_code", [3, 99])
+def test_pod_is_deleted_whether_or_not_its_result_can_be_pushed(exit_code: int) -> None:
+    """KubernetesPodOperator pushes a failed pod's result before it deletes the pod."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("Airflow's API did not answer.")
+
+    ended = k8s.V1ContainerState(terminated=k8s.V1ContainerStateTerminated(exit_code=exit_code))
+    base = k8s.V1ContainerStatus(
+        name="base", image="train:1", image_id="", ready=False, restart_count=0, state=ended, last_state=None
+    )
+    pod = k8s.V1Pod(
+        metadata=k8s.V1ObjectMeta(name="train", namespace="ml"),
+        status=k8s.V1PodStatus(phase="Failed", container_statuses=[base]),
+    )
+    deleted: list[Any] = []
+    task = GpuPodOperator(
+        task_id="train", gpu_pool=a_pool(), do_xcom_push=True, multiple_outputs=True, skip_on_exit_code=99
+    )
+    manager: Any = SimpleNamespace(delete_pod=deleted.append)
+    task.pod_manager, task.client = manager, SimpleNamespace(patch_namespaced_pod=refuse)  # type: ignore[misc]
+    context: Any = {"ti": SimpleNamespace(xcom_push=refuse)}
+    with pytest.raises(AirflowSkipException) if exit_code == 99 else nullcontext():
+        task.cleanup(pod, pod, [1], context)
+    assert deleted == [pod]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
+from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
 from kubernetes.client import ApiClient, ApiException, V1Container, V1ObjectMeta, V1Pod, V1PodSpec
 
 from airflow_gpu_provider.cluster.demand import DemandKey
@@ -157,7 +157,9 @@ def test_pod_is_read_before_it_is_released_and_released_before_the_task_ends(
         with pytest.raises(PodFailed, match="It failed"):
             life.tries.go_on(event("failed", error))
     read = "end the sidecar" if error is None else "read the result"
-    assert life.steps == [read, "push timeline", "on_pod_completion", "on_pod_teardown", "release the pod"]
+    pushed = [] if error is None else ["push return_value"]  # Airflow pushes what a successful task returns
+    callbacks = ["on_pod_completion", "on_pod_teardown"]
+    assert life.steps == [read, "push timeline", *callbacks, *pushed, "release the pod"]
     assert nodes == [{"u1"}]
 
 
@@ -273,3 +275,76 @@ def test_lost_pod_is_followed_by_the_next_with_the_same_deadline(
     assert [*attempt["timeline"]] == [{**PHASES[0], "attempt": 1}]
     assert attempt["deadline"] >= life.records[0]["wait"]["deadline"]
     assert not nodes
+
+
+# -- what fails after a pod's end neither hides how it ended nor leaves it ---------------------------------------
+
+
+def collected(life: Life, error: PodFailed | None, *, deferred: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Collect the pod in a worker to which the wait came back, or in the one that has waited."""
+    outcome = event("failed", error) if error else watched("success", timeline=PHASES, result="[1]")
+    if deferred:
+        return life.tries.go_on(outcome)
+    monkeypatch.setattr(PodAttempt, "watch_here", lambda _: outcome)
+    return life.tries.run()
+
+
+BOTH_WAYS = pytest.mark.parametrize("deferred", [True, False], ids=["deferred", "here"])
+BROKEN = RuntimeError("Airflow's API did not answer.")
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("key", ["timeline", "return_value"])
+def test_result_that_cannot_be_pushed(deferred: bool, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(deferrable=deferred)
+    life.fails[f"push {key}"] = BROKEN
+    with pytest.raises(PodFailed, match="It failed"):
+        collected(life, PodFailed("It failed.", exit_code=3), deferred=deferred, monkeypatch=monkeypatch)
+    assert life.steps[-1] == "release the pod"
+
+
+def test_success_stands_without_its_timeline() -> None:
+    life = Life(ENDED_WELL)
+    life.fails["push timeline"] = BROKEN
+    assert life.tries.go_on(watched("success", timeline=PHASES, result="[1]")) == [1]
+
+
+@pytest.mark.parametrize("result", [[1], {"loss": 0.1}])
+def test_result_of_a_failed_pod_is_pushed_as_a_returned_one(result: Any) -> None:
+    pushed: dict[str, Any] = {}
+    life = Life(extract_result=lambda _: result, multiple_outputs=True, push=pushed.__setitem__)
+    with pytest.raises(PodFailed):
+        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+    assert {key: value for key, value in pushed.items() if key != "timeline"} == {
+        "return_value": result,
+        **(result if isinstance(result, dict) else {}),
+    }
+
+
+@BOTH_WAYS
+@pytest.mark.parametrize("step", ["on_pod_completion", "on_pod_teardown", "release the pod"])
+def test_callback_that_fails_hides_no_failure(deferred: bool, step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    life = Life(deferrable=deferred)
+    life.fails[step] = ValueError("a user's own")
+    with pytest.raises(PodFailed, match="It failed"):
+        collected(life, PodFailed("It failed.", exit_code=3), deferred=deferred, monkeypatch=monkeypatch)
+    assert life.steps[-1] == "release the pod"
+
+
+@BOTH_WAYS
+def test_callback_that_fails_leaves_no_pod(
+    deferred: bool, monkeypatch: pytest.MonkeyPatch, nodes: list[set[str]]
+) -> None:
+    life = Life(ENDED_WELL, deferrable=deferred)
+    life.fails["on_pod_completion"] = ValueError("a user's own")
+    with pytest.raises(ValueError, match="own"):
+        collected(life, None, deferred=deferred, monkeypatch=monkeypatch)
+    assert life.steps[-1] == "release the pod"
+    assert nodes == [{"u1"}]
+
+
+def test_skip_by_exit_code_is_the_outcome() -> None:
+    life = Life()
+    life.fails["release the pod"] = AirflowSkipException("Exit code 3.")
+    with pytest.raises(AirflowSkipException):
+        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))

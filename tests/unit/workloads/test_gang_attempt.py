@@ -66,6 +66,7 @@ class Gang:
             "nodes": 2,
             "log_ranks": None,
             "has_result": True,
+            "multiple_outputs": False,
             "skips": (),
             "keeps": lambda succeeded: False,
             "on_pod": lambda _: None,
@@ -135,6 +136,16 @@ def test_result_of_a_failed_gang_is_a_bonus(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(PodFailed):
         gang.collect(RANK_1)
     assert gang.pushed["return_value"] == [1]
+
+
+def test_result_that_cannot_be_pushed_hides_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("Airflow's API did not answer.")
+
+    gang = Gang(monkeypatch, WELL, FAILED, push=refuse)
+    with pytest.raises(PodFailed, match="Rank 1"):
+        gang.collect(RANK_1)
+    assert gang.steps[-1] == "delete the Job"
 
 
 def test_exit_code_that_skips(monkeypatch: pytest.MonkeyPatch) -> None:
