@@ -10,7 +10,7 @@ AirflowSensorTimeout, which it never sees.
                                    CheckpointUnusable
       ClusterNotFound  ClusterUnreachable  ConnectionNotFound  CredentialsError
       PermissionDenied             ServiceDisabled
-      CloudError                   RequestRejected  ObjectRejected
+      CloudError                   RequestRejected  ObjectRejected  ReferenceNotFound
       AdmissionDenied  ResourceQuotaExceeded  NamespaceTerminating
                                    a rule of the cluster rejects an object that is to be created
       PoolDrift  GroupFailed  GroupNotFound
@@ -167,6 +167,13 @@ class RequestRejected(CloudError):
 
 class ObjectRejected(CloudError):
     """The Kubernetes API server rejects an object as invalid; the message names the field."""
+
+    retryable = False
+    borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL
+
+
+class ReferenceNotFound(CloudError):
+    """What an object names does not exist: its namespace, service account, PriorityClass or RuntimeClass."""
 
     retryable = False
     borne_for: ClassVar[timedelta | None] = _NOT_AT_ALL

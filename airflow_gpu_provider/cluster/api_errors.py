@@ -23,6 +23,7 @@ from airflow_gpu_provider.errors import (
     NamespaceTerminating,
     ObjectRejected,
     PermissionDenied,
+    ReferenceNotFound,
     RequestRejected,
     ResourceQuotaExceeded,
 )
@@ -31,10 +32,30 @@ if TYPE_CHECKING:
     from kubernetes.client.exceptions import ApiException
 
 _WRITES = frozenset({"create", "update", "patch", "delete"})
+_CREATES = frozenset({"create", "patch"})  # patch: what applies an object creates it
+_IN_NAMESPACE = re.compile(r'in the namespace "(?P<name>[^"]+)"')
 _BY_RBAC = re.compile(r'cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
 _QUOTA = re.compile(r"exceeded quota: (?P<quota>[^,]+), (?P<numbers>requested: .+)")
 _QUOTA_NOT_READY = "status unknown for quota"
-_NO_ACCOUNT = "error looking up service account"
+_MISSING = (  # what an object may name: its kind, the server's words, and what to do
+    ("namespace", r'namespaces "(?P<name>[^"]+)" not found', "Create it, or give another one as namespace."),
+    (
+        "service account",
+        r"error looking up service account (?P<name>[^\s:]+)",
+        "Create it, or name another one, in the task as service_account_name.",
+    ),
+    (
+        "PriorityClass",
+        r"no PriorityClass with name (?P<name>\S+) was found",
+        "Create it, or name another one, in the task as priority_class_name: kubectl get priorityclasses.",
+    ),
+    (
+        "RuntimeClass",
+        r'RuntimeClass "(?P<name>[^"]+)" not found',
+        "Leave it out, in the task runtime_class_name: on EKS' and GKE's nodes GPU pods need none. On others create it:"
+        " NVIDIA's GPU Operator creates nvidia.",
+    ),
+)
 _TERMINATING = "because it is being terminated"
 _MANAGED = "is managed and the request's verb"
 _DENIED = ("denied the request", "denied request", _MANAGED)
@@ -51,7 +72,7 @@ _WEBHOOK_AWAY = re.compile(r'failed calling webhook "(?P<name>[^"]+)"')
 
 
 class ObjectNotFound(CloudError):
-    """The object that a request names, or needs, does not exist (404)."""
+    """The object that a request names does not exist (404)."""
 
     # It may have been created, or deleted, a moment ago.
     borne_for: ClassVar[timedelta | None] = RequestRejected.borne_for
@@ -104,6 +125,8 @@ def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> G
             "Check the connection, and that its identity has an access entry in the cluster.",
             **details,
         )
+    if status in (403, 404) and verb in _CREATES and (missing := _missing(message, verb, resource, details)):
+        return missing
     if status == 404:
         return ObjectNotFound(cannot, **details)
     if status == 0 or status == 429 or status >= 500:
@@ -164,9 +187,20 @@ def _forbidden(message: str, verb: str, resource: str, details: dict[str, Any]) 
         )
     if _TERMINATING in message:
         return NamespaceTerminating(cannot, "Give another namespace, or create it anew once it is gone.", **details)
-    if _NO_ACCOUNT in message:
-        return ObjectNotFound(cannot, "Create the service account, or name another.", **details)
     return _denied(message, verb, resource, details)
+
+
+def _missing(message: str, verb: str, resource: str, details: dict[str, Any]) -> CloudError | None:
+    """Return the error for what the object to be created names, and is not there; None if the server says otherwise."""
+    for kind, words, fix in _MISSING:
+        if found := re.search(words, message):
+            name = found["name"]
+            what = f"Cannot {verb} {resource}: there is no {kind} {name}. The server says: {message}"
+            # A namespace's own account comes a moment after the namespace.
+            comes = kind == "service account" and name.endswith("/default")
+            cls: type[CloudError] = ObjectNotFound if comes else ReferenceNotFound
+            return cls(what, fix, **details, missing=kind, name=name)
+    return None
 
 
 def _by_rbac(message: str, verb: str, resource: str, details: dict[str, Any]) -> PermissionDenied:
@@ -175,9 +209,16 @@ def _by_rbac(message: str, verb: str, resource: str, details: dict[str, Any]) ->
     verb, resource = (named["verb"], named["resource"]) if named else (verb, resource)
     return PermissionDenied(
         f"The cluster denies permission to {verb} {resource}: {message}",
-        f'Grant it: resources ["{resource}"], verbs ["{verb}"]; docs/rbac/ has all roles that are needed.',
+        f'Grant it{_where(message)}: resources ["{resource}"], verbs ["{verb}"]; docs/rbac/ has all roles that are'
+        " needed.",
         **{**details, "verb": verb, "resource": resource},
     )
+
+
+def _where(message: str) -> str:
+    """Return in which namespace a permission is missing; one that does not exist is refused in the same words."""
+    found = _IN_NAMESPACE.search(message)
+    return f" in namespace {found['name']}, if there is one of that name" if found else ""
 
 
 def _denied(message: str, verb: str, resource: str, details: dict[str, Any]) -> AdmissionDenied:

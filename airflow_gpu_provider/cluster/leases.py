@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFound
 from airflow_gpu_provider.cluster.rest import call, list_items
+from airflow_gpu_provider.errors import ReferenceNotFound
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def create_lease(api: ApiClient, manifest: dict[str, Any]) -> dict[str, Any]:
     """Create a Lease, and its namespace where that is missing; raises ObjectChanged if the Lease exists."""
     try:
         return call(api, "create", LEASES, resource="leases", body=manifest)
-    except ObjectNotFound:
+    except ReferenceNotFound:
         namespace = {"metadata": {"name": DEMAND_NAMESPACE, "labels": PART_OF}}
         call(api, "create", "/api/v1/namespaces", resource="namespaces", body=namespace)
     return call(api, "create", LEASES, resource="leases", body=manifest)

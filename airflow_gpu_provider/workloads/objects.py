@@ -66,15 +66,6 @@ class WorkloadObjects:
             PodFailed: Another one has the name.
             GpuError: It is refused, for example because the cluster does not know its kind.
         """
-        try:
-            return self._create(workload, owner)
-        except ObjectNotFound as error:
-            raise ObjectRejected(
-                f"The cluster has no namespace {workload['metadata']['namespace']}.",
-                "Create it, or name another in the manifest.",
-            ) from error
-
-    def _create(self, workload: Workload, owner: Ownership) -> Workload:
         name, namespace = workload["metadata"]["name"], workload["metadata"]["namespace"]
         made = create_once(
             lambda: call(self._api, "create", self._path(namespace), resource=self.kind.plural, body=workload),
@@ -198,7 +189,7 @@ class GangJobs(WorkloadObjects):
 
     def create(self, workload: Workload, owner: Ownership) -> Workload:
         """Create the Job and its Service, or return what an earlier attempt with a lost answer has created."""
-        made = self._create(workload, owner)
+        made = super().create(workload, owner)
         self.reattach(made)
         return made
 

@@ -15,10 +15,10 @@ from airflow_gpu_provider.cluster.events import time_of
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.pod_state import Json
 from airflow_gpu_provider.cluster.watched import Resource
-from airflow_gpu_provider.errors import GpuError
+from airflow_gpu_provider.errors import GpuError, ReferenceNotFound
 
 AT_LEAST = timedelta(minutes=2)
-"""How long a seemingly final refusal is tolerated: policies and service accounts are often created just after."""
+"""How long a seemingly final refusal is tolerated: policies are often created or changed just after."""
 
 _CREATING = re.compile(r"^Error creating: ")  # batch/v1's Job controller, and all that use its pod control
 
@@ -38,14 +38,15 @@ class Refusal:
         """Return the error once it has lasted too long.
 
         A refusal that may end by itself, an exhausted quota, is waited for as long as for a node; otherwise the error's
-        own patience counts, or `AT_LEAST`.
+        own patience counts, or `AT_LEAST`; what the pods name and does not exist ends it at once, as for a single pod.
         """
         return self.error if now >= self.ends_at(schedule_seconds) else None
 
     def ends_at(self, schedule_seconds: float) -> datetime:
         """Return when it has lasted too long."""
         longest, borne = timedelta(seconds=schedule_seconds), self.error.borne_for
-        return self.since + (longest if borne is None else min(longest, max(borne, AT_LEAST)))
+        at_least = timedelta(0) if isinstance(self.error, ReferenceNotFound) else AT_LEAST
+        return self.since + (longest if borne is None else min(longest, max(borne, at_least)))
 
 
 class RefusedPods:

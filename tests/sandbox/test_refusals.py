@@ -21,6 +21,7 @@ from airflow_gpu_provider.errors import (
     ObjectRejected,
     PermissionDenied,
     PoolNotReleased,
+    ReferenceNotFound,
     ResourceQuotaExceeded,
 )
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
@@ -199,6 +200,10 @@ def test_a_webhook_that_is_away_for_some_seconds_costs_no_try(
             "violates PodSecurity.*container_security_context",
         ),
         ({}, {"labels": {"team": "x" * 64}}, ObjectRejected, r"must be no more than 63.*Correct metadata\.labels"),
+        ({}, {"namespace": "no-such"}, ReferenceNotFound, "there is no namespace no-such.*Create it"),
+        ({}, {"service_account_name": "absent"}, ReferenceNotFound, "there is no service account refusals-.*/absent"),
+        ({}, {"priority_class_name": "absent"}, ReferenceNotFound, "there is no PriorityClass absent"),
+        ({}, {"runtime_class_name": "absent"}, ReferenceNotFound, "there is no RuntimeClass absent"),
     ],
 )
 def test_what_cannot_pass_ends_the_task_at_once(
@@ -219,7 +224,7 @@ def test_what_cannot_pass_ends_the_task_at_once(
     eventually(lambda: not labels or "violates PodSecurity" in said_of_a_pod(gpu_sandbox, namespace))
     began = time.monotonic()
     with pytest.raises(cls, match=says) as error:
-        run(train(pool, namespace=namespace, **arguments))
+        run(train(pool, **{"namespace": namespace, **arguments}))
     assert not error.value.retryable
     assert time.monotonic() - began < CREATE_WITHIN.total_seconds()
 

@@ -47,6 +47,7 @@ def borne_for(error: errors.GpuError, *, worked: bool = False) -> float:
         (errors.PermissionDenied, 300, 300),
         (errors.RequestRejected, 60, 60),
         (api_errors.ObjectNotFound, 60, 1800),
+        (errors.ReferenceNotFound, 0, 0),
         (errors.ServiceDisabled, 0, 0),
         (errors.ObjectRejected, 0, 0),
         (errors.AdmissionDenied, 0, 0),
@@ -101,7 +102,7 @@ def test_the_table_of_refusals_is_what_the_types_say() -> None:
     assert len(rows) > 9
     for names, says, minutes in rows:
         for name in re.findall(r"`(\w+)`", names):
-            cls: type[errors.GpuError] = getattr(errors, name)
+            cls: type[errors.GpuError] = getattr(errors, name, None) or getattr(api_errors, name)
             assert cls.borne_for == (timedelta(minutes=int(minutes)) if minutes else None), name
             with_access = cls.borne_for is None or (cls.retryable and cls.borne_for != ZERO)
             assert ("whole wait" in says) == with_access, name

@@ -20,6 +20,7 @@ from airflow_gpu_provider.errors import (
     NamespaceTerminating,
     ObjectRejected,
     PermissionDenied,
+    ReferenceNotFound,
     ResourceQuotaExceeded,
 )
 
@@ -125,9 +126,29 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
     ),
     (
         403,
-        'pods "train-abc" is forbidden: error looking up service account ml/trainer: not found',
+        'pods "train-abc" is forbidden: error looking up service account ml/trainer:'
+        ' serviceaccount "trainer" not found',
+        ReferenceNotFound,
+        "there is no service account ml/trainer.",
+    ),
+    (
+        403,  # which comes a moment after its namespace
+        'pods "train-abc" is forbidden: error looking up service account ml/default:'
+        ' serviceaccount "default" not found',
         ObjectNotFound,
-        "service account",
+        "there is no service account ml/default.",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: no PriorityClass with name night was found',
+        ReferenceNotFound,
+        "priority_class_name",
+    ),
+    (
+        403,
+        'pods "train-abc" is forbidden: pod rejected: RuntimeClass "nvidia" not found',
+        ReferenceNotFound,
+        "there is no RuntimeClass nvidia.",
     ),
     (
         403,
@@ -154,7 +175,8 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
         ClusterUnreachable,
         "webhook pods.example.com",
     ),
-    (404, 'namespaces "ml" not found', ObjectNotFound, 'namespaces "ml"'),
+    (404, 'namespaces "ml" not found', ReferenceNotFound, "there is no namespace ml."),
+    (404, "the server could not find the requested resource", ObjectNotFound, "requested resource"),
     (409, 'pods "train-abc" already exists', ObjectChanged, "already exists"),
     (429, "too many requests, please try again later", ClusterUnreachable, "429"),
     (
@@ -251,6 +273,19 @@ def test_the_permission_that_is_missing_is_the_one_that_the_server_names() -> No
 )
 def test_the_resource_of_a_path(path: str, resource: str) -> None:
     assert resource_of(path) == resource
+
+
+def test_a_missing_permission_may_be_a_missing_namespace() -> None:
+    said = 'pods is forbidden: User "a" cannot create resource "pods" in API group "" in the namespace "ml"'
+    assert (
+        "Grant it in namespace ml, if there is one of that name"
+        in refusal(403, {"message": said}, "create", "pods").fix
+    )
+
+
+def test_a_read_of_what_is_not_there_names_no_reference() -> None:
+    error = refusal(404, {"message": 'namespaces "ml" not found'}, "get", "namespaces")
+    assert type(error) is ObjectNotFound
 
 
 def test_a_refusal_names_what_to_grant() -> None:

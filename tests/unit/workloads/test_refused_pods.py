@@ -9,7 +9,7 @@ import pytest
 
 from airflow_gpu_provider.cluster.informer import Change
 from airflow_gpu_provider.cluster.watched import job_events, pod_events
-from airflow_gpu_provider.errors import AdmissionDenied, ObjectRejected, ResourceQuotaExceeded
+from airflow_gpu_provider.errors import AdmissionDenied, ObjectRejected, ReferenceNotFound, ResourceQuotaExceeded
 from airflow_gpu_provider.workloads.refused_pods import AT_LEAST, RefusedPods
 from tests.unit.pods.test_pod_end import START, stamp
 
@@ -64,6 +64,13 @@ def test_quota_is_waited_for_as_long_as_a_node_and_a_policy_for_its_own_patience
     assert policy.ends_at(5) == START + timedelta(seconds=15)
     assert quota.error_at(START + timedelta(seconds=1809), 1800) is None
     assert quota.error_at(START + timedelta(seconds=1810), 1800) is quota.error
+
+
+def test_what_the_pods_name_and_does_not_exist_ends_it_at_once() -> None:
+    now = refused(event('pods "train-0-x" is forbidden: no PriorityClass with name night was found', at=10)).now()
+    assert now is not None
+    assert type(now.error) is ReferenceNotFound
+    assert now.error_at(START + timedelta(seconds=10), 1800) is now.error
 
 
 def test_what_was_refused_is_forgotten_once_all_pods_are_there() -> None:
