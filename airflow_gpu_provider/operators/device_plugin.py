@@ -184,7 +184,10 @@ class InstallDevicePluginOperator(PoolOperator):
             "deferred_at": time.time(),
             "result": result,
         }
-        self.log.info("Waiting in the triggerer for allocatable GPUs, until %s at the latest", wait.deadline)
+        self.log.info(
+            "Waiting in the triggerer for allocatable GPUs, until %s at the latest",
+            f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
+        )
         self.defer(trigger=GpusTrigger(record), method_name="resume", timeout=self.wait_timeout + _DEFER_MARGIN)
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:

@@ -277,7 +277,11 @@ class EnsureGpuPoolOperator(PoolOperator):
             "wait": wait.to_record(),
         }
         what = "node groups" if wait.wait_for == "groups" else "nodes"
-        self.log.info("Waiting in the triggerer for the pool's %s, until %s at the latest", what, wait.deadline)
+        self.log.info(
+            "Waiting in the triggerer for the pool's %s, until %s at the latest",
+            what,
+            f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
+        )
         left = wait.deadline - reconciler.clock.now()
         self.defer(trigger=NodesTrigger(record), method_name="resume", timeout=left + _DEFER_MARGIN)
 

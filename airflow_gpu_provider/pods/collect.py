@@ -35,8 +35,13 @@ _SHOWN = 100
 _log = logging.getLogger(__name__)
 
 
-def parsed(text: str, *, pod: str) -> Any:
+def parsed(text: str, *, pod: str, succeeded: bool = True) -> Any:
     """Return the result in a result file; None if it is empty.
+
+    Args:
+        text: The file's.
+        pod: The pod's name, for the error.
+        succeeded: Whether the pod has, for the error.
 
     Raises:
         PodResultInvalid: It is not JSON.
@@ -46,15 +51,15 @@ def parsed(text: str, *, pod: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise invalid(text, error, pod=pod) from None
+        raise invalid(text, error, pod=pod, succeeded=succeeded) from None
 
 
-def invalid(text: str, error: ValueError, *, pod: str) -> PodResultInvalid:
+def invalid(text: str, error: ValueError, *, pod: str, succeeded: bool = True) -> PodResultInvalid:
     """Return the error for a result file with this text, which is not JSON."""
     begins = repr(text[:_SHOWN])
+    whose = f"Pod {pod} succeeded, but its result {RESULT_FILE}" if succeeded else f"{RESULT_FILE} of pod {pod}"
     return PodResultInvalid(
-        f"Pod {pod} succeeded, but its result {RESULT_FILE} is not valid JSON ({error}); its"
-        f" {len(text)} characters start with {begins}.",
+        f"{whose} is not valid JSON ({error}); its {len(text)} characters start with {begins}.",
         "Have the training write JSON there, and rename the file into place when it is whole.",
         pod=pod,
     )
@@ -156,8 +161,8 @@ def read_result(
     try:
         if watched.result is not None:
             _end_sidecar(pod, cluster)
-            return parsed(watched.result, pod=watched.name), error
-        return _extracted(pod, cluster, extract), error
+            return parsed(watched.result, pod=watched.name, succeeded=error is None), error
+        return _extracted(pod, cluster, extract, succeeded=error is None), error
     except GpuError as missing:
         if error is not None:
             _log.info("The failed pod's result is left out: %s", missing.what)
@@ -167,12 +172,12 @@ def read_result(
         raise
 
 
-def _extracted(pod: V1Pod, cluster: TaskCluster, extract: Callable[[V1Pod], Any]) -> Any:
+def _extracted(pod: V1Pod, cluster: TaskCluster, extract: Callable[[V1Pod], Any], *, succeeded: bool) -> Any:
     name = pod.metadata.name
     try:
         return extract(pod)
     except json.JSONDecodeError as error:
-        raise invalid(error.doc, error, pod=name) from None
+        raise invalid(error.doc, error, pod=name, succeeded=succeeded) from None
     except Exception as error:
         # On exec, each library below raises its own errors: the pod's state tells what they mean.
         now = cluster.pods.read(name, pod.metadata.namespace, uid=pod.metadata.uid)

@@ -167,7 +167,7 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
     ended = f"ended with exit code {base.exit_code}" if has_started else "could not be started"
     return PodFailed(
         f"Pod {pod.name}: container {base.name} {ended}{said}.",
-        "Its log is in this task's log." if has_started else "It has no log: see what the node's runtime says of it.",
+        "See its log, if it has printed anything." if has_started else "It has no log: see what the node's runtime says of it.",
         pod=pod.name,
         exit_code=base.exit_code,
         reason=base.reason,

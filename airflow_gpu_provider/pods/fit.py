@@ -43,12 +43,14 @@ def size_of(node: Node) -> NodeSize | None:
 def check_fits(requests: NodeSize, sizes: Mapping[str, NodeSize | None], *, pool: str) -> None:
     """Raise PodUnschedulable if the pod fits on none of the nodes; an unknown size may be large enough."""
     known = {name: size for name, size in sizes.items() if size is not None}
-    if not known or len(known) < len(sizes) or any(_fits(requests, size) for size in known.values()):
+    if not known or len(known) < len(sizes) or any(not _short_of(requests, size) for size in known.values()):
         return
-    named = [f"{name} has {_in_words(size)}" for name, size in known.items()]
+    named = [f"{name} has {_in_words(_amounts(size))}" for name, size in known.items()]
+    short = {resource for size in known.values() for resource in _short_of(requests, size)}
+    asked = {resource: wanted for resource, wanted in _amounts(requests).items() if resource in short}
     more = f"; and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
     raise PodUnschedulable(
-        f"The pod asks for {_in_words(requests)}, more than any machine of pool {pool} has for pods: "
+        f"The pod asks for {_in_words(asked)}, more than any machine of pool {pool} has for pods: "
         f"{'; '.join(named[:_NAMED])}{more}.",
         "Ask for less in container_resources, or add a larger machine type to the pool.",
         pool=pool,
@@ -117,11 +119,25 @@ def _request(container: Mapping[str, Any]) -> dict[str, float]:
     return {name: amount(asked.get(name) or 0) for name in _RESOURCES}
 
 
-def _fits(requests: NodeSize, size: NodeSize) -> bool:
-    gpus_fit = size.gpus is None or (requests.gpus or 0) <= size.gpus
-    return requests.cpus <= size.cpus and requests.memory <= size.memory and gpus_fit
+def _amounts(size: NodeSize) -> dict[str, float]:
+    known = {"cpu": size.cpus, "memory": size.memory, GPU_RESOURCE: size.gpus}
+    return {resource: value for resource, value in known.items() if value is not None}
 
 
-def _in_words(size: NodeSize) -> str:
-    gpus = "" if size.gpus is None else f" and {size.gpus} {'GPU' if size.gpus == 1 else 'GPUs'}"
-    return f"{size.cpus:.4g} CPUs, {size.memory / 2**30:.1f} GiB of memory{gpus}"
+def _short_of(requests: NodeSize, size: NodeSize) -> list[str]:
+    """Return the resources of which a node has less than the pod asks for."""
+    has = _amounts(size)
+    return [resource for resource, wanted in _amounts(requests).items() if wanted > has.get(resource, wanted)]
+
+
+def _in_words(amounts: Mapping[str, float]) -> str:
+    words = [
+        f"{value:.4g} CPUs"
+        if resource == "cpu"
+        else f"{value / 2**30:.1f} GiB of memory"
+        if resource == "memory"
+        else f"{value:g} {'GPU' if value == 1 else 'GPUs'}"
+        for resource, value in amounts.items()
+    ]
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last

@@ -14,6 +14,7 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
+from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
@@ -209,9 +210,10 @@ class PodTry:
             "result": sidecar if self._task.has_result else None,
             "extra": {**self._task.trigger_kwargs, **carried},
         }
-        timeout = max(wait.deadline - self._cluster.now(), timedelta(0)) + _DEFER_MARGIN
-        self._task.log.info("Waiting in the triggerer for %s, until %s at the latest", attempt.what, wait.deadline)
-        self._task.defer(record, timeout)
+        left = max(wait.deadline - self._cluster.now(), timedelta(0))
+        until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, left)}"
+        self._task.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
+        self._task.defer(record, left + _DEFER_MARGIN)
 
     # -- its nodes -------------------------------------------------------------------------------------------
 
@@ -275,3 +277,11 @@ class PodTry:
             self._task.log.warning(
                 "Unwanted nodes of pool %s could not be released and may keep running for now: %s", pool.name, error
             )
+
+
+def _own_deadline(pod: V1Pod | None, left: timedelta) -> str:
+    """Return, as text, that the pod's own activeDeadlineSeconds end it sooner than the task's deadline."""
+    seconds = pod.spec.active_deadline_seconds if pod is not None else None
+    if seconds is None or timedelta(seconds=seconds) > left - _DEFER_MARGIN:
+        return ""
+    return f", or {seconds} s after its start"

@@ -223,7 +223,10 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             "wait": wait.to_record(),
             "untried": self._wait is None,
         }
-        self.log.info("Waiting in the triggerer for the machines to go, until %s at the latest", wait.deadline)
+        self.log.info(
+            "Waiting in the triggerer for the machines to go, until %s at the latest",
+            f"{wait.deadline:%Y-%m-%d %H:%M:%SZ}",
+        )
         within = self.release_timeout + _AIRFLOW_MARGIN
         self.defer(trigger=ReleaseTrigger(record), method_name="resume", timeout=within)
 

@@ -58,10 +58,15 @@ def test_one_machine_has_to_have_all_of_it() -> None:
     check_fits(NodeSize(cpus=2, memory=16 * GIB, gpus=1), sizes, pool="train-gpu")
     with pytest.raises(PodUnschedulable) as error:
         check_fits(NodeSize(cpus=60, memory=16 * GIB, gpus=1), sizes, pool="train-gpu")
-    assert "asks for 60 CPUs, 16.0 GiB of memory and 1 GPU, more than any machine of pool train-gpu has" in str(
-        error.value
-    )
+    assert "asks for 60 CPUs and 16.0 GiB of memory, more than any machine of pool train-gpu has" in str(error.value)
     assert "g6.xlarge has 4 CPUs, 16.0 GiB of memory and 1 GPU; wide has 64 CPUs, 8.0 GiB" in str(error.value)
+
+
+def test_only_what_is_too_much_is_named() -> None:
+    with pytest.raises(PodUnschedulable, match="The pod asks for 2 GPUs, more than any"):
+        check_fits(NodeSize(cpus=0, memory=0, gpus=2), {"g6.xlarge": SMALL}, pool="train-gpu")
+    with pytest.raises(PodUnschedulable, match="The pod asks for 5 CPUs, more than any"):
+        check_fits(NodeSize(cpus=5, memory=GIB, gpus=1), {"g6.xlarge": SMALL}, pool="train-gpu")
 
 
 def test_a_size_that_is_not_known_may_be_large_enough() -> None:

@@ -38,6 +38,14 @@ def test_anything_else_is_shown_in_part(rest: str) -> None:
     assert len(error.value.what) < 1500
 
 
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_only_a_pod_that_has_succeeded_is_said_to_have(succeeded: bool) -> None:
+    with pytest.raises(PodResultInvalid) as error:
+        parsed("{", pod="train-x", succeeded=succeeded)
+    assert ("succeeded" in str(error.value)) is succeeded
+    assert "/airflow/xcom/return.json" in str(error.value)
+
+
 @pytest.mark.parametrize(
     ("state", "node_is_there", "error_type"),
     [

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from collections.abc import Callable
 from datetime import timedelta
 from types import SimpleNamespace
@@ -275,6 +277,34 @@ def test_lost_pod_is_followed_by_the_next_with_the_same_deadline(
     assert [*attempt["timeline"]] == [{**PHASES[0], "attempt": 1}]
     assert attempt["deadline"] >= life.records[0]["wait"]["deadline"]
     assert not nodes
+
+
+@pytest.mark.parametrize(("seconds", "says"), [(8, ", or 8 s after its start"), (None, " at the latest")])
+def test_deferral_says_until_when(seconds: int | None, says: str, caplog: pytest.LogCaptureFixture) -> None:
+    life = Life()
+    life._pod.spec.active_deadline_seconds = seconds
+    caplog.set_level(logging.INFO)
+    with pytest.raises(TaskDeferred):
+        life.tries.run()
+    (line,) = [line for line in caplog.messages if line.startswith("Waiting in the triggerer")]
+    assert line.endswith(says)
+    assert re.search(r"until 2026-01-02 02:00:00Z at the latest", line)
+
+
+@pytest.mark.parametrize("result", ["{", None], ids=["read by the triggerer", "read here"])
+def test_failed_pod_with_a_broken_result_is_not_said_to_have_succeeded(
+    result: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def extract(_: V1Pod) -> Any:
+        return json.loads("{")
+
+    life = Life(extract_result=extract)
+    caplog.set_level(logging.INFO)
+    with pytest.raises(PodFailed, match="It failed"):
+        life.tries.go_on(watched("failed", PodFailed("It failed.", exit_code=3), timeline=PHASES, result=result))
+    (line,) = [line for line in caplog.messages if "result is left out" in line]
+    assert "/airflow/xcom/return.json of pod train-x is not valid JSON" in line
+    assert "succeeded" not in line
 
 
 # -- what fails after a pod's end neither hides how it ended nor leaves it ---------------------------------------
