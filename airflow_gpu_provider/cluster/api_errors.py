@@ -56,6 +56,7 @@ _MISSING = (  # what an object may name: its kind, the server's words, and what 
         " NVIDIA's GPU Operator creates nvidia.",
     ),
 )
+_TOO_LARGE = "request is too large"
 _TERMINATING = "because it is being terminated"
 _MANAGED = "is managed and the request's verb"
 _DENIED = ("denied the request", "denied request", _MANAGED)
@@ -129,6 +130,12 @@ def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> G
         return missing
     if status == 404:
         return ObjectNotFound(cannot, **details)
+    if _TOO_LARGE in message:  # etcd's words, which come as a 500
+        return ObjectRejected(
+            f"The Kubernetes API server cannot store the {resource} that it should {verb}: {message}",
+            "Make it smaller than 1.5 MiB: pass paths or URLs of data, instead of the data.",
+            **details,
+        )
     if status == 0 or status == 429 or status >= 500:
         return _no_answer(status, message, verb, resource, details)
     if 400 <= status < 500 and any(words in message for words in _DENIED):

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.cncf.kubernetes.decorators.kubernetes import _KubernetesDecoratedOperator
 from airflow.sdk.bases.decorator import task_decorator_factory
+from airflow.sdk.definitions.xcom_arg import XComArg
 
+from airflow_gpu_provider.open_blocks import current_pool
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pods.environment import check_pickled
+from airflow_gpu_provider.pools.values import is_template
 
 if TYPE_CHECKING:
     from airflow.sdk.bases.decorator import TaskDecorator
@@ -27,6 +32,22 @@ class GpuDecoratedOperator(_KubernetesDecoratedOperator, GpuPodOperator):
     def __init__(self, *, name: str | None = None, random_name_suffix: bool = True, **kwargs: Any) -> None:
         name = name or kwargs["python_callable"].__name__.strip("_").replace("_", "-")
         super().__init__(name=name, random_name_suffix=random_name_suffix, **kwargs)
+        if current_pool() is not None:
+            self._check_arguments()
+
+    def _check_arguments(self) -> None:
+        """Check, when the DAG is parsed, the size of arguments that are known then.
+
+        A block's nodes come before the task runs. Without a block they come for the pod, which is refused first.
+        """
+        given = {"args": self.op_args, "kwargs": self.op_kwargs}
+        if is_template(given) or any(True for _ in XComArg.iter_xcom_references(given)):
+            return
+        try:
+            size = len(pickle.dumps(given))
+        except Exception:  # noqa: BLE001 - what only dill can pickle is known when the task runs
+            return
+        check_pickled(size, self.task_id)
 
 
 def gpu_task(
@@ -38,8 +59,9 @@ def gpu_task(
         def train(rate: float) -> dict: ...
 
     The function's source and its pickled arguments go into the pod, as with @task.kubernetes: it imports what it needs
-    in its own body, and the image has bash and Python of the worker's minor version (3.12, say). What it returns
-    becomes the task's XCom with do_xcom_push=True, and has to be JSON.
+    in its own body, and the image has bash and Python of the worker's minor version (3.12, say). Its arguments may have
+    96 KiB together, pickled: pass the path or the URL of larger data. What it returns becomes the task's XCom with
+    do_xcom_push=True, and has to be JSON.
 
     Args:
         python_callable: The function.

@@ -31,7 +31,7 @@ from airflow_gpu_provider.operators.training import TrainingOperator, Way
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.hook import PoolHook
 from airflow_gpu_provider.pods.kueue import check_queue_name, queue_of
-from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place, resources_of
+from airflow_gpu_provider.pods.placement import Placement, check_gpus, check_resources, place
 from airflow_gpu_provider.pods.preemptions import MAX_PREEMPTIONS, OnPreemption
 from airflow_gpu_provider.pods.store import CarefulPodManager
 from airflow_gpu_provider.pods.task import PodTask
@@ -151,8 +151,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
         check_queue_name(queue_name, self.labels)
         if isinstance(self.gpu_pool, GpuPool):
             self._check_moved(self.gpu_pool)
-            if self.gpu_pool.is_rendered and (resources := resources_of(self.container_resources)) is not None:
-                check_resources(resources, self.gpu_pool)
+            if self.gpu_pool.is_rendered:
+                check_resources(vars(self), self.gpu_pool)
         self._set_preemptions(checkpoint, on_preemption, max_preemptions)
 
     @property
@@ -166,6 +166,8 @@ class GpuPodOperator(TrainingOperator, MovedArguments, KubernetesPodOperator):
         check_pod_arguments(made.kwargs["task_id"], {name: value for name, value in given.items() if value})
         check_partial_nodes(made.kwargs["task_id"], kwargs, default_args)
         check_queue_name(kwargs.get("queue_name"), kwargs.get("labels"))
+        if isinstance(given["gpu_pool"], GpuPool) and given["gpu_pool"].is_rendered:
+            check_resources(given, given["gpu_pool"])
 
     # -- the run ---------------------------------------------------------------------------------------------
 

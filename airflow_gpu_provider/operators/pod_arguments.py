@@ -8,6 +8,7 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pods.environment import check_given
 from airflow_gpu_provider.pods.fit import amount
 from airflow_gpu_provider.pods.placement import check_gpus
 from airflow_gpu_provider.pool_operator import PoolOperator, seconds_of
@@ -22,7 +23,7 @@ _NAME = re.compile(r"[\w.-]{1,220}")  # as KubernetesPodOperator checks it at ru
 
 
 def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
-    """Check the pool, the GPUs, the times, the names and the size of /dev/shm, if they are among the arguments.
+    """Check the pool, the GPUs, the times, the names and the sizes, if they are among the arguments.
 
     Raises:
         PoolSpecError: One of them is invalid, or no machine of the pool has that many GPUs.
@@ -54,6 +55,7 @@ def check_pod_arguments(task_id: str, given: Mapping[str, Any]) -> None:
             "A namespace has lower-case letters, digits and hyphens, at most 63 of them.",
         )
     _check_shm(task_id, given.get("shm_size"))
+    check_given(task_id, given)
 
 
 def _check_shm(task_id: str, size: Any) -> None:

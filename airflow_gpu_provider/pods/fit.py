@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -23,12 +23,22 @@ _TAKEN = re.compile(
 _LITTLE_ROOM = re.compile(r"Insufficient \S|Too many pods|have free ports|exceed max volume count")
 
 
-def requests_of(containers: Iterable[Mapping[str, Any]], first: Iterable[Mapping[str, Any]] = ()) -> NodeSize:
-    """Return a pod's requests: the sum of its containers, or a single init container's if that is larger."""
-    together = [_request(container) for container in containers]
-    whole = {name: sum(each[name] for each in together) for name in _RESOURCES}
-    for one in map(_request, first):
-        whole = {name: max(whole[name], one[name]) for name in _RESOURCES}
+def requests_of(spec: Mapping[str, Any]) -> NodeSize:
+    """Return the requests of a pod with this spec, as the scheduler adds them up; keys are JSON's or the client's.
+
+    Native sidecars (init containers that are always restarted) run beside the containers, and beside the init
+    containers that come after them. What the pod asks for as a whole counts instead of all these
+    (k8s.io/component-helpers/resource).
+    """
+    beside, most = dict.fromkeys(_RESOURCES, 0.0), dict.fromkeys(_RESOURCES, 0.0)
+    for container in spec.get("initContainers") or spec.get("init_containers") or ():
+        together = _sum(beside, _request(container))
+        if "Always" in (container.get("restartPolicy"), container.get("restart_policy")):
+            beside = together
+        most = {name: max(most[name], together[name]) for name in _RESOURCES}
+    running = _sum(beside, *map(_request, spec.get("containers") or ()))
+    whole = {name: max(most[name], running[name]) for name in _RESOURCES} | _of_whole_pod(spec, running)
+    whole = _sum(whole, {name: amount((spec.get("overhead") or {}).get(name) or 0) for name in _RESOURCES})
     return NodeSize(cpus=whole["cpu"], memory=whole["memory"], gpus=int(whole[GPU_RESOURCE]))
 
 
@@ -117,6 +127,18 @@ def _request(container: Mapping[str, Any]) -> dict[str, float]:
     resources = container.get("resources") or {}
     asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
     return {name: amount(asked.get(name) or 0) for name in _RESOURCES}
+
+
+def _sum(*amounts: Mapping[str, float]) -> dict[str, float]:
+    return {name: sum(each[name] for each in amounts) for name in _RESOURCES}
+
+
+def _of_whole_pod(spec: Mapping[str, Any], running: Mapping[str, float]) -> dict[str, float]:
+    """Return the pod's own requests; its limits count as such where no container asks for anything."""
+    resources = spec.get("resources") or {}
+    limits = {name: asked for name, asked in (resources.get("limits") or {}).items() if not running.get(name)}
+    asked = {**limits, **(resources.get("requests") or {})}
+    return {name: amount(asked[name]) for name in _RESOURCES if name in asked}
 
 
 def _amounts(size: NodeSize) -> dict[str, float]:

@@ -18,6 +18,7 @@ from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE
 from airflow_gpu_provider.cluster.pod_state import DEADLINE_ANNOTATION
 from airflow_gpu_provider.errors import PoolSpecError
+from airflow_gpu_provider.pods.environment import check_environment
 from airflow_gpu_provider.pods.fit import check_fits, requests_of
 from airflow_gpu_provider.pools.base import POOL_LABEL, GpuPool
 from airflow_gpu_provider.pools.values import is_template
@@ -68,7 +69,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     """Return a copy of `pod` that runs on the pool.
 
     Raises:
-        PoolSpecError: The pod's own spec contradicts the placement.
+        PoolSpecError: The pod's own spec contradicts the placement, or no Linux would start it.
         PodUnschedulable: No machine of the pool is as large as the pod.
     """
     pod = copy.deepcopy(pod)
@@ -84,6 +85,7 @@ def place(pod: k8s.V1Pod, placement: Placement) -> k8s.V1Pod:
     _tell(base, placement.env)
     _limit_time(pod, placement.active_deadline_seconds)
     pod.spec.restart_policy = "Never"
+    check_environment((*pod.spec.containers, *(pod.spec.init_containers or ())))
     check_pod(pod, placement.pool)
     return pod
 
@@ -121,18 +123,27 @@ def resources_of(given: Any, named: str = "container_resources") -> k8s.V1Resour
         ) from error
 
 
-def check_resources(resources: k8s.V1ResourceRequirements, pool: GpuPool) -> None:
-    """Raise PodUnschedulable if no machine of the pool has them; Jinja expressions are left to `place`."""
-    amounts = [*(resources.requests or {}).values(), *(resources.limits or {}).values()]
-    if not any(is_template(amount) for amount in amounts):
-        check_fits(requests_of([{"resources": resources.to_dict()}]), pool.node_sizes, pool=pool.name)
+def check_resources(given: Mapping[str, Any], pool: GpuPool) -> None:
+    """Raise PodUnschedulable if no machine of the pool has what a task's arguments ask for, as far as they are known.
+
+    Jinja expressions are left to `place`.
+    """
+    full = getattr(given.get("full_pod_spec"), "spec", None)
+    spec: dict[str, Any] = full.to_dict() if isinstance(full, k8s.V1PodSpec) else {}
+    base, *others = spec.get("containers") or [{}]
+    if (resources := resources_of(given.get("container_resources"))) is not None:
+        base = {**base, "resources": resources.to_dict()}
+    first = {one["name"]: one for one in spec.get("init_containers") or ()}
+    first |= {one.name: one.to_dict() for one in given.get("init_containers") or () if isinstance(one, k8s.V1Container)}
+    spec |= {"containers": [base, *others], "init_containers": [*first.values()]}
+    asked = [part.get("resources") for part in (spec, base, *others, *first.values())]
+    if not is_template(asked):
+        check_fits(requests_of(spec), pool.node_sizes, pool=pool.name)
 
 
 def check_pod(pod: k8s.V1Pod, pool: GpuPool) -> None:
     """Raise PodUnschedulable if no machine of the pool is as large as the pod."""
-    containers, first = pod.spec.containers, pod.spec.init_containers or ()
-    requests = requests_of([one.to_dict() for one in containers], [one.to_dict() for one in first])
-    check_fits(requests, pool.node_sizes, pool=pool.name)
+    check_fits(requests_of(pod.spec.to_dict()), pool.node_sizes, pool=pool.name)
 
 
 def _gpus_asked(container: k8s.V1Container, part: str) -> Decimal | None:

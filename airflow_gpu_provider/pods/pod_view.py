@@ -158,8 +158,7 @@ class PodView(View):
     def _take_state(self, raw: Json) -> None:
         self._pod, self.raw = PodState.parse(raw, self._wait.base_container), raw
         if self._requests is None:
-            spec = raw.get("spec") or {}
-            self._requests = requests_of(spec.get("containers") or (), spec.get("initContainers") or ())
+            self._requests = requests_of(raw.get("spec") or {})
         if self._on_pod is not None:
             self._on_pod(self._pod, raw)
 

@@ -177,6 +177,7 @@ REFUSALS: list[tuple[int, str, type[GpuError], str]] = [
     ),
     (404, 'namespaces "ml" not found', ReferenceNotFound, "there is no namespace ml."),
     (404, "the server could not find the requested resource", ObjectNotFound, "requested resource"),
+    (500, "etcdserver: request is too large", ObjectRejected, "smaller than 1.5 MiB"),
     (409, 'pods "train-abc" already exists', ObjectChanged, "already exists"),
     (429, "too many requests, please try again later", ClusterUnreachable, "429"),
     (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +16,7 @@ from airflow_gpu_provider.decorators.gpu import GpuDecoratedOperator
 from airflow_gpu_provider.errors import PodPreempted, PoolSpecError
 from airflow_gpu_provider.get_provider_info import get_provider_info
 from airflow_gpu_provider.pods.attempt import PodAttempt
+from airflow_gpu_provider.pods.placement import place
 from airflow_gpu_provider.pods.pod_try import PodTry
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.sandbox.running import context_of
@@ -147,3 +149,36 @@ def test_two_preemptions_in_one_worker_leave_the_environment(dag: DAG, monkeypat
     assert operator.execute(context) == "result"
     assert built[0].count("__PYTHON_SCRIPT") == 1
     assert built[0] == built[1] == built[2]
+
+
+LARGE = "x" * 100_000  # 130 KiB in base64
+
+
+def count(rows: str) -> int:
+    return len(rows)
+
+
+def test_large_argument_is_refused_when_a_dag_with_a_block_is_parsed(dag: DAG) -> None:
+    """The block's nodes would come before the task runs."""
+    counts = task.gpu(image="python:3.12")(count)
+    with dag, gpu_nodes(POOL):
+        counts(LARGE[:90_000])
+        with pytest.raises(
+            PoolSpecError, match=r"arguments of task \w+ takes 130 KiB.*no more than 128.*a path or a URL"
+        ):
+            counts(LARGE)
+        counts(counts(LARGE[:9]))  # known when it runs
+
+
+@pytest.mark.parametrize("size", [90_000, 100_000])
+def test_large_argument_is_refused_before_the_pod_exists(dag: DAG, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        GpuDecoratedOperator,
+        "_run_attempts",
+        lambda self, context: place(self._build_unplaced(context), self._placement()),
+    )
+    with dag:
+        task.gpu(gpu_pool=POOL, image="python:3.12", deferrable=False)(count)(LARGE[:size])
+    operator: Any = dag.get_task("count")
+    with pytest.raises(PoolSpecError, match="arguments of container base") if size > 98_000 else nullcontext():
+        operator.execute(context_of(operator))

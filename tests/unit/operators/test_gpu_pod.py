@@ -87,6 +87,38 @@ def test_more_memory_than_a_machine_has_is_seen_when_the_dag_is_parsed() -> None
     GpuPodOperator(task_id="train", gpu_pool=a_pool(), container_resources=limits(memory="100Gi"))
 
 
+TWO_CPUS = k8s.V1ResourceRequirements(requests={"cpu": "2"})
+TOO_MUCH = k8s.V1ResourceRequirements(requests={"cpu": "2000"})
+
+
+def sidecar(resources: k8s.V1ResourceRequirements, **more: Any) -> k8s.V1Container:
+    return k8s.V1Container(name="proxy", image="proxy:1", resources=resources, **more)
+
+
+def full(container: k8s.V1Container | None = None, **spec: Any) -> k8s.V1Pod:
+    return k8s.V1Pod(spec=k8s.V1PodSpec(containers=[container or k8s.V1Container(name="base")], **spec))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cpus"),
+    [
+        ({"init_containers": [sidecar(TOO_MUCH)]}, 2000),
+        ({"init_containers": [sidecar(TOO_MUCH, restart_policy="Always")], "container_resources": TWO_CPUS}, 2002),
+        ({"full_pod_spec": full(resources=TOO_MUCH)}, 2000),
+        ({"full_pod_spec": full(k8s.V1Container(name="base", resources=TOO_MUCH))}, 2000),
+        ({"full_pod_spec": full(init_containers=[sidecar(TOO_MUCH)])}, 2000),
+        # The task's own arguments take the place of the spec's.
+        ({"full_pod_spec": full(k8s.V1Container(name="base", resources=TOO_MUCH)), "container_resources": TWO_CPUS}, 0),
+        ({"full_pod_spec": full(init_containers=[sidecar(TOO_MUCH)]), "init_containers": [sidecar(TWO_CPUS)]}, 0),
+        ({"init_containers": [sidecar(k8s.V1ResourceRequirements(requests={"cpu": "{{ params.cpus }}"}))]}, 0),
+    ],
+)
+def test_what_the_whole_pod_asks_for_is_seen_when_the_dag_is_parsed(arguments: dict[str, Any], cpus: int) -> None:
+    for make in (GpuPodOperator, GpuPodOperator.partial):
+        with pytest.raises(PodUnschedulable, match=f"asks for {cpus} CPUs") if cpus else nullcontext():
+            make(task_id="train", gpu_pool=a_pool(), **arguments)
+
+
 def test_without_a_pool_it_says_so_when_it_runs() -> None:
     task = GpuPodOperator(task_id="train")
     with pytest.raises(PoolSpecError, match="no GPU pool"):

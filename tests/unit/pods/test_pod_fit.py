@@ -19,8 +19,14 @@ SMALL = NodeSize(cpus=4, memory=16 * GIB, gpus=1)
 WIDE = NodeSize(cpus=64, memory=8 * GIB, gpus=1)
 
 
-def container(requests: dict[str, Any] | None = None, limits: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {"name": "base", "resources": {"requests": requests, "limits": limits}}
+def container(
+    requests: dict[str, Any] | None = None, limits: dict[str, Any] | None = None, **more: Any
+) -> dict[str, Any]:
+    return {"name": "base", "resources": {"requests": requests, "limits": limits}, **more}
+
+
+def asked(*containers: dict[str, Any], first: tuple[dict[str, Any], ...] = (), **more: Any) -> NodeSize:
+    return requests_of({"containers": [*containers], "initContainers": [*first], **more})
 
 
 @given(
@@ -43,13 +49,40 @@ def test_exponents_are_quantities() -> None:
 
 def test_containers_ask_together_and_init_containers_alone() -> None:
     containers = [container({"cpu": "500m", "memory": "1Gi"}, {"nvidia.com/gpu": 1}), container(None, {"cpu": 2})]
-    assert requests_of(containers) == NodeSize(cpus=2.5, memory=GIB, gpus=1)
-    assert requests_of(containers, [container({"memory": "3Gi"})]) == NodeSize(cpus=2.5, memory=3 * GIB, gpus=1)
-    assert requests_of([{"name": "base"}]) == NodeSize(cpus=0, memory=0, gpus=0)
+    assert asked(*containers) == NodeSize(cpus=2.5, memory=GIB, gpus=1)
+    assert asked(*containers, first=(container({"memory": "3Gi"}),)) == NodeSize(cpus=2.5, memory=3 * GIB, gpus=1)
+    assert asked({"name": "base"}) == NodeSize(cpus=0, memory=0, gpus=0)
+
+
+@pytest.mark.parametrize("key", ["restartPolicy", "restart_policy"])
+def test_native_sidecars_run_beside_the_others(key: str) -> None:
+    sidecar, fetch = container({"cpu": 2}, **{key: "Always"}), container({"cpu": 4})
+    training = container({"cpu": 3})
+    assert asked(training, first=(sidecar,)).cpus == 5
+    assert asked(training, first=(sidecar, sidecar)).cpus == 7
+    assert asked(training, first=(fetch, sidecar)).cpus == 5  # it has ended when the sidecar starts
+    assert asked(training, first=(sidecar, fetch)).cpus == 6  # it runs beside the sidecar before it
+
+
+@pytest.mark.parametrize(
+    ("resources", "size"),
+    [
+        ({"requests": {"cpu": 7}}, NodeSize(cpus=7, memory=GIB, gpus=1)),
+        ({"requests": {"cpu": 1}}, NodeSize(cpus=1, memory=GIB, gpus=1)),
+        ({"limits": {"cpu": 7, "memory": "9Gi"}}, NodeSize(cpus=7, memory=GIB, gpus=1)),
+        (None, NodeSize(cpus=0, memory=GIB, gpus=1)),
+    ],
+)
+def test_what_the_pod_asks_for_as_a_whole_counts_instead(resources: Any, size: NodeSize) -> None:
+    assert asked(container({"memory": "1Gi", "nvidia.com/gpu": 1}), resources=resources) == size
+
+
+def test_overhead_of_a_runtime_class_is_added() -> None:
+    assert asked(container({"cpu": 1}), overhead={"cpu": "250m"}).cpus == 1.25
 
 
 def test_a_request_counts_and_not_its_higher_limit() -> None:
-    assert requests_of([container({"memory": "1Gi"}, {"memory": "9Gi"})]).memory == GIB
+    assert asked(container({"memory": "1Gi"}, {"memory": "9Gi"})).memory == GIB
 
 
 def test_one_machine_has_to_have_all_of_it() -> None:

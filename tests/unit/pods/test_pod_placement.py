@@ -170,7 +170,7 @@ def test_gpus_that_are_said_twice_must_agree() -> None:
 def test_gpus_may_be_said_in_any_form_that_kubernetes_takes_or_left_open(said: Any, part: str) -> None:
     resources = k8s.V1ResourceRequirements(**{part: {"nvidia.com/gpu": said, "memory": "2Gi", "cpu": None}})
     pool = a_pool()
-    check_resources(resources, pool)
+    check_resources({"container_resources": resources}, pool)
     found = placed(a_pod(resources=resources), pool=pool)["spec"]["containers"][0]["resources"]
     assert found["limits"]["nvidia.com/gpu"] == found["requests"]["nvidia.com/gpu"] == "1"
 
