@@ -165,9 +165,11 @@ def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
     said = f": {base.message.strip()}" if base.message.strip() else ""
     has_started = base.reason not in NOT_STARTED
     ended = f"ended with exit code {base.exit_code}" if has_started else "could not be started"
+    log = "See its log, if it has printed anything."
+    no_log = "It has no log: see what the node's runtime says of it."
     return PodFailed(
         f"Pod {pod.name}: container {base.name} {ended}{said}.",
-        "See its log, if it has printed anything." if has_started else "It has no log: see what the node's runtime says of it.",
+        log if has_started else no_log,
         pod=pod.name,
         exit_code=base.exit_code,
         reason=base.reason,
