@@ -35,6 +35,9 @@ class Loop(Protocol):
 class Clock(Protocol):
     """What the parts of a sandbox need of their common clock. Thread-safe."""
 
+    stands_still: bool
+    """Whether no time passes while others, who live by the machine's clock, do their work."""
+
     def now(self) -> float:
         """Seconds since the epoch."""
 
@@ -59,7 +62,9 @@ class Clock(Protocol):
         """Steps to be taken from `Loop.start` on, `poll` seconds apart, and at once when woken.
 
         By hand they are taken whenever something may have changed, and until a step changes nothing: what it waits for,
-        and `mark`, are as after the step before. Only a periodic loop keeps to its `poll` there.
+        and `mark`, are as after the step before. A periodic loop keeps to its `poll` there, and leaves out the steps
+        before which nothing has changed, neither `mark` nor another part of the sandbox, and nothing has come due; but
+        not the last one.
         """
 
     def hold(self, is_held: Callable[[], bool], *, seconds: float) -> None:
@@ -80,6 +85,8 @@ class Clock(Protocol):
 
 class SystemClock:
     """The machine's clock: steps are taken by threads, and one that raises is logged and followed by the next."""
+
+    stands_still = False
 
     def now(self) -> float:
         return time.time()

@@ -126,6 +126,10 @@ class GkeCluster:
         with contextlib.suppress(ComponentFailed):  # the sandbox is stopped meanwhile
             control_plane.restart_apiserver(seconds, wait=self._workers.pause)
 
+    @property
+    def _driver_seconds(self) -> float:
+        return 0.0 if self._pace.by_hand else self.google.timings.driver
+
     def identify(self, token: str) -> KubernetesUser | None:
         if not self._started:
             raise RuntimeError("Google Cloud is still starting")
@@ -179,7 +183,7 @@ class GkeCluster:
             kubernetes_version=version,
             # An add-on of GKE's; it waits for the driver.
             device_plugin_builtin=instance.labels.get(_NO_DEFAULT_PLUGIN) != "true",
-            driver_seconds=None if instance.driver == "disabled" else self.google.timings.driver,
+            driver_seconds=None if instance.driver == "disabled" else self._driver_seconds,
             **gpu,
         )
 

@@ -19,8 +19,11 @@ from gpu_sandbox.clock import Loop
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
+_NOTHING = object()
 _MOST_STEPS = 1000
 _WORK_SECONDS = 180.0
+_Asked = Counter[tuple[int, bool]]
+"""The moments that a step asked about, whether they had come, and how often it asked."""
 
 
 class RestlessError(RuntimeError):
@@ -34,10 +37,12 @@ class ManualClock:
         start: What it shows at first, UTC. Default: now.
     """
 
+    stands_still = True
+
     def __init__(self, start: datetime | None = None) -> None:
         self._now = _microseconds(start or datetime.now(UTC))
         self._loops: list[_Loop] = []
-        self._asked: Counter[tuple[int, bool]] = Counter()
+        self._asked: _Asked = Counter()
         self._stepping: int | None = None
         """The thread that takes steps now."""
         self._advancing = threading.Lock()
@@ -67,12 +72,19 @@ class ManualClock:
             end = self._now + length
             # Faults may have changed, or what a listener answers: nobody is woken by that.
             for loop in self._loops:
+                loop.disturb(self._now)
                 loop.is_restless = loop.is_restless or not loop.period
             self._settle()
-            while (moment := self._next_moment()) is not None and moment <= end:
-                self._move_to(moment)
-                self._settle()
+            self._live_until(end)
+            for loop in self._loops:
+                loop.catch_up(end)
+            self._live_until(end)
             self._move_to(end)
+
+    def _live_until(self, end: int) -> None:
+        while (moment := self._next_moment()) is not None and moment <= end:
+            self._move_to(moment)
+            self._settle()
 
     # Steps
 
@@ -110,7 +122,8 @@ class ManualClock:
     def _settle(self) -> None:
         """Take steps, and wait for work, until nothing is to be done at this moment. Periodic steps come last."""
         for _ in range(_MOST_STEPS):
-            self._wait_for_work()
+            if self._wait_for_work():
+                self._disturb()
             restless = [loop for loop in self._loops if loop.is_restless]
             if not restless:
                 return
@@ -129,9 +142,15 @@ class ManualClock:
         finally:
             self._stepping = None
         loop.note(self._asked, self._now)
+        if loop.is_restless:
+            self._disturb()
+
+    def _disturb(self) -> None:
+        for loop in self._loops:
+            loop.disturb(self._now)
 
     def add(self, loop: _Loop) -> None:
-        loop.due = self._now + loop.period if loop.period else None
+        loop.begin = loop.stepped_at = self._now
         self._loops.append(loop)
 
     def remove(self, loop: _Loop) -> None:
@@ -176,7 +195,9 @@ class ManualClock:
         self._pauses.remove(pause)
         self._work[pause.name] = self._work.get(pause.name, 0) + 1
 
-    def _wait_for_work(self) -> None:
+    def _wait_for_work(self) -> bool:
+        """Return when no work is under way; whether there was any."""
+        was_any = False
         deadline = time.monotonic() + _WORK_SECONDS
         with self._changed:
             while True:
@@ -186,10 +207,12 @@ class ManualClock:
                 self._changed.notify_all()
                 if not over and not self._work:
                     break
+                was_any = True
                 if not self._changed.wait(deadline - time.monotonic()) and time.monotonic() >= deadline:
                     raise RestlessError(f"not over after {_WORK_SECONDS:.0f} s of real time: {', '.join(self._work)}")
             if self._errors:
                 raise self._errors.pop(0)
+        return was_any
 
 
 @dataclass(eq=False)
@@ -209,10 +232,12 @@ class _Loop:
     name: str
     period: int
     """In microseconds; 0 of one that steps when something is due."""
+    begin: int = 0
+    stepped_at: int = 0
     due: int | None = None
     is_restless: bool = False
     was_woken: bool = False
-    _seen: tuple[Counter[tuple[int, bool]], Hashable] | None = None
+    _seen: Hashable = _NOTHING
 
     def start(self) -> None:
         self.clock.add(self)
@@ -224,15 +249,28 @@ class _Loop:
     def stop(self) -> None:
         self.clock.remove(self)
 
-    def note(self, asked: Counter[tuple[int, bool]], now: int) -> None:
+    def note(self, asked: _Asked, now: int) -> None:
         """What the step that was just taken asked about."""
-        if self.period:
-            self.is_restless, self.due = False, now + self.period
-            return
-        seen = (asked, self.mark())
-        self.is_restless = self.was_woken or seen != self._seen
-        self._seen = seen
+        seen = self.mark() if self.period else (frozenset(asked.items()), self.mark())
+        has_changed = self.was_woken or seen != self._seen
+        self._seen, self.stepped_at = seen, now
         self.due = min((moment for moment, has_come in asked if not has_come), default=None)
+        self.is_restless = has_changed and not self.period
+        if self.period and has_changed:
+            self.disturb(now)
+        elif self.period and self.due is not None:
+            self.due = self.begin - (self.begin - self.due) // self.period * self.period
+
+    def catch_up(self, end: int) -> None:
+        """Of the steps that a periodic loop leaves out, take the last one: what it tells is to be new."""
+        if self.period:
+            last = end - (end - self.begin) % self.period
+            self.due = last if last > self.stepped_at else self.due
+
+    def disturb(self, now: int) -> None:
+        """Something has changed: a periodic loop takes its next step."""
+        if self.period:
+            self.due = now + self.period - (now - self.begin) % self.period
 
 
 def _in_microseconds(seconds: float) -> int:

@@ -102,11 +102,14 @@ class Pace:
         name: "quick": everything takes moments; "real": the clouds' own times, `speed` times faster.
         speed: For a real pace; 1 is real time. It also applies to the cluster-autoscaler stand-in at each pace.
         stale: How old, in seconds, answers of the cloud's read calls may be; 0: never. Default: the pace's.
+        by_hand: The cloud's time is moved by hand. What nodes do by themselves, in real time, then takes none: pulls of
+            images, and GKE's installation of the driver.
     """
 
     name: PaceName = "quick"
     speed: float = SANDBOX_SPEED
     stale: float | None = None
+    by_hand: bool = False
 
     def __post_init__(self) -> None:
         if self.name not in PACES:
@@ -127,6 +130,7 @@ class Pace:
             name=name or usual.name,
             speed=usual.speed if speed is None else speed,
             stale=usual.stale if stale is None else stale,
+            by_hand=clock == "manual",
         )
 
     @property
@@ -149,7 +153,7 @@ class Pace:
 
     def images(self, images: Iterable[Image]) -> list[Image]:
         """The images, which take time to pull in a real pace; one that says how long itself keeps that."""
-        if self.name == "quick":
+        if self.name == "quick" or self.by_hand:
             return list(images)
         return [each if each.pull_seconds else replace(each, pull_seconds=self._pull(each)) for each in images]
 

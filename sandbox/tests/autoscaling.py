@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from kubernetes.client import ApiClient, ApiException, CoreV1Api
 from kubernetes.config import new_client_from_config
 
 from gpu_sandbox import SandboxProcess
-from tests.sandbox.running import eventually
+from tests.sandbox.running import eventually, watched
 
 TEMPLATE = "k8s.io/cluster-autoscaler/node-template"
 STATUS = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
@@ -58,13 +59,24 @@ def gpu_pod(name: str, *, gpus: int = 1, seconds: float = 300, **spec: Any) -> d
 
 
 class Cluster:
-    """A sandbox's cluster, through its administrator's eyes."""
+    """A sandbox's cluster, through its administrator's eyes; `by_hand` where the sandbox's clock is manual."""
 
-    def __init__(self, sandbox: SandboxProcess) -> None:
+    def __init__(self, sandbox: SandboxProcess, *, by_hand: bool = False) -> None:
         self.sandbox = sandbox
+        self._by_hand = by_hand
         self.env = sandbox.env()
         self._client: ApiClient = new_client_from_config(self.env["KUBECONFIG"])
         self.core = CoreV1Api(self._client)
+
+    def until(self, look: Callable[[], Any], *, seconds: float = 120.0) -> Any:
+        """What `look` returns once it is true; by hand, within so many steps of the autoscaler, ten seconds apart."""
+        if not self._by_hand:
+            return eventually(look, seconds=seconds)
+        for _ in range(int(seconds)):
+            if found := look():
+                return found
+            self.sandbox.advance(10)
+        raise AssertionError(f"not so after {10 * seconds} s: {look}")
 
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """The decoded reply; empty where nothing is there."""
@@ -102,8 +114,10 @@ class Cluster:
         }
         return [name for name, found in reasons.items() if "Unschedulable" in found]
 
-    def until_running(self, name: str, *, seconds: float = 120.0) -> None:
-        eventually(lambda: self.phase(name) == "Running", seconds=seconds)
+    def until_running(self, name: str) -> None:
+        """By a watch: pods live in real time."""
+        pod = {"namespace": "default", "field_selector": f"metadata.name={name}"}
+        watched(self.core.list_namespaced_pod, "0", lambda _, pod: pod.status.phase == "Running", **pod)
 
     def gpu_nodes(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self.call("GET", "/api/v1/nodes")["items"]
@@ -132,7 +146,7 @@ class Cluster:
             self.call("DELETE", f"/api/v1/namespaces/{namespace}/events")
 
     def until_event(self, reason: str, *, about: str | None = None, seconds: float = 120.0) -> str:
-        return str(eventually(lambda: self.events(reason, about=about), seconds=seconds)[-1])
+        return str(self.until(lambda: self.events(reason, about=about), seconds=seconds)[-1])
 
     def status(self) -> dict[str, Any]:
         """The autoscaler's status, decoded; empty before it is written."""
@@ -150,8 +164,8 @@ class Cluster:
 class Eks(Cluster):
     """With node groups as their owner makes them, and tags on the Auto Scaling groups behind."""
 
-    def __init__(self, sandbox: SandboxProcess) -> None:
-        super().__init__(sandbox)
+    def __init__(self, sandbox: SandboxProcess, *, by_hand: bool = False) -> None:
+        super().__init__(sandbox, by_hand=by_hand)
         self.client = cache(self._aws_client)
         self.subnets: dict[str, str] = json.loads(self.env["GPU_SANDBOX_SUBNETS"])
         self.zones = list(self.subnets)
@@ -184,7 +198,7 @@ class Eks(Cluster):
                 **request,
             },
         )
-        eventually(lambda: self.described(name)["status"] == "ACTIVE")
+        self.until(lambda: self.described(name)["status"] == "ACTIVE")
         return str(self.described(name)["resources"]["autoScalingGroups"][0]["name"])
 
     def described(self, name: str) -> dict[str, Any]:
@@ -197,7 +211,7 @@ class Eks(Cluster):
         return [name for name in found if name != "system"]
 
     def delete_group(self, name: str) -> None:
-        eventually(lambda: self.described(name)["status"] in ("ACTIVE", "DEGRADED"))
+        self.until(lambda: self.described(name)["status"] in ("ACTIVE", "DEGRADED"))
         self.client("eks").delete_nodegroup(clusterName=self.sandbox.cluster_name, nodegroupName=name)
 
     def tag(self, asg_name: str, **tags: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,30 +10,32 @@ import pytest
 
 from gpu_sandbox import SandboxProcess
 from sandbox.tests.autoscaling import STATUS_SHAPE, TEMPLATE, Eks, gpu_pod, shape_of
-from tests.sandbox.running import eventually, watched
 
-# A GPU pod is new for 0.6 s, an idle node goes after 12 s.
-SPEED = 50
+# In seconds. A GPU pod is new for 30, and is looked at by the next scan; a group reacts after 5, launches for 35, and a
+# machine boots for 45.
+SEEN = 30 + 10
+JOINED = SEEN + 5 + 35 + 45
 CANDIDATE = "DeletionCandidateOfClusterAutoscaler"
 
 
 @pytest.fixture(scope="module")
 def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProcess:
-    """Of this file alone: moto's state is its process's, and the session's own is slower."""
-    sandbox = gpu_sandbox_factory(boot_seconds=0.5, autoscaler_speed=SPEED, stale=0.0)
+    """Of this file alone: in it time passes by hand."""
+    sandbox = gpu_sandbox_factory(clock="manual")
     Eks(sandbox).install_device_plugin()
     return sandbox
 
 
 @pytest.fixture
 def eks(sandbox: SandboxProcess) -> Iterator[Eks]:
-    cluster = Eks(sandbox)
+    cluster = Eks(sandbox, by_hand=True)
     yield cluster
     sandbox.clear_faults()
     cluster.delete_pods()
     for name in cluster.node_groups():
         cluster.delete_group(name)
-    eventually(lambda: not cluster.gpu_nodes() and not cluster.pods() and not cluster.node_groups())
+    sandbox.advance(minutes=20)
+    assert (cluster.node_groups(), cluster.gpu_nodes(), cluster.pods()) == ([], [], [])
     cluster.forget_events()
 
 
@@ -50,34 +51,40 @@ def settled(status: dict[str, Any], *, nodes: int) -> bool:
     return (ready, wide["scaleUp"]["status"], wide["scaleDown"]["status"]) == (nodes, "NoActivity", "NoCandidates")
 
 
-def test_a_waiting_pod_gets_a_node_from_zero_and_it_goes_again(eks: Eks) -> None:
+def test_a_waiting_pod_gets_a_node_from_zero_and_it_goes_again(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("train")
     eks.create(gpu_pod("train", **for_group("train")))
-    eks.until_running("train")
-    eks.until_event("TriggeredScaleUp", about="train")  # written after the group has grown
+    sandbox.advance(29)
+    assert eks.events("TriggeredScaleUp", about="train") == []
+    sandbox.advance(SEEN - 29)
     assert eks.events("TriggeredScaleUp", about="train") == [f"pod triggered scale-up: [{{{asg} 0->1 (max: 3)}}]"]
     assert f"Scale-up: group {asg} size set to 1 instead of 0 (max: 3)" in eks.events("ScaledUpGroup")
+    sandbox.advance(JOINED - SEEN)
+    eks.until_running("train")
     (node,) = eks.gpu_nodes()
-    # The cluster's own node and the group's. It may hear of the latter before it hears that the pod is bound to it.
-    status = eventually(lambda: found if settled(found := eks.status(), nodes=2) else None)
+    sandbox.advance(10)
+    status = eks.status()
+    assert settled(status, nodes=2), "the cluster's own node and the group's"
     assert shape_of(status) == STATUS_SHAPE
     (ready,) = (group for group in status["nodeGroups"] if group["name"] == asg)
     assert ready["health"]["cloudProviderTarget"] == 1
     assert ready["health"]["nodeCounts"]["registered"]["ready"] == 1
 
-    before = eks.core.list_node().metadata.resource_version
     eks.delete_pods()
-    watched(eks.core.list_node, before, lambda _, node: CANDIDATE in {taint.key for taint in node.spec.taints or ()})
-    eventually(lambda: not eks.gpu_nodes())
-    assert eks.desired(asg) == 0
+    sandbox.advance(10)
+    assert CANDIDATE in eks.taints()
+    sandbox.advance(minutes=9, seconds=40)
+    assert eks.desired(asg) == 1
+    sandbox.advance(minutes=2)  # ten minutes since it is idle, seconds with a taint, and the machine's end
+    assert (eks.desired(asg), eks.gpu_nodes()) == (0, [])
     assert eks.events("ScaleDown", about=node["metadata"]["name"]) == ["marked the node as toBeDeleted/unschedulable"]
     removed = f"Scale-down: empty node {node['metadata']['name']} removed"
-    eventually(lambda: removed in eks.events("ScaleDownEmpty"))
+    assert removed in eks.events("ScaleDownEmpty")
 
 
 def test_a_pod_that_no_group_fits_is_told_why(eks: Eks) -> None:
     asg = eks.node_group("train")
-    eventually(lambda: eks.group_status(asg))
+    eks.until(lambda: eks.group_status(asg))
     eks.create(gpu_pod("elsewhere", **for_group("another")))
     eks.create(gpu_pod("intolerant", **for_group("train"), tolerations=[]))
     eks.create(gpu_pod("large", gpus=8, **for_group("train")))
@@ -90,18 +97,19 @@ def test_a_pod_that_no_group_fits_is_told_why(eks: Eks) -> None:
     assert not eks.events("TriggeredScaleUp", about="elsewhere")
 
 
-def test_a_group_at_its_largest_says_so(eks: Eks) -> None:
+def test_a_group_at_its_largest_says_so(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("small", max_size=1)
     eks.create(gpu_pod("first", **for_group("small")))
+    sandbox.advance(JOINED)
     eks.until_running("first")
     eks.create(gpu_pod("second", **for_group("small")))
     assert "1 max node group size reached" in eks.until_event("NotTriggerScaleUp", about="second")
     assert eks.desired(asg) == 1
 
 
-def test_a_group_without_its_discovery_tag_is_nobodys(eks: Eks) -> None:
+def test_a_group_without_its_discovery_tag_is_nobodys(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("untagged")
-    eventually(lambda: eks.group_status(asg))
+    eks.until(lambda: eks.group_status(asg))
     eks.client("autoscaling").delete_tags(
         Tags=[
             {
@@ -111,13 +119,14 @@ def test_a_group_without_its_discovery_tag_is_nobodys(eks: Eks) -> None:
             }
         ]
     )
-    eventually(lambda: not eks.group_status(asg))
+    eks.until(lambda: not eks.group_status(asg))
     eks.create(gpu_pod("waiting", **for_group("untagged")))
     eks.until_event("NotTriggerScaleUp", about="waiting")
     assert eks.desired(asg) == 0
     assert eks.group_status(asg) == {}
 
     eks.tag(asg, **{"k8s.io/cluster-autoscaler/enabled": "true"})
+    sandbox.advance(60 + JOINED)  # groups are believed for a minute
     eks.until_running("waiting")
 
 
@@ -159,20 +168,22 @@ def test_several_pods_share_nodes_and_three_zones_share_them(eks: Eks, sandbox: 
     ]
     discovery = {"ResourceType": "auto-scaling-group", "Key": "k8s.io/cluster-autoscaler/enabled"}
     eks.client("autoscaling").delete_tags(Tags=[{**discovery, "ResourceId": group} for group in groups])
-    eventually(lambda: eks.status() and not any(eks.group_status(group) for group in groups))
+    eks.until(lambda: eks.status() and not any(eks.group_status(group) for group in groups))
     for index in range(4):
         eks.create(gpu_pod(f"pod-{index}", **for_group("spread")))
     for index in range(4):
         eks.until_event("NotTriggerScaleUp", about=f"pod-{index}")  # it has seen each of them
     found = [{**discovery, "ResourceId": group, "Value": "true", "PropagateAtLaunch": False} for group in groups]
     eks.client("autoscaling").create_or_update_tags(Tags=found)
+    sandbox.advance(60 + JOINED)  # groups are believed for a minute
     for index in range(4):
         eks.until_running(f"pod-{index}")
-    # On a busy machine a later scan may find a node without its GPUs yet, and grow a group that has one.
     told = eks.events("ScaledUpGroup")
-    first = {found for line in told for found in re.findall(r"group (\S+) size (?:set )?to (\d) instead of 0 ", line)}
-    assert {group for group, _ in first} == {*groups}, told
-    assert sorted(int(size) for _, size in first) == [1, 1, 2], told
+    grown = {
+        found for line in told for found in re.findall(r"group (\S+) size (?:set )?to (\d) instead of (\d) ", line)
+    }
+    assert {group for group, *_ in grown} == {*groups}, told
+    assert sorted((int(size), int(before)) for _, size, before in grown) == [(1, 0), (1, 0), (2, 0)], told
 
 
 def test_capacity_that_is_not_there_is_backed_off_from_and_another_group_grows(
@@ -181,25 +192,28 @@ def test_capacity_that_is_not_there_is_backed_off_from_and_another_group_grows(
     first = eks.node_group("first", labels={"role": "either", "k8s.amazonaws.com/accelerator": "nvidia-l4"})
     sandbox.apply_faults({"stockouts": [{"zone": eks.zones[0]}]})
     eks.create(gpu_pod("waiting", **for_group("either")))
-    backoff = eventually(lambda: (found := eks.group_status(first)) and found["scaleUp"]["backoffInfo"])
+    sandbox.advance(SEEN + 60)  # it has tried, and then looked at groups again
+    backoff = eks.group_status(first)["scaleUp"]["backoffInfo"]
     assert backoff == {
         "errorCode": "placeholder-cannot-be-fulfilled",
         "errorMessage": "AWS cannot provision any more instances for this node group",
     }
-    assert eks.until_event("ScaleUpFailed")
-    eventually(lambda: eks.desired(first) == 0)
-    eventually(lambda: "in backoff after failed scale-up" in str(eks.events("NotTriggerScaleUp", about="waiting")))
+    assert eks.events("ScaleUpFailed")
+    assert eks.desired(first) == 0
+    assert "in backoff after failed scale-up" in str(eks.events("NotTriggerScaleUp", about="waiting"))
 
     labels = {"role": "either", "k8s.amazonaws.com/accelerator": "nvidia-l4"}
     second = eks.node_group("second", labels=labels, subnets=[eks.subnets[eks.zones[1]]])
+    sandbox.advance(60 + JOINED)
     eks.until_running("waiting")
     assert (eks.desired(first), eks.desired(second)) == (0, 1)
 
 
 @pytest.mark.parametrize("keeps", ["bare pod", "scale-down-disabled"])
-def test_what_keeps_a_node(eks: Eks, keeps: str) -> None:
+def test_what_keeps_a_node(eks: Eks, sandbox: SandboxProcess, keeps: str) -> None:
     asg = eks.node_group("kept", instanceTypes=["g6.12xlarge"])
     eks.create(gpu_pod("train", **for_group("kept")))
+    sandbox.advance(JOINED)
     eks.until_running("train")
     (node,) = eks.gpu_nodes()
     path = f"/api/v1/nodes/{node['metadata']['name']}"
@@ -207,17 +221,14 @@ def test_what_keeps_a_node(eks: Eks, keeps: str) -> None:
         annotation = {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}
         eks.call("PATCH", path, {"metadata": {"annotations": annotation}})
         eks.delete("train")
-    # Another node, idle, is the proof that the time for it has come.
-    other = eks.node_group("other")
-    eks.create(gpu_pod("short", **for_group("other")))
-    eks.until_running("short")
-    eks.delete("short")
-    eventually(lambda: eks.desired(other) == 0)
+    sandbox.advance(hours=1)
     assert eks.desired(asg) == 1
     assert eks.group_status(asg)["scaleDown"]["status"] == "NoCandidates"
 
 
-def test_a_low_priority_placeholder_brings_a_node_and_an_expendable_one_does_not(eks: Eks) -> None:
+def test_a_low_priority_placeholder_brings_a_node_and_an_expendable_one_does_not(
+    eks: Eks, sandbox: SandboxProcess
+) -> None:
     for name, value in (("placeholder", -10), ("expendable", -11)):
         eks.call(
             "POST",
@@ -235,11 +246,13 @@ def test_a_low_priority_placeholder_brings_a_node_and_an_expendable_one_does_not
     own = eks.node_group("own")
     eks.create(gpu_pod("expendable", priorityClassName="expendable", **for_group("own")))
     eks.create(gpu_pod("placeholder", priorityClassName="placeholder", **for_group("warm")))
+    sandbox.advance(JOINED)
     eks.until_running("placeholder")
     assert (eks.desired(asg), eks.desired(own)) == (1, 0)
     eks.create(gpu_pod("train", priority=None, **for_group("warm")))
     eks.until_running("train")
-    assert (eks.desired(asg), eks.desired(own)) == (1, 0)
+    sandbox.advance(minutes=2)
+    assert eks.desired(own) == 0
     assert not eks.events("TriggeredScaleUp", about="expendable")
     assert eks.phase("expendable") == "Pending"
 
@@ -247,26 +260,23 @@ def test_a_low_priority_placeholder_brings_a_node_and_an_expendable_one_does_not
 def test_a_dead_autoscaler_grows_nothing_and_its_status_grows_old(eks: Eks, sandbox: SandboxProcess) -> None:
     asg = eks.node_group("train")
     before = eks.status_updated()
-    eventually(lambda: eks.status_updated() != before)
+    sandbox.advance(minutes=2)
+    living = eks.status_updated()
+    assert living != before
     sandbox.apply_faults({"autoscaler_dead": True})
-    eventually(lambda: _stands_still(eks.status_updated, seconds=12))
     eks.create(gpu_pod("waiting", **for_group("train")))
-    assert _stands_still(eks.status_updated, seconds=12), "a living one writes it every ten seconds"
+    sandbox.advance(hours=1)
+    assert eks.status_updated() == living
     assert (eks.desired(asg), eks.phase("waiting")) == (0, "Pending")
     sandbox.clear_faults()
+    sandbox.advance(JOINED)
     eks.until_running("waiting")
 
 
-def _stands_still(look: Callable[[], str], *, seconds: float = 2) -> bool:
-    """Whether it is the same for so long, which is many loops' time."""
-    before = look()
-    time.sleep(seconds)
-    return look() == before
-
-
 def test_without_an_autoscaler_there_is_no_status(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> None:
-    eks = Eks(gpu_sandbox_factory(autoscaler="none", boot_seconds=0.5, stale=0.0))
+    sandbox = gpu_sandbox_factory(autoscaler="none", clock="manual")
+    eks = Eks(sandbox, by_hand=True)
     asg = eks.node_group("train")
     eks.create(gpu_pod("waiting", **for_group("train")))
-    time.sleep(4)
+    sandbox.advance(hours=1)
     assert (eks.desired(asg), eks.status()) == (0, {})

@@ -9,17 +9,19 @@ import pytest
 
 from gpu_sandbox import SandboxProcess
 from sandbox.tests.autoscaling import Cluster, gpu_pod
-from tests.sandbox.running import eventually
 
 pytest.importorskip("google.cloud.container_v1", reason="Google's libraries are not installed")
-SPEED = 50
+# In seconds. A GPU pod is new for 30, and is looked at by the next scan; a group reacts after 3, creates an instance in
+# 25, and a machine boots for 45.
+SEEN = 30 + 10
+JOINED = SEEN + 3 + 25 + 45
 
 
 class Gke(Cluster):
     """With node pools as their owner makes them."""
 
     def __init__(self, sandbox: SandboxProcess) -> None:
-        super().__init__(sandbox)
+        super().__init__(sandbox, by_hand=True)
         from google.cloud.container_v1 import ClusterManagerClient
         from google.oauth2.service_account import Credentials
 
@@ -57,7 +59,7 @@ class Gke(Cluster):
 
     def until_running_pool(self, name: str) -> None:
         path = f"{self.parent}/nodePools/{name}"
-        eventually(lambda: self.client.get_node_pool(name=path).status.name == "RUNNING")
+        self.until(lambda: self.client.get_node_pool(name=path).status.name == "RUNNING")
 
     def node_pools(self) -> list[str]:
         pools = self.client.list_node_pools(parent=self.parent).node_pools
@@ -70,7 +72,7 @@ class Gke(Cluster):
 
 @pytest.fixture(scope="module")
 def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProcess:
-    return gpu_sandbox_factory(platform="gke", boot_seconds=0.5, autoscaler_speed=SPEED, stale=0.0)
+    return gpu_sandbox_factory(platform="gke", clock="manual")
 
 
 @pytest.fixture
@@ -82,7 +84,8 @@ def gke(sandbox: SandboxProcess) -> Iterator[Gke]:
     for name in cluster.node_pools():
         cluster.until_running_pool(name)
         cluster.client.delete_node_pool(name=f"{cluster.parent}/nodePools/{name}")
-    eventually(lambda: not cluster.gpu_nodes() and not cluster.pods() and not cluster.node_pools())
+    sandbox.advance(minutes=10)
+    assert (cluster.node_pools(), cluster.gpu_nodes(), cluster.pods()) == ([], [], [])
     cluster.forget_events()
 
 
@@ -90,48 +93,56 @@ def for_pool(name: str) -> dict[str, Any]:
     return {"nodeSelector": {"role": name}}
 
 
-def test_a_pool_with_autoscaling_grows_from_zero_and_goes_back(gke: Gke) -> None:
+def test_a_pool_with_autoscaling_grows_from_zero_and_goes_back(gke: Gke, sandbox: SandboxProcess) -> None:
     gke.node_pool("train", autoscaling={"min_node_count": 0, "max_node_count": 2})
     gke.create(gpu_pod("train", **for_pool("train")))
+    sandbox.advance(JOINED)
     gke.until_running("train")
-    gke.until_event("TriggeredScaleUp", about="train")  # written after the pool has grown
     (event,) = gke.events("TriggeredScaleUp", about="train")
     assert "/zones/us-central1-a/instanceGroups/gke-" in event
     assert event.endswith("0->1 (max: 2)}]")
     gke.delete_pods()
-    eventually(lambda: gke.sizes("train") == {"a": 0} and not gke.gpu_nodes())
+    sandbox.advance(minutes=9)
+    assert gke.sizes("train") == {"a": 1}
+    sandbox.advance(minutes=3)  # ten minutes since it is idle, seconds with a taint, and the machine's end
+    assert (gke.sizes("train"), gke.gpu_nodes()) == ({"a": 0}, [])
     assert gke.status()["autoscalerStatus"] == "Running"
 
 
-def test_a_pool_without_it_stays_as_it_is(gke: Gke) -> None:
+def test_a_pool_without_it_stays_as_it_is(gke: Gke, sandbox: SandboxProcess) -> None:
     gke.node_pool("fixed", autoscaling=None)
     gke.create(gpu_pod("waiting", **for_pool("fixed")))
-    gke.until_event("NotTriggerScaleUp", about="waiting")
+    sandbox.advance(SEEN)
+    assert gke.events("NotTriggerScaleUp", about="waiting")
+    sandbox.advance(hours=1)
     assert gke.sizes("fixed") == {"a": 0}
 
 
-def test_zones_share_the_nodes_up_to_the_limit_of_the_whole_pool(gke: Gke) -> None:
+def test_zones_share_the_nodes_up_to_the_limit_of_the_whole_pool(gke: Gke, sandbox: SandboxProcess) -> None:
     gke.node_pool("spread", autoscaling={"total_min_node_count": 0, "total_max_node_count": 3}, zones=3)
     for index in range(4):
         gke.create(gpu_pod(f"pod-{index}", **for_pool("spread")))
-    eventually(lambda: sum(pod["status"].get("phase") == "Running" for pod in gke.pods()) == 3)
-    assert sum(gke.sizes("spread").values()) == 3
-    eventually(lambda: "max node group size reached" in str(gke.events("NotTriggerScaleUp")))
+    sandbox.advance(JOINED + 10)
+    assert gke.sizes("spread") == {"a": 1, "b": 1, "c": 1}
+    assert sum("nodeName" in pod["spec"] for pod in gke.pods()) == 3
+    assert "max node group size reached" in str(gke.events("NotTriggerScaleUp"))
 
 
 def test_a_stock_out_is_backed_off_from_and_another_zone_grows(gke: Gke, sandbox: SandboxProcess) -> None:
     sandbox.apply_faults({"stockouts": [{"zone": "us-central1-a"}]})
     gke.node_pool("either", autoscaling={"min_node_count": 0, "max_node_count": 2}, zones=1)
     gke.create(gpu_pod("waiting", **for_pool("either")))
-    failed = gke.until_event("ScaleUpFailed")
+    sandbox.advance(SEEN + 60)  # it has tried, and then looked at groups again
+    (failed,) = gke.events("ScaleUpFailed")
     assert "ZONE_RESOURCE_POOL_EXHAUSTED" in failed
-    eventually(lambda: gke.sizes("either") == {"a": 0})
-    eventually(lambda: "in backoff after failed scale-up" in str(gke.events("NotTriggerScaleUp", about="waiting")))
+    assert gke.sizes("either") == {"a": 0}
+    assert "in backoff after failed scale-up" in str(gke.events("NotTriggerScaleUp", about="waiting"))
 
 
-def test_new_labels_and_taints_of_a_pool_reach_its_nodes(gke: Gke) -> None:
+def test_new_labels_and_taints_of_a_pool_reach_its_nodes(gke: Gke, sandbox: SandboxProcess) -> None:
     gke.node_pool("train", autoscaling={"min_node_count": 0, "max_node_count": 1})
     gke.create(gpu_pod("train", **for_pool("train")))
+    sandbox.advance(JOINED)
     gke.until_running("train")
     gke.client.update_node_pool(
         request={
@@ -140,7 +151,9 @@ def test_new_labels_and_taints_of_a_pool_reach_its_nodes(gke: Gke) -> None:
             "taints": {"taints": [{"key": "night", "value": "1", "effect": "NO_SCHEDULE"}]},
         }
     )
-    (node,) = eventually(lambda: [node for node in gke.gpu_nodes() if node["metadata"]["labels"].get("night") == "1"])
-    eventually(lambda: {"night", "nvidia.com/gpu"} <= gke.taints())
+    sandbox.advance(2)  # what an operation waits before it begins
+    (node,) = gke.gpu_nodes()
+    labels = node["metadata"]["labels"]
+    assert (labels["role"], labels["night"]) == ("train", "1")
+    assert {"night", "nvidia.com/gpu"} <= gke.taints()
     assert gke.phase("train") == "Running"
-    assert node["metadata"]["labels"]["role"] == "train"

@@ -82,7 +82,7 @@ def test_it_grows_a_group_from_zero_for_a_pod_and_shrinks_it_again(
     with cluster_autoscaler(eks, tmp_path / "log"):
         eks.create(gpu_pod("train", seconds=2, nodeSelector={"role": "train"}))
         eks.create(gpu_pod("intolerant", nodeSelector={"role": "train"}, tolerations=[]))
-        eks.until_running("train", seconds=120)
+        eks.until_running("train")
         assert eks.events("TriggeredScaleUp", about="train") == [f"pod triggered scale-up: [{{{asg} 0->1 (max: 3)}}]"]
         (node,) = eks.gpu_nodes()
         assert node["spec"]["providerID"].rpartition("/")[2] in instances_of(eks, asg)

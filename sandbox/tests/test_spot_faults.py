@@ -10,30 +10,31 @@ from gpu_sandbox import SandboxProcess
 from gpu_sandbox.cli import main
 from gpu_sandbox.errors import ControlApiError
 from sandbox.tests.autoscaling import Eks, gpu_pod
-from tests.sandbox.running import eventually, watched
 
 
 @pytest.fixture(scope="module")
 def sandbox(gpu_sandbox_factory: Callable[..., SandboxProcess]) -> SandboxProcess:
-    sandbox = gpu_sandbox_factory(boot_seconds=0.3, autoscaler="none", stale=0.0)
+    sandbox = gpu_sandbox_factory(clock="manual", autoscaler="none")
     Eks(sandbox).install_device_plugin()
     return sandbox
 
 
 @pytest.fixture
 def eks(sandbox: SandboxProcess) -> Iterator[Eks]:
-    cluster = Eks(sandbox)
+    cluster = Eks(sandbox, by_hand=True)
     yield cluster
     cluster.delete_pods()
     for name in cluster.node_groups():
         cluster.delete_group(name)
-    eventually(lambda: not cluster.gpu_nodes() and not cluster.node_groups())
+    sandbox.advance(minutes=20)
+    assert (cluster.node_groups(), cluster.gpu_nodes()) == ([], [])
 
 
 def with_one_node(eks: Eks, **request: object) -> tuple[str, str]:
     """A spot group with a pod on its one node; the group's and the node's name."""
     scaling = {"minSize": 0, "maxSize": 2, "desiredSize": 1}
     asg = eks.node_group("spot", capacityType="SPOT", scalingConfig=scaling, **request)
+    eks.sandbox.advance(45)
     eks.create(gpu_pod("train", nodeSelector={"role": "spot"}))
     eks.until_running("train")
     (node,) = eks.gpu_nodes()
@@ -45,18 +46,24 @@ def reasons(eks: Eks, node: str) -> set[str]:
     return {event["reason"] for event in events if event["involvedObject"]["name"] == node}
 
 
+def cordoned(eks: Eks) -> dict[str, bool]:
+    return {node["metadata"]["name"]: bool(node["spec"].get("unschedulable")) for node in eks.gpu_nodes()}
+
+
 def test_a_recommendation_brings_another_node_and_then_drains(
     eks: Eks, sandbox: SandboxProcess, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asg, node = with_one_node(eks)
-    before = eks.core.list_node().metadata.resource_version
     assert main(["fault", "spot-rebalance", "--name", sandbox.name, "--node", node]) == 0
     assert capsys.readouterr().out.startswith("i-")
-    told = watched(eks.core.list_node, before, lambda _, each: each.spec.unschedulable)
-    assert told[-1].metadata.name == node
-    assert {each.metadata.name for each in told} - {node, "sandbox-system"}, "the new node joins before the old drains"
-    eventually(lambda: node not in {each["metadata"]["name"] for each in eks.gpu_nodes()})
-    eventually(lambda: len(eks.gpu_nodes()) == 1)
+    sandbox.advance(35 + 45 - 1)  # another machine's launch and boot
+    assert cordoned(eks) == {node: False}
+    sandbox.advance(1)
+    assert len(cordoned(eks)) == 2, "the new node joins before the old one is gone"
+    assert cordoned(eks)[node]
+    sandbox.advance(45)
+    assert [*cordoned(eks).values()] == [False]
+    assert node not in cordoned(eks)
     assert eks.desired(asg) == 1
     assert "SpotRebalanceRecommendation" in reasons(eks, node)
     # A bare pod that is evicted does not come back.
@@ -68,8 +75,9 @@ def test_a_notice_names_its_node_and_its_zone(eks: Eks, sandbox: SandboxProcess)
     with pytest.raises(ControlApiError, match=r"no spot instance runs \(zone us-west-2c\)"):
         sandbox.interrupt_spot(zone="us-west-2c")
     (instance,) = sandbox.interrupt_spot(zone=eks.zones[0])
+    sandbox.advance()
     assert instance in str(eks.gpu_nodes())
-    eventually(lambda: "SpotInterruption" in reasons(eks, node))
+    assert "SpotInterruption" in reasons(eks, node)
 
 
 def test_new_labels_of_a_node_group_reach_its_nodes_and_pods_can_ask_for_them(eks: Eks) -> None:
@@ -80,8 +88,9 @@ def test_new_labels_of_a_node_group_reach_its_nodes_and_pods_can_ask_for_them(ek
         labels={"addOrUpdateLabels": {"role": "renamed"}},
         taints={"addOrUpdateTaints": [{"key": "night", "value": "1", "effect": "NO_SCHEDULE"}]},
     )
-    eventually(lambda: eks.gpu_nodes()[0]["metadata"]["labels"]["role"] == "renamed")
-    eventually(lambda: eks.taints() >= {"night", "nvidia.com/gpu"})
+    eks.sandbox.advance()
+    assert eks.gpu_nodes()[0]["metadata"]["labels"]["role"] == "renamed"
+    assert eks.taints() >= {"night", "nvidia.com/gpu"}
     eks.create(gpu_pod("renamed", nodeSelector={"role": "renamed"}, tolerations=[{"operator": "Exists"}]))
     eks.until_running("renamed")
     assert eks.phase("train") == "Running"

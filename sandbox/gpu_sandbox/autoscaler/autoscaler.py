@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from datetime import datetime
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 
 from gpu_sandbox.autoscaler.backoff import Backoffs
 from gpu_sandbox.autoscaler.cluster import (
@@ -15,11 +14,14 @@ from gpu_sandbox.autoscaler.cluster import (
     Cluster,
     ClusterApi,
     Node,
+    template_from,
 )
 from gpu_sandbox.autoscaler.fitting import Pod, requests
 from gpu_sandbox.autoscaler.groups import FailedLaunch, NodeGroup, NodeGroups, NodeTemplate, Resources
-from gpu_sandbox.autoscaler.scale_down import Removable, removable, unneeded_seconds
+from gpu_sandbox.autoscaler.listing import ClusterLists
+from gpu_sandbox.autoscaler.scale_down import Deletion, Removable, removable, unneeded_seconds
 from gpu_sandbox.autoscaler.scale_up import (
+    Growth,
     Increase,
     ScaleUp,
     reasons_text,
@@ -28,32 +30,12 @@ from gpu_sandbox.autoscaler.scale_up import (
 )
 from gpu_sandbox.autoscaler.status import GroupState, StatusText
 from gpu_sandbox.autoscaler.timings import AutoscalerTimings
-from gpu_sandbox.autoscaler.watching import ClusterWatch
+from gpu_sandbox.autoscaler.watching import ClusterView, ClusterWatch
 from gpu_sandbox.clock import Clock
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.faults import Faults
 
-_STARTUP_TAINTS = ("node.kubernetes.io/", TO_BE_DELETED, DELETION_CANDIDATE)
-_ITS_OWN_LABELS = ("kubernetes.io/hostname",)
-
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Growth:
-    """A scale-up that has not brought all its nodes yet."""
-
-    increase: int
-    since: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Deletion:
-    """A node that is tainted and about to go."""
-
-    group: str
-    removable: Removable
-    since: float
 
 
 class Autoscaler:
@@ -69,40 +51,49 @@ class Autoscaler:
         clock: Clock,
     ) -> None:
         self._cloud = groups
-        self._watch = ClusterWatch(control_plane.kubeconfig)
         self._clock = clock
-        self._api = ClusterApi(control_plane=control_plane, watch=self._watch, clock=clock)
+        self._lists = ClusterLists(control_plane, clock) if clock.stands_still else None
+        self._view: ClusterView = self._lists or ClusterWatch(control_plane.kubeconfig)
+        self._api = ClusterApi(control_plane=control_plane, view=self._view, clock=clock)
         self._faults = faults
         self._timings = timings
         self._now = self._clock.now
         self._status = StatusText()
-        self._backoffs = Backoffs(timings=timings)
+        self._backoffs = Backoffs(timings=timings, clock=clock)
         self._scale_up = ScaleUp(similar_despite=groups.similar_despite)
         self._groups: dict[str, NodeGroup] = {}
         self._looked_at: float | None = None
         self._templates: dict[str, NodeTemplate] = {}
-        self._growths: dict[str, _Growth] = {}
+        self._growths: dict[str, Growth] = {}
         self._unneeded_since: dict[str, float] = {}
         self._unregistered_since: dict[str, float] = {}
-        self._deletions: dict[str, _Deletion] = {}
+        self._deletions: dict[str, Deletion] = {}
         self._grew_at: float | None = None
         self._clean = False
-        self._loop = self._clock.loop(self.step, poll=timings.scan_interval, name="cluster-autoscaler", periodic=True)
+        every, name = timings.scan_interval, "cluster-autoscaler"
+        self._loops = [clock.loop(self.step, poll=every, name=name, mark=self._mark, periodic=True)]
+        if self._lists:
+            # What was created before time goes on was created then.
+            self._loops.append(clock.loop(self._lists.refresh, poll=every, name="lists of the cluster"))
 
     def start(self) -> None:
-        self._watch.start()
-        self._loop.start()
+        self._view.start()
+        for loop in self._loops:
+            loop.start()
 
     def stop(self) -> None:
         """Returns when its last loop is over. Its status stays in the cluster, and grows old."""
-        self._loop.stop()
-        self._watch.stop()
+        for loop in self._loops:
+            loop.stop()
+        self._view.stop()
 
     def step(self) -> None:
         """One loop."""
         if self._faults.autoscaler_dead:
             return
         try:
+            if self._lists:
+                self._lists.settle(self._api.look)
             cluster = self._api.look()
             if not self._clean:
                 self._take_taints_of_earlier_days(cluster)
@@ -114,6 +105,12 @@ class Autoscaler:
             self._write_status(cluster, candidates)
         except OSError as error:
             log.debug("the API server is away: %s", error)
+
+    def _mark(self) -> Hashable:
+        """Differs where the next loop may do something that this one has prepared."""
+        groups = [(group.name, group.target, group.machines, group.failed) for group in self._groups.values()]
+        growths = [(name, growth.since, growth.increase) for name, growth in self._growths.items()]
+        return tuple(groups), tuple(growths), tuple(self._deletions), tuple(self._unneeded_since), self._backoffs.mark()
 
     def _take_taints_of_earlier_days(self, cluster: Cluster) -> None:
         """As cluster-autoscaler does when it starts: what a dead one had begun is not to be finished."""
@@ -127,7 +124,7 @@ class Autoscaler:
     def _look_at_groups(self) -> None:
         """Sizes and machines are believed for a while: changes by others are not seen before that."""
         now = self._now()
-        if self._looked_at is not None and now < self._looked_at + self._timings.group_cache:
+        if self._looked_at is not None and not self._clock.reached(self._looked_at + self._timings.group_cache):
             return
         self._groups = {group.name: group for group in self._cloud.look()}
         self._looked_at = now
@@ -137,7 +134,7 @@ class Autoscaler:
         for group in self._groups.values():
             for node in self._nodes_of(group, cluster):
                 if node.usable and group.name not in self._templates:
-                    self._templates[group.name] = _template_from(node)
+                    self._templates[group.name] = template_from(node)
         self._templates = {name: each for name, each in self._templates.items() if name in self._groups}
 
     def _known(self) -> list[NodeGroup]:
@@ -160,7 +157,7 @@ class Autoscaler:
                 self._backoffs.worked(group.name)
             elif group.failed is not None:
                 self._give_up(group, group.failed, growth)
-            elif growth is not None and now > growth.since + self._timings.provision_timeout:
+            elif growth is not None and self._clock.reached(growth.since + self._timings.provision_timeout):
                 self._time_out(group, growth, now - growth.since)
         self._end_what_never_joined(cluster)
 
@@ -168,7 +165,7 @@ class Autoscaler:
         usable = sum(node.usable for node in self._nodes_of(group, cluster))
         return max(group.target - usable, 0)
 
-    def _give_up(self, group: NodeGroup, why: FailedLaunch, growth: _Growth | None) -> None:
+    def _give_up(self, group: NodeGroup, why: FailedLaunch, growth: Growth | None) -> None:
         missing = group.target - len(group.machines)
         if growth is not None:
             self._api.status_event(
@@ -180,7 +177,7 @@ class Autoscaler:
             self._failed(group.name, why)
         self._resized(group.name, self._cloud.give_up_missing(group.name))
 
-    def _time_out(self, group: NodeGroup, growth: _Growth, seconds: float) -> None:
+    def _time_out(self, group: NodeGroup, growth: Growth, seconds: float) -> None:
         self._api.status_event(
             "ScaleUpTimedOut",
             f"Nodes added to group {group.name} failed to register within {seconds:.9f}s",
@@ -193,7 +190,7 @@ class Autoscaler:
 
     def _failed(self, name: str, why: FailedLaunch) -> None:
         self._growths.pop(name, None)
-        self._backoffs.failed(name, why, now=self._now())
+        self._backoffs.failed(name, why)
 
     def _end_what_never_joined(self, cluster: Cluster) -> None:
         """Machines that are there for long without a Node."""
@@ -206,7 +203,7 @@ class Autoscaler:
         }
         self._unregistered_since = {machine: self._unregistered_since.get(machine, now) for machine in missing}
         for machine, group in missing.items():
-            long_ago = now > self._unregistered_since[machine] + self._timings.provision_timeout
+            long_ago = self._clock.reached(self._unregistered_since[machine] + self._timings.provision_timeout)
             if long_ago and group.target > group.min_size and self._delete(group.name, machine):
                 self._api.status_event("DeleteUnregistered", f"Removed unregistered node {machine}")
 
@@ -231,13 +228,11 @@ class Autoscaler:
         return False
 
     def _is_new(self, pod: Pod) -> bool:
-        created = datetime.fromisoformat(pod["metadata"]["creationTimestamp"]).timestamp()
         wait = self._timings.new_gpu_pod if requests(pod).get(GPU) else self._timings.new_pod
-        return self._now() < created + wait
+        return not self._clock.reached(self._view.born(pod) + wait)
 
     def _help(self, waiting: Sequence[Pod], groups: Sequence[NodeGroup]) -> None:
-        now = self._now()
-        backed_off = [group.name for group in groups if self._backoffs.why(group.name, now=now) is not None]
+        backed_off = [group.name for group in groups if self._backoffs.why(group.name) is not None]
         plan = self._scale_up.plan(waiting, groups, backed_off=backed_off)
         done = [increase for increase in plan.increases if self._carry_out(increase)]
         if done:
@@ -261,7 +256,7 @@ class Autoscaler:
             return False
         before = self._growths.get(group.name)
         added = increase.after - increase.before
-        self._growths[group.name] = _Growth(increase=added + (before.increase if before else 0), since=now)
+        self._growths[group.name] = Growth(increase=added + (before.increase if before else 0), since=now)
         self._grew_at = now
         self._api.status_event("ScaledUpGroup", f"Scale-up: group {group.name} size set to {sizes}")
         return True
@@ -289,13 +284,13 @@ class Autoscaler:
         candidates = self._unneeded(cluster)
         now = self._now()
         self._unneeded_since = {name: self._unneeded_since.get(name, now) for name in candidates}
-        if not wait and not self._cooling_down(now):
+        if not wait and not self._is_cooling_down():
             self._begin_deleting(candidates)
-        self._mark(cluster, candidates)
+        self._set_candidate_taints(cluster, candidates)
         return candidates
 
-    def _cooling_down(self, now: float) -> bool:
-        return self._grew_at is not None and now < self._grew_at + self._timings.delay_after_add
+    def _is_cooling_down(self) -> bool:
+        return self._grew_at is not None and not self._clock.reached(self._grew_at + self._timings.delay_after_add)
 
     def _unneeded(self, cluster: Cluster) -> dict[str, Removable]:
         found: dict[str, Removable] = {}
@@ -314,11 +309,13 @@ class Autoscaler:
 
     def _begin_deleting(self, candidates: Mapping[str, Removable]) -> None:
         """All empty nodes at once, but only one at a time of those with pods."""
-        now = self._now()
         draining = any(not deletion.removable.empty for deletion in self._deletions.values())
         for name, one in candidates.items():
             group = self._group_of(one.node)
-            if group is None or now < self._unneeded_since[name] + unneeded_seconds(one.node, group, self._timings):
+            if group is None:
+                continue
+            seconds = unneeded_seconds(one.node, group, self._timings)
+            if not self._clock.reached(self._unneeded_since[name] + seconds):
                 continue
             if not one.empty and draining:
                 continue
@@ -335,7 +332,7 @@ class Autoscaler:
             self._api.status_event("ScaleDownEmpty", f'Scale-down: removing empty node "{node.name}"')
         for pod in one.to_evict:
             self._api.event("Pod", pod["metadata"], "ScaleDown", "deleting pod for node scale down")
-        self._deletions[node.name] = _Deletion(group=group.name, removable=one, since=self._now())
+        self._deletions[node.name] = Deletion(group=group.name, removable=one, since=self._now())
 
     def _go_on_deleting(self, cluster: Cluster) -> None:
         nodes = {node.name: node for node in cluster.nodes}
@@ -348,10 +345,12 @@ class Autoscaler:
             left = [pod for pod in deletion.removable.to_evict if pod["metadata"]["uid"] in uids]
             for pod in left:
                 self._api.evict(pod)
-            if not left and self._now() >= deletion.since + self._timings.node_delete_delay:
+            if left:
+                self._clock.reached(self._now() + self._timings.scan_interval)  # they are looked at again then
+            elif self._clock.reached(deletion.since + self._timings.node_delete_delay):
                 self._end(node, deletion)
 
-    def _end(self, node: Node, deletion: _Deletion) -> None:
+    def _end(self, node: Node, deletion: Deletion) -> None:
         del self._deletions[node.name]
         if not self._delete(deletion.group, node.machine):
             about = {"name": node.name, "uid": node.uid}
@@ -371,7 +370,7 @@ class Autoscaler:
         self._groups[group] = self._groups[group].without(machine)
         return True
 
-    def _mark(self, cluster: Cluster, candidates: Mapping[str, Removable]) -> None:
+    def _set_candidate_taints(self, cluster: Cluster, candidates: Mapping[str, Removable]) -> None:
         """The soft taint that keeps new pods off nodes that may go, while others have room."""
         for node in cluster.nodes:
             is_candidate = node.name in candidates
@@ -384,24 +383,15 @@ class Autoscaler:
     # Telling
 
     def _write_status(self, cluster: Cluster, candidates: Mapping[str, Removable]) -> None:
-        now, moment = self._now(), self._clock.utc_now()
+        moment = self._clock.utc_now()
         states = [
             GroupState(
                 group=group,
                 nodes=(nodes := self._nodes_of(group, cluster)),
                 growing=group.name in self._growths,
-                backoff=self._backoffs.why(group.name, now=now),
+                backoff=self._backoffs.why(group.name),
                 candidates=sum(node.name in candidates for node in nodes),
             )
             for group in self._groups.values()
         ]
         self._api.write_status(self._status.write(states, cluster.nodes, now=moment), now=moment)
-
-
-def _template_from(node: Node) -> NodeTemplate:
-    """What the group's next node would be: this one without its name, and without taints that pass."""
-    return NodeTemplate(
-        labels={key: value for key, value in node.labels.items() if key not in _ITS_OWN_LABELS},
-        taints=[taint for taint in node.taints if not taint.key.startswith(_STARTUP_TAINTS)],
-        allocatable=node.allocatable,
-    )

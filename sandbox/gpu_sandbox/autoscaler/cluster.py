@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from gpu_sandbox.autoscaler.fitting import Pod, less, requests
 from gpu_sandbox.autoscaler.groups import NodeTemplate
-from gpu_sandbox.autoscaler.watching import NODES, PODS, ClusterWatch
+from gpu_sandbox.autoscaler.watching import NODES, PODS, ClusterView
 from gpu_sandbox.clock import Clock
 from gpu_sandbox.control_plane import ControlPlane
 from gpu_sandbox.nodes import quantities
@@ -33,6 +33,8 @@ ACCELERATOR_LABELS = ("k8s.amazonaws.com/accelerator", "cloud.google.com/gke-acc
 _NOT_READY_TAINTS = frozenset(
     f"node.kubernetes.io/{name}" for name in ("not-ready", "disk-pressure", "network-unavailable")
 )
+_STARTUP_TAINTS = ("node.kubernetes.io/", TO_BE_DELETED, DELETION_CANDIDATE)
+_ITS_OWN_LABELS = ("kubernetes.io/hostname",)
 _OVER = ("Succeeded", "Failed")
 # The real one writes its status on each scan, ten seconds apart by default. So often is it written here, at any speed,
 # while it says the same: each write wakes etcd and the controllers that watch ConfigMaps.
@@ -83,10 +85,11 @@ class Node:
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """All Nodes, and the pods that the scheduler found no room for."""
+    """All Nodes, the pods that the scheduler found no room for, and those that it has not looked at yet."""
 
     nodes: Sequence[Node]
     pending: Sequence[Pod]
+    undecided: Sequence[Pod]
 
     @functools.cached_property
     def by_machine(self) -> dict[str, Node]:
@@ -113,23 +116,33 @@ def node_of(item: Mapping[str, Any], pods: Sequence[Pod]) -> Node:
     )
 
 
-def found_no_room(pod: Pod) -> bool:
-    """Whether the scheduler looked for a node in vain; a gated pod it has not looked at."""
-    if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
-        return False
-    conditions = pod["status"].get("conditions") or ()
-    return any(
-        c["type"] == "PodScheduled" and c["status"] == "False" and c.get("reason") == "Unschedulable"
-        for c in conditions
+def template_from(node: Node) -> NodeTemplate:
+    """What the group's next node would be: this one without its name, and without taints that pass."""
+    return NodeTemplate(
+        labels={key: value for key, value in node.labels.items() if key not in _ITS_OWN_LABELS},
+        taints=[taint for taint in node.taints if not taint.key.startswith(_STARTUP_TAINTS)],
+        allocatable=node.allocatable,
     )
+
+
+def verdict(pod: Pod) -> str | None:
+    """What the scheduler said of a pod without a node: "Unschedulable", or that it is gated; empty: nothing yet.
+
+    None for a pod that it is not to look at any more.
+    """
+    if pod["spec"].get("nodeName") or pod["metadata"].get("deletionTimestamp"):
+        return None
+    conditions = pod["status"].get("conditions") or ()
+    scheduled = [c for c in conditions if c["type"] == "PodScheduled" and c["status"] == "False"]
+    return str(scheduled[0].get("reason")) if scheduled else ""
 
 
 @dataclass(kw_only=True)
 class ClusterApi:
-    """Reads by `watch`, writes as the cluster's administrator. Writes raise OSError while the API server is away."""
+    """Reads by `view`, writes as the cluster's administrator. Writes raise OSError while the API server is away."""
 
     control_plane: ControlPlane
-    watch: ClusterWatch
+    view: ClusterView
     clock: Clock
     _seen: tuple[int, Cluster] | None = field(default=None, init=False)
     """What was last read, and the version that the watch had before."""
@@ -140,19 +153,23 @@ class ClusterApi:
 
     def look(self) -> Cluster:
         """Raise ConnectionError before anything has been listed."""
-        version = self.watch.version
+        version = self.view.version
         if self._seen is None or self._seen[0] != version:
             self._seen = (version, self._cluster())
         return self._seen[1]
 
     def _cluster(self) -> Cluster:
-        pods = self.watch.objects(PODS)
+        pods = self.view.objects(PODS)
         on_nodes: dict[str, list[Pod]] = {}
         for pod in pods:
             if name := pod["spec"].get("nodeName"):
                 on_nodes.setdefault(name, []).append(pod)
-        nodes = [node_of(item, on_nodes.get(item["metadata"]["name"], ())) for item in self.watch.objects(NODES)]
-        return Cluster(nodes=nodes, pending=[pod for pod in pods if found_no_room(pod)])
+        nodes = [node_of(item, on_nodes.get(item["metadata"]["name"], ())) for item in self.view.objects(NODES)]
+        return Cluster(
+            nodes=nodes,
+            pending=[pod for pod in pods if verdict(pod) == "Unschedulable"],
+            undecided=[pod for pod in pods if verdict(pod) == ""],
+        )
 
     def event(self, kind: str, about: Mapping[str, Any], reason: str, message: str, *, warning: bool = False) -> None:
         """About a Pod, a Node or a ConfigMap, by its name, namespace and uid. Said again, it counts up."""

@@ -35,6 +35,15 @@ class Removable:
         return not self.to_evict
 
 
+@dataclass(frozen=True, kw_only=True)
+class Deletion:
+    """A node that is tainted and about to go."""
+
+    group: str
+    removable: Removable
+    since: float
+
+
 def removable(node: Node, group: NodeGroup, others: Sequence[Node]) -> Removable | None:
     """The node as one that can go now, were it so for long enough; None if something speaks against it."""
     if node.annotations.get(SCALE_DOWN_DISABLED) == "true" or not _underused(node, group):

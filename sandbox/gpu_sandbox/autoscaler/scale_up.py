@@ -33,6 +33,14 @@ class Increase:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Growth:
+    """A scale-up that has not brought all its nodes yet."""
+
+    increase: int
+    since: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What grows, for which pods, and for each pod that no group helps the reasons by how often."""
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gpu_sandbox.nodes.api import Api, read_kubeconfig
 from gpu_sandbox.nodes.following import Follower
@@ -15,8 +16,25 @@ NODES = "/api/v1/nodes"
 PODS = "/api/v1/pods"
 
 
+class ClusterView(Protocol):
+    """All Nodes and Pods, as the autoscaler sees them."""
+
+    version: int
+    """Another one after each change."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def objects(self, path: str) -> list[Mapping[str, Any]]:
+        """All of `NODES` or `PODS`. Raises ConnectionError before they have been listed for the first time."""
+
+    def born(self, one: Mapping[str, Any]) -> float:
+        """When it was created, in seconds since the epoch, by the sandbox's clock."""
+
+
 class ClusterWatch:
-    """A thread that follows both kinds; `version` is another one after each change."""
+    """A thread that follows both kinds. Implements `ClusterView`."""
 
     def __init__(self, kubeconfig: Path) -> None:
         self.version = 0
@@ -40,6 +58,9 @@ class ClusterWatch:
         if follower is None or not follower.listed:
             raise ConnectionError(f"{path} has not been listed yet")
         return list(follower.objects.values())
+
+    def born(self, one: Mapping[str, Any]) -> float:
+        return datetime.fromisoformat(one["metadata"]["creationTimestamp"]).timestamp()
 
     def _run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:

@@ -15,6 +15,7 @@ from gpu_sandbox.autoscaler.fitting import selected, why_not
 from gpu_sandbox.autoscaler.groups import SharedLimit
 from gpu_sandbox.autoscaler.scale_down import blocks
 from gpu_sandbox.autoscaler.scale_up import ScaleUp, reasons_text, without_room, worth_a_machine
+from gpu_sandbox.manual_clock import ManualClock
 from gpu_sandbox.nodes.spec import Taint
 
 SIZE = {"pods": Decimal(110), "cpu": Decimal(4), "memory": Decimal(16 * 2**30), "nvidia.com/gpu": Decimal(1)}
@@ -146,15 +147,18 @@ def test_which_pods_keep_their_node(owner: str | None, safe_to_evict: str | None
 
 
 def test_a_group_that_fails_again_is_left_alone_for_longer() -> None:
-    backoffs, why = Backoffs(timings=AutoscalerTimings()), FailedLaunch(code="code", message="message")
-    now = 0.0
-    for seconds in (300, 600, 1200, 1800, 1800):
-        backoffs.failed("group", why, now=now)
-        assert backoffs.why("group", now=now + seconds - 1) == why
-        assert backoffs.why("group", now=now + seconds) is None
-        now += seconds
-    backoffs.failed("group", why, now=now + 10800)
-    assert backoffs.why("group", now=now + 10800 + 300) is None
+    clock, why = ManualClock(), FailedLaunch(code="code", message="message")
+    backoffs = Backoffs(timings=AutoscalerTimings(), clock=clock)
+    for minutes in (5, 10, 20, 30, 30):
+        backoffs.failed("group", why)
+        clock.advance(minutes=minutes, seconds=-1)
+        assert backoffs.why("group") == why
+        clock.advance(1)
+        assert backoffs.why("group") is None
+    clock.advance(hours=3)
+    backoffs.failed("group", why)
+    clock.advance(minutes=5)
+    assert backoffs.why("group") is None
 
 
 def test_a_speed_divides_every_time() -> None:

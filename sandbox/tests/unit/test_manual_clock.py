@@ -237,3 +237,22 @@ def test_workers_that_stop_end_their_pauses(clock: ManualClock) -> None:
     workers.submit(lambda: ended.append(False))
     clock.advance(hours=2)
     assert ended == [True]
+
+
+def test_a_periodic_loop_leaves_out_the_steps_before_which_nothing_has_changed() -> None:
+    clock, scans = ManualClock(NIGHT), list[float]()
+    due = NIGHT + timedelta(seconds=605)
+
+    def scan() -> None:
+        clock.reached(due)
+        scans.append((clock.utc_now() - NIGHT).total_seconds())
+
+    clock.loop(scan, poll=10.0, name="scan", periodic=True).start()
+    Chain(clock, "cloud", [33.0], [])
+    clock.advance(hours=1)
+    # The first two, as nothing is known before; after the cloud has changed; and at what was due.
+    assert scans[:-1] == [10.0, 20.0, 40.0, 610.0]
+    assert scans[-1] == 3600.0, "the last one, which tells what is so now"
+    clock.advance(9)
+    clock.advance(1)
+    assert scans[5:] == [3610.0]

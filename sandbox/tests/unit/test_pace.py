@@ -45,6 +45,15 @@ def test_images_take_time_to_pull_unless_they_say_how_long() -> None:
 
     assert [each.pull_seconds for each in Pace(name="real", speed=10).images(images)] == [4.5, 1.0, 7]
     assert Pace().images(images) == images
+    assert Pace.by("manual", name=None, speed=None, stale=None).images(images) == images, "nodes live in real time"
+
+
+def test_time_that_is_moved_by_hand_is_real_and_its_reads_are_never_old() -> None:
+    by_hand = Pace.by("manual", name=None, speed=None, stale=None)
+    assert (by_hand.name, by_hand.speed, by_hand.aws().stale, by_hand.google().stale) == ("real", 1.0, 0.0, 0.0)
+    assert Pace.by("system", name=None, speed=None, stale=None) == Pace()
+    given = Pace.by("manual", name="quick", speed=5.0, stale=1.0)
+    assert (given.name, given.speed, given.aws().stale) == ("quick", 5.0, 1.0)
 
 
 @pytest.mark.parametrize("settings", [{"name": "slow"}, {"speed": 0}, {"speed": float("inf")}, {"stale": -1}])
