@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -43,6 +46,36 @@ def resumption(operator: Any, deferral: TaskDeferred, context: dict[str, Any], e
     """Return the operator's next leg, with the event as Airflow would give it."""
     kwargs = {**(deferral.kwargs or {}), "event": event}
     return lambda: operator.resume_execution(deferral.method_name, kwargs, context)
+
+
+@contextmanager
+def timing_out_once(is_so: Callable[[], Any]) -> Iterator[None]:
+    """Let the execution_timeout of what runs in the body be over as soon as `is_so` returns what is true.
+
+    Airflow's timer is SIGALRM (airflow/sdk/execution_time/timeout.py), and `in_worker` sets it.
+    """
+    found: list[Any] = []
+
+    def over() -> None:
+        try:
+            found.append(eventually(is_so, seconds=60))
+        finally:
+            os.kill(os.getpid(), signal.SIGALRM)
+
+    thread = threading.Thread(target=over)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
+    assert found, f"it was over before {is_so}"
+
+
+def in_worker(operator: Any, context: dict[str, Any]) -> Any:
+    """Run one leg of the operator as a worker does, with Airflow's own execution_timeout."""
+    from airflow.sdk.execution_time.task_runner import _run_execute_callable
+
+    return _run_execute_callable(context, operator.execute, operator)  # type: ignore[arg-type]
 
 
 def copy_of(trigger: Any) -> Any:

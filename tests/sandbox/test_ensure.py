@@ -20,13 +20,23 @@ import pytest
 from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider import DeleteGpuPoolOperator, ScaleDownSensor
+from airflow_gpu_provider.acceptance.tasks import first_event
 from airflow_gpu_provider.errors import CloudError, NodesNotReady, OutOfStock, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, run
+from tests.sandbox.running import (
+    airflow_says,
+    context_of,
+    copy_of,
+    eventually,
+    in_worker,
+    resumption,
+    run,
+    timing_out_once,
+)
 
 
 @pytest.fixture
@@ -180,6 +190,37 @@ def test_a_group_that_cannot_be_created_after_another_one(
 def test_machines_that_do_not_join_in_time_are_let_go(gpu_sandbox: Sandbox, slow: EksGpuPool) -> None:
     with pytest.raises(NodesNotReady):
         run(ensure(slow, timeout=timedelta(seconds=6)))
+    assert demand_of(gpu_sandbox, slow.name) == []
+    eventually(lambda: left_by(gpu_sandbox, slow) == ZERO)
+
+
+def test_an_execution_timeout_while_a_machine_boots_lets_it_go(gpu_sandbox: Sandbox, slow: EksGpuPool) -> None:
+    operator = ensure(slow, execution_timeout=timedelta(hours=1))
+    with (
+        timing_out_once(lambda: left_by(gpu_sandbox, slow)["machines"]),
+        pytest.raises(TaskKilled, match="was told to stop while it ensured pool slow-boot"),
+    ):
+        in_worker(operator, context_of(operator))
+    assert demand_of(gpu_sandbox, slow.name) == []
+    eventually(lambda: left_by(gpu_sandbox, slow) == ZERO)
+
+
+def test_a_deferred_wait_is_ended_by_its_timeout_and_not_by_its_execution_timeout(
+    gpu_sandbox: Sandbox, slow: EksGpuPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow counts the latter for each leg in a worker, and the triggerer is told of the former."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    operator = EnsureGpuPoolOperator(
+        task_id="ensure", gpu_pool=slow, timeout=timedelta(seconds=6), execution_timeout=timedelta(minutes=5)
+    )
+    context = context_of(operator)
+    with pytest.raises(TaskDeferred) as deferral:
+        in_worker(operator, context)
+    assert deferral.value.timeout is not None
+    assert deferral.value.timeout > timedelta(seconds=6), "its own error comes first"
+    event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
+    with pytest.raises(NodesNotReady):
+        resumption(operator, deferral.value, context, event)()
     assert demand_of(gpu_sandbox, slow.name) == []
     eventually(lambda: left_by(gpu_sandbox, slow) == ZERO)
 

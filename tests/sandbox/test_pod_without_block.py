@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
@@ -11,12 +12,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowTaskTimeout
-from airflow.sdk.execution_time.task_runner import _run_execute_callable
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferred
 from kubernetes import client, config
 from kubernetes.client import models as k8s
 from structlog.testing import capture_logs
 
+from airflow_gpu_provider.acceptance.tasks import first_event
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
@@ -27,9 +28,19 @@ from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.running import context_of, eventually, run
+from tests.sandbox.running import (
+    airflow_says,
+    context_of,
+    copy_of,
+    eventually,
+    in_worker,
+    resumption,
+    run,
+    watched_until,
+)
 
 BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
+FOREVER = ["sh", "-c", "trap 'exit 143' TERM; while :; do sleep 0.1; done"]
 SAVES_FOR_A_WHILE = ["sh", "-c", "trap 'sleep 4; exit 143' TERM; while :; do sleep 0.1; done"]
 SOON = 120.0
 
@@ -115,7 +126,7 @@ def test_execution_timeout_of_a_blocking_task(pool: EksGpuPool, api: client.Core
     task = pod(pool, *SAVES_FOR_A_WHILE, deferrable=False, execution_timeout=timeout)
     context = context_of(task, start_date=datetime.now(UTC) - timedelta(seconds=head_start))
     with pytest.raises((PodDeadline, AirflowTaskTimeout)):
-        _run_execute_callable(context, task.execute, task)  # type: ignore[arg-type]
+        in_worker(task, context)
     eventually(lambda: not nodes(api), seconds=SOON)
 
 
@@ -144,6 +155,46 @@ def test_blocking_task_that_is_told_to_stop(pool: EksGpuPool, api: client.CoreV1
     assert left.metadata.deletion_timestamp
     api.delete_namespaced_pod(left.metadata.name, "default", grace_period_seconds=0)
     run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
+
+
+def test_execution_timeout_of_a_deferred_task(pool: EksGpuPool, api: client.CoreV1Api) -> None:
+    """It is the pod's own deadline, which the kubelet holds; the next leg deletes the pod, and the node goes."""
+    task = pod(pool, *FOREVER, execution_timeout=timedelta(hours=1), termination_grace_period=1)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        in_worker(task, context)
+    deadlines = []
+
+    def time_is_over() -> None:
+        up = running(api)
+        deadlines.append(up.spec.active_deadline_seconds)
+        api.patch_namespaced_pod(up.metadata.name, "default", {"spec": {"activeDeadlineSeconds": 1}})
+
+    thread = meanwhile(time_is_over)
+    event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
+    thread.join()
+    assert 3500 < deadlines[0] <= 3600
+    with pytest.raises(PodDeadline):
+        resumption(task, deferral.value, context, event)()
+    eventually(lambda: not nodes(api), seconds=SOON)
+
+
+def test_deferred_task_that_is_marked_failed(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trigger deletes the pod, and sees the node go."""
+    task = pod(pool, *FOREVER, termination_grace_period=1)
+    context = context_of(task)
+    with pytest.raises(TaskDeferred) as deferral:
+        task.execute(context)
+    asyncio.run(watched_until(deferral.value, lambda: running(api)))
+    assert nodes(api)
+    airflow_says(monkeypatch, states={context["run_id"]: {"train": "failed"}}, unfinished_runs=0)
+    trigger = copy_of(deferral.value.trigger)
+    trigger.task_instance = context["ti"]
+    asyncio.run(trigger.on_kill())
+    assert not [each for each in api.list_namespaced_pod("default").items if not each.metadata.deletion_timestamp]
+    eventually(lambda: not nodes(api), seconds=SOON)
 
 
 @BOTH_WAYS

@@ -12,12 +12,15 @@ from airflow.sdk.exceptions import AirflowRescheduleException
 from kubernetes.client import CoreV1Api
 from kubernetes.config import new_client_from_config
 
-from airflow_gpu_provider.errors import PoolNotReleased
+from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.cluster.pods import RUN_LABEL
+from airflow_gpu_provider.errors import PoolNotReleased, TaskKilled
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
-from tests.sandbox.running import context_of, run
+from tests.sandbox.running import context_of, in_worker, run, timing_out_once
 
 
 @pytest.fixture(autouse=True)
@@ -93,6 +96,56 @@ def test_what_another_run_wants_stays_and_is_named(gpu_sandbox: Sandbox, env: No
     assert any("nightly/two" in line for line in first["kept"])
     second = run(ScaleDownSensor(task_id="zero", gpu_pool=pool), run_id="two")
     assert (second["nodes"], second["kept"]) == (0, [])
+
+
+def test_blocks_of_one_run_share_a_pool_and_each_goes_by_itself(gpu_sandbox: Sandbox, env: None) -> None:
+    """Two side by side, whose longer one works on the machine that came first, and a third one after the shorter."""
+    pool = a_pool(gpu_sandbox, "blocks")
+    core = CoreV1Api(new_client_from_config(gpu_sandbox.env()["KUBECONFIG"]))
+
+    def wants(block: str) -> list[str]:
+        return [node["name"] for node in ensure(pool, block_id=block)["nodes"]]
+
+    def gone(block: str) -> Any:
+        return run(ScaleDownSensor(task_id="zero", gpu_pool=pool, block_id=block), run_id="one")
+
+    (first,) = wants("short")
+    assert len(wants("long")) == 2
+    key = DemandKey(installation="tests", dag_id="nightly", run_id="one", pool=pool.name, block="long")
+    core.create_namespaced_pod("default", training(pool, on=first, run=key))
+    for block in ("short", "next"):
+        if block == "next":
+            assert len(wants("next")) == 2
+        left = gone(block)
+        assert left["nodes"] == 1
+        assert [line for line in left["kept"] if "nightly/one/long" in line]
+        assert [pod.spec.node_name for pod in core.list_namespaced_pod("default").items] == [first]
+        assert core.read_node(first)
+    core.delete_namespaced_pod("training", "default", grace_period_seconds=0)
+    after_long = gone("long")
+    assert (after_long["nodes"], after_long["kept"]) == (0, [])
+
+
+def training(pool: EksGpuPool, *, on: str, run: DemandKey) -> dict[str, Any]:
+    """A pod of a run's block, which goes on until it is deleted."""
+    container = {"name": "base", "image": "busybox:1.36", "command": ["sh", "-c", "while :; do sleep 0.1; done"]}
+    spec = {"containers": [container], "nodeName": on, "nodeSelector": {POOL_LABEL: pool.name}}
+    spec |= {"tolerations": [{"operator": "Exists"}], "terminationGracePeriodSeconds": 0}
+    return {"metadata": {"name": "training", "labels": {RUN_LABEL: run.hash, POOL_LABEL: pool.name}}, "spec": spec}
+
+
+def test_an_execution_timeout_leaves_the_rest_to_the_next_try(gpu_sandbox: Sandbox, env: None) -> None:
+    pool = a_pool(gpu_sandbox, "cut-off")
+    (node,) = (each["name"] for each in ensure(pool)["nodes"])
+    core = CoreV1Api(new_client_from_config(gpu_sandbox.env()["KUBECONFIG"]))
+    arguments = {"deferrable": False, "poke_interval": 0.5, "execution_timeout": timedelta(hours=1)}
+    sensor = ScaleDownSensor(task_id="zero", gpu_pool=pool, **arguments)
+    with held_in_the_cluster(gpu_sandbox, node):
+        is_going = lambda: core.read_node(node).metadata.deletion_timestamp  # noqa: E731
+        with timing_out_once(is_going), pytest.raises(TaskKilled):
+            in_worker(sensor, context_of(sensor, run_id="one"))
+        assert core.read_node(node).metadata.name == node
+    assert run(sensor, run_id="one")["nodes"] == 0
 
 
 def test_twice_is_once(gpu_sandbox: Sandbox, env: None) -> None:
