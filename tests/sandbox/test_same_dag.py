@@ -11,6 +11,7 @@ from airflow.sdk import DAG
 from kubernetes import client, config
 
 from airflow_gpu_provider import EksGpuPool, GkeGpuPool, GpuPodOperator, KubernetesGpuPool, gpu_nodes
+from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import GpuPool
 from gpu_sandbox.faults import Stockout
@@ -79,8 +80,13 @@ def holds(results: dict[str, Any]) -> None:
 
 
 def test_a_night_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
+    """The next one will find all that it needs as it should be."""
     enter(gpu_sandbox)
-    holds(one_night(eks(gpu_sandbox)))
+    pool = eks(gpu_sandbox)
+    holds(one_night(pool))
+    plan = run(EnsureGpuPoolOperator(task_id="plan", gpu_pool=pool, dry_run=True, deferrable=False))["plan"]
+    assert plan[0].startswith("Plan for train-eks")
+    assert [line for line in plan if line.lstrip().startswith(("+", "~"))] == []
 
 
 def test_a_night_on_bare_metal(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], None]) -> None:
