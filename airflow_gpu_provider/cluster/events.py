@@ -55,6 +55,12 @@ class PodEvent:
     message: str
     at: datetime
     by: str = ""
+    first_at: datetime | None = None
+
+    @property
+    def began(self) -> datetime:
+        """When it first happened; `at` is when it last did."""
+        return self.first_at or self.at
 
     @classmethod
     def parse(cls, raw: Json) -> Self:
@@ -67,6 +73,7 @@ class PodEvent:
             reason=raw.get("reason") or "",
             message=raw.get("message") or "",
             at=time_of(raw),
+            first_at=parse_time(raw.get("firstTimestamp") or raw.get("eventTime")),
             by=(raw.get("source") or {}).get("component") or raw.get("reportingComponent") or "",
         )
 

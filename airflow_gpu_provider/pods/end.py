@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import (
     EndUnknown,
     GpuError,
     PodDeadline,
     PodFailed,
-    PodImageError,
     PodOutOfMemory,
     PodPreempted,
 )
@@ -22,17 +19,6 @@ from airflow_gpu_provider.pods.eviction import EVICTED, OwnUse, own_use
 # Reasons that the kubelet or a cloud's node agent sets on a pod whose node goes away: shutdown (spot loss on GKE is
 # "Terminated"), kubelet preemption for a critical pod, a lost node, eviction for the node's sake.
 _TAKEN_AWAY = frozenset({"Terminated", "NodeShutdown", "Shutdown", "Preempting", "NodeLost", "NodeAffinity", EVICTED})
-
-_NEVER_PULLED = frozenset({"InvalidImageName", "ErrImageNeverPull"})
-PULL_FAILED = frozenset({"ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable"})
-"""Reasons of a container that waits for its image: mostly a network or registry problem."""
-
-# Registry answers that are final, except rate limits that some registries phrase as a denial.
-_FINAL_ANSWER = re.compile(
-    r"not found|does not exist|manifest unknown|name unknown|\bdenied\b|unauthorized|invalid reference", re.IGNORECASE
-)
-_LIMITED = re.compile(r"too ?many ?requests|rate limit|quota exceeded", re.IGNORECASE)
-_QUOTED = re.compile(r'"[^"]*"')
 
 NOT_STARTED = frozenset({"StartError", "ContainerCannotRun"})
 """Reasons of a container that its runtime could not start: containerd: internal/cri/server/helpers.go, and Docker's."""
@@ -115,32 +101,6 @@ def lost_with_node(pod: PodState, why: str) -> PodEnd:
     """Return the end of a pod whose node will never report how it ended."""
     what = f"Pod {pod.name} was lost before it had finished: its node {pod.node} {why}."
     return PodEnd(error=PodPreempted(what, _RETRY, pod=pod.name, node=pod.node))
-
-
-def cannot_start(pod: PodState) -> PodImageError | None:
-    """Return why a pod that is not running will never run; None if waiting may help."""
-    for container in pod.waiting:
-        image = pod.image if container is pod.base else container.name
-        if container.reason in _NEVER_PULLED or (container.reason in PULL_FAILED and _is_final(container.message)):
-            return PodImageError(
-                f"Pod {pod.name}: the image {image} cannot be pulled ({_said(container)}).",
-                _how_to_pull(container),
-                pod=pod.name,
-                image=image,
-            )
-    return None
-
-
-def _how_to_pull(container: ContainerState) -> str:
-    if container.name == XCOM_SIDECAR:
-        return f"Set xcom_sidecar_container_image {SIDECAR_SETTINGS}, to an image that the nodes can pull."
-    return "Check the image's name and tag, and that the node's role or image_pull_secrets may pull it."
-
-
-def _is_final(message: str) -> bool:
-    """Return True if the registry's answer made the pull fail for good; the image's own name is ignored."""
-    said = _QUOTED.sub("", message)
-    return _FINAL_ANSWER.search(said) is not None and _LIMITED.search(said) is None
 
 
 def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
@@ -279,10 +239,6 @@ def why_disrupted(pod: PodState) -> str:
     if pod.reason in _TAKEN_AWAY:
         return f"{pod.reason}: {pod.message}".strip(": ")
     return ""
-
-
-def _said(container: ContainerState) -> str:
-    return f"{container.reason}: {container.message}".strip(": ")
 
 
 def _because(reason: str, message: str) -> str:

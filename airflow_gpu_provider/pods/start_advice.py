@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
+from airflow_gpu_provider.pods.pull import FIX, PULL_FAILED, why_not_pulled
 from airflow_gpu_provider.pods.signs import advice_on
 
 
@@ -58,7 +59,6 @@ _SLOW = (
     " faster disk (disk_size)."
 )
 _SEE_LOG = "See the log of container {container}: the task's own container starts only after it."
-_PULL = "Check that the node can reach the image's registry, or raise startup_timeout_seconds."
 _LONGER = "Use a smaller image, or raise startup_timeout_seconds."
 
 _NODE_GONE = "NodeNotReady"
@@ -182,8 +182,6 @@ _TABLE = (
         "A container that starts before the task's does not pass its startup probe: see its log.",
         "kubelet: prober.go",
     ),
-    Hindrance("ErrImagePull|ImagePullBackOff|ImageInspectError|RegistryUnavailable", "", _PULL, "kubelet: images"),
-    Hindrance("BackOff|Failed", r"pull(ing)? image", _PULL, "kubelet: image_manager.go"),
     Hindrance(
         _NODE_GONE,
         "",
@@ -191,6 +189,8 @@ _TABLE = (
         "kubernetes: controller/nodelifecycle",
     ),
 )
+
+_PULLING = re.compile(r"^(Failed to pull|Back-off pulling) image")  # kubelet: pkg/kubelet/images/image_manager.go
 
 _PREPARED = frozenset({"Pulling", "Pulled", "Created", "Started"})
 """Events that come after the pod's volumes, its network and its sandbox are there."""
@@ -233,6 +233,8 @@ def _may_follow(said: ContainerState | PodEvent) -> bool:
 def _fix(reason: str, message: str, **names: str) -> str:
     if (advice := advice_on(message)) and advice.cause != "gpu memory":
         return advice.fix
+    if reason in PULL_FAILED or _PULLING.search(message):
+        return FIX[why_not_pulled(message)].format(**names)
     for each in _TABLE:
         if re.fullmatch(each.reasons, reason) and (found := re.search(each.says, message)):
             return each.fix.format(**names | found.groupdict())

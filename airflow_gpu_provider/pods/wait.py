@@ -19,7 +19,6 @@ from airflow_gpu_provider.pods.end import (
     KILLED,
     RAISE_DEADLINE,
     PodEnd,
-    cannot_start,
     certain_at,
     end_of,
     end_of_gone,
@@ -28,6 +27,7 @@ from airflow_gpu_provider.pods.end import (
 )
 from airflow_gpu_provider.pods.eviction import own_use
 from airflow_gpu_provider.pods.gpu_use import GpuWatching
+from airflow_gpu_provider.pods.pull import cannot_start, final_at
 from airflow_gpu_provider.pods.start_advice import how_to_start
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds, phase
@@ -139,7 +139,8 @@ class PodWait(Record):
             return self._over(lost_with_node(pod, "left the cluster"), snapshot, lines)
         if pod.gone_by and now > pod.gone_by + UNCONFIRMED:
             return self._over(lost_with_node(pod, "does not answer"), snapshot, lines)
-        error = snapshot.too_large or (None if pod.started else cannot_start(pod)) or self._late(pod, snapshot, now)
+        image = None if pod.started else cannot_start(pod, snapshot.events, now)
+        error = snapshot.too_large or image or self._late(pod, snapshot, now)
         if error is None:
             return Progress(lines=lines)
         return self._over(PodEnd(error=error), snapshot, lines)
@@ -150,6 +151,8 @@ class PodWait(Record):
         times = [self.deadline]
         if pod and not pod.started and not pod.gates:
             times.append(self._start_deadline(pod) or self._schedule_deadline(pod, snapshot))
+            if failed_at := final_at(pod, snapshot.events):
+                times.append(failed_at)
         if pod and (believed_at := certain_at(pod)):
             times.append(believed_at)
         if pod and pod.gone_by:

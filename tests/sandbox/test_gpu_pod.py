@@ -38,6 +38,7 @@ from airflow_gpu_provider.errors import (
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
+from airflow_gpu_provider.pods.pull import LASTS
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -261,7 +262,10 @@ def test_out_of_memory_names_the_limit(pool: EksGpuPool, deferrable: bool) -> No
 
 
 @BOTH_WAYS
-def test_image_that_does_not_exist_fails_at_once(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
+def test_image_that_does_not_exist_fails_once_that_lasts(
+    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool
+) -> None:
+    monkeypatch.setitem(LASTS, "absent", timedelta(seconds=1))
     started = time.monotonic()
     with pytest.raises(PodImageError, match=r"nowhere\.example/train:1"):
         run(pod(pool, image="nowhere.example/train:1", deferrable=deferrable))

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from airflow_gpu_provider import (
     placement,
 )
 from airflow_gpu_provider.errors import PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
+from airflow_gpu_provider.pods.pull import LASTS
 from sandbox.tests.node_checks import stories
 from sandbox.tests.node_checks.stories import IMAGE, deletes
 from tests.sandbox.running import eventually, run
@@ -127,7 +129,10 @@ class NodeChecks:
         with pytest.raises(PodOutOfMemory, match="64Mi"):
             run(train(pool, hog, container_resources=limits))
 
-    def test_image_that_does_not_exist_fails_at_once(self, pool: KubernetesGpuPool) -> None:
+    def test_image_that_does_not_exist_fails_once_that_lasts(
+        self, pool: KubernetesGpuPool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(LASTS, "absent", timedelta(seconds=1))
         with pytest.raises(PodImageError, match=r"nowhere\.example/train:1"):
             run(train(pool, "true", image="nowhere.example/train:1"))
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodFailed, PodImageError, PodOutOfMemory, PodPreempted
-from airflow_gpu_provider.pods.end import cannot_start, certain_at, end_of, end_of_gone
+from airflow_gpu_provider.errors import EndUnknown, PodDeadline, PodFailed, PodOutOfMemory, PodPreempted
+from airflow_gpu_provider.pods.end import certain_at, end_of, end_of_gone
 
 START = datetime(2026, 1, 1, 2, 0, 0, tzinfo=UTC)
 
@@ -327,49 +327,10 @@ def test_node_has_a_moment_to_say_why() -> None:
     assert certain_at(killed) == START + timedelta(seconds=75)
 
 
-# -- gone, and never started -------------------------------------------------------------------------------------
+# -- gone -------------------------------------------------------------------------------------
 
 
 def test_pod_that_is_gone() -> None:
     assert type(end_of_gone(None, name="train-x").error) is PodPreempted
     assert "EvictionByEvictionAPI" in str(end_of_gone(pod(running(), conditions=(disrupted(),)), name="train-x").error)
     assert end_of_gone(pod(ended(0)), name="train-x").error is None
-
-
-@pytest.mark.parametrize(
-    ("reason", "message", "fails"),
-    [
-        ("ErrImagePull", "manifest for train:1 not found", True),
-        ("ErrImagePull", "manifest unknown: manifest unknown", True),
-        ("ErrImagePull", "pull access denied, repository does not exist or may require authorization", True),
-        ("ErrImagePull", "failed to fetch anonymous token: 401 Unauthorized", True),
-        ("ErrImagePull", "failed to parse reference: invalid reference format", True),
-        ("ImagePullBackOff", 'Back-off pulling image "train:1": ErrImagePull: docker.io/train:1: not found', True),
-        ("ImagePullBackOff", 'Back-off pulling image "train:1"', False),
-        ("ImagePullBackOff", 'Back-off pulling image "access-denied:1"', False),
-        ("ErrImagePull", "dial tcp: lookup registry.example on 10.0.0.2:53: no such host", False),
-        ("ErrImagePull", "dial tcp 10.0.0.1:443: connect: connection refused", False),
-        ("ErrImagePull", "read tcp 10.0.0.1:443: connection reset by peer", False),
-        ("ErrImagePull", "context deadline exceeded", False),
-        ("ErrImagePull", "unexpected EOF", False),
-        ("ErrImagePull", "unexpected status from HEAD request: 500 Internal Server Error", False),
-        ("ErrImagePull", "denied: Quota exceeded for quota metric 'Requests per project'", False),
-        ("RegistryUnavailable", "", False),
-        ("ErrImageNeverPull", "", True),
-        ("InvalidImageName", "", True),
-        ("ErrImagePull", "toomanyrequests: Too Many Requests", False),
-        ("ImagePullBackOff", "dial tcp: i/o timeout", False),
-        ("ContainerCreating", "", False),
-        ("CreateContainerConfigError", 'secret "token" not found', False),
-    ],
-)
-def test_images_that_can_never_be_pulled(reason: str, message: str, fails: bool) -> None:
-    error = cannot_start(pod(waiting(reason, message), phase="Pending"))
-    assert (error is not None) is fails
-    assert error is None or (type(error) is PodImageError and "train:1" in str(error))
-
-
-def test_image_of_the_xcom_sidecar_is_set_in_the_connection() -> None:
-    error = cannot_start(pod(waiting("InvalidImageName", name="airflow-xcom-sidecar"), phase="Pending"))
-    assert error is not None
-    assert "xcom_sidecar_container_image" in error.fix

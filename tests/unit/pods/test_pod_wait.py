@@ -19,7 +19,6 @@ from airflow_gpu_provider.errors import (
     OutOfStock,
     PodDeadline,
     PodFailed,
-    PodImageError,
     PodPreempted,
     PodUnschedulable,
 )
@@ -283,13 +282,6 @@ def test_lost_pods_are_preempted() -> None:
 def test_pod_that_had_finished_before_it_went_has_succeeded() -> None:
     assert WAIT.step(PodSnapshot(pod=pod(ended(0)), gone=True), at(70)).done
     assert WAIT.step(PodSnapshot(pod=pod(ended(0), phase="Succeeded"), node_gone=True), at(70)).done
-
-
-def test_image_that_cannot_be_pulled_is_not_waited_for() -> None:
-    snapshot = PodSnapshot(pod=pod(waiting("ErrImagePull", "not found"), phase="Pending", conditions=(scheduled(1),)))
-    assert type(WAIT.step(snapshot, at(2)).error) is PodImageError
-    sidecar = PodSnapshot(pod=pod(running(), waiting("ErrImagePull", "not found", name="exporter")))
-    assert WAIT.step(sidecar, at(2)).error is None
 
 
 # -- words -------------------------------------------------------------------------------------------------------
