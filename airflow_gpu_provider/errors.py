@@ -26,6 +26,7 @@ AirflowSensorTimeout, which it never sees.
       DevicePluginConflict
       PodFailed                    PodUnschedulable PodImageError PodOutOfMemory PodPreempted EndUnknown PodDeadline
                                    PodResultInvalid GpuOutOfMemory DriverMissing BadGpu GangHung GpuIdle
+      PodResultLost                the pod succeeded, but its result cannot be read
       BlockFailed                  a task of a gpu_nodes block failed
     TaskKilled                     the task's process received SIGTERM; not a GpuError, nor an Exception
 
@@ -361,6 +362,16 @@ class PodResultInvalid(PodFailed):
     """The pod succeeded, but its result file is not JSON; the message has the file's name and its first characters."""
 
     retryable = False
+
+
+class PodResultLost(GpuError):
+    """The pod succeeded, and its result cannot be read: exec is refused, or its sidecar has never started.
+
+    Another try would repeat the training, to the same end.
+    """
+
+    retryable = False
+    borne_for: ClassVar[timedelta | None] = _MINUTES
 
 
 class PodDeadline(PodFailed):

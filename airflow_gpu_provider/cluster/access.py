@@ -21,7 +21,7 @@ from airflow_gpu_provider.api_calls import report_kubernetes_call
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 
 if TYPE_CHECKING:
-    from kubernetes.client import ApiClient
+    from kubernetes.client import ApiClient, ApiException
 
 TOKEN_MAX_AGE = 600.0
 """Seconds after which a token is made anew; EKS's live 900."""
@@ -216,7 +216,7 @@ class _Credentials:
 def _client_class() -> Any:
     """Define the client class when a cluster is first talked to: importing the Kubernetes client is slow."""
     from kubernetes.client import ApiClient
-    from kubernetes.client.exceptions import ApiException, UnauthorizedException
+    from kubernetes.client.exceptions import ApiException
 
     from airflow_gpu_provider.cluster.rest import TIMEOUT, USER_AGENT, query_of
 
@@ -242,8 +242,8 @@ def _client_class() -> Any:
             used, access = self.configuration.api_key.get("authorization", ""), self._credentials.access
             try:
                 return self._told(*args, **kwargs)
-            except UnauthorizedException:
-                if not access.is_renewable:
+            except ApiException as error:
+                if error.status != 401 or not access.is_renewable:
                     raise
                 self._credentials.renew(access, used.removeprefix("Bearer "))
                 self._credentials.put_files(self.configuration)
@@ -253,7 +253,7 @@ def _client_class() -> Any:
         def _told(self, path: str, method: str, *args: Any, **kwargs: Any) -> Any:
             status, reason = None, ""
             try:
-                answer = super().call_api(path, method, *args, **kwargs)
+                answer = self._sent(path, method, *args, **kwargs)
                 status = 200
             except ApiException as error:
                 status, reason = error.status or None, str(error.reason or "")
@@ -262,4 +262,30 @@ def _client_class() -> Any:
                 report_kubernetes_call(method, path, status, reason)
             return answer
 
+        def _sent(self, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().call_api(*args, **kwargs)
+            except AttributeError as error:
+                if (refused := _refused_exec(error)) is None:
+                    raise
+                raise refused from error
+
     return Client
+
+
+def _refused_exec(masked: AttributeError) -> ApiException | None:
+    """Return the refusal of an exec that the client hides: it decodes an answer's body, and a WebSocket has none.
+
+    The answer itself is what the WebSocket's library has raised.
+    """
+    from kubernetes.client.exceptions import ApiException
+
+    error = masked.__context__
+    if not isinstance(error, ApiException):
+        return None
+    answer = error.__context__
+    refused = ApiException(
+        status=getattr(answer, "status_code", 0), reason=getattr(answer, "status_message", None) or error.reason
+    )
+    refused.body = getattr(answer, "resp_body", None)
+    return refused

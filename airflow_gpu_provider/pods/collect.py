@@ -9,18 +9,22 @@ from typing import Any
 
 from airflow.providers.cncf.kubernetes.utils.pod_manager import EMPTY_XCOM_RESULT
 from airflow.providers.cncf.kubernetes.utils.xcom_sidecar import PodDefaults
-from kubernetes.client import V1Pod
+from kubernetes.client import ApiException, V1Pod
 
+from airflow_gpu_provider.cluster.api_errors import SIDECAR_SETTINGS, XCOM_SIDECAR, from_status
 from airflow_gpu_provider.cluster.nodes import is_node_there, machine_of
-from airflow_gpu_provider.cluster.pod_state import PodState
+from airflow_gpu_provider.cluster.pod_state import ContainerState, PodState
 from airflow_gpu_provider.errors import (
     LOST,
+    AdmissionDenied,
     BadGpu,
     ClusterUnreachable,
     GpuError,
+    PermissionDenied,
     PodFailed,
     PodPreempted,
     PodResultInvalid,
+    PodResultLost,
 )
 from airflow_gpu_provider.pods.diagnosis import diagnosed
 from airflow_gpu_provider.pods.end import end_of, why_disrupted
@@ -30,7 +34,7 @@ from airflow_gpu_provider.pods.task_log import last_lines
 from airflow_gpu_provider.pods.verdict import Watched
 
 RESULT_FILE = f"{PodDefaults.XCOM_MOUNT_PATH}/return.json"
-_SHOWN = 100
+_SHOWN, _SAID = 100, 300
 
 _log = logging.getLogger(__name__)
 
@@ -57,9 +61,9 @@ def parsed(text: str, *, pod: str, succeeded: bool = True) -> Any:
 def invalid(text: str, error: ValueError, *, pod: str, succeeded: bool = True) -> PodResultInvalid:
     """Return the error for a result file with this text, which is not JSON."""
     begins = repr(text[:_SHOWN])
-    whose = f"Pod {pod} succeeded, but its result {RESULT_FILE}" if succeeded else f"{RESULT_FILE} of pod {pod}"
     return PodResultInvalid(
-        f"{whose} is not valid JSON ({error}); its {len(text)} characters start with {begins}.",
+        f"{_result_of(pod, succeeded=succeeded)}, {RESULT_FILE}, is not valid JSON ({error}); its"
+        f" {len(text)} characters start with {begins}.",
         "Have the training write JSON there, and rename the file into place when it is whole.",
         pod=pod,
     )
@@ -69,14 +73,17 @@ class ResultUnread(ClusterUnreachable):
     """The result of a successful pod exists, but could not be read."""
 
 
-def unread(state: PodState | None, error: Exception, *, pod: str, node_is_there: bool) -> GpuError:
-    """Return what it means that the result of a successful pod could not be read.
+def unread(
+    state: PodState | None, error: Exception, *, pod: str, node_is_there: bool, succeeded: bool = True
+) -> GpuError:
+    """Return what it means that the result of a pod could not be read.
 
     Args:
         state: The pod as it is now; None if it is gone.
         error: The error of the attempt to read it.
         pod: Its name.
         node_is_there: Its node is in the cluster and answers.
+        succeeded: Whether it has succeeded, as errors say.
     """
     why = _why_lost(state, node_is_there)
     if why:
@@ -86,12 +93,42 @@ def unread(state: PodState | None, error: Exception, *, pod: str, node_is_there:
             pod=pod,
             node=(state.node if state else "") or "",
         )
-    said = str(error).strip().partition("\n")[0][:_SHOWN] or "no words"
+    result = _result_of(pod, succeeded=succeeded)
+    if waiting := _sidecar(state, "waiting"):
+        why = f"{waiting.reason}: {waiting.message}".strip(": ") or "nothing says why"
+        return PodResultLost(
+            f"{result} cannot be read: the container {waiting.name}, which keeps it, has never started ({why}).",
+            f"Set xcom_sidecar_container_image {SIDECAR_SETTINGS}, to an image that the nodes can pull.",
+            pod=pod,
+        )
+    answer = _answer(error)
+    if isinstance(answer, PermissionDenied | AdmissionDenied):
+        return PodResultLost(f"{result} cannot be read: {_uncapitalized(answer.what)}", answer.fix, pod=pod)
     return ResultUnread(
-        f"The result of pod {pod} could not be read ({type(error).__name__}: {said}).",
-        "Check that the connection's identity may create pods/exec, and that the pod's node answers.",
+        f"{result} could not be read ({_in_words(error)}).",
+        "Check that the pod's node answers, and the way from the API server to it (konnectivity, port 10250); another"
+        " try runs the training again.",
         pod=pod,
     )
+
+
+def _result_of(pod: str, *, succeeded: bool) -> str:
+    return f"Pod {pod} succeeded, but its result" if succeeded else f"The result of pod {pod}"
+
+
+def _answer(error: Exception) -> GpuError | None:
+    """Return what the API server has answered to an exec; None where something else has failed."""
+    return from_status(error, "create", "pods/exec") if isinstance(error, ApiException) else None
+
+
+def _in_words(error: Exception) -> str:
+    answer = _answer(error)
+    said = str(answer.what if answer else error).strip().partition("\n")[0][:_SAID].rstrip(".") or "no words"
+    return said if answer else f"{type(error).__name__}: {said}"
+
+
+def _uncapitalized(sentence: str) -> str:
+    return sentence[:1].lower() + sentence[1:]
 
 
 def _why_lost(state: PodState | None, node_is_there: bool) -> str:
@@ -103,8 +140,13 @@ def _why_lost(state: PodState | None, node_is_there: bool) -> str:
         return "was deleted"
     if not node_is_there:
         return f"its node {state.node} was lost"
-    sidecar = next((one for one in state.others if one.name == PodDefaults.SIDECAR_CONTAINER_NAME), None)
-    return "the container that keeps its result ended" if sidecar and sidecar.status == "terminated" else ""
+    return "the container that keeps its result ended" if _sidecar(state, "terminated") else ""
+
+
+def _sidecar(state: PodState | None, status: str) -> ContainerState | None:
+    """Return the container that keeps the result, if it is in that state."""
+    others = state.others if state is not None else ()
+    return next((one for one in others if one.name == XCOM_SIDECAR and one.status == status), None)
 
 
 def explained(error: GpuError | None, watched: Watched, pod: V1Pod | None, cluster: TaskCluster) -> GpuError | None:
@@ -183,7 +225,7 @@ def _extracted(pod: V1Pod, cluster: TaskCluster, extract: Callable[[V1Pod], Any]
         now = cluster.pods.read(name, pod.metadata.namespace, uid=pod.metadata.uid)
         state = cluster.state(now) if now is not None else None
         is_there = is_node_there(cluster.api, pod.spec.node_name)
-        raise unread(state, error, pod=name, node_is_there=is_there) from error
+        raise unread(state, error, pod=name, node_is_there=is_there, succeeded=succeeded) from error
 
 
 def _end_sidecar(pod: V1Pod, cluster: TaskCluster) -> None:
@@ -191,4 +233,4 @@ def _end_sidecar(pod: V1Pod, cluster: TaskCluster) -> None:
     try:
         cluster.manager.extract_xcom_kill(pod)
     except Exception as error:  # noqa: BLE001 - exec's libraries raise what they like
-        _log.warning("The XCom sidecar of pod %s is still running: %r", pod.metadata.name, error)
+        _log.warning("The XCom sidecar of pod %s is still running: %s.", pod.metadata.name, _in_words(error))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import timedelta
@@ -9,6 +10,8 @@ from functools import cache
 
 from kubernetes.client import V1Pod
 
+from airflow_gpu_provider.cluster.access_review import verbs_missing_for_exec
+from airflow_gpu_provider.errors import GpuError, PermissionDenied
 from airflow_gpu_provider.pods.checkpoint import (
     check_claims_reach,
     check_location,
@@ -20,8 +23,11 @@ from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement, check_gpus
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
+from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
+
+_log = logging.getLogger(__name__)
 
 CREATE_WITHIN = timedelta(minutes=5)
 """How long a worker tries to create a pod: a quota exhausted for longer is left to the task's retries."""
@@ -47,8 +53,28 @@ def check_pods(task: PodTask, pods: Iterable[tuple[V1Pod, str, int | None]], is_
         if task.checkpoint:
             check_outlives_pod(task.checkpoint, pod, base, pool, groups)
         check_claims_reach(pod, pool, cluster.client, groups)
+        if task.has_result:
+            _check_exec(cluster, pod.metadata.namespace)
     if not is_wanted():
         check_nodes_can_come(pool, groups)
+
+
+def _check_exec(cluster: TaskCluster, namespace: str) -> None:
+    """Raise PermissionDenied if the result of a pod could not be read; nothing where the API server does not say."""
+    try:
+        missing = verbs_missing_for_exec(cluster.api, namespace)
+    except GpuError as error:
+        _log.debug("Whether exec is allowed is not known: %s", error)
+        return
+    if missing:
+        verbs = ", ".join(f'"{verb}"' for verb in missing)
+        raise PermissionDenied(
+            f"The cluster denies permission to {' and '.join(missing)} pods/exec in namespace {namespace}: the pod's"
+            " result could not be read. No pod is created.",
+            f'Grant it: resources ["pods/exec"], verbs [{verbs}], as in docs/rbac/; or leave out do_xcom_push.',
+            resource="pods/exec",
+            namespace=namespace,
+        )
 
 
 def placement_of(task: PodTask, owner: Ownership, deadlines: PodDeadlines) -> Placement:

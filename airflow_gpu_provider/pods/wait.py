@@ -219,6 +219,7 @@ class PodWait(Record):
             lines += _pending_lines(pod, snapshot)
         else:
             lines.append(f"container {self.base_container} started on node {pod.node}")
+            lines += _waiting_lines(pod)  # a sidecar, without which there is no result, or no proxy
             lines += [_leaving_line(node) for node in snapshot.nodes if node.name == pod.node and _may_leave(node)]
         if use := own_use(pod):
             lines.append(f"the pod is being evicted: {use.what}")
@@ -303,9 +304,7 @@ def phase_in_words(told: Mapping[str, Any]) -> str:
 
 def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
     if pod.scheduled_at is not None:
-        waiting = [c for c in pod.waiting if c.reason not in ("", "ContainerCreating", "PodInitializing")]
-        said = [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
-        return [f"placed on node {pod.node}", *said]
+        return [f"placed on node {pod.node}", *_waiting_lines(pod)]
     if pod.gates:
         gates = f"its scheduling gate {', '.join(pod.gates)} is not lifted yet"
         return [f"waits to be admitted: {snapshot.queued or gates}"]
@@ -319,6 +318,11 @@ def _pending_lines(pod: PodState, snapshot: PodSnapshot) -> list[str]:
     if pod.unschedulable:
         said.append(f"waits for a node: {short_scheduling_message(pod.unschedulable)}")
     return said + [_node_line(node) for node in snapshot.nodes]
+
+
+def _waiting_lines(pod: PodState) -> list[str]:
+    waiting = [c for c in pod.waiting if c.reason not in ("", "ContainerCreating", "PodInitializing")]
+    return [f"container {c.name} waits: {f'{c.reason}: {c.message}'.strip(': ')}" for c in waiting]
 
 
 def _why_late(snapshot: PodSnapshot) -> list[str]:

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from airflow_gpu_provider.addons.detection import platform_of
+from airflow_gpu_provider.cluster.access_review import is_allowed
 from airflow_gpu_provider.cluster.autoscaler_status import STATUS_NAME, STATUS_NAMESPACE
 from airflow_gpu_provider.cluster.leases import DEMAND_NAMESPACE
-from airflow_gpu_provider.cluster.rest import call
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
 
     from airflow_gpu_provider.pools import GpuPool
 
-_REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 _PLUGIN_NAMESPACE = "kube-system"
 
 _OF_OWNED = ("full.yaml", "device-plugin.yaml")
@@ -115,32 +114,11 @@ def _of_provisioners(pool: GpuPool) -> Iterator[Rule]:
 
 
 def missing(api: ApiClient, wanted: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Ask the API server about each verb; return the rules with their verbs that are not allowed.
-
-    Every identity may ask about itself.
-    """
+    """Ask the API server about each verb; return the rules with their verbs that are not allowed."""
     found = []
     for rule in wanted:
-        refused = tuple(verb for verb in rule.verbs if not _is_allowed(api, rule, verb))
+        where = {"group": rule.group, "namespace": rule.namespace, "name": rule.name}
+        refused = tuple(verb for verb in rule.verbs if not is_allowed(api, verb, rule.resource, **where))
         if refused:
             found.append(replace(rule, verbs=refused))
     return tuple(found)
-
-
-def _is_allowed(api: ApiClient, rule: Rule, verb: str) -> bool:
-    resource, _, subresource = rule.resource.partition("/")
-    asked = {
-        "group": rule.group,
-        "resource": resource,
-        "subresource": subresource,
-        "verb": verb,
-        "namespace": rule.namespace,
-        "name": rule.name,
-    }
-    body = {
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {key: value for key, value in asked.items() if value}},
-    }
-    answer = call(api, "create", _REVIEWS, resource="selfsubjectaccessreviews", body=body)
-    return bool(answer["status"]["allowed"])

@@ -20,6 +20,7 @@ from airflow_gpu_provider.errors import (
     NamespaceTerminating,
     ObjectRejected,
     PermissionDenied,
+    PodResultLost,
     PoolNotReleased,
     ReferenceNotFound,
     ResourceQuotaExceeded,
@@ -240,6 +241,68 @@ def test_a_namespace_that_is_being_deleted_is_told(pool: EksGpuPool, namespace: 
             run(train(pool, namespace=namespace))
     finally:
         ask("PUT", f"{path}/held", {"metadata": {"name": "held"}})
+
+
+# -- exec, by which a result is read -----------------------------------------------------------------------------
+
+ROLES = "/apis/rbac.authorization.k8s.io/v1/clusterroles"
+REVIEWS = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+POLICIES = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+RESULT = ["sh", "-c", "echo 7 > /airflow/xcom/return.json"]
+
+
+def exec_is_refused(sandbox: Sandbox, namespace: str) -> bool:
+    path = f"/api/v1/namespaces/{namespace}/pods/probe/exec?command=true&stdout=true"
+    _, reply = sandbox.control_plane.request("POST", path, {})
+    return "denied request" in str(reply.get("message"))
+
+
+def test_result_that_a_policy_keeps_is_lost_and_not_the_training_run_again(
+    pool: EksGpuPool, namespace: str, ask: Ask, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PodResultLost, "borne_for", timedelta(seconds=5))
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CONNECT"], "resources": ["pods/exec"]}
+    spec = {
+        "matchConstraints": {"resourceRules": [rule]},
+        "validations": [{"expression": "false", "message": "no exec"}],
+    }
+    ask("POST", f"{POLICIES}ies", {"metadata": {"name": namespace}, "spec": spec})
+    only = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    binding = {"policyName": namespace, "validationActions": ["Deny"], "matchResources": only}
+    ask("POST", f"{POLICIES}ybindings", {"metadata": {"name": namespace}, "spec": binding})
+    eventually(lambda: exec_is_refused(gpu_sandbox, namespace))
+    try:
+        with pytest.raises(PodResultLost, match=r"succeeded, but its result cannot be read: .*no exec") as error:
+            run(train(pool, namespace=namespace, deferrable=False, do_xcom_push=True, cmds=RESULT))
+    finally:
+        ask("DELETE", f"{POLICIES}ybindings/{namespace}")
+        ask("DELETE", f"{POLICIES}ies/{namespace}")
+    assert not error.value.retryable
+
+
+def test_no_pod_is_created_whose_result_a_role_keeps(
+    pool: EksGpuPool, namespace: str, ask: Ask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PermissionDenied, "borne_for", timedelta(seconds=5))
+    core = ["pods", "pods/log", "nodes", "events", "namespaces", "configmaps"]
+    rules = [
+        {"apiGroups": [""], "resources": core, "verbs": ["*"]},
+        {"apiGroups": ["apps", "coordination.k8s.io"], "resources": ["*"], "verbs": ["*"]},
+    ]
+    ask("POST", ROLES, {"metadata": {"name": namespace}, "rules": rules})
+    ask("DELETE", f"{RBAC}/{GROUP}")
+    ask("POST", RBAC, {**BINDING, "roleRef": {**BINDING["roleRef"], "name": namespace}})
+    exec_there = {"namespace": namespace, "resource": "pods", "subresource": "exec", "verb": "get"}
+    review = {"spec": {"user": "airflow", "groups": [GROUP], "resourceAttributes": exec_there}}
+    eventually(lambda: not ask("POST", REVIEWS, review)["status"]["allowed"])
+    try:
+        with pytest.raises(PermissionDenied, match=r"pods/exec in namespace .* No pod is created"):
+            run(train(pool, namespace=namespace, deferrable=False, do_xcom_push=True, cmds=RESULT))
+        assert not ask("GET", f"/api/v1/namespaces/{namespace}/pods")["items"]
+    finally:
+        ask("DELETE", f"{RBAC}/{GROUP}")
+        ask("POST", RBAC, BINDING)
+        ask("DELETE", f"{ROLES}/{namespace}")
 
 
 # -- waits -------------------------------------------------------------------------------------------------------

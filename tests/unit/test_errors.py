@@ -54,7 +54,8 @@ def test_the_documented_policy_acts_on_each_end_of_a_pod() -> None:
     given: dict[str, Any] = {}
     exec(code.replace("GpuPodOperator(..., ", "given.update("), {"given": given, "timedelta": timedelta})
     policy, unnamed = given["retry_policy"], {errors.PodFailed}
-    for cls in {*errors.PodFailed.__subclasses__(), errors.OutOfStock, errors.QuotaExceeded} - unnamed:
+    others = {errors.OutOfStock, errors.QuotaExceeded, errors.PodResultLost}
+    for cls in ({*errors.PodFailed.__subclasses__()} | others) - unnamed:
         action = policy.evaluate(cls("It broke."), try_number=1, max_tries=3).action
         named = RetryAction.RETRY if cls.retryable else RetryAction.FAIL
         assert action == (RetryAction.FAIL if cls in (errors.DriverMissing, errors.PodDeadline) else named)
@@ -72,6 +73,7 @@ def test_the_table_of_a_pods_ends_names_each_and_says_whether_another_try_helps(
         *errors.PodFailed.__subclasses__(),
         errors.OutOfStock,
         errors.QuotaExceeded,
+        errors.PodResultLost,
         errors.TaskKilled,
     }
     assert told == {cls.__name__: "yes" if cls.retryable else "no" for cls in ends}

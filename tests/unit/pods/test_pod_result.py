@@ -6,16 +6,19 @@ import json
 from typing import Any
 
 import pytest
+from airflow.providers.cncf.kubernetes.utils.pod_manager import XComRetrievalError
 from hypothesis import given
 from hypothesis import strategies as st
+from kubernetes.client import ApiException
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import PodPreempted, PodResultInvalid
+from airflow_gpu_provider.errors import GpuError, PodPreempted, PodResultInvalid, PodResultLost
 from airflow_gpu_provider.pods.collect import ResultUnread, parsed, unread
-from tests.unit.pods.test_pod_end import disrupted, ended, pod, running
+from tests.unit.pods.test_pod_end import disrupted, ended, pod, running, waiting
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3))
 SIDECAR = running("airflow-xcom-sidecar")
+PULLS = waiting("ImagePullBackOff", 'Back-off pulling image "alpine"', name="airflow-xcom-sidecar")
 
 
 @given(JSON)
@@ -61,5 +64,40 @@ def test_only_a_pod_that_has_succeeded_is_said_to_have(succeeded: bool) -> None:
 def test_result_that_cannot_be_read_is_lost_or_asked_for_again(
     state: PodState | None, node_is_there: bool, error_type: type[Exception]
 ) -> None:
-    cause = AttributeError("'NoneType' object has no attribute 'decode'")
+    cause = ConnectionResetError("Connection reset by peer")
     assert type(unread(state, cause, pod="train-x", node_is_there=node_is_there)) is error_type
+
+
+BY_RBAC = 'pods "train-x" is forbidden: User "a" cannot get resource "pods/exec" in API group "" in the namespace "ml"'
+BY_POLICY = 'admission webhook "validate.kyverno.svc-fail" denied the request: exec is not allowed'
+NOT_ANSWERED = "error dialing backend: dial tcp 10.0.0.1:10250: connect: connection refused"
+
+
+def refusal(status: int, message: str) -> ApiException:
+    error = ApiException(status=status, reason="refused")
+    error.body = json.dumps({"message": message})
+    return error
+
+
+@pytest.mark.parametrize(
+    ("state", "cause", "error_type", "says"),
+    [
+        (pod(ended(0), SIDECAR), refusal(403, BY_RBAC), PodResultLost, 'resources ["pods/exec"], verbs ["get"]'),
+        (pod(ended(0), SIDECAR), refusal(403, "Forbidden"), PodResultLost, "pods/exec"),
+        (pod(ended(0), SIDECAR), refusal(400, BY_POLICY), PodResultLost, "kyverno"),
+        (pod(ended(0), SIDECAR), refusal(500, NOT_ANSWERED), ResultUnread, "10250: connect: connection refused"),
+        (pod(ended(0), SIDECAR), refusal(0, "no route to host"), ResultUnread, "no route to host"),
+        (pod(ended(0), PULLS), XComRetrievalError("not running"), PodResultLost, "xcom_sidecar_container_image"),
+    ],
+)
+def test_what_exec_answers_is_told_with_the_success(
+    state: PodState, cause: Exception, error_type: type[GpuError], says: str
+) -> None:
+    error = unread(state, cause, pod="train-x", node_is_there=True)
+    assert type(error) is error_type
+    assert says in str(error)
+    assert "Pod train-x succeeded, but its result c" in str(error)
+    assert error.retryable is (error_type is ResultUnread)
+    assert error_type is not ResultUnread or "another try runs the training again" in error.fix
+    failed = unread(state, cause, pod="train-x", node_is_there=True, succeeded=False)
+    assert "succeeded" not in failed.what

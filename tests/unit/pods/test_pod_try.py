@@ -16,8 +16,15 @@ from kubernetes.client import ApiClient, ApiException, V1Container, V1ObjectMeta
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, EndUnknown, PodFailed, PodPreempted, TaskKilled
-from airflow_gpu_provider.pods import deadline, pod_try, task_log
+from airflow_gpu_provider.errors import (
+    ClusterUnreachable,
+    EndUnknown,
+    PodFailed,
+    PodPreempted,
+    PodResultLost,
+    TaskKilled,
+)
+from airflow_gpu_provider.pods import collect, deadline, pod_try, task_log
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
@@ -26,6 +33,7 @@ from airflow_gpu_provider.pods.preemptions import Preemptions
 from airflow_gpu_provider.pods.task import PodTask
 from airflow_gpu_provider.pods.task_log import TaskLog
 from airflow_gpu_provider.pods.verdict import Watched
+from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.unit.pods.test_pod_end import START, disrupted, ended, lost, pod, running
@@ -303,8 +311,24 @@ def test_failed_pod_with_a_broken_result_is_not_said_to_have_succeeded(
     with pytest.raises(PodFailed, match="It failed"):
         life.tries.go_on(watched("failed", PodFailed("It failed.", exit_code=3), timeline=PHASES, result=result))
     (line,) = [line for line in caplog.messages if "result is left out" in line]
-    assert "/airflow/xcom/return.json of pod train-x is not valid JSON" in line
+    assert "The result of pod train-x, /airflow/xcom/return.json, is not valid JSON" in line
     assert "succeeded" not in line
+
+
+@pytest.mark.parametrize(("minutes", "ends"), [(4, False), (6, True)])
+def test_result_that_exec_does_not_give_ends_the_try_after_five_minutes(
+    minutes: int, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: V1Pod) -> Any:
+        raise ApiException(status=403, reason="Forbidden")
+
+    monkeypatch.setattr(collect, "is_node_there", lambda *_: True)
+    life = Life(ENDED_WELL, extract_result=refuse)
+    before = Setbacks(times=9, since=LATER - timedelta(minutes=minutes), last=LATER - timedelta(seconds=30))
+    life.tries = PodTry(life.tries._task, {"setbacks": before.to_record()})
+    with pytest.raises(PodResultLost, match="Pod train-x succeeded") if ends else pytest.raises(TaskDeferred):
+        life.tries.go_on(watched("success", timeline=PHASES))
+    assert ("release the pod" in life.steps) is ends
 
 
 # -- what fails after a pod's end neither hides how it ended nor leaves it ---------------------------------------

@@ -69,6 +69,12 @@ PULLED = event(
 )
 
 
+def test_sidecar_that_does_not_start_is_told_beside_the_training() -> None:
+    sidecar = waiting("ImagePullBackOff", 'Back-off pulling image "alpine"', name="airflow-xcom-sidecar")
+    lines = WAIT.step(PodSnapshot(pod=pod(running(), sidecar)), at(5)).lines
+    assert 'container airflow-xcom-sidecar waits: ImagePullBackOff: Back-off pulling image "alpine"' in lines
+
+
 # -- deadlines ---------------------------------------------------------------------------------------------------
 
 
