@@ -351,7 +351,7 @@ class PodPreempted(PodFailed):
 
 
 class EndUnknown(PodFailed):
-    """Nobody saw how the pod ended, as after its node has lost its container; it may have finished."""
+    """Nobody saw how the pod, or the workload, ended: it is gone, or its node has lost it; it may have finished."""
 
 
 LOST = (PodPreempted, EndUnknown)

@@ -47,7 +47,8 @@ class Change:
     """News about one resource.
 
     `present`: `raw` is an object as it is now, shared with others: never to be changed. `gone`: it was deleted, or does
-    not match the selectors any more; `raw` is what was last seen of it. `synced`: everything that there is was told.
+    not match the selectors any more; `raw` is what was last seen of it, and `is_seen` is False where it went while
+    nobody watched: it is only missing in a list. `synced`: everything that there is was told.
     `trouble`: `error` says why the watch stands still, `since` since when by `time.monotonic()`; it goes on trying.
     `recovered`: it goes on.
     """
@@ -57,6 +58,7 @@ class Change:
     raw: Json = field(default_factory=dict)
     error: GpuError | None = None
     since: float = 0.0
+    is_seen: bool = True
 
 
 class Feed:
@@ -270,7 +272,7 @@ class _Informer:
         there = {raw["metadata"]["uid"] for raw in items}
         for uid, last_seen in list(self._seen.items()):
             if uid not in there:
-                self._tell_gone(last_seen)
+                self._tell_gone(last_seen, is_seen=False)
         for raw in items:
             self._tell_present(raw)
         self._is_synced = True
@@ -314,14 +316,14 @@ class _Informer:
         self._seen[uid] = self._by_key[key][uid] = raw
         self._tell(key, Change(resource=self._resource, kind="present", raw=raw))
 
-    def _tell_gone(self, raw: Json) -> None:
+    def _tell_gone(self, raw: Json, *, is_seen: bool = True) -> None:
         uid = raw["metadata"]["uid"]
         before = self._seen.pop(uid, raw)
         key = self._resource.key(before)
         self._by_key[key].pop(uid, None)
         if not self._by_key[key]:
             del self._by_key[key]
-        self._tell(key, Change(resource=self._resource, kind="gone", raw=raw))
+        self._tell(key, Change(resource=self._resource, kind="gone", raw=raw, is_seen=is_seen))
 
     def _tell_trouble(self, error: GpuError) -> None:
         before, self._trouble = self._trouble, error

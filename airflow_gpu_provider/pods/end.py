@@ -89,12 +89,30 @@ def certain_at(pod: PodState) -> datetime | None:
     return base.finished_at + _KUBELET_SAYS_IN
 
 
-def end_of_gone(pod: PodState | None, *, name: str) -> PodEnd:
-    """Return how a pod ended that no longer exists; `pod` is its last known state."""
+def end_of_gone(pod: PodState | None, *, name: str, is_unseen: bool = False) -> PodEnd:
+    """Return how a pod ended that no longer exists.
+
+    Args:
+        pod: Its last known state.
+        name: Its name.
+        is_unseen: Nobody watched it when it went: it may have ended before that.
+    """
     if pod is not None and (end := end_of(pod)):
         return end
     why = f" ({why_disrupted(pod)})" if pod is not None and why_disrupted(pod) else ""
+    was_going = pod is not None and (pod.deletion_asked_at is not None or bool(why))
+    if is_unseen and not was_going:
+        return PodEnd(error=unseen_end(f"Pod {name}", pod=name))
     return PodEnd(error=PodPreempted(f"Pod {name} was deleted before it had finished{why}.", _RETRY, pod=name))
+
+
+def unseen_end(what: str, **details: str) -> EndUnknown:
+    """Return the end of a pod, or of an object with pods, that went while nobody watched it."""
+    return EndUnknown(
+        f"{what} is gone, and nobody saw how it ended: it may have finished before somebody deleted it.",
+        "See whether what it was to store is there; if it is not, retry the task.",
+        **details,
+    )
 
 
 def lost_with_node(pod: PodState, why: str) -> PodEnd:

@@ -67,7 +67,7 @@ class PodMachine:
             end = self._end_of(node) if may_be_spot(self._pool) else None
             return _preempted(pod, self._name, end, "ended with exit code 0") if end and end.taken_back else None
         if isinstance(error, EndUnknown):
-            end = None if "machine" in error.details else self._end_of(node, _PAUSES)
+            end = None if "machine" in error.details else self._end_of(node)
             return _preempted(pod, self._name, end, "ended unseen") if end else error
         exit_code = error.details.get("exit_code")
         if type(error) is PodFailed and exit_code in KILLED and (end := self._end_of(node, _PAUSES)):

@@ -172,7 +172,8 @@ class PodTry:
         self._task.stop.check()
         now, record = self._cluster.now(), self.attempt.record
         deadline = record.deadline or self.attempt.deadlines.of_pod(now)
-        if why_not := self._task.preemptions.why_not(record, deadline=deadline, now=now):
+        why_not = self.attempt.why_not_again(error)
+        if why_not := why_not or self._task.preemptions.why_not(record, deadline=deadline, now=now):
             self._task.log.info("The pod is not started again: %s.", why_not)
             raise error
         following = record.following(deadline=deadline, phases=self.attempt.phases)

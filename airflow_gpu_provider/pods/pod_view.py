@@ -30,6 +30,7 @@ class PodView(View):
         self._pod: PodState | None = None
         self._shown = False
         self._gone = False
+        self._was_seen_going = False
         self._synced = False
         self._unshown_nodes: dict[str, str] = {}  # name -> uid
         self._lost_label: dict[str, str] = {}  # path -> its news
@@ -105,6 +106,7 @@ class PodView(View):
             return
         self._gone = answer.raw is None
         if answer.raw is not None:
+            self._was_seen_going = False
             self._take_state(answer.raw)
             if POOL_LABEL not in (answer.raw["metadata"].get("labels") or {}):
                 self._lost_label[self._pod_path] = "the pod has lost its pool's label; it is polled every minute"
@@ -132,6 +134,7 @@ class PodView(View):
         return PodSnapshot(
             pod=self._pod,
             gone=self._gone,
+            is_unseen=self._gone and not self._was_seen_going,
             node_gone=self._pod is not None and self._pod.node in self._gone_nodes,
             machine=self._machines.get(self._pod.node or "", "") if self._pod else "",
             events=self._events_of(self._wait.uid),
@@ -153,6 +156,7 @@ class PodView(View):
             self._synced = True
         elif change.raw and change.raw["metadata"]["uid"] == self._wait.uid:
             self._shown = change.kind == "present"
+            self._was_seen_going = change.kind == "gone" and change.is_seen
             self._take_state(change.raw)
 
     def _take_state(self, raw: Json) -> None:

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from kubernetes.client import V1Pod
 
 from airflow_gpu_provider.cluster.demand import DemandKey
+from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_pods, placement_of
 from airflow_gpu_provider.pods.deadline import PodDeadlines
 from airflow_gpu_provider.pods.following import Following, follow_here
@@ -126,6 +127,10 @@ class TaskAttempt(ABC):
         Raises:
             GpuError: How it ended; or it may still run, or could not be collected: then it is left untouched.
         """
+
+    def why_not_again(self, error: GpuError) -> str:
+        """Return why this end is not to be followed by another attempt; empty where one may help."""
+        return ""
 
     @abstractmethod
     def let_go(self) -> None:

@@ -132,4 +132,4 @@ class Watched:
         if self.saw_end:
             knows_more = self.container_ended or isinstance(self.error, PodPreempted) or own is None
             return PodEnd(error=self.error) if knows_more else own
-        return end_of_gone(None, name=self.name) if pod is None else own
+        return end_of_gone(None, name=self.name, is_unseen=True) if pod is None else own

@@ -45,6 +45,7 @@ class PodSnapshot:
     Attributes:
         pod: The pod as last seen; None before it was seen.
         gone: The pod no longer exists.
+        is_unseen: It went while nobody watched it.
         node_gone: The pod's node existed and no longer does; Kubernetes deletes its pods a minute later.
         machine: The cloud's name for the pod's machine; empty if its node was never seen.
         events: What happened to it, oldest first.
@@ -63,6 +64,7 @@ class PodSnapshot:
 
     pod: PodState | None = None
     gone: bool = False
+    is_unseen: bool = False
     node_gone: bool = False
     machine: str = ""
     events: tuple[PodEvent, ...] = ()
@@ -126,7 +128,8 @@ class PodWait(Record):
         """Return whether the wait is over, and how; `lines` describes the present state, for the log."""
         pod, lines = snapshot.pod, tuple(self._lines(snapshot))
         if snapshot.gone:
-            return self._over(_with_node(end_of_gone(pod, name=self.name), snapshot), snapshot, lines)
+            gone = end_of_gone(pod, name=self.name, is_unseen=snapshot.is_unseen)
+            return self._over(_with_node(gone, snapshot), snapshot, lines)
         if pod is None:
             return Progress(lines=lines)
         if end := end_of(pod):

@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GangHung, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.pods.end import RAISE_DEADLINE, end_of
+from airflow_gpu_provider.pods.end import RAISE_DEADLINE, end_of, unseen_end
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.scaling.shortage import NoCapacity
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
@@ -47,6 +47,7 @@ class GangSnapshot:
     Attributes:
         job: Its Job as last seen; None before it was seen.
         gone: The Job no longer exists.
+        is_unseen: It went while nobody watched it.
         ranks: Each rank's pod, if there is one.
         queued: Why it is not admitted, as text; empty if unknown.
         is_queued: The pool has as many nodes as it needs: it waits for other pods to end, or for its turn.
@@ -60,6 +61,7 @@ class GangSnapshot:
 
     job: JobState | None = None
     gone: bool = False
+    is_unseen: bool = False
     ranks: Mapping[int, PodSnapshot] = field(default_factory=dict)
     queued: str = ""
     evicted: str = ""
@@ -113,7 +115,10 @@ class GangWait(ObjectWait):
             return self._failed(ends, look, lines)
         if snapshot.gone or (job is not None and job.is_deleting):
             what = f"Job {self.name} was deleted before it had finished."
-            return Progress(error=PodPreempted(what, _RETRY, job=self.name), lines=lines, result=look.result())
+            deleted: GpuError = PodPreempted(what, _RETRY, job=self.name)
+            if snapshot.is_unseen and not (job is not None and job.is_deleting):
+                deleted = unseen_end(f"Job {self.name}", job=self.name)
+            return Progress(error=deleted, lines=lines, result=look.result())
         if job is not None and job.failed:
             error: GpuError | None = self._job_error(job.failed)
         else:

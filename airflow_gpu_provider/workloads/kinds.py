@@ -44,6 +44,9 @@ class PodTemplate:
 FINISHED_STAYS_SECONDS = 24 * 3600
 """How long a finished object that is never collected is kept for inspection."""
 
+COLLECTED_WITHIN_SECONDS = 3600
+"""How long it stays at least: so long may no triggerer run, and no worker be free to read how it ended."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkloadEnd:
@@ -116,12 +119,17 @@ class WorkloadKind:
             each["activeDeadlineSeconds"] = seconds if given is None else min(int(given), seconds)
 
     def limit_stay(self, manifest: Manifest) -> None:
-        """Have the kind's own controller delete it some time after it has finished, unless the manifest says when."""
+        """Have the kind's own controller delete it some time after it has finished, but not before it is collected.
+
+        The manifest's own time is kept, unless it is too short for that.
+        """
         if self.ttl:
             policy = manifest
             for key in self.ttl:
                 policy = policy.setdefault(key, {})
-            policy.setdefault("ttlSecondsAfterFinished", FINISHED_STAYS_SECONDS)
+            given = policy.get("ttlSecondsAfterFinished")
+            stays = FINISHED_STAYS_SECONDS if given is None else max(int(given), COLLECTED_WITHIN_SECONDS)
+            policy["ttlSecondsAfterFinished"] = stays
 
 
 def kind_of(manifest: Json) -> WorkloadKind:

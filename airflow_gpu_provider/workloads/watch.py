@@ -62,9 +62,11 @@ class GangView(View):
         self._jobs, self._pods, *_ = self.wants(wait)
         self._job: Any = None
         self._is_gone = False
+        self._is_unseen = False
         self._is_synced = False
         self._states: dict[str, tuple[Any, PodState]] = {}  # by the pods' uids
         self._gone: set[str] = set()
+        self._unseen: set[str] = set()  # those of them that went while nobody watched
         self._selectors: dict[str, Mapping[str, str]] = {}
         self._queued_at: datetime | None = None
 
@@ -122,7 +124,7 @@ class GangView(View):
         if self._job is None and self._is_synced and not self._is_gone:
             answer = await self._unshown.ask(self._job_path, self._wait.uid, now)
             if answer is not None:
-                self._is_gone = answer.raw is None
+                self._is_gone = self._is_unseen = answer.raw is None
                 self._job = self._parsed(answer.raw) if answer.raw is not None else None
 
     @property
@@ -183,6 +185,7 @@ class GangView(View):
         return GangSnapshot(
             job=self._job,
             gone=self._is_gone,
+            is_unseen=self._is_unseen,
             ranks={rank: self._seen(uid) for rank, uid in self._newest().items()},
             queued=self._queue.in_words or self.pool_news.gangs.get(self._gang, ""),
             evicted=self._evicted,
@@ -233,6 +236,7 @@ class GangView(View):
         return PodSnapshot(
             pod=pod,
             gone=uid in self._gone,
+            is_unseen=uid in self._unseen,
             node_gone=pod.node in self._gone_nodes,
             machine=self._machines.get(pod.node or "", ""),
             events=self._events_of(uid),
@@ -253,6 +257,7 @@ class GangView(View):
             self._is_synced = True
         elif change.raw and change.raw["metadata"]["uid"] == self._wait.uid:
             self._is_gone = change.kind == "gone"
+            self._is_unseen = self._is_gone and not change.is_seen
             self._job = self._parsed(change.raw)
             self._was_admitted = self._was_admitted or not self._job.is_suspended
 
@@ -264,6 +269,7 @@ class GangView(View):
         self._states[pod.uid] = (rank, pod)
         self._selectors[pod.uid] = (change.raw.get("spec") or {}).get("nodeSelector") or {}
         (self._gone.add if change.kind == "gone" else self._gone.discard)(pod.uid)
+        (self._unseen.discard if change.is_seen else self._unseen.add)(pod.uid)
         if self._on_pod is not None:
             self._on_pod(rank, pod, change.raw)
 
@@ -339,6 +345,7 @@ class WorkloadView(GangView):
         return WorkloadSnapshot(
             workload=workload,
             gone=self._is_gone,
+            is_unseen=self._is_unseen,
             pods={title: self._seen(uid) for title, uid in self._newest().items()},
             ended_at=self._ended_at,
             queued=self._queue.in_words,

@@ -10,6 +10,7 @@ from kubernetes.client import ApiClient, V1Pod
 from airflow_gpu_provider.cluster.clock import parse_time
 from airflow_gpu_provider.cluster.jobs import QUEUE_LABEL
 from airflow_gpu_provider.cluster.pod_state import Json, PodState
+from airflow_gpu_provider.errors import EndUnknown, GpuError
 from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_pods, placement_of
 from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.pods.wait import PodSnapshot
@@ -87,6 +88,11 @@ class WorkloadAttempt(ObjectAttempt):
             **self._limits(parse_time(metadata.get("creationTimestamp"))),
             queue=(metadata.get("labels") or {}).get(QUEUE_LABEL, ""),
         )
+
+    def why_not_again(self, error: GpuError) -> str:
+        """Return why a workload that vanished is not run again by itself: its ttl deletes one that has finished."""
+        is_its_own = isinstance(error, EndUnknown) and "rank" not in error.details
+        return "it may have finished" if is_its_own else ""
 
     # -- its end ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, PodPreempted
-from airflow_gpu_provider.pods.end import RAISE_DEADLINE, before_restart, end_of, why_disrupted
+from airflow_gpu_provider.pods.end import RAISE_DEADLINE, before_restart, end_of, unseen_end, why_disrupted
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.scaling.waits import Progress, format_seconds
 from airflow_gpu_provider.workloads.first_failure import RankEnd, first_failure, of_rank
@@ -39,6 +39,7 @@ class WorkloadSnapshot:
     Attributes:
         workload: The object as last seen; None before it was seen.
         gone: It no longer exists.
+        is_unseen: It went while nobody watched it.
         pods: Its pods by their title, the newest of each.
         ended_at: When its end was first seen.
         queued: Why it is not admitted, as text; empty if unknown.
@@ -50,6 +51,7 @@ class WorkloadSnapshot:
 
     workload: WorkloadState | None = None
     gone: bool = False
+    is_unseen: bool = False
     pods: Mapping[str, PodSnapshot] = field(default_factory=dict)
     ended_at: datetime | None = None
     queued: str = ""
@@ -111,7 +113,10 @@ class WorkloadWait(ObjectWait):
         workload = snapshot.workload
         if workload is not None and workload.end is not None:
             return None if workload.end.succeeded else self._failed(workload, workload.end, snapshot, now)
-        if snapshot.gone or (workload is not None and workload.is_deleting):
+        is_going = workload is not None and workload.is_deleting
+        if snapshot.gone and snapshot.is_unseen and not is_going:
+            return unseen_end(f"{self.kind} {self.name}", workload=self.name)
+        if snapshot.gone or is_going:
             what = f"{self.kind} {self.name} was deleted before it had finished."
             return PodPreempted(what, _RETRY, workload=self.name)
         if snapshot.evicted:

@@ -113,6 +113,23 @@ async def test_a_version_that_is_too_old_is_listed_anew_at_once() -> None:
     assert heard.watched_from == [heard.first, heard.first, second]
 
 
+async def test_what_a_list_lacks_went_unseen_and_what_a_watch_tells_was_seen_going() -> None:
+    seen, unseen = Heard(), Heard()
+    await seen.until_watches(1)
+    seen.server.remove(OLD)
+    await unseen.until_watches(1)
+    unseen.server.refuse("watch")
+    unseen.server.break_watches()
+    await unseen.until_told("trouble")
+    unseen.server.remove(OLD)
+    unseen.server.compact()
+    unseen.server.admit()
+    for heard, is_seen in ((seen, True), (unseen, False)):
+        await heard.until_told("gone")
+        await heard.over()
+        assert [change.is_seen for change in heard.changes if change.kind == "gone"] == [is_seen]
+
+
 async def test_versions_that_are_always_too_old_are_listed_anew_with_growing_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

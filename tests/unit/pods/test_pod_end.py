@@ -334,3 +334,14 @@ def test_pod_that_is_gone() -> None:
     assert type(end_of_gone(None, name="train-x").error) is PodPreempted
     assert "EvictionByEvictionAPI" in str(end_of_gone(pod(running(), conditions=(disrupted(),)), name="train-x").error)
     assert end_of_gone(pod(ended(0)), name="train-x").error is None
+
+
+def test_pod_that_went_while_nobody_watched_is_not_called_preempted() -> None:
+    for last_seen in (None, pod(running())):
+        error = end_of_gone(last_seen, name="train-x", is_unseen=True).error
+        assert type(error) is EndUnknown
+        assert error.what.startswith("Pod train-x is gone, and nobody saw how it ended")
+        assert "before it had finished" not in str(error)
+    for going in (pod(running(), conditions=(disrupted(),)), pod(running(), deleted_at=50)):
+        assert type(end_of_gone(going, name="train-x", is_unseen=True).error) is PodPreempted
+    assert end_of_gone(pod(ended(0)), name="train-x", is_unseen=True).error is None

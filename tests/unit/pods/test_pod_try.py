@@ -36,6 +36,7 @@ from airflow_gpu_provider.pods.verdict import Watched
 from airflow_gpu_provider.scaling.setbacks import Setbacks
 from airflow_gpu_provider.stopping import Stop
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
+from airflow_gpu_provider.workloads.workload_attempt import WorkloadAttempt
 from tests.unit.pods.test_pod_end import START, disrupted, ended, lost, pod, running
 from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pods.test_pod_verdict import watched
@@ -262,6 +263,18 @@ def test_pod_of_a_task_that_was_told_to_stop_is_not_taken_for_preempted(nodes: l
     life.stop.error = TaskKilled("Told to stop.")
     with pytest.raises(TaskKilled):
         life.tries.go_on(event("timeout", PodPreempted("It was deleted.", machine="m")))
+    assert "create" not in life.steps
+    assert nodes
+
+
+def test_what_may_have_finished_is_not_run_again_by_itself(
+    nodes: list[set[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A workload that vanished: its ttl deletes one that has finished."""
+    monkeypatch.setattr(PodAttempt, "why_not_again", WorkloadAttempt.why_not_again)
+    life = Life(UNSEEN, preemptions=Preemptions(resume=True, at_most=3))
+    with pytest.raises(EndUnknown):
+        life.tries.go_on(event("failed", EndUnknown("Nobody saw it.", machine="m")))
     assert "create" not in life.steps
     assert nodes
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import ClusterUnreachable, GpuError, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import ClusterUnreachable, EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.verdict import Watched
 from tests.unit.pods.test_pod_end import START, disrupted, ended, pod, running
 
@@ -39,7 +39,7 @@ def watched(status: str, error: GpuError | None = None, **more: Any) -> Watched:
         (watched("error", AWAY), "ended well", None),
         (watched("error", AWAY), "failed", PodFailed),
         (watched("error", AWAY), "evicted", PodPreempted),
-        (watched("error", AWAY), "gone", PodPreempted),
+        (watched("error", AWAY), "gone", EndUnknown),
         (watched("success"), "ended well, its node taken later", None),
         (watched("success"), "gone", None),
         (watched("timeout", PodDeadline("Late.")), "ended well", None),

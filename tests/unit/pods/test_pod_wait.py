@@ -16,6 +16,7 @@ from airflow_gpu_provider.cluster.events import PodEvent
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
+    EndUnknown,
     OutOfStock,
     PodDeadline,
     PodFailed,
@@ -280,6 +281,9 @@ def test_started_is_enough_where_that_is_waited_for() -> None:
 def test_lost_pods_are_preempted() -> None:
     assert type(WAIT.step(PodSnapshot(gone=True), at(5)).error) is PodPreempted
     assert type(WAIT.step(PodSnapshot(pod=pod(running()), node_gone=True), at(5)).error) is PodPreempted
+    unseen = PodSnapshot(pod=pod(running()), gone=True, is_unseen=True)
+    assert type(WAIT.step(unseen, at(5)).error) is EndUnknown
+    assert type(WAIT.step(replace(unseen, node_gone=True), at(5)).error) is PodPreempted
     deleted = PodSnapshot(pod=pod(running(), deleted_at=50, grace=30))
     assert WAIT.step(deleted, at(109)).error is None
     assert "does not answer" in str(WAIT.step(deleted, at(111)).error)

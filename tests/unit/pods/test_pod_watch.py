@@ -322,6 +322,28 @@ def test_pod_that_is_not_there_when_it_is_asked_for_is_gone() -> None:
     assert refusal(view, NOW) is None
     assert refusal(view, NOW + timedelta(minutes=5)) is None
     assert view.snapshot(NOW).gone
+    assert view.snapshot(NOW).is_unseen
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+def test_a_pod_s_going_is_seen_by_its_watch_and_not_by_a_list(is_seen: bool) -> None:
+    view = a_view(answer=None)
+    view.take([present(PODS, raw_pod()), synced(PODS)], NOW)
+    view.take([Change(resource=PODS, kind="gone", raw=raw_pod(), is_seen=is_seen)], NOW)
+    asyncio.run(view.confirm(NOW))
+    assert view.snapshot(NOW).gone
+    assert view.snapshot(NOW).is_unseen is not is_seen
+
+
+def test_a_pod_that_lost_its_label_before_it_went_was_not_seen_going() -> None:
+    view = a_view(answer=raw_pod())
+    view.take([present(PODS, raw_pod()), synced(PODS)], NOW)
+    view.take([Change(resource=PODS, kind="gone", raw=raw_pod())], NOW)
+    asyncio.run(view.confirm(NOW))
+    assert not view.snapshot(NOW).gone
+    cast("Woken", view._feed).api.answer = None
+    asyncio.run(view.confirm(NOW + timedelta(minutes=2)))
+    assert view.snapshot(NOW).is_unseen
 
 
 def test_look_at_the_pod_itself_that_fails_is_one_that_is_tried_again() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster import informer, unshown, watched
 from airflow_gpu_provider.cluster.async_api import AsyncApi
-from airflow_gpu_provider.errors import PodPreempted
+from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
 from airflow_gpu_provider.pods import watch as pod_watch
 from airflow_gpu_provider.pods.pod_view import PodView
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -185,6 +185,17 @@ def test_a_pod_that_went_before_its_watch_ever_showed_it_is_told_as_gone() -> No
         server.remove(POD)
         server.compact()
         server.admit()
+        assert isinstance((await night.end()).error, EndUnknown), "nobody saw it go"
+
+    run(what)
+
+
+def test_a_pod_that_is_seen_going_is_preempted() -> None:
+    async def what(night: Night) -> None:
+        night.start_pod()
+        night.watch()
+        await night.is_under_way()
+        night.server.remove(POD)
         assert isinstance((await night.end()).error, PodPreempted)
 
     run(what)
@@ -291,6 +302,6 @@ def test_whatever_comes_in_whatever_order_the_end_is_told_and_nothing_else(steps
             assert (await night.end()).done
         else:
             remove(server, POD)  # as Kubernetes does a minute after its node is gone
-            assert isinstance((await night.end()).error, PodPreempted)
+            assert isinstance((await night.end()).error, LOST)
 
     run(what)

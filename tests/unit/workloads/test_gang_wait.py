@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GangHung, OutOfStock, PodDeadline, PodFailed, PodPreempted
+from airflow_gpu_provider.errors import EndUnknown, GangHung, OutOfStock, PodDeadline, PodFailed, PodPreempted
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.workloads.gang_lines import ranks_in_words
@@ -159,6 +159,10 @@ def test_pods_of_a_gang_that_is_suspended_again_are_no_loss() -> None:
 
 def test_job_that_somebody_deletes_is_a_preemption() -> None:
     assert type(step(gone=True).error) is PodPreempted
+    error = step(gone=True, is_unseen=True).error
+    assert type(error) is EndUnknown
+    assert "Job train is gone, and nobody saw how it ended" in error.what
+    assert type(step(gone=True, is_unseen=True, job=replace(JOB, is_deleting=True)).error) is PodPreempted
     assert type(step(RUNS, RUNS, RUNS, job=replace(JOB, is_deleting=True)).error) is PodPreempted
 
 

@@ -204,10 +204,10 @@ def test_what_nobody_collects_goes_a_day_after_its_end_where_its_controller_can_
     policy = manifest["spec"].get("runPolicy", manifest["spec"])
     has_one = kind in ("Job", "JobSet", "PyTorchJob")
     assert policy.get("ttlSecondsAfterFinished") == (24 * 3600 if has_one else None)
-    if has_one:
-        policy["ttlSecondsAfterFinished"] = 60
+    for given, stays in ((0, 3600), (60, 3600), (7200, 7200)) if has_one else ():  # it has to be collected first
+        policy["ttlSecondsAfterFinished"] = given
         again = placed(manifest)["spec"]
-        assert again.get("runPolicy", again)["ttlSecondsAfterFinished"] == 60
+        assert again.get("runPolicy", again)["ttlSecondsAfterFinished"] == stays
 
 
 def test_pods_of_a_job_without_indexes_take_turns_on_the_nodes_that_the_pool_can_have() -> None:

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import GpuError, PodDeadline, PodFailed, PodImageError, PodPreempted
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodImageError, PodPreempted
 from airflow_gpu_provider.pods.wait import PodSnapshot
 from airflow_gpu_provider.workloads.kinds import WorkloadEnd
 from airflow_gpu_provider.workloads.workload_state import WorkloadState, main_container
@@ -166,6 +166,18 @@ def test_without_a_pod_it_is_late_but_not_while_it_is_suspended() -> None:
 def test_who_is_deleted_or_loses_its_place_is_preempted() -> None:
     for snapshot in (seen(gone=True), seen(replace(STATE, is_deleting=True)), seen(evicted="Preempted: to team-b")):
         assert isinstance(WAIT.step(snapshot, at(60)).error, PodPreempted)
+
+
+def test_who_went_while_nobody_watched_is_not_called_preempted() -> None:
+    for last_seen in (None, STATE):
+        error = WAIT.step(seen(last_seen, gone=True, is_unseen=True), at(60)).error
+        assert type(error) is EndUnknown
+        assert "JobSet train is gone, and nobody saw how it ended: it may have finished" in error.what
+    assert isinstance(
+        WAIT.step(seen(replace(STATE, is_deleting=True), gone=True, is_unseen=True), at(60)).error, PodPreempted
+    )
+    well = replace(STATE, end=WorkloadEnd(succeeded=True))
+    assert WAIT.step(seen(well, gone=True, is_unseen=True, ended_at=at(50)), at(60)).done
 
 
 def test_the_runs_deadline_ends_it_also_while_it_is_suspended() -> None:
