@@ -24,7 +24,7 @@ def test_limit_is_that_of_this_machine(value: str, fits: bool) -> None:
     with nullcontext() if fits else pytest.raises(OSError, match="Argument list too long"):
         subprocess.run(["/bin/true"], env={"A": value}, check=True)
     for arguments in ({"env": [variable]}, {"command": words}, {"args": words}):
-        with nullcontext() if fits else pytest.raises(PoolSpecError, match="of container side takes 128 KiB"):
+        with nullcontext() if fits else pytest.raises(PoolSpecError, match="of container side: 128 KiB"):
             check_environment([k8s.V1Container(name="side", **arguments)])
 
 
@@ -40,8 +40,8 @@ def test_letters_count_in_bytes_and_sources_by_reference_do_not() -> None:
     [
         ({"env_vars": {"ROWS": TOO_LARGE}}, "variable ROWS of task train"),
         ({"env_vars": [k8s.V1EnvVar(name="ROWS", value=TOO_LARGE)]}, "variable ROWS of task train"),
-        ({"arguments": ["--rows", TOO_LARGE * 2]}, "An argument of task train takes 256 KiB"),
-        ({"cmds": ["sh", "-c", TOO_LARGE * 2]}, "An argument of task train takes 256 KiB"),
+        ({"arguments": ["--rows", TOO_LARGE * 2]}, "An argument of task train: 256 KiB"),
+        ({"cmds": ["sh", "-c", TOO_LARGE * 2]}, "An argument of task train: 256 KiB"),
     ],
 )
 def test_it_is_seen_when_the_dag_is_parsed(arguments: dict[str, Any], says: str) -> None:
