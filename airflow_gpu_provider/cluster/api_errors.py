@@ -123,7 +123,7 @@ def refusal(status: int, said: Mapping[str, Any], verb: str, resource: str) -> G
     if status == 401:
         return CredentialsError(
             f"The cluster does not accept the credentials of the Airflow connection ({verb} {resource}): {message}",
-            "Check the connection, and that its identity has an access entry in the cluster.",
+            "Correct the connection, which is read again; its identity needs an access entry or a role in the cluster.",
             **details,
         )
     if status in (403, 404) and verb in _CREATES and (missing := _missing(message, verb, resource, details)):

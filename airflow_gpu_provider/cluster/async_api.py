@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
+from http.client import responses
 from typing import TYPE_CHECKING, Any
 
 import aiohttp
 
 from airflow_gpu_provider.api_calls import report_kubernetes_call
-from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE
 from airflow_gpu_provider.cluster.api_errors import ObjectChanged, refusal
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
+from airflow_gpu_provider.cluster.credentials import Credentials, Shown
 from airflow_gpu_provider.cluster.pod_log import LineSplitter
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, STRICT, USER_AGENT
 from airflow_gpu_provider.cluster.threads import in_thread
@@ -34,6 +35,7 @@ _BUFFER = 2 * 2**20  # etcd's largest object is 1.5 MiB
 _LOG_BUFFER = 2**16
 _EXEC = ("v5.channel.k8s.io", "v4.channel.k8s.io")  # each message of an exec begins with its channel's number
 _STDOUT, _STATUS = 1, 3
+_SSL = re.compile(r" ssl:(<[^>]*>|\S+)")  # what aiohttp calls the settings of a connection
 _MERGE_PATCH = {"Content-Type": MERGE_PATCH}
 _VERBS = {"GET": "get", "DELETE": "delete", "PATCH": "patch"}
 
@@ -52,19 +54,14 @@ class AsyncApi:
 
     def __init__(self, access: ClusterAccess, local: Clock | None = None) -> None:
         self._access = access
-        self._token = ""
-        self._token_made_at = float("-inf")
-        self._token_lock = asyncio.Lock()
+        self._way = _way_of(access)
+        self._credentials = Credentials(access)
+        self._credentials_lock = asyncio.Lock()
         self._clock = local or SystemClock()
         self._time = ServerTime(self._clock)
         self._time_lock = asyncio.Lock()
-        self._tls = access.ssl_context()
-        named, proxy = access.tls_server_name, access.proxy_url
-        self._way: dict[str, Any] = {
-            key: value for key, value in (("server_hostname", named), ("proxy", proxy)) if value
-        }
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(ssl=self._tls, limit=0),
+            connector=aiohttp.TCPConnector(limit=0),
             timeout=aiohttp.ClientTimeout(sock_connect=5, sock_read=READ_TIMEOUT),
             headers={"User-Agent": USER_AGENT},
             read_bufsize=_BUFFER,
@@ -188,16 +185,10 @@ class AsyncApi:
         Raises:
             GpuError: The server refused, did not answer, or broke off.
         """
-        url = f"{self._access.server.rstrip('/')}/{path}/exec"
         params = [("container", container), ("stdout", "true"), *(("command", word) for word in command)]
         written, status = bytearray(), {}
         try:
-            async with (
-                asyncio.timeout(within),
-                self._session.ws_connect(
-                    url, params=params, protocols=_EXEC, headers=await self._headers(), **self._way
-                ) as socket,
-            ):
+            async with asyncio.timeout(within), await self._opened(f"{path}/exec", params) as socket:
                 async for message in socket:
                     channel, data = message.data[0], message.data[1:]
                     if channel == _STDOUT:
@@ -205,11 +196,31 @@ class AsyncApi:
                     elif channel == _STATUS:
                         status = json.loads(data)
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError, TypeError, LookupError) as error:
+            if getattr(error, "status", None) == 401:
+                raise refusal(401, {"message": "Unauthorized"}, "create", "pods/exec") from error
             raise ClusterUnreachable(
-                f"The API server {self._access.server} ran no command in {path}: {_in_words(error)}.",
+                f"No command could be run in {path.rpartition('/')[2]}: {_in_words(error)}.",
                 "Check that pods/exec is granted, and that the node answers.",
             ) from error
         return bytes(written) if status.get("status") == "Success" else None
+
+    async def _opened(self, path: str, params: list[tuple[str, str]]) -> aiohttp.ClientWebSocketResponse:
+        """Return a WebSocket; where it is refused, one that is opened with new credentials."""
+        shown = await self._shown()
+        try:
+            return await self._opened_as(shown, path, params)
+        except aiohttp.WSServerHandshakeError as error:
+            new = await self._shown_after(shown) if error.status == 401 else None
+            if new is None:
+                raise
+        return await self._opened_as(new, path, params)
+
+    async def _opened_as(
+        self, shown: Shown, path: str, params: list[tuple[str, str]]
+    ) -> aiohttp.ClientWebSocketResponse:
+        options: dict[str, Any] = {"params": params, "protocols": _EXEC, "headers": _headers_of(shown), **self._way}
+        socket: aiohttp.ClientWebSocketResponse = await self._session.ws_connect(self._url(path), **options)
+        return socket
 
     @asynccontextmanager
     async def _request(
@@ -241,35 +252,59 @@ class AsyncApi:
     async def _send(
         self, method: str, path: str, headers: dict[str, str], options: dict[str, Any]
     ) -> aiohttp.ClientResponse:
-        url = f"{self._access.server.rstrip('/')}/{path}"
-        sent, access = self._clock.monotonic(), self._access
-        options |= self._way
-        response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
+        """Return the answer; where it is a refusal, that to a request with new credentials."""
+        shown = await self._shown()
+        response = await self._send_as(shown, method, path, headers, options)
+        if response.status != 401:
+            return response
+        await response.read()  # what it says is still wanted where there are no others
+        new = await self._shown_after(shown)
+        return response if new is None else await self._send_as(new, method, path, headers, options)
+
+    async def _send_as(
+        self, shown: Shown, method: str, path: str, headers: dict[str, str], options: dict[str, Any]
+    ) -> aiohttp.ClientResponse:
+        sent = self._clock.monotonic()
+        response = await self._session.request(
+            method, self._url(path), headers=headers | _headers_of(shown), **self._way, **options
+        )
         report_kubernetes_call(method, path, response.status, response.reason or "")
         self._time.take(response.headers.get("Date"), sent)
-        if response.status == 401 and access.is_renewable:
-            response.close()  # with its connection, which goes on with the certificate it began with
-            await self._renew(access)
-            response = await self._session.request(method, url, headers=headers | await self._headers(), **options)
         return response
 
-    async def _renew(self, refused: ClusterAccess) -> None:
-        """Read the access anew where it can be, unless another request has done so since."""
-        async with self._token_lock:
-            self._token_made_at = float("-inf")
-            if refused.again is not None and self._access is refused:
-                self._access = await in_thread(refused.again)
-                self._access.load_certificate(self._tls)
+    def _url(self, path: str) -> str:
+        return f"{self._access.server.rstrip('/')}/{path}"
 
-    async def _headers(self) -> dict[str, str]:
-        async with self._token_lock:
-            if self._access.token is None:
-                return {}
-            if time.monotonic() - self._token_made_at > TOKEN_MAX_AGE:
-                # In a thread: it signs, and may ask the cloud for credentials.
-                self._token = await in_thread(self._access.token)
-                self._token_made_at = time.monotonic()
-            return {"Authorization": f"Bearer {self._token}"}
+    async def _shown(self) -> Shown:
+        """Return the credentials of the next request; a thread makes them, which may ask a cloud, or Airflow."""
+        if shown := self._credentials.fresh:
+            return shown
+        async with self._credentials_lock:
+            shown = self._credentials.fresh
+            return self._use(await in_thread(self._credentials.get) if shown is None else shown)
+
+    async def _shown_after(self, refused: Shown) -> Shown | None:
+        """Return the credentials to show after a refusal, as Credentials.after does; they are found in a thread."""
+        async with self._credentials_lock:
+            known = self._credentials.fresh
+            new = await in_thread(self._credentials.after, refused) if known in (refused, None) else known
+        return new and self._use(new)
+
+    def _use(self, shown: Shown) -> Shown:
+        if shown.access != self._access:
+            self._way = _way_of(shown.access)  # no connection that began with another certificate is used again
+        self._access = shown.access
+        return shown
+
+
+def _way_of(access: ClusterAccess) -> dict[str, Any]:
+    """Return the arguments of a request that say how its connection is made."""
+    way = {"ssl": access.ssl_context(), "server_hostname": access.tls_server_name, "proxy": access.proxy_url}
+    return {name: value for name, value in way.items() if value}
+
+
+def _headers_of(shown: Shown) -> dict[str, str]:
+    return {"Authorization": shown.header} if shown.header else {}
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
@@ -314,4 +349,6 @@ def resource_of(path: str) -> str:
 
 
 def _in_words(error: BaseException) -> str:
-    return str(error) or type(error).__name__
+    if isinstance(error, aiohttp.ClientResponseError):  # its own words have the whole URL
+        return f"the answer was {error.status} {responses.get(error.status, '')}".rstrip()
+    return _SSL.sub("", str(error)) or type(error).__name__

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_gpu_provider.cluster.credentials import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,
@@ -745,7 +746,7 @@ class dead:
     """Within this context a platform dies before, or right after, one call to Auto Scaling."""
 
     def __init__(self, platform: EksPlatform, call: str, *, dies: str) -> None:
-        self._events = platform._clients.autoscaling._client.meta.events
+        self._events = platform._clients._sessions.get().client("autoscaling").meta.events
         self._last = f"{'before' if dies == 'before' else 'after'}-call.auto-scaling.{call}"
         self._is_dead = False
 
@@ -824,6 +825,16 @@ class TestDelete:
         account.advance_until(lambda: set(account.node_groups()) == left, after=TIMINGS.nodegroup_delete)
 
 
+CALLS: dict[str, Callable[[EksPlatform], Any]] = {
+    "eks": lambda platform: platform._clients.eks.call("describe_cluster", name=CLUSTER),
+    "autoscaling": lambda platform: platform._eks.scaling.groups(["any"]),
+    "ec2": lambda platform: [*platform._clients.ec2.items("describe_instances", "Reservations")],
+    "iam": lambda platform: platform._clients.iam.call("get_user"),
+    "sts": lambda platform: platform.account(),
+}
+"""A call of each service that refuses a key in words of its own."""
+
+
 class TestAccessAndErrors:
     def test_cluster_access_makes_tokens_that_eks_takes(self, account: Account, pools: Pools) -> None:
         access = pools.platform().cluster_access()
@@ -867,6 +878,40 @@ class TestAccessAndErrors:
             platform.observe()
         with pytest.raises(CredentialsError):
             platform._eks.scaling.groups(["any"])
+
+    @pytest.mark.parametrize("first", CALLS)
+    def test_a_rotated_key_is_read_from_the_connection_when_the_old_one_is_refused(
+        self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch, first: str
+    ) -> None:
+        iam, user = account.client("iam"), account.cloud.access_key.arn.rpartition("/")[2]
+        old = iam.create_access_key(UserName=user)["AccessKey"]
+        connect(monkeypatch, account, login=old["AccessKeyId"], password=old["SecretAccessKey"])
+        platform = pools.platform()
+        for call in CALLS.values():
+            call(platform)
+        token = platform.cluster_access().token
+        connect(monkeypatch, account)
+        iam.update_access_key(UserName=user, AccessKeyId=old["AccessKeyId"], Status="Inactive")
+        CALLS[first](platform)
+        for call in CALLS.values():
+            call(platform)
+        assert token is not None
+        assert account.cloud.identify(token())
+
+    def test_a_rotated_key_is_read_when_the_cluster_refuses_tokens_of_the_old_one(
+        self, account: Account, pools: Pools, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        iam, user = account.client("iam"), account.cloud.access_key.arn.rpartition("/")[2]
+        old = iam.create_access_key(UserName=user)["AccessKey"]
+        connect(monkeypatch, account, login=old["AccessKeyId"], password=old["SecretAccessKey"])
+        credentials = Credentials(pools.platform().cluster_access())
+        refused = credentials.get()
+        connect(monkeypatch, account)
+        iam.delete_access_key(UserName=user, AccessKeyId=old["AccessKeyId"])
+        assert not account.cloud.identify(refused.token)
+        renewed = credentials.after(refused)
+        assert renewed is not None
+        assert account.cloud.identify(renewed.token)
 
     def test_no_credentials_at_all(self, pools: Pools, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")

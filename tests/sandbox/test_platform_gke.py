@@ -15,6 +15,7 @@ import pytest
 from airflow.sdk._shared.secrets_masker import reset_secrets_masker
 from google.cloud.container_v1 import NodePoolUpdateStrategy
 
+from airflow_gpu_provider.cluster.credentials import Credentials
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,
@@ -643,6 +644,17 @@ class TestQuota:
         assert "quotas are not checked: Google Cloud refused compute.regions.get" in said[0]
 
 
+CALLS: dict[str, Callable[[GkePlatform], Any]] = {
+    "gke": lambda platform: platform._gke.node_pools.cluster(),
+    "compute": lambda platform: platform._clients.compute.get(
+        "projects/sandbox-project/regions/us-central1", permission="compute.regions.get"
+    ),
+    "resource manager": lambda platform: platform.refusals(),
+    "token": lambda platform: platform._clients.access_token(),
+}
+"""A call of each service that is reached in a way of its own."""
+
+
 class TestAccess:
     def test_gives_the_clusters_address_and_a_token_that_is_taken(self, cloud: GoogleCloud) -> None:
         platform = GkePlatform(spec(), OWNER)
@@ -692,6 +704,26 @@ class TestAccess:
         platform = ready()
         cloud.expire_tokens()
         assert first(platform).status == "active"
+
+    @pytest.mark.parametrize("first", CALLS)
+    def test_a_rotated_key_is_read_from_the_connection_when_the_old_one_is_refused(
+        self, cloud: GoogleCloud, monkeypatch: pytest.MonkeyPatch, first: str
+    ) -> None:
+        platform = GkePlatform(spec(), OWNER)
+        for call in CALLS.values():
+            call(platform)
+        credentials = Credentials(platform.cluster_access())
+        shown = credentials.get()
+        cloud.rotate_key()
+        monkeypatch.setenv("AIRFLOW_CONN_GOOGLE_CLOUD_DEFAULT", json.dumps(cloud.connection()))
+        cloud.expire_tokens()
+        CALLS[first](platform)
+        for call in CALLS.values():
+            call(platform)
+        assert not cloud.identify(shown.token)
+        renewed = credentials.after(shown)
+        assert renewed is not None
+        assert cloud.identify(renewed.token)
 
     @pytest.mark.parametrize("rate", ["set_error_rate", "set_throttle_rate"])
     def test_errors_and_throttling_are_sat_out(self, cloud: GoogleCloud, faults: Faults, rate: str) -> None:

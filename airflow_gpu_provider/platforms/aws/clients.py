@@ -1,4 +1,7 @@
-"""AWS by one Airflow connection: clients, paginated reads, and the EKS token. Raises errors of ours only."""
+"""AWS by one Airflow connection: clients, paginated reads, and the EKS token. Raises errors of ours only.
+
+Where AWS refuses the credentials, the connection is read again, once for each refusal: see `from_connection`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +26,9 @@ from airflow_gpu_provider.api_calls import report_calls_to_aws
 from airflow_gpu_provider.cluster.clock import ahead
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cluster.threads import in_parallel as in_parallel
-from airflow_gpu_provider.errors import ConnectionNotFound
+from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.platforms.aws.errors import mapped_errors
+from airflow_gpu_provider.platforms.from_connection import FromConnection
 
 # Five tries wait 15 s at most: longer would outlive the pool's lock, under which sizes are written.
 _CONFIG = Config(
@@ -40,12 +44,63 @@ _TOKEN_URL_SECONDS = 60  # as aws eks get-token has it; EKS takes the token for 
 _LOADER = Loader()
 
 
-class AwsService:
-    """One AWS service. `call` takes boto3's method name, `items` yields the items of a paginated one."""
+class _Session:
+    """What one look-up of the connection gave, and the clients that were made of it."""
 
-    def __init__(self, client: Any, *, service: str, connection: str) -> None:
-        self._client = client
+    def __init__(self, hook: EksHook, session: boto3.session.Session, region: str) -> None:
+        self._hook = hook
+        self._session = session
+        self._region = region
+        self._lock = threading.RLock()
+        self._clients: dict[str, Any] = {}
+
+    @property
+    def events(self) -> Any:
+        return self._session.events
+
+    def client(self, name: str) -> Any:
+        """Return boto3's client of a service."""
+        with self._lock:
+            if name not in self._clients:
+                self._clients[name] = self._session.client(
+                    name,
+                    endpoint_url=self._hook.conn_config.get_service_endpoint_url(name),
+                    # What the connection says in config_kwargs comes before our own settings.
+                    config=_CONFIG.merge(self._hook.config),
+                    verify=self._hook.verify,
+                )
+            return self._clients[name]
+
+    @property
+    def credentials(self) -> Any:
+        credentials = self._session.get_credentials()
+        if credentials is None:
+            raise NoCredentialsError
+        return credentials
+
+    @property
+    def sts_url(self) -> str:
+        """The regional endpoint, which is the only one that EKS takes, unless the connection names its own."""
+        endpoint = str(self.client("sts").meta.endpoint_url)
+        if endpoint == "https://sts.amazonaws.com":
+            endpoint = f"https://sts.{self._region}.amazonaws.com"
+        return f"{endpoint}/?Action=GetCallerIdentity&Version=2011-06-15"
+
+
+class AwsService:
+    """One AWS service. `call` takes boto3's method name, `items` yields the items of a paginated one.
+
+    Args:
+        sessions: What the connection gives.
+        service: Its prefix in IAM.
+        client: boto3's name for it.
+        connection: Where the credentials come from, for messages.
+    """
+
+    def __init__(self, sessions: FromConnection[_Session], *, service: str, client: str, connection: str) -> None:
+        self._sessions = sessions
         self._service = service
+        self._name = client
         self._connection = connection
         self._ahead = timedelta(0)
 
@@ -54,16 +109,35 @@ class AwsService:
         return datetime.now(UTC) + self._ahead
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        with self._mapped():
-            answer: dict[str, Any] = getattr(self._client, method)(**params)
+        def once(session: _Session) -> dict[str, Any]:
+            with self._mapped():
+                answer: dict[str, Any] = getattr(session.client(self._name), method)(**params)
+            return answer
+
+        answer = self._sessions.call(once)
         self._note_time(answer)
         return answer
 
     def items(self, method: str, key: str, **params: Any) -> Iterator[Any]:
-        with self._mapped():
-            for page in self._client.get_paginator(method).paginate(**params):
-                self._note_time(page)
+        """Yield the items of all pages; what is refused in between is not begun again."""
+        session, is_begun = self._sessions.get(), False
+        try:
+            for page in self._pages(session, method, params):
+                is_begun = True
                 yield from page[key]
+            return
+        except CredentialsError:
+            again = self._sessions.read_again(session)
+            if is_begun or again is session:
+                raise
+        for page in self._pages(again, method, params):
+            yield from page[key]
+
+    def _pages(self, session: _Session, method: str, params: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        with self._mapped():
+            for page in session.client(self._name).get_paginator(method).paginate(**params):
+                self._note_time(page)
+                yield page
 
     def _note_time(self, answer: Mapping[str, Any]) -> None:
         headers = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {})
@@ -74,7 +148,7 @@ class AwsService:
 
 
 class AwsClients:
-    """The services of one region, all through one look-up of the Airflow connection.
+    """The services of one region, all by what one Airflow connection gives.
 
     A connection that is named but does not exist is an error: AwsBaseHook would take whatever credentials the
     worker happens to have. `conn_id=None` asks for just those.
@@ -83,6 +157,7 @@ class AwsClients:
     def __init__(self, *, conn_id: str | None, region: str) -> None:
         self._conn_id = conn_id
         self._region = region
+        self._sessions = FromConnection(self._open)
 
     @property
     def connection(self) -> str:
@@ -113,18 +188,23 @@ class AwsClients:
     def sts(self) -> AwsService:
         return self._service("sts")
 
+    def read_connection_again(self) -> None:
+        """Have the next calls made with what the connection holds now: a cluster has refused what came from it."""
+        self._sessions.read_again()
+
     def cluster_token(self, cluster_name: str) -> str:
         """Return a new bearer token for the cluster's API server; it lives 15 minutes. Makes no call to AWS.
 
         The same as `aws eks get-token`, which the provider's exec plugin runs in a process of its own.
         """
-        with mapped_errors(service="sts", connection=self.connection):
-            signer = RequestSigner(
-                ServiceId("sts"), self._region, "sts", "v4", self._credentials(), self._session.events
-            )
+        return self._sessions.call(lambda session: self._token(session, cluster_name))
+
+    def _token(self, session: _Session, cluster_name: str) -> str:
+        with self._mapped("sts"):
+            signer = RequestSigner(ServiceId("sts"), self._region, "sts", "v4", session.credentials, session.events)
             request = {
                 "method": "GET",
-                "url": self._sts_url,
+                "url": session.sts_url,
                 "body": {},
                 "headers": {"x-k8s-aws-id": cluster_name},
                 "context": {},
@@ -135,49 +215,24 @@ class AwsClients:
                 )
         return "k8s-aws-v1." + base64.urlsafe_b64encode(url.encode()).decode().rstrip("=")
 
-    def _credentials(self) -> Any:
-        credentials = self._session.get_credentials()
-        if credentials is None:
-            raise NoCredentialsError
-        return credentials
-
-    @cached_property
-    def _hook(self) -> EksHook:
+    def _open(self) -> _Session:
+        """Look the connection up."""
         hook = EksHook(aws_conn_id=self._conn_id, region_name=self._region)
         if self._conn_id and not hook.conn_config:
             otherwise = "; aws_conn_id=None uses the worker's own credentials"
             raise ConnectionNotFound.named(self._conn_id, "aws_conn_id", otherwise)
-        return hook
-
-    @cached_property
-    def _session(self) -> boto3.session.Session:
-        with mapped_errors(service="sts", connection=self.connection):
-            session = self._hook.get_session(region_name=self._region)
+        with self._mapped("sts"):
+            session = hook.get_session(region_name=self._region)
         session._session.register_component("data_loader", _LOADER)
         report_calls_to_aws(session.events)
-        return session
-
-    @cached_property
-    def _sts_url(self) -> str:
-        """The regional endpoint, which is the only one that EKS takes, unless the connection names its own."""
-        endpoint = str(self._client("sts").meta.endpoint_url)
-        if endpoint == "https://sts.amazonaws.com":
-            endpoint = f"https://sts.{self._region}.amazonaws.com"
-        return f"{endpoint}/?Action=GetCallerIdentity&Version=2011-06-15"
+        return _Session(hook, session, self._region)
 
     def _service(self, name: str, *, client: str = "") -> AwsService:
         """Return a service by its prefix in IAM; `client` is boto3's name for it, where that is another."""
-        with mapped_errors(service=name, connection=self.connection):
-            return AwsService(self._client(client or name), service=name, connection=self.connection)
+        return AwsService(self._sessions, service=name, client=client or name, connection=self.connection)
 
-    def _client(self, name: str) -> Any:
-        return self._session.client(
-            name,
-            endpoint_url=self._hook.conn_config.get_service_endpoint_url(name),
-            # What the connection says in config_kwargs comes before our own settings.
-            config=_CONFIG.merge(self._hook.config),
-            verify=self._hook.verify,
-        )
+    def _mapped(self, service: str) -> Any:
+        return mapped_errors(service=service, connection=self.connection)
 
 
 @contextmanager

@@ -63,11 +63,18 @@ class EksCluster:
     @property
     def access(self) -> ClusterAccess:
         """How to reach the API server, with tokens that are renewed in-process."""
-        return ClusterAccess(
+
+        def again() -> ClusterAccess:
+            self.clients.read_connection_again()
+            return access
+
+        access = ClusterAccess(
             server=self.description["endpoint"],
             ca_data=self.description["certificateAuthority"]["data"],
             token=lambda: self.clients.cluster_token(self.pool.cluster_name),
+            again=again,
         )
+        return access
 
     @cached_property
     def description(self) -> Mapping[str, Any]:

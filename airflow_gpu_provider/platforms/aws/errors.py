@@ -138,7 +138,7 @@ def _from_answer(error: boto.ClientError, service: str, connection: str) -> GpuE
     if code in _BAD_CREDENTIALS:
         return CredentialsError(
             f"AWS does not accept the credentials of {connection} ({said}).",
-            "Renew them, and check the worker's clock.",
+            "Put valid ones into it, which are read at the next try; and check the worker's clock.",
             **details,
         )
     if code in _QUOTA:

@@ -15,6 +15,7 @@ from airflow_gpu_provider.cluster.nodes import list_nodes, write_node
 from airflow_gpu_provider.cluster.rest import call, label_selector, list_items
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError, PoolDrift, PoolSpecError
 from airflow_gpu_provider.platforms.base import Change, Group, Machine, Plan, Platform, Say
+from airflow_gpu_provider.platforms.from_connection import FromConnection
 from airflow_gpu_provider.pools import Candidate, KubernetesGpuPool, Taint
 from airflow_gpu_provider.pools.base import POOL_LABEL
 
@@ -198,13 +199,20 @@ def _without_pool_label(raw: Mapping[str, Any]) -> dict[str, Any]:
 def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
     """Read the connection as the Kubernetes provider's hook does, but leave the client's global settings alone.
 
-    One that is missing is an error, kubernetes_default too. A kubeconfig is read as client-go reads it; credentials
-    that are refused later are read anew, from the connection on.
+    One that is missing is an error, kubernetes_default too. A kubeconfig is read as client-go reads it. Where the API
+    server refuses what the connection gave, it is read again, files and all: see `from_connection`.
 
     Raises:
         ConnectionNotFound: There is no such connection.
         CredentialsError: There is nothing in it to reach a cluster with, or something that is not supported.
     """
+    accesses: FromConnection[ClusterAccess] = FromConnection(
+        lambda: replace(_read_access(conn_id, context), again=accesses.read_again)
+    )
+    return accesses.get()
+
+
+def _read_access(conn_id: str, context: str | None) -> ClusterAccess:
     from airflow.sdk.exceptions import AirflowException
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException
@@ -212,7 +220,7 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
     settings = Configuration()
     try:
         kubeconfig = _load(extras_of(conn_id), settings, context)
-        certificates = {
+        certificates: dict[str, Any] = {
             "ca_data": _base64_of(settings.ssl_ca_cert),
             "client_certificate_data": _base64_of(settings.cert_file),
             "client_key_data": _base64_of(settings.key_file),
@@ -231,7 +239,6 @@ def access_from_connection(conn_id: str, context: str | None) -> ClusterAccess:
         token=_token(kubeconfig, settings, conn_id),
         tls_server_name=kubeconfig.cluster.get("tls-server-name") or "",
         proxy_url=kubeconfig.cluster.get("proxy-url") or "",
-        again=partial(access_from_connection, conn_id, context),
         **certificates,
     )
 

@@ -1,14 +1,15 @@
 """Google Cloud by one Airflow connection: GKE's and Compute Engine's calls, and the cluster's token.
 
 Raises errors of ours only. GKE is called through its client library; Compute Engine by plain REST, for its library
-takes 100 MB and seconds of CPU to import, in each task and each triggerer.
+takes 100 MB and seconds of CPU to import, in each task and each triggerer. Where Google refuses the credentials, the
+connection is read again, once for each refusal: see `from_connection`.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -26,6 +27,7 @@ from google.cloud.container_v1 import ClusterManagerClient
 
 from airflow_gpu_provider.api_calls import report_calls_to_google
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError, GpuError
+from airflow_gpu_provider.platforms.from_connection import FromConnection
 from airflow_gpu_provider.platforms.google.errors import is_worth_a_retry, mapped_errors
 
 _GKE_TIMEOUT = 30.0
@@ -44,25 +46,76 @@ _POOLED_CONNECTIONS = 8
 _RENEW_BEFORE = timedelta(minutes=15)  # ClusterAccess keeps a token for ten minutes
 
 
+class _Account:
+    """What one look-up of the connection gave, and what was made of it."""
+
+    def __init__(self, hook: GoogleBaseHook, credentials: Any) -> None:
+        self.hook = hook
+        self.credentials = credentials
+        self._token_lock = threading.RLock()  # a signal handler, which may interrupt a refresh, makes requests too
+
+    def endpoint(self, field: str) -> str | None:
+        """Return an endpoint that the connection names."""
+        return get_field(self.hook.extras, field)
+
+    @cached_property
+    def gke(self) -> ClusterManagerClient:
+        client = ClusterManagerClient(
+            credentials=self.credentials,
+            # REST, not gRPC: its threads do not survive the forks of an Airflow worker.
+            transport="rest",
+            client_info=CLIENT_INFO,
+            client_options=self.hook.get_client_options(api_endpoint_override=self.endpoint("gke_endpoint")),
+        )
+        transport: Any = client.transport
+        report_calls_to_google(transport._session)
+        return client
+
+    @cached_property
+    def session(self) -> Any:
+        session = AuthorizedSession(self.credentials)  # type: ignore[no-untyped-call]
+        adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
+        session.mount("https://", adapter)
+        session.mount("http://", adapter)
+        report_calls_to_google(session)
+        return session
+
+    def token(self, *, refused: str) -> str:
+        """Return a token as GoogleClients.access_token does."""
+        with self._token_lock:
+            if not _is_fresh(self.credentials) or self.credentials.token == refused:
+                self.credentials.refresh(Request())
+        return str(self.credentials.token)
+
+
 class Gke:
     """GKE's API. Requests and answers are dictionaries in the client library's words."""
 
-    def __init__(self, client: ClusterManagerClient, *, connection: str) -> None:
-        self._client = client
+    def __init__(self, accounts: FromConnection[_Account], *, connection: str) -> None:
+        self._accounts = accounts
         self._connection = connection
 
     def call(self, method: str, *, permission: str, **request: Any) -> dict[str, Any]:
-        with mapped_errors(call=permission, connection=self._connection):
-            answer = getattr(self._client, method)(request=request, retry=_RETRY, timeout=_GKE_TIMEOUT)
+        def once(account: _Account) -> Any:
+            with mapped_errors(call=permission, connection=self._connection):
+                return getattr(account.gke, method)(request=request, retry=_RETRY, timeout=_GKE_TIMEOUT)
+
+        answer = self._accounts.call(once)
         found: dict[str, Any] = type(answer).to_dict(answer, use_integers_for_enums=False)
         return found
 
 
 class Rest:
-    """One of Google's APIs by plain REST. `path` begins with "projects/"; answers are as the API gives them."""
+    """One of Google's APIs by plain REST. `path` begins with "projects/"; answers are as the API gives them.
 
-    def __init__(self, session: Any, *, base: str, connection: str) -> None:
-        self._session = session
+    Args:
+        accounts: What the connection gives.
+        base: Returns the API's address.
+        connection: Where the credentials come from, for messages.
+    """
+
+    def __init__(self, accounts: FromConnection[_Account], *, base: Callable[[_Account], str], connection: str) -> None:
+        self._accounts = accounts
         self._base = base
         self._connection = connection
 
@@ -88,20 +141,23 @@ class Rest:
                 return
 
     def _send(self, method: str, path: str, permission: str, **how: Any) -> dict[str, Any]:
-        def once() -> dict[str, Any]:
-            response = self._session.request(method, f"{self._base}/{path}", timeout=_TIMEOUT, **how)
+        def once(account: _Account) -> dict[str, Any]:
+            response = account.session.request(method, f"{self._base(account)}/{path}", timeout=_TIMEOUT, **how)
             if not response.ok:
                 raise api.from_http_response(response)  # type: ignore[no-untyped-call]
             answer: dict[str, Any] = response.json()
             return answer
 
-        with mapped_errors(call=permission, connection=self._connection):
-            answer: dict[str, Any] = _RETRY(once)()
-        return answer
+        def with_retries(account: _Account) -> dict[str, Any]:
+            with mapped_errors(call=permission, connection=self._connection):
+                answer: dict[str, Any] = _RETRY(once)(account)
+            return answer
+
+        return self._accounts.call(with_retries)
 
 
 class GoogleClients:
-    """The services of Google Cloud that a pool takes, all through one look-up of the Airflow connection.
+    """The services of Google Cloud that a pool takes, all by what one Airflow connection gives.
 
     The connection's extra may name other endpoints, for private access: `gke_endpoint`, `compute_endpoint` and
     `resource_manager_endpoint`.
@@ -110,7 +166,7 @@ class GoogleClients:
     def __init__(self, *, conn_id: str, impersonation_chain: str | Sequence[str] | None) -> None:
         self._conn_id = conn_id
         self._impersonation_chain = impersonation_chain
-        self._token_lock = threading.Lock()
+        self._accounts = FromConnection(self._open)
 
     @property
     def connection(self) -> str:
@@ -119,17 +175,7 @@ class GoogleClients:
 
     @cached_property
     def gke(self) -> Gke:
-        endpoint = get_field(self._hook.extras, "gke_endpoint")
-        client = ClusterManagerClient(
-            credentials=self._credentials,
-            # REST, not gRPC: its threads do not survive the forks of an Airflow worker.
-            transport="rest",
-            client_info=CLIENT_INFO,
-            client_options=self._hook.get_client_options(api_endpoint_override=endpoint),
-        )
-        transport: Any = client.transport
-        report_calls_to_google(transport._session)
-        return Gke(client, connection=self.connection)
+        return Gke(self._accounts, connection=self.connection)
 
     @cached_property
     def compute(self) -> Rest:
@@ -143,43 +189,40 @@ class GoogleClients:
 
     def _rest(self, field: str, service: str, version: str) -> Rest:
         universe = os.environ.get("GOOGLE_CLOUD_UNIVERSE_DOMAIN") or "googleapis.com"
-        endpoint = get_field(self._hook.extras, field) or f"https://{service}.{universe}"
-        return Rest(self._session, base=f"{endpoint.rstrip('/')}/{version}", connection=self.connection)
 
-    @cached_property
-    def _session(self) -> Any:
-        session = AuthorizedSession(self._credentials)  # type: ignore[no-untyped-call]
-        adapter = requests.adapters.HTTPAdapter(pool_maxsize=_POOLED_CONNECTIONS)
-        session.mount("https://", adapter)
-        session.mount("http://", adapter)
-        report_calls_to_google(session)
-        return session
+        def base(account: _Account) -> str:
+            endpoint = account.endpoint(field) or f"https://{service}.{universe}"
+            return f"{endpoint.rstrip('/')}/{version}"
+
+        return Rest(self._accounts, base=base, connection=self.connection)
 
     @property
     def identity(self) -> str:
         """Whose credentials they are: a service account's address, where the credentials say one."""
-        return str(getattr(self._credentials, "service_account_email", None) or self.connection)
+        credentials = self._accounts.get().credentials
+        return str(getattr(credentials, "service_account_email", None) or self.connection)
+
+    def read_connection_again(self) -> None:
+        """Have the next calls made with what the connection holds now: a cluster has refused what came from it."""
+        self._accounts.read_again()
 
     def access_token(self, *, refused: str = "") -> str:
         """Return a bearer token for the cluster's API server that is good for a quarter of an hour at least.
 
         It is another one than `refused`, whatever the credentials say of that one's age.
         """
-        credentials = self._credentials
-        with self._token_lock, mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection):
-            if not _is_fresh(credentials) or credentials.token == refused:
-                credentials.refresh(Request())
-        return str(credentials.token)
 
-    @cached_property
-    def _credentials(self) -> Any:
+        def token(account: _Account) -> str:
+            with mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection):
+                return account.token(refused=refused)
+
+        return self._accounts.call(token)
+
+    def _open(self) -> _Account:
+        """Look the connection up."""
         with mapped_errors(call="iam.serviceAccounts.getAccessToken", connection=self.connection), self._readable():
-            return _telling_the_email(self._hook.get_credentials(), self._hook.scopes)
-
-    @cached_property
-    def _hook(self) -> GoogleBaseHook:
-        with self._readable():
-            return GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
+            hook = GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._impersonation_chain)
+            return _Account(hook, _telling_the_email(hook.get_credentials(), hook.scopes))
 
     @contextmanager
     def _readable(self) -> Iterator[None]:

@@ -64,12 +64,16 @@ class GkeCluster:
     @property
     def access(self) -> ClusterAccess:
         """How to reach the API server, with tokens that are renewed in-process."""
-        token = _tokens(self.clients)
+
+        def again() -> ClusterAccess:
+            self.clients.read_connection_again()
+            return access
+
+        # Certificates of a DNS endpoint are vouched for by public authorities.
+        ca_data = "" if self.pool.use_dns_endpoint else self.description["master_auth"]["cluster_ca_certificate"]
         server = f"https://{address_of(self.description, self.pool)}"
-        if self.pool.use_dns_endpoint:
-            return ClusterAccess(server=server, token=token)
-        ca_data = self.description["master_auth"]["cluster_ca_certificate"]
-        return ClusterAccess(server=server, ca_data=ca_data, token=token)
+        access = ClusterAccess(server=server, ca_data=ca_data, token=_tokens(self.clients), again=again)
+        return access
 
     @cached_property
     def description(self) -> Mapping[str, Any]:

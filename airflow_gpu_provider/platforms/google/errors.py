@@ -182,7 +182,7 @@ def _from_answer(error: api.GoogleAPICallError, call: str, connection: str) -> G
     if status == "UNAUTHENTICATED":
         return CredentialsError(
             f"Google Cloud does not accept the credentials of {connection} ({said}).",
-            "Renew them, and check the worker's clock.",
+            "Put valid ones into it, which are read at the next try; and check the worker's clock.",
             **details,
         )
     if is_throttled(text):

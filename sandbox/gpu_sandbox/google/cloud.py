@@ -318,6 +318,10 @@ class GoogleCloud:
         """The key of the administrator, or of another service account."""
         return self._identities.keyfile(identity or self.administrator)
 
+    def rotate_key(self, identity: Identity | None = None) -> None:
+        """Delete that account's key, and make it another; access tokens live on, as Google's do."""
+        self._identities.rotate_key(identity or self.administrator)
+
     def connection(self, identity: Identity | None = None) -> dict[str, Any]:
         """An Airflow connection to this project, as JSON takes it."""
         return {

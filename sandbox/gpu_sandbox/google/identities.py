@@ -113,6 +113,12 @@ class Identities:
             "universe_domain": "googleapis.com",
         }
 
+    def rotate_key(self, identity: Identity) -> None:
+        """Give the account a new key in place of the one it has; tokens that were issued for that one go on."""
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        with self._lock:
+            self._accounts[identity.email] = _Account(identity=identity, key_id=secrets.token_hex(20), key=key)
+
     def exchange(self, form: Mapping[str, str]) -> dict[str, Any]:
         """What the token endpoint answers. Raises InvalidGrant."""
         if form.get("grant_type") != JWT_BEARER:

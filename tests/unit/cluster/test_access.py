@@ -1,4 +1,4 @@
-"""ClusterAccess: tokens that are renewed, and what its client stands."""
+"""ClusterAccess: what its client sends, and what it stands; its credentials are test_credentials'."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kubernetes.client import CoreV1Api
 from urllib3.util import ssl_
 
 from airflow_gpu_provider import __version__
-from airflow_gpu_provider.cluster.access import TOKEN_MAX_AGE, ClusterAccess, _Token
+from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.rest import call
 from airflow_gpu_provider.errors import ClusterUnreachable, GpuError
 
@@ -22,19 +22,6 @@ def test_secrets_are_not_in_its_repr() -> None:
     access = ClusterAccess(server="https://host", token=lambda: "secret", client_key_data="S0VZ")
     assert "S0VZ" not in repr(access)
     assert "lambda" not in repr(access)
-
-
-def test_a_token_is_made_again_when_it_is_old_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, made = [0.0], []
-    monkeypatch.setattr("time.monotonic", lambda: now[0])
-    token = _Token(lambda: made.append(1) or f"token-{len(made)}")  # type: ignore[func-returns-value]
-    assert [token.get(), token.get()] == ["token-1", "token-1"]
-    now[0] = TOKEN_MAX_AGE + 1
-    assert token.get() == "token-2"
-    token.refused("token-1")
-    assert token.get() == "token-2"
-    token.refused("token-2")
-    assert token.get() == "token-3"
 
 
 def test_a_client_sends_the_token_and_keeps_to_its_time_limits(monkeypatch: pytest.MonkeyPatch) -> None:

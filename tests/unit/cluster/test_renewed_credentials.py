@@ -181,7 +181,7 @@ async def test_renewed_token_is_sent(client: type) -> None:
 
 
 @CLIENTS
-async def test_failure_to_again_is_the_error(client: type) -> None:
+async def test_failure_to_read_again_is_the_error(client: type) -> None:
     def gone() -> ClusterAccess:
         raise CredentialsError("The token's file is gone.")
 
@@ -216,15 +216,15 @@ async def test_proxy_of_the_kubeconfig_goes_before_the_environments(
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     monkeypatch.setenv("no_proxy", "kubernetes.example.com")
     with serving() as proxy:
-        url = f"http://somebody:secret@127.0.0.1:{proxy.server_port}"
+        url = f"http://somebody:se%40cret@127.0.0.1:{proxy.server_port}"
         access = ClusterAccess(server="http://kubernetes.example.com", proxy_url=url)
-        assert "secret" not in repr(access)
+        assert "se%40cret" not in repr(access)
         asks = client(access)
         await asks.ask()
         await asks.close()
     ((path, headers),) = proxy.asked
     assert path == "http://kubernetes.example.com/version"
-    assert base64.b64decode(headers["proxy-authorization"].removeprefix("Basic ")) == b"somebody:secret"
+    assert base64.b64decode(headers["proxy-authorization"].removeprefix("Basic ")) == b"somebody:se@cret"
 
 
 def test_exec_goes_by_the_same_way() -> None:

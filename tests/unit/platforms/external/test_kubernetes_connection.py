@@ -1,4 +1,7 @@
-"""What a Kubernetes connection says about the way to a cluster: every field of a kubeconfig counts, or is refused."""
+"""What a Kubernetes connection says about the way to a cluster: every field of a kubeconfig counts, or is refused.
+
+What the API server refuses is read from the connection again, its files too.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from airflow_gpu_provider.cluster.access import ClusterAccess
+from airflow_gpu_provider.cluster.credentials import Credentials
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
 from airflow_gpu_provider.platforms.external.platform import access_from_connection
 
@@ -68,7 +73,8 @@ def test_token_file_without_a_token_is_named(monkeypatch: pytest.MonkeyPatch, tm
         token_of(access)
 
 
-def test_everything_is_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_everything_is_read_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
     certificate, key = tmp_path / "client.crt", tmp_path / "client.key"
     user = {"client-certificate": str(certificate), "client-key": str(key)}
     certificate.write_text("old")
@@ -82,6 +88,55 @@ def test_everything_is_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     connect(monkeypatch, kube_config=kubeconfig({"token": "another"}))
     assert renewed.again is not None
     assert token_of(renewed.again()) == "another"
+
+
+def test_a_token_that_was_replaced_in_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    credentials = Credentials(connect(monkeypatch, kube_config=kubeconfig({"token": "old"})))
+    shown = credentials.get()
+    connect(monkeypatch, kube_config=kubeconfig({"token": "new"}))
+    renewed = credentials.after(shown)
+    assert renewed is not None
+    assert (shown.token, renewed.token) == ("old", "new")
+
+
+def test_a_login_that_was_renewed_in_the_file_that_the_connection_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    path = tmp_path / "kubeconfig"
+    path.write_text(yaml.safe_dump(kubeconfig({"token": "expired"})))
+    credentials = Credentials(connect(monkeypatch, kube_config_path=str(path)))
+    shown = credentials.get()
+    path.write_text(yaml.safe_dump(kubeconfig({"token": "renewed"})))
+    renewed = credentials.after(shown)
+    assert renewed is not None
+    assert renewed.token == "renewed"
+
+
+def test_a_certificate_that_was_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def certified(name: str) -> dict[str, Any]:
+        return kubeconfig({"client-certificate-data": name, "client-key-data": "S0VZ"})
+
+    credentials = Credentials(connect(monkeypatch, kube_config=certified("T0xE")))
+    shown = credentials.get()
+    connect(monkeypatch, kube_config=certified("TkVX"))
+    renewed = credentials.after(shown)
+    assert renewed is not None
+    certificates = [shown.access.client_certificate_data, renewed.access.client_certificate_data]
+    assert certificates == ["T0xE", "TkVX"]
+
+
+def test_a_connection_that_is_gone_for_a_moment_is_read_once_more_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`airflow connections delete` and `add` is how a connection is replaced."""
+    credentials = Credentials(connect(monkeypatch, kube_config=kubeconfig({"token": "old"})))
+    shown = credentials.get()
+    monkeypatch.delenv("AIRFLOW_CONN_LAB")
+    with pytest.raises(ConnectionNotFound):
+        credentials.after(shown)
+    connect(monkeypatch, kube_config=kubeconfig({"token": "new"}))
+    monkeypatch.setattr("airflow_gpu_provider.platforms.from_connection.AGAIN_AFTER", 0.0)
+    renewed = credentials.after(shown)
+    assert renewed is not None
+    assert renewed.token == "new"
 
 
 @pytest.mark.parametrize(

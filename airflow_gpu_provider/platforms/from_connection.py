@@ -1,0 +1,74 @@
+"""FromConnection: what an Airflow connection gives, read once for all calls of a client, and again when it was refused.
+
+A key that was rotated, a token file that was renewed and a login that has expired are in the connection, or where it
+points to, while a process still has the old ones: a triggerer for weeks. Reading is left to threads: it asks Airflow.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from airflow_gpu_provider.errors import CredentialsError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+AGAIN_AFTER = 5.0
+"""Seconds within which the connection is not read again twice: many waits may be refused at the same time."""
+
+
+class FromConnection(Generic[T]):
+    """What one client has from its Airflow connection; thread-safe.
+
+    Its lock is reentrant: a signal handler, which may interrupt a reading, makes calls too.
+
+    Args:
+        read: Reads the connection; may take a while.
+    """
+
+    def __init__(self, read: Callable[[], T]) -> None:
+        self._read = read
+        self._lock = threading.RLock()
+        self._held: T | None = None
+        self._again_at = float("-inf")
+
+    def get(self) -> T:
+        """Return what the connection held when it was last read; errors as `read` raises them."""
+        if (held := self._held) is not None:  # without the lock: others may be reading
+            return held
+        with self._lock:
+            if self._held is None:
+                self._held = self._read()
+            return self._held
+
+    def read_again(self, refused: T | None = None) -> T:
+        """Return what the connection holds now, after a refusal of what it held before.
+
+        It is not read where another call has read it since `refused` was had, nor twice within AGAIN_AFTER. What it
+        gave stays where it cannot be read.
+        """
+        with self._lock:
+            held = self.get()
+            is_known = refused is not None and refused is not held
+            if not is_known and time.monotonic() - self._again_at >= AGAIN_AFTER:
+                self._again_at = time.monotonic()
+                held = self._held = self._read()
+            return held
+
+    def call(self, do: Callable[[T], R]) -> R:
+        """Return what `do` makes of it; where the credentials are refused, what it makes of what is held now.
+
+        Raises:
+            CredentialsError: These are refused as well, or were read a moment ago.
+        """
+        held = self.get()
+        try:
+            return do(held)
+        except CredentialsError:
+            again = self.read_again(held)
+            if again is held:
+                raise
+        return do(again)
