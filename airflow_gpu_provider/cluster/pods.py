@@ -41,6 +41,8 @@ COLLECT_WITHIN = timedelta(minutes=10)
 STUCK_AFTER = timedelta(minutes=10)
 """How long after its grace period ended a pod that does not go stops holding its node: its kubelet is dead."""
 
+_FINALIZED_WITHIN = timedelta(seconds=5)  # the Job controller and Kueue take theirs off when a pod has ended
+
 _PODS = "/api/v1/pods"
 _FEW_NODES = 8  # that are asked one by one, all at once
 _PODS_FOR_A_REQUEST = 50  # as many, read in pages, cost both sides about as much as one more request
@@ -65,6 +67,7 @@ class Pod:
         job: The uid of the Job that it is a rank of; empty where it is of no gang. `job_name` is its name.
         placeholder: It gives its place to any other pod, and no node stays for it.
         delete_at: When the grace period of its deletion ends; None when nobody deleted it.
+        finalizers: What keeps it in the cluster once it is deleted, until somebody takes it off.
         uncollected: Its log and result are still to be read.
         active_deadline: How long its kubelet lets it run (activeDeadlineSeconds); None for as long as it likes.
         started_at: When its first container began to run; None where none has.
@@ -88,6 +91,7 @@ class Pod:
     job_name: str = ""
     placeholder: bool = False
     delete_at: datetime | None = None
+    finalizers: tuple[str, ...] = ()
     uncollected: bool = False
     active_deadline: timedelta | None = None
     started_at: datetime | None = None
@@ -113,8 +117,18 @@ class Pod:
         return selector.items() <= set(self.node_selector)
 
     def awaits_collection(self, now: datetime) -> bool:
-        """Whether it has finished and somebody still has to read its result, in time."""
-        return self.finished and self.uncollected and now - (self.finished_at or self.created_at) < COLLECT_WITHIN
+        """Whether it has finished and somebody still has to read its result, in time.
+
+        One that is deleted has been read: a finalizer may keep it for long, whose controller is down.
+        """
+        if self.deleting or not (self.finished and self.uncollected):
+            return False
+        return now - (self.finished_at or self.created_at) < COLLECT_WITHIN
+
+    def is_stuck(self, now: datetime) -> bool:
+        """Whether it has ended and is deleted, and its finalizers keep it for longer than their controllers take."""
+        ended_at = self.finished_at or self.created_at
+        return self.deleting and self.finished and bool(self.finalizers) and now - ended_at > _FINALIZED_WITHIN
 
     def ran(self, now: datetime) -> tuple[datetime, datetime] | None:
         """Return from when to when its containers ran, until now where they still do; None if none has.
@@ -138,7 +152,7 @@ class Pod:
     @property
     def lets_go_at(self) -> datetime | None:
         """When it stops holding its node, where its end has begun: it was deleted, or waits for its collection."""
-        if self.finished:
+        if self.finished and not self.deleting:
             return (self.finished_at or self.created_at) + COLLECT_WITHIN
         return self.delete_at
 
@@ -168,6 +182,7 @@ class Pod:
             job_name=job.get("name", ""),
             placeholder=PLACEHOLDER_LABEL in (meta.get("labels") or {}),
             delete_at=parse_time(meta.get("deletionTimestamp")),
+            finalizers=tuple(meta.get("finalizers") or ()),
             uncollected=UNCOLLECTED in annotations,
             active_deadline=_seconds(spec.get("activeDeadlineSeconds")),
             started_at=_started_at(status),

@@ -115,8 +115,8 @@ class TaskPods:
                 return there
             if time.monotonic() > give_up_at:
                 raise PodFailed(
-                    f"A pod named {request.metadata.name} already exists in {request.metadata.namespace}: it belongs to"
-                    " another task, or is still being deleted.",
+                    f"A pod named {request.metadata.name} already exists in {request.metadata.namespace}:"
+                    f" {_why_there(there)}.",
                     "Delete it, or leave random_name_suffix=True.",
                 )
             time.sleep(0.5)
@@ -219,6 +219,13 @@ def may_still_run(pod: PodState, *, node_is_ready: bool | None, now: datetime) -
     if pod.gone_by is None:
         return True
     return now < pod.gone_by + (STUCK_AFTER if node_is_ready else UNCONFIRMED)
+
+
+def _why_there(pod: V1Pod | None) -> str:
+    if pod is None or not pod.metadata.deletion_timestamp:
+        return "it belongs to another task"
+    held = ", ".join(pod.metadata.finalizers or ())
+    return f"it is deleted, and kept by its finalizer {held}" if held else "it is still being deleted"
 
 
 def attempt_of(pod: V1Pod) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 
+from airflow_gpu_provider.cluster.pods import Pod
 from airflow_gpu_provider.platforms.backoff import passed_over
 from airflow_gpu_provider.scaling.recent_writes import SHOWN_AFTER
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -47,6 +48,7 @@ def notes(
     lines += [f"{each} is released when its group has been updated: {why[each]}" for each in later]
     if counted > wanted:
         lines += [f"{each} is kept: pod {each.holders[0]} holds it" for each in machines if each.holders]
+    lines += [_stuck(pod) for pod in snapshot.pods if pod.is_stuck(snapshot.now)]
     lines += [f"{each} is neither used nor removed: {_who_took(each)}" for each in machines if each.state == "taken"]
     if short > 0 and len(machines) >= snapshot.pool.max_nodes:
         lines.append(f"{short} more wanted, but max_nodes={snapshot.pool.max_nodes} machines exist")
@@ -114,6 +116,13 @@ def why_released(each: Supply) -> str:
     if each.state == "broken":
         return "it has not joined the cluster in time"
     return "no run wants it, and no pod holds it"
+
+
+def _stuck(pod: Pod) -> str:
+    return (
+        f"pod {pod} has ended and is deleted, but its finalizer {', '.join(pod.finalizers)} keeps it in the cluster:"
+        " see to the controller that takes it off. It holds no node"
+    )
 
 
 def _who_took(each: Supply) -> str:

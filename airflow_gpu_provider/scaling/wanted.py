@@ -25,7 +25,8 @@ def _is_left(snapshot: PoolSnapshot, lease: DemandLease) -> bool:
     collects its pods, which may be killed while doing so.
     """
     pods = [pod for pod in snapshot.pods if pod.run == lease.key.hash]
-    are_left = [pod.finished and pod.uncollected and not pod.awaits_collection(snapshot.now) for pod in pods]
+    ended = [pod.finished and pod.uncollected and not pod.deleting for pod in pods]
+    are_left = [is_over and not pod.awaits_collection(snapshot.now) for pod, is_over in zip(pods, ended, strict=True)]
     return lease.key.is_of_task and bool(pods) and all(are_left)
 
 

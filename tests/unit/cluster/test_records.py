@@ -120,6 +120,23 @@ def test_a_finished_pod_holds_its_node_until_it_is_collected_or_late(phase: str)
     assert not Pod.parse(raw_pod(status=status)).holds_node(NOW)
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_finished_pod_that_is_deleted_holds_no_node_whatever_keeps_it(phase: str) -> None:
+    ended = {"state": {"terminated": {"finishedAt": "2026-03-01T01:59:00Z", "exitCode": 0}}}
+    metadata = {
+        "annotations": {UNCOLLECTED: "true"},
+        "deletionTimestamp": "2026-03-01T01:59:30Z",
+        "finalizers": ["kueue.x-k8s.io/managed"],
+    }
+    pod = Pod.parse(raw_pod(metadata=metadata, status={"phase": phase, "containerStatuses": [ended]}))
+    assert not pod.holds_node(NOW)
+    assert pod.is_stuck(NOW)
+    assert not pod.is_stuck(NOW - timedelta(seconds=56))
+    assert not replace(pod, finalizers=()).is_stuck(NOW)
+    assert not replace(pod, phase="Running").is_stuck(NOW)
+    assert replace(pod, phase="Running").holds_node(NOW), "its kubelet may not have ended it"
+
+
 def test_how_long_a_pod_ran() -> None:
     """One that is deleted and whose node is gone never finishes, and did not run on until somebody asked."""
     started = {"containerStatuses": [{"state": {"running": {"startedAt": "2026-03-01T01:10:00Z"}}}]}

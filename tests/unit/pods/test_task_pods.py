@@ -13,6 +13,8 @@ from kubernetes.client import V1ObjectMeta, V1Pod
 from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
+from airflow_gpu_provider.errors import PodFailed
+from airflow_gpu_provider.pods import store
 from airflow_gpu_provider.pods.store import CarefulPodManager, TaskPods, may_still_run
 from tests.unit.pods.test_pod_end import START, ended, pod, running
 
@@ -94,3 +96,26 @@ def test_refused_pod_is_not_dumped_into_the_log(caplog: pytest.LogCaptureFixture
     with pytest.raises(ApiException):
         CarefulPodManager(kube_client=cast("Any", Full())).create_pod(_pod("this try", uid=None))
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        ({}, "it belongs to another task"),
+        ({"deletion_timestamp": START}, "it is still being deleted"),
+        ({"deletion_timestamp": START, "finalizers": ["kueue.x-k8s.io/managed"]}, "finalizer kueue.x-k8s.io/managed"),
+    ],
+)
+def test_name_that_is_not_free_says_why(there: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter((0.0, 1000.0))
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _: None))
+    pod = V1Pod(metadata=V1ObjectMeta(name="train", namespace="ml", uid="u2", **there))
+
+    def taken(_: V1Pod) -> V1Pod:
+        raise ApiException(status=409, reason="Conflict")
+
+    hook: Any = SimpleNamespace(get_pod=lambda *_: pod)
+    manager: Any = SimpleNamespace(create_pod=taken)
+    owner: Any = SimpleNamespace(try_id="this try", attempt=1)
+    with pytest.raises(PodFailed, match=f"named train already exists in ml: .*{why}"):
+        TaskPods(hook, manager).create(_pod("this try", uid=None), owner, grace_seconds=1)

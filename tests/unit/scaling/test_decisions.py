@@ -375,6 +375,15 @@ def test_a_finished_pod_holds_its_node_until_it_is_collected_or_its_time_is_up()
     assert released(decide(snapshot(machine(1), pods=(pod("p", on=1, uncollected=True, **ended),)))) == ["i-1"]
 
 
+def test_what_keeps_a_pod_that_has_ended_and_is_deleted_is_told_and_keeps_no_machine() -> None:
+    ended = {"phase": "Succeeded", "finished_at": NOW - timedelta(minutes=1), "uncollected": True}
+    stuck = pod("p", on=1, delete_at=NOW - timedelta(seconds=50), finalizers=("kueue.x-k8s.io/managed",), **ended)
+    decision = decide(snapshot(machine(1), pods=(stuck,)))
+    assert released(decision) == ["i-1"]
+    (line,) = [line for line in decision.notes if "finalizer" in line]
+    assert "pod default/p has ended and is deleted, but its finalizer kueue.x-k8s.io/managed keeps it" in line
+
+
 def test_the_idle_machine_goes_and_the_busy_one_stays() -> None:
     state = snapshot(machine(1), machine(2), leases=(lease(),), pods=(pod("p", on=2, run="run"),))
     assert released(decide(state)) == ["i-1"]

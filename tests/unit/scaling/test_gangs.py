@@ -335,4 +335,6 @@ def test_demand_of_a_gang_whose_task_never_came_back_ends_when_its_pods_may_have
     assert released(seen(11)) == 2
     assert released(seen(11, phase="Running", finished_at=None)) == 0
     assert released(seen(11, uncollected=False)) == 0, "another attempt of the task may be about to begin"
+    deleted = {"delete_at": NOW - timedelta(minutes=10)}
+    assert released(seen(11, **deleted)) == 0, "its worker has deleted it, and may go on with another attempt"
     assert released(seen(11, gang(2))) == 0, "a block's next task may need them"

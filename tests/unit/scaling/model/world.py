@@ -143,7 +143,12 @@ class World(Cluster):
         if pod.run and self.ends[pod.run] <= self.now + RIGHT_TO:
             return False
         if pod.finished:
-            return pod.uncollected and self.now + RIGHT_TO - (pod.finished_at or pod.created_at) < COLLECT_WITHIN
+            # One that is deleted has been read.
+            return (
+                pod.uncollected
+                and not pod.deleting
+                and self.now + RIGHT_TO - (pod.finished_at or pod.created_at) < COLLECT_WITHIN
+            )
         return True
 
     def _require_enough_without(self, machine: str) -> None:
