@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import cache
@@ -10,12 +11,14 @@ from typing import Any
 import pytest
 from botocore.loaders import JSONFileLoader
 from google.auth.crypt import RSASigner
+from kubernetes import client, config
 
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import GpuError, OutOfStock, error_types
 from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.scaling.nodes_wait import NodesWait
 from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.running import eventually
 from tests.sandboxes import (
     binary,
     control_plane,
@@ -40,7 +43,9 @@ JSONFileLoader.load_file = lambda self, path: _model_at(path)
 LONGEST_FIRST = (
     "test_accept.py",
     "test_gpu_pod.py",
+    "test_gpu_pod_machines.py",
     "test_gang.py",
+    "test_gang_losses.py",
     "test_workload.py",
     "test_scale_only.py",
     "test_hard_to_get.py",
@@ -117,3 +122,24 @@ def env(gpu_sandbox: Sandbox) -> Iterator[None]:
             patch.setenv(name, value)
         patch.setenv("AIRFLOW__GPU_PROVIDER__INSTALLATION_ID", "tests")
         yield
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triggers send their events at once: there is no scheduler here to be patient for."""
+    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+
+
+@pytest.fixture
+def batch(env: None) -> client.BatchV1Api:
+    return client.BatchV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
+
+
+@pytest.fixture
+def api(batch: client.BatchV1Api) -> Iterator[client.CoreV1Api]:
+    """The cluster, as its administrator; what a test left is deleted."""
+    core = client.CoreV1Api(batch.api_client)
+    yield core
+    batch.delete_collection_namespaced_job("default", propagation_policy="Background")
+    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
+    eventually(lambda: not core.list_namespaced_pod("default").items)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from airflow.sdk.exceptions import TaskDeferred
+from structlog.testing import capture_logs
 
 from airflow_gpu_provider.acceptance.tasks import TaskInstance, first_event, rebuilt
 
@@ -99,6 +100,20 @@ def line_of(entry: Mapping[str, Any]) -> str:
     """What structlog's capture_logs has taken, as the task's log shows it."""
     args = entry.get("positional_args")
     return str(entry["event"]) % tuple(args) if args else str(entry["event"])
+
+
+def lines_of(do: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return what it returned, and the lines that it has logged."""
+    with capture_logs() as told:
+        result = do()
+    return result, [line_of(entry) for entry in told]
+
+
+def meanwhile(do: Callable[[], Any]) -> threading.Thread:
+    """Begin something in a thread."""
+    thread = threading.Thread(target=do)
+    thread.start()
+    return thread
 
 
 async def watched_until(deferral: TaskDeferred, is_so: Callable[[], Any]) -> None:

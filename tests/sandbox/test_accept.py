@@ -28,6 +28,8 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.running import eventually, until_allowed
 
+pytestmark = pytest.mark.nightly
+
 IMAGE = "cuda-sample:vectoradd"
 SPEED = 60.0
 GROUP = "airflow-gpu-provider"

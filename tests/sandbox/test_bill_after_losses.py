@@ -29,6 +29,8 @@ from tests.sandbox import documented_roles
 from tests.sandbox.ec2_times import instances_of
 from tests.sandbox.running import run
 
+pytestmark = pytest.mark.nightly
+
 NIGHT = "scheduled__2026-01-01T02:00:00+00:00"
 TRAINS = 5.0
 SCRIPT = f'echo "$AIRFLOW_GPU_ATTEMPT"; if [ "$AIRFLOW_GPU_ATTEMPT" != 3 ]; then exec sleep 600; fi; sleep {TRAINS:.0f}'

@@ -24,6 +24,7 @@ from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOper
 from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.gpu_pools import eks_pool
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, run
 from tests.unit.addons.test_detection import DRA, STATIC
 
@@ -33,21 +34,9 @@ NODES = "airflow-gpu-provider/pool"
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with one node that has no plugin."""
-    pool = a_pool(gpu_sandbox, "plugin")
+    pool = eks_pool(gpu_sandbox, "plugin")
     run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
     return pool
-
-
-def a_pool(sandbox: Sandbox, name: str) -> EksGpuPool:
-    return EksGpuPool(
-        name=name,
-        cluster_name=sandbox.cluster_name,
-        region=sandbox.region,
-        instance_types=["g6.xlarge"],
-        zones=[sandbox.zones[0]],
-        node_role=sandbox.node_role_arn,
-        max_nodes=1,
-    )
 
 
 @pytest.fixture(autouse=True)
@@ -137,7 +126,7 @@ def test_a_config_reaches_the_plugin_by_a_config_map(pool: EksGpuPool, apps: cli
 
 
 def test_pool_without_a_node_is_done_at_once(gpu_sandbox: Sandbox, apps: client.AppsV1Api) -> None:
-    result = run(plugin(a_pool(gpu_sandbox, "empty")))
+    result = run(plugin(eks_pool(gpu_sandbox, "empty")))
     assert result["nodes"] == {}
     assert daemon_sets(apps) == ["nvidia-device-plugin-empty"]
 
@@ -145,7 +134,7 @@ def test_pool_without_a_node_is_done_at_once(gpu_sandbox: Sandbox, apps: client.
 def test_each_pool_has_its_own_and_they_do_not_meet(
     pool: EksGpuPool, gpu_sandbox: Sandbox, apps: client.AppsV1Api
 ) -> None:
-    run(plugin(a_pool(gpu_sandbox, "empty")))
+    run(plugin(eks_pool(gpu_sandbox, "empty")))
     run(plugin(pool))
 
     def scheduled() -> dict[str, int]:

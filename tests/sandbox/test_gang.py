@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable, Iterator
 from datetime import timedelta
-from typing import Any
 
-import boto3
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
-from kubernetes import client, config
+from kubernetes import client
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.cluster.demand import list_demand
-from airflow_gpu_provider.cluster.pod_log import POSITIONS
 from airflow_gpu_provider.errors import (
     AdmissionDenied,
     GangHung,
@@ -30,84 +22,34 @@ from airflow_gpu_provider.errors import (
     ResourceQuotaExceeded,
     TaskKilled,
 )
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
-from airflow_gpu_provider.pods.followed_log import REPEATED
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from airflow_gpu_provider.workloads.gang_wait import GangWait
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end, log_of
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
+from tests.sandbox.gpu_tasks import gang, running
 from tests.sandbox.running import (
     airflow_says,
     context_of,
     copy_of,
     eventually,
-    first_event,
     line_of,
-    resumption,
+    lines_of,
     run,
-    watched_until,
 )
+from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS, DEFERRED_BY_DAY
 
-BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = "trap 'exit 0' TERM; while :; do sleep 0.1; done"
 
 
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with two nodes of one GPU."""
-    pool = EksGpuPool(
-        name="gangs",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=["g6.xlarge"],
-        zones=[gpu_sandbox.zones[0]],
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=2,
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=2, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
-    return pool
-
-
-@pytest.fixture
-def batch(pool: EksGpuPool) -> client.BatchV1Api:
-    return client.BatchV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
-
-
-@pytest.fixture
-def api(batch: client.BatchV1Api) -> Iterator[client.CoreV1Api]:
-    """The cluster, as its administrator; what a test left is deleted."""
-    core = client.CoreV1Api(batch.api_client)
-    yield core
-    batch.delete_collection_namespaced_job("default", propagation_policy="Background")
-    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
-    eventually(lambda: not core.list_namespaced_pod("default").items)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triggers send their events at once: there is no scheduler here to be patient for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    return with_nodes(eks_pool(gpu_sandbox, "gangs", max_nodes=2), nodes=2)
 
 
 pytestmark = pytest.mark.usefixtures("api", "now")
-
-
-def gang(pool: EksGpuPool, script: str, **changes: Any) -> GpuPodOperator:
-    arguments = {"task_id": "train", "image": "busybox:1.36", "cmds": ["sh", "-c", script], "nodes": 2}
-    return GpuPodOperator(gpu_pool=pool, **(arguments | changes))
-
-
-def lines_of(do: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Return what it returned, and the lines that it has logged."""
-    with capture_logs() as told:
-        result = do()
-    return result, [line_of(entry) for entry in told]
 
 
 def test_in_a_queue_nobody_but_kueue_admits_it_and_without_kueue_its_place_is_unknown(
@@ -149,7 +91,7 @@ def test_both_ranks_run_and_rank_0_has_the_result(
     eventually(lambda: job not in {service.metadata.name for service in api.list_namespaced_service("default").items})
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
     pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api, deferrable: bool
 ) -> None:
@@ -181,8 +123,16 @@ def test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole(
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("how", ["evicted", "deleted"])
+@pytest.mark.parametrize(
+    ("how", "deferrable"),
+    [
+        pytest.param("evicted", False, marks=pytest.mark.nightly),
+        ("evicted", True),
+        ("deleted", False),
+        pytest.param("deleted", True, marks=pytest.mark.nightly),
+    ],
+    ids=["evicted-blocking", "evicted-deferred", "deleted-blocking", "deleted-deferred"],
+)
 def test_rank_that_is_taken_away_is_a_preemption_of_all(
     pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool, how: str
 ) -> None:
@@ -209,12 +159,7 @@ def take(api: client.CoreV1Api, how: str) -> None:
     api.create_namespaced_pod_eviction(name, "default", body)
 
 
-def running(api: client.CoreV1Api, count: int) -> list[client.V1Pod]:
-    pods = [pod for pod in api.list_namespaced_pod("default").items if pod.status.phase == "Running"]
-    return pods if len(pods) == count else []
-
-
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_gang_of_which_no_rank_prints_is_ended_where_that_is_wanted(
     pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
 ) -> None:
@@ -225,7 +170,7 @@ def test_gang_of_which_no_rank_prints_is_ended_where_that_is_wanted(
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
 
-@BOTH_WAYS
+@BLOCKING_BY_DAY
 def test_log_of_chosen_ranks(pool: EksGpuPool, deferrable: bool) -> None:
     _, lines = lines_of(lambda: run(gang(pool, "echo hello", deferrable=deferrable, log_ranks=1)))
     assert [line for line in lines if "hello" in line] == ["[rank 1] hello"]
@@ -305,8 +250,16 @@ def test_next_try_ends_the_gang_of_the_one_before(pool: EksGpuPool, batch: clien
     assert not [job for job in batch.list_namespaced_job("default").items if not job.metadata.deletion_timestamp]
 
 
-@BOTH_WAYS
-@pytest.mark.parametrize("kind", ["ResourceQuota", "LimitRange"])
+@pytest.mark.parametrize(
+    ("kind", "deferrable"),
+    [
+        pytest.param("ResourceQuota", False, marks=pytest.mark.nightly),
+        ("ResourceQuota", True),
+        ("LimitRange", False),
+        pytest.param("LimitRange", True, marks=pytest.mark.nightly),
+    ],
+    ids=["ResourceQuota-blocking", "ResourceQuota-deferred", "LimitRange-blocking", "LimitRange-deferred"],
+)
 def test_pods_that_a_quota_or_a_policy_refuses_are_told_and_end_it_typed(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool, kind: str
 ) -> None:
@@ -344,171 +297,9 @@ def test_pods_that_a_quota_or_a_policy_refuses_are_told_and_end_it_typed(
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_gang_has_a_deadline(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     with pytest.raises(PodDeadline) as error:
         run(gang(pool, FOREVER, execution_timeout=timedelta(seconds=12), deferrable=deferrable))
     assert "Job train" in error.value.what or "Rank" in error.value.what
     eventually(lambda: not api.list_namespaced_pod("default").items)
-
-
-# -- losing a node ---------------------------------------------------------------------------------------------------
-
-
-@BOTH_WAYS
-def test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one(
-    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool
-) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
-    script = """
-        trap 'date "+rank ended at %s"; exit 0' TERM
-        [ "$AIRFLOW_GPU_ATTEMPT" = 2 ] && exec echo all well
-        while :; do sleep 0.1; done
-    """
-    lost_at: list[float] = []
-
-    def lose() -> None:
-        pods = eventually(lambda: running(api, 2))
-        name = next(pod.spec.node_name for pod in pods if pod.metadata.name.rsplit("-", 2)[1] == "1")
-        machine = api.read_node(name).spec.provider_id.rpartition("/")[2]
-        lost_at.append(time.time())
-        boto3.client("autoscaling").terminate_instance_in_auto_scaling_group(
-            InstanceId=machine, ShouldDecrementDesiredCapacity=True
-        )
-
-    thread = threading.Thread(target=lose)
-    thread.start()
-    task = gang(pool, script, on_preemption="resume", deferrable=deferrable)
-    context = context_of(task)
-    try:
-        _, lines = lines_of(lambda: run(task, context))
-    finally:
-        thread.join()
-    assert [lines.count(f"[rank {rank}] all well") for rank in (0, 1)] == [1, 1]
-    attempts = {phase["attempt"] for phase in context["ti"].xcoms["timeline"]}
-    assert attempts == {1, 2}
-    (said,) = [line for line in lines if line.startswith("[rank 0] rank ended at")]
-    # Ten seconds, where the machine has nothing else to do; Kubernetes by itself takes more than five minutes.
-    assert float(said.rpartition(" ")[2]) - lost_at[0] < 120
-
-
-def test_two_gangs_on_two_nodes_take_turns(pool: EksGpuPool, api: client.CoreV1Api) -> None:
-    ends: list[Any] = []
-
-    def one(number: int) -> None:
-        ends.append(run(gang(pool, "sleep 1", task_id=f"train{number}", deferrable=False)))
-
-    threads = [threading.Thread(target=one, args=(number,)) for number in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ends == [None] * 3
-
-
-def test_gang_that_no_block_covers_brings_its_nodes_and_takes_them_along(
-    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
-    fields = {each.name: getattr(pool, each.name) for each in dataclasses.fields(pool) if each.init}
-    alone = EksGpuPool(**{**fields, "name": "gang-alone"})
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=alone, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=alone))
-    run(ScaleDownSensor(task_id="zero", gpu_pool=alone))
-    _, lines = lines_of(lambda: run(gang(alone, "echo hello")))
-    assert [lines.count(f"[rank {rank}] hello") for rank in (0, 1)] == [1, 1]
-    assert not list_demand(api.api_client, alone.name)
-    eventually(lambda: not api.list_node(label_selector=f"{POOL_LABEL}={alone.name}").items)
-
-
-# -- what goes away meanwhile ----------------------------------------------------------------------------------------
-
-
-def test_next_triggerer_goes_on_with_all_ranks_logs(
-    pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api
-) -> None:
-    task = gang(pool, "n=0; until [ -e /tmp/end ]; do echo line $n; n=$((n+1)); sleep 0.1; done")
-    context = context_of(task)
-    with pytest.raises(TaskDeferred) as deferral:
-        task.execute(context)
-
-    def positions() -> dict[str, Any]:
-        (job,) = batch.list_namespaced_job("default").items
-        return dict(json.loads(job.metadata.annotations.get(POSITIONS, "{}")))
-
-    def are_saved() -> bool:
-        """Each rank's first lines are; a rank that has said nothing yet has a place too, which is the beginning."""
-        saved = [place for containers in positions().values() for place in containers.values()]
-        return len(saved) == 2 and all(place[-1] for place in saved)
-
-    _, before = lines_of(lambda: asyncio.run(watched_until(deferral.value, are_saved)))
-
-    def end_once_it_goes_on(told: list[Any]) -> None:
-        eventually(lambda: any(REPEATED in str(each) for each in [*told]))
-        for pod in running(api, 2):
-            end(api, pod.metadata.name)
-
-    with capture_logs() as told:
-        ending = threading.Thread(target=end_once_it_goes_on, args=(told,))
-        ending.start()
-        event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
-        ending.join()
-    after = [line_of(entry) for entry in told]
-    _, rest = lines_of(resumption(task, deferral.value, context, event))
-    for rank in (0, 1):
-        numbers = [
-            [int(line.rsplit(" ")[-1]) for line in part if f"[rank {rank}] line" in line]
-            for part in (before, [*after, *rest])
-        ]
-        assert {*numbers[0], *numbers[1]} == {*range(numbers[1][-1] + 1)}
-        assert numbers[1] == [*range(numbers[1][0], numbers[1][-1] + 1)]
-        assert 0 < numbers[1][0] <= len(numbers[0])
-    assert REPEATED in after
-
-
-def test_rank_that_is_deleted_while_no_triggerer_runs_is_lost(
-    pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api
-) -> None:
-    """Nobody has seen its pod go, and its peer waits for it: without the Job's word the gang would hold its nodes."""
-    task = gang(pool, "echo runs; sleep 600")
-    context = context_of(task)
-    with pytest.raises(TaskDeferred) as deferral:
-        task.execute(context)
-    asyncio.run(watched_until(deferral.value, lambda: running(api, 2)))
-    (lost,) = api.list_namespaced_pod("default", label_selector="batch.kubernetes.io/job-completion-index=1").items
-    api.delete_namespaced_pod(lost.metadata.name, "default", grace_period_seconds=1)
-    eventually(lambda: batch.list_namespaced_job("default").items[0].status.failed_indexes == "1")
-    eventually(lambda: len(api.list_namespaced_pod("default").items) == 1)
-    event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
-    with pytest.raises(PodPreempted, match="was deleted before it had finished") as error:
-        resumption(task, deferral.value, context, event)()
-    assert error.value.details["rank"] == 1
-
-
-def test_job_controller_may_be_away_for_a_while(pool: EksGpuPool, gpu_sandbox: Sandbox) -> None:
-    controller = gpu_sandbox.control_plane.pids()["kube-controller-manager"]
-    os.kill(controller, signal.SIGSTOP)
-    goes_on = threading.Timer(5, os.kill, (controller, signal.SIGCONT))
-    goes_on.start()
-    try:
-        _, lines = lines_of(lambda: run(gang(pool, "echo hello")))
-    finally:
-        goes_on.join()
-    assert [lines.count(f"[rank {rank}] hello") for rank in (0, 1)] == [1, 1]
-
-
-@BOTH_WAYS
-def test_api_server_may_restart_meanwhile(
-    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, deferrable: bool
-) -> None:
-    def restart_while_they_run() -> None:
-        pods = eventually(lambda: running(api, 2))
-        gpu_sandbox.restart_apiserver(down_seconds=3)
-        for pod in pods:
-            end(api, pod.metadata.name)
-
-    thread = threading.Thread(target=restart_while_they_run)
-    thread.start()
-    _, lines = lines_of(lambda: run(gang(pool, f"{UNTIL_TOLD}; echo hello", deferrable=deferrable)))
-    thread.join()
-    assert [lines.count(f"[rank {rank}] hello") for rank in (0, 1)] == [1, 1]

@@ -4,106 +4,46 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import boto3
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
-from kubernetes import client, config
+from kubernetes import client
 from kubernetes.client import models as k8s
 from kubernetes.utils.quantity import parse_quantity
 from structlog.testing import capture_logs
 
-from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.errors import (
-    BadGpu,
     DriverMissing,
-    GpuError,
     GpuOutOfMemory,
-    OutOfStock,
     PodDeadline,
     PodFailed,
     PodImageError,
     PodOutOfMemory,
     PodPreempted,
     PodUnschedulable,
-    TaskKilled,
 )
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
-from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pods.pull import LASTS
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pools import EksGpuPool
-from airflow_gpu_provider.pools.base import POOL_LABEL
-from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
-from gpu_sandbox.faults import Stockout
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, first_event, line_of, run
-
-BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
-FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
+from tests.sandbox.gpu_tasks import FOREVER, pod, pods, running_pod
+from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, meanwhile, run
+from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS, DEFERRED_BY_DAY
 
 
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with one node of four GPUs."""
-    pool = EksGpuPool(
-        name="pods",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=["g6.12xlarge"],
-        zones=[gpu_sandbox.zones[0]],
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=1,
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
-    return pool
-
-
-@pytest.fixture
-def api(pool: EksGpuPool) -> Iterator[client.CoreV1Api]:
-    """The cluster, as its administrator; pods that a test left are deleted."""
-    core = client.CoreV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
-    yield core
-    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
-    eventually(lambda: not core.list_namespaced_pod("default").items)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triggers send their events at once: there is no scheduler here to be patient for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    return with_nodes(eks_pool(gpu_sandbox, "pods", instance_types=["g6.12xlarge"]))
 
 
 pytestmark = pytest.mark.usefixtures("api", "now")
-
-
-def pod(pool: EksGpuPool, *cmds: str, **changes: Any) -> GpuPodOperator:
-    arguments: dict[str, Any] = {"task_id": "train", "image": "busybox:1.36", "cmds": list(cmds) or ["true"]}
-    return GpuPodOperator(gpu_pool=pool, **(arguments | changes))
-
-
-def pods(api: client.CoreV1Api) -> list[client.V1Pod]:
-    return [one for one in api.list_namespaced_pod("default").items if not one.metadata.deletion_timestamp]
-
-
-def running_pod(api: client.CoreV1Api) -> client.V1Pod:
-    return eventually(lambda: next((one for one in pods(api) if one.status.phase == "Running"), None))
-
-
-def meanwhile(do: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=do)
-    thread.start()
-    return thread
 
 
 # -- how it runs -----------------------------------------------------------------------------------------------
@@ -139,14 +79,14 @@ def test_pod_says_where_it_belongs(pool: EksGpuPool, api: client.CoreV1Api) -> N
     assert kept.metadata.labels["airflow-gpu-provider/pool"] == "pods"
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_kept_pod_no_longer_holds_its_node(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     run(pod(pool, on_finish_action="keep_pod", deferrable=deferrable))
     (kept,) = pods(api)
     assert "airflow-gpu-provider/uncollected" not in kept.metadata.annotations
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_sidecar_that_never_ends_holds_nothing(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     sidecar = k8s.V1Container(name="exporter", image="busybox:1.36", command=FOREVER)
     spec = k8s.V1Pod(
@@ -159,7 +99,7 @@ def test_sidecar_that_never_ends_holds_nothing(pool: EksGpuPool, api: client.Cor
     eventually(lambda: not api.list_namespaced_pod("default").items)
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_pull_of_an_image_is_a_phase_of_its_own(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     image = f"large:{'deferred' if deferrable else 'blocking'}"
     task = pod(pool, "sh", "-c", UNTIL_TOLD, image=image, deferrable=deferrable)
@@ -225,7 +165,7 @@ def test_failure_tells_exit_code_and_last_words(pool: EksGpuPool, api: client.Co
     eventually(lambda: not pods(api))
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 @pytest.mark.parametrize(
     ("words", "error_type"),
     [
@@ -241,7 +181,7 @@ def test_failure_of_gpu_memory_or_driver_has_its_type(
     assert type(error.value) is error_type
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_failure_with_result_is_still_a_failure(pool: EksGpuPool, deferrable: bool) -> None:
     script = "echo 1 > /airflow/xcom/return.json; exit 4"
     with pytest.raises(PodFailed, match="exit code 4"):
@@ -253,7 +193,7 @@ def test_exit_code_that_skips(pool: EksGpuPool) -> None:
         run(pod(pool, "sh", "-c", "exit 9", skip_on_exit_code=9))
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_out_of_memory_names_the_limit(pool: EksGpuPool, deferrable: bool) -> None:
     hog = ["python", "-c", "import time; x = bytearray(400 * 2**20); time.sleep(600)"]
     limits = k8s.V1ResourceRequirements(limits={"memory": "200Mi"})
@@ -261,7 +201,7 @@ def test_out_of_memory_names_the_limit(pool: EksGpuPool, deferrable: bool) -> No
         run(pod(pool, *hog, image="python:3.12", container_resources=limits, deferrable=deferrable))
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_image_that_does_not_exist_fails_once_that_lasts(
     pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, deferrable: bool
 ) -> None:
@@ -273,7 +213,7 @@ def test_image_that_does_not_exist_fails_once_that_lasts(
     eventually(lambda: not pods(api))
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_evicted_pod_is_preempted_even_if_it_ends_well(
     pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
 ) -> None:
@@ -289,7 +229,7 @@ def test_evicted_pod_is_preempted_even_if_it_ends_well(
     thread.join()
 
 
-@BOTH_WAYS
+@BLOCKING_BY_DAY
 def test_deleted_pod_is_preempted(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     def delete() -> None:
         api.delete_namespaced_pod(running_pod(api).metadata.name, "default", grace_period_seconds=0)
@@ -300,7 +240,7 @@ def test_deleted_pod_is_preempted(pool: EksGpuPool, api: client.CoreV1Api, defer
     thread.join()
 
 
-@BOTH_WAYS
+@BLOCKING_BY_DAY
 def test_pod_over_its_deadline(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     with pytest.raises(PodDeadline):
         run(pod(pool, *FOREVER, active_deadline_seconds=2, termination_grace_period=1, deferrable=deferrable))
@@ -313,7 +253,7 @@ def test_execution_timeout_counts_while_deferred(pool: EksGpuPool, api: client.C
     eventually(lambda: not pods(api))
 
 
-@BOTH_WAYS
+@BLOCKING_BY_DAY
 def test_pod_that_gets_no_node_says_what_it_waited_for(
     pool: EksGpuPool, monkeypatch: pytest.MonkeyPatch, deferrable: bool
 ) -> None:
@@ -363,208 +303,6 @@ def test_pod_waits_its_turn_for_the_cpus_that_another_pod_has(
     made_room.join()
 
 
-@BOTH_WAYS
-@pytest.mark.usefixtures("stock_out_first")
-def test_pod_for_which_there_is_no_machine_is_out_of_stock(
-    pool: EksGpuPool, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, deferrable: bool
-) -> None:
-    """No Ensure has met the stock-out: it came after it, or there is none."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
-    name = f"dry-{'deferred' if deferrable else 'blocking'}"
-    dry = EksGpuPool(**{**_fields(pool), "name": name, "instance_types": ["g6.xlarge"]})
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=dry, deferrable=False))
-    run(ScaleDownSensor(task_id="zero", gpu_pool=dry))
-    gpu_sandbox.faults.add(Stockout(zone=gpu_sandbox.zones[0], instance_type="g6.xlarge"))
-    try:
-        with pytest.raises(OutOfStock, match=r"got no node in 12 s\. .*No capacity for g6\.xlarge on-demand"):
-            run(pod(dry, "true", schedule_timeout_seconds=12, deferrable=deferrable))
-    finally:
-        gpu_sandbox.faults.clear()
-
-
-def _fields(pool: EksGpuPool) -> dict[str, Any]:
-    spec = pool.serialize()
-    return {name: value for name, value in spec.items() if name not in ("kind", "version")}
-
-
-# -- tries and kills --------------------------------------------------------------------------------------------
-
-
-def test_next_try_deletes_what_the_last_one_left(pool: EksGpuPool, api: client.CoreV1Api) -> None:
-    for number in (1, 2):
-        task = pod(pool, *FOREVER, termination_grace_period=1)
-        with pytest.raises(TaskDeferred):
-            task.execute(context_of(task, try_number=number))
-    (left,) = pods(api)
-    assert left.metadata.labels["try_number"] == "2"
-
-
-def test_same_try_goes_on_with_its_pod(pool: EksGpuPool, api: client.CoreV1Api) -> None:
-    first, second = pod(pool, *FOREVER), pod(pool, *FOREVER)
-    context = context_of(first)
-    for task in (first, second):
-        with pytest.raises(TaskDeferred):
-            task.execute(context)
-    assert len(pods(api)) == 1
-
-
-def test_other_tasks_pods_are_left_alone(pool: EksGpuPool, api: client.CoreV1Api) -> None:
-    for ti in ({"map_index": 0}, {"map_index": 1}, {"run_id": "another"}, {"dag_id": "other"}):
-        task = pod(pool, *FOREVER)
-        with pytest.raises(TaskDeferred):
-            task.execute(context_of(task, **ti))
-    assert len(pods(api)) == 4
-
-
-def test_sigterm_deletes_the_pod_and_is_never_green(pool: EksGpuPool, api: client.CoreV1Api) -> None:
-    task = pod(pool, *FOREVER, deferrable=False, termination_grace_period=1)
-
-    def worker_is_evicted() -> None:
-        running_pod(api)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.signal(signal.SIGTERM, lambda *_: task.on_kill())
-    thread = meanwhile(worker_is_evicted)
-    try:
-        with pytest.raises(TaskKilled):
-            run(task)
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        thread.join()
-    eventually(lambda: not pods(api))
-
-
-@pytest.mark.parametrize(
-    ("state", "is_deleted"), [("deferred", False), ("failed", True), (None, True), ("queued", True)]
-)
-def test_trigger_deletes_the_pod_of_a_task_that_was_killed(
-    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, state: str | None, is_deleted: bool
-) -> None:
-    task = pod(pool, *FOREVER, termination_grace_period=1)
-    context = context_of(task)
-    with pytest.raises(TaskDeferred) as deferral:
-        task.execute(context)
-    airflow_says(monkeypatch, states={context["run_id"]: {"train": state} if state else {}}, unfinished_runs=1)
-    trigger = copy_of(deferral.value.trigger)
-    trigger.task_instance = context["ti"]
-    asyncio.run(trigger.on_kill())
-    assert bool(pods(api)) is not is_deleted
-    assert list_demand(api.api_client, pool.name)
-
-
-@pytest.mark.parametrize(("state", "is_deleted"), [("running", False), ("failed", True)])
-def test_trigger_that_comes_back_late_leaves_what_has_ended_to_the_worker_that_collects_it(
-    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch, state: str, is_deleted: bool
-) -> None:
-    """Another triggerer took the wait over while this one stood still, and has sent the event."""
-    task = pod(
-        pool, "sh", "-c", "echo '[1]' > /airflow/xcom/return.json", do_xcom_push=True, termination_grace_period=1
-    )
-    context = context_of(task)
-    with pytest.raises(TaskDeferred) as deferral:
-        task.execute(context)
-    event = asyncio.run(first_event(copy_of(deferral.value.trigger)))
-    airflow_says(monkeypatch, states={context["run_id"]: {"train": state}}, unfinished_runs=1)
-    late = copy_of(deferral.value.trigger)
-    late.task_instance = context["ti"]
-    asyncio.run(late.on_kill())
-    assert bool(pods(api)) is not is_deleted
-    if not is_deleted:
-        assert task.trigger_reentry(context, event) == [1]
-
-
-def test_trigger_takes_the_nodes_along_where_the_run_is_over(
-    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """dagrun_timeout skips the scale-down."""
-    over = EksGpuPool(**{**_fields(pool), "name": "over", "instance_types": ["g6.xlarge"]})
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=over, deferrable=False))
-    task = pod(over, *FOREVER, termination_grace_period=1)
-    context = context_of(task)
-    with pytest.raises(TaskDeferred) as deferral:
-        task.execute(context)
-    airflow_says(monkeypatch, states={context["run_id"]: {"train": "skipped"}}, unfinished_runs=0)
-    trigger = copy_of(deferral.value.trigger)
-    trigger.task_instance = context["ti"]
-    asyncio.run(trigger.on_kill())
-    assert not list_demand(api.api_client, over.name)
-    eventually(lambda: not api.list_node(label_selector=f"{POOL_LABEL}={over.name}").items)
-    assert list_demand(api.api_client, pool.name)
-
-
-def test_pod_that_no_demand_covers_brings_its_node_and_takes_it_along(
-    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
-    alone = EksGpuPool(**{**_fields(pool), "name": "alone", "instance_types": ["g6.xlarge"]})
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=alone, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=alone))
-    run(ScaleDownSensor(task_id="zero", gpu_pool=alone))
-    run(pod(alone))
-    eventually(lambda: not api.list_node(label_selector=f"{POOL_LABEL}={alone.name}").items)
-
-
-def test_trigger_that_died_leaves_no_pod(pool: EksGpuPool, api: client.CoreV1Api) -> None:
-    task = pod(pool, *FOREVER, termination_grace_period=1)
-    context = context_of(task)
-    with pytest.raises(TaskDeferred):
-        task.execute(context)
-    with pytest.raises(PodDeadline, match="triggerer"):
-        pod(pool).resume_execution("__fail__", {"error": "Trigger timeout"}, context)
-    assert not pods(api)
-
-
-# -- losing the node --------------------------------------------------------------------------------------------
-
-
-def test_lost_machine_is_a_preemption_and_the_next_pod_gets_another(
-    pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The pool is looked after while a pod waits: the machine that Ensure got is gone, and nobody runs Ensure again."""
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
-    lost = EksGpuPool(**{**_fields(pool), "name": "lost", "instance_types": ["g6.xlarge"]})
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=lost, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=lost))
-
-    def terminate() -> None:
-        node = api.read_node(running_pod(api).spec.node_name)
-        boto3.client("autoscaling").terminate_instance_in_auto_scaling_group(
-            InstanceId=node.spec.provider_id.rpartition("/")[2], ShouldDecrementDesiredCapacity=True
-        )
-
-    thread = meanwhile(terminate)
-    with pytest.raises(GpuError) as error:
-        run(pod(lost, *FOREVER, termination_grace_period=1))
-    thread.join()
-    assert type(error.value) is PodPreempted
-    eventually(lambda: not api.list_node(label_selector="airflow-gpu-provider/pool=lost").items)
-    assert run(pod(lost, "true")) is None
-
-
-def test_broken_gpu_is_avoided_and_its_machine_replaced(
-    pool: EksGpuPool, api: client.CoreV1Api, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("airflow_gpu_provider.scaling.pool_news.EVERY", 1.0)
-    frail = EksGpuPool(**{**_fields(pool), "name": "frail", "instance_types": ["g6.xlarge"]})
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=frail, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=frail))
-    (broken,) = api.list_node(label_selector="airflow-gpu-provider/pool=frail").items
-    with pytest.raises(BadGpu, match=broken.metadata.name):
-        run(pod(frail, "sh", "-c", "echo 'RuntimeError: CUDA error: uncorrectable ECC error encountered'; exit 1"))
-    task = pod(frail, "true", on_finish_action="keep_pod")
-    run(task, try_number=2)
-    (kept,) = pods(api)
-    assert kept.spec.node_name != broken.metadata.name
-    eventually(
-        lambda: (
-            broken.metadata.name
-            not in [
-                node.metadata.name for node in api.list_node(label_selector="airflow-gpu-provider/pool=frail").items
-            ]
-        )
-    )
-
-
 # -- tokens are refused: the API server goes on taking one that it has just seen for 20 s ---------------------------
 
 
@@ -595,7 +333,7 @@ def test_training_outlives_a_time_in_which_no_token_is_accepted(
 # -- the API server goes away: last, because scheduler and controllers take their time to find it again ---------------
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_api_server_may_restart_meanwhile(
     pool: EksGpuPool, api: client.CoreV1Api, gpu_sandbox: Sandbox, deferrable: bool
 ) -> None:

@@ -10,13 +10,12 @@ from kubernetes import client, config
 
 from airflow_gpu_provider.cluster.usage import read_runs
 from airflow_gpu_provider.errors import GpuIdle
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.bill import computed_share
 from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, eventually, run
 
 OWN = {"PATH": "/tmp/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
@@ -33,18 +32,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with one node of four GPUs."""
-    pool = EksGpuPool(
-        name="use",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=("g6.12xlarge",),
-        zones=(gpu_sandbox.zones[0],),
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=1,
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
-    return pool
+    return with_nodes(eks_pool(gpu_sandbox, "use", instance_types=["g6.12xlarge"]))
 
 
 def train(pool: EksGpuPool, script: str, **arguments: Any) -> tuple[GpuPodOperator, dict[str, Any]]:
@@ -113,18 +101,7 @@ def test_nothing_is_asked_where_that_is_turned_off(pool: EksGpuPool) -> None:
 @pytest.fixture(scope="module")
 def two(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with two nodes of one GPU each."""
-    pool = EksGpuPool(
-        name="use-of-two",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=("g6.xlarge",),
-        zones=(gpu_sandbox.zones[0],),
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=2,
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=2, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
-    return pool
+    return with_nodes(eks_pool(gpu_sandbox, "use-of-two", max_nodes=2), nodes=2)
 
 
 @pytest.mark.parametrize("deferrable", [True, False])

@@ -146,10 +146,14 @@ def tags_of(gpu_sandbox: Sandbox, asg_name: str) -> dict[str, str]:
     return {tag["Key"]: tag["Value"] for tag in group["Tags"]}
 
 
-BOTH_WAYS = pytest.mark.parametrize("scaling", ["direct", "autoscaler"])
+def by_day(way: str) -> Any:
+    """`make test` takes one way to scale a pool; test_same_dag.py and test_autoscaler_mode.py have more of both."""
+    ways = ("direct", "autoscaler")
+    marked = [pytest.param(each, marks=() if each == way else pytest.mark.nightly) for each in ways]
+    return pytest.mark.parametrize("scaling", marked)
 
 
-@BOTH_WAYS
+@by_day("autoscaler")
 def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient], scaling: str) -> None:
     pool = EksGpuPool(
         cluster_name=gpu_sandbox.cluster_name,
@@ -184,7 +188,7 @@ def test_on_eks(gpu_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClien
     delete(pool)
 
 
-@BOTH_WAYS
+@by_day("direct")
 def test_on_gke(gke_sandbox: Sandbox, enter: Callable[[Sandbox], client.ApiClient], scaling: str) -> None:
     pool = GkeGpuPool(
         project_id=gke_sandbox.google.project_id,

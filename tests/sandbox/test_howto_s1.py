@@ -26,6 +26,8 @@ from tests.sandbox.example_dags import load, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import standing_still
 
+pytestmark = pytest.mark.nightly
+
 POOL = "airflow-gpu-provider/pool=night-gpu"
 
 

@@ -15,6 +15,8 @@ from tests.sandbox.example_dags import load, rendered, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import eventually, run
 
+pytestmark = pytest.mark.nightly
+
 POOL = "airflow-gpu-provider/pool=serving-gpu"
 DRIVER = "registry.example.com/nvidia-driver-installer:580"
 

@@ -27,6 +27,8 @@ from gpu_sandbox.nodes import NodeSpec
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import eventually, run, until_allowed
 
+pytestmark = pytest.mark.nightly
+
 NODE = "metal-1"
 COUNT_GPUS = """nvidia-smi -L; echo '{"gpus": "'$CUDA_VISIBLE_DEVICES'"}' > /airflow/xcom/return.json"""
 

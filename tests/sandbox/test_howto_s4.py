@@ -20,6 +20,8 @@ from tests.sandbox.example_dags import load, rendered, run_tasks
 from tests.sandbox.release_delay import LONGEST, release_delay
 from tests.sandbox.running import eventually, run, until_it_reports
 
+pytestmark = pytest.mark.nightly
+
 ZONES = ("us-west-2a", "us-west-2b", "us-west-2c")
 POOL = "airflow-gpu-provider/pool=gpu-fleet"
 

@@ -21,8 +21,6 @@ from structlog.contextvars import bound_contextvars, get_contextvars, merge_cont
 from structlog.stdlib import PositionalArgumentsFormatter
 
 from airflow_gpu_provider.cluster.pod_log import POSITIONS, LogReader, positions_from_record
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pods import followed_log as pod_log
 from airflow_gpu_provider.pods import position_saver
@@ -30,6 +28,7 @@ from airflow_gpu_provider.pods.followed_log import REPEATED
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end, execute, log_of
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, resumption
 
 
@@ -43,20 +42,7 @@ def env(env: None) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with one node of four GPUs."""
-    pool = EksGpuPool(
-        name="logs",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=("g6.12xlarge",),
-        zones=(gpu_sandbox.zones[0],),
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=1,
-    )
-    run_here = EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False)
-    run_here.execute(context_of(run_here))  # type: ignore[arg-type]
-    plugin = InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False)
-    plugin.execute(context_of(plugin))  # type: ignore[arg-type]
-    return pool
+    return with_nodes(eks_pool(gpu_sandbox, "logs", instance_types=["g6.12xlarge"]))
 
 
 @pytest.fixture

@@ -24,39 +24,23 @@ from airflow_gpu_provider.errors import (
     PodPreempted,
     PodResultInvalid,
 )
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.triggers import pod as pod_trigger
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
+from tests.sandbox.ways import BOTH_WAYS
 
-BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = ["sh", "-c", "while :; do sleep 0.1; done"]
 AWAY = ClusterUnreachable("The API server was away.")
-
-
-def a_pool(sandbox: Sandbox, name: str, instance_type: str) -> EksGpuPool:
-    pool = EksGpuPool(
-        name=name,
-        cluster_name=sandbox.cluster_name,
-        region=sandbox.region,
-        instance_types=(instance_type,),
-        zones=(sandbox.zones[0],),
-        node_role=sandbox.node_role_arn,
-        max_nodes=1,
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
-    return pool
 
 
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with one node of four GPUs."""
-    return a_pool(gpu_sandbox, "ends", "g6.12xlarge")
+    return with_nodes(eks_pool(gpu_sandbox, "ends", instance_types=["g6.12xlarge"]))
 
 
 @pytest.fixture
@@ -219,7 +203,7 @@ def test_half_written_result_hides_no_end(
 def test_node_that_is_lost_with_the_result_is_a_preemption_and_resumes(
     pool: EksGpuPool, core: client.CoreV1Api, gpu_sandbox: Sandbox
 ) -> None:
-    lost = a_pool(gpu_sandbox, "lost-result", "g6.xlarge")
+    lost = with_nodes(eks_pool(gpu_sandbox, "lost-result"))
     task = training(lost, "sh", "-c", "echo 1 > /airflow/xcom/return.json", do_xcom_push=True)
     context = context_of(task)
     deferral = deferred(task, context)

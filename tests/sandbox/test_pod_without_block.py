@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,26 +19,26 @@ from structlog.testing import capture_logs
 from airflow_gpu_provider.acceptance.tasks import first_event
 from airflow_gpu_provider.cluster.demand import list_demand
 from airflow_gpu_provider.errors import PodDeadline, PoolNotEnsured, TaskKilled
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.platforms.base import platform_for
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import (
     airflow_says,
     context_of,
     copy_of,
     eventually,
     in_worker,
+    meanwhile,
     resumption,
     run,
     watched_until,
 )
+from tests.sandbox.ways import BOTH_WAYS
 
-BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 FOREVER = ["sh", "-c", "trap 'exit 143' TERM; while :; do sleep 0.1; done"]
 SAVES_FOR_A_WHILE = ["sh", "-c", "trap 'sleep 4; exit 143' TERM; while :; do sleep 0.1; done"]
 SOON = 120.0
@@ -48,18 +47,7 @@ SOON = 120.0
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool whose groups are there, and that nobody wants nodes of."""
-    pool = EksGpuPool(
-        name="alone",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=["g6.xlarge"],
-        zones=[gpu_sandbox.zones[0]],
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=1,
-        max_runtime=timedelta(hours=24),
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool, deferrable=False))
+    pool = with_nodes(eks_pool(gpu_sandbox, "alone", max_runtime=timedelta(hours=24)))
     run(ScaleDownSensor(task_id="zero", gpu_pool=pool))
     return pool
 
@@ -106,12 +94,6 @@ def switch_of(pool: EksGpuPool) -> datetime:
     (group,) = platform_for(pool).observe()
     assert group.switch_at is not None
     return group.switch_at
-
-
-def meanwhile(do: Callable[[], Any]) -> threading.Thread:
-    thread = threading.Thread(target=do)
-    thread.start()
-    return thread
 
 
 @pytest.mark.parametrize("head_start", [2.0, 0.0], ids=["timer in the release", "timer in the wait"])

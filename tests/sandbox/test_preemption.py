@@ -20,15 +20,14 @@ from kubernetes import client, config
 from kubernetes.client import models as k8s
 
 from airflow_gpu_provider.errors import CheckpointUnusable, PodPreempted, PodUnschedulable
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.sandbox import Sandbox
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, eventually, run
+from tests.sandbox.ways import BOTH_WAYS
 
-BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 TIMES = int(os.environ.get("GPU_TEST_SPOT_LOSSES", "1"))
 EPOCHS = 40
 """So many that the first attempt has not ended, however late its machine is taken."""
@@ -48,19 +47,7 @@ def env(env: None) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A spot pool with one node."""
-    pool = EksGpuPool(
-        name="spot",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=("g6.xlarge",),
-        capacity_types=("SPOT",),
-        zones=(gpu_sandbox.zones[0],),
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=1,
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
-    return pool
+    return with_nodes(eks_pool(gpu_sandbox, "spot", capacity_types=["SPOT"]))
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox import documented_roles
 from tests.sandbox.test_same_dag import eks, gke, holds, one_night
 
+pytestmark = pytest.mark.nightly
+
 SPEED = 20
 GROUP = "airflow-gpu-provider"
 

@@ -6,66 +6,34 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import TaskDeferred
-from kubernetes import client, config
+from kubernetes import client
 from structlog.testing import capture_logs
 
 from airflow_gpu_provider.cluster.pods import RUN_LABEL, list_run_pods
 from airflow_gpu_provider.errors import ObjectRejected, PodDeadline, PodFailed, PodPreempted, TaskKilled
-from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
-from airflow_gpu_provider.operators.ensure import EnsureGpuPoolOperator
 from airflow_gpu_provider.operators.workload import GpuWorkloadOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from airflow_gpu_provider.scaling.open_pool import open_pool
 from gpu_sandbox.sandbox import Sandbox
 from sandbox.tests.node_checks.checks import UNTIL_TOLD, end
-from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, run
+from tests.sandbox.gpu_pools import eks_pool, with_nodes
+from tests.sandbox.gpu_tasks import running
+from tests.sandbox.running import airflow_says, context_of, copy_of, eventually, line_of, lines_of, run
+from tests.sandbox.ways import BLOCKING_BY_DAY, BOTH_WAYS, DEFERRED_BY_DAY
 
 FOREVER = "trap 'exit 143' TERM; while :; do sleep 0.1; done"
-BOTH_WAYS = pytest.mark.parametrize("deferrable", [False, True], ids=["blocking", "deferred"])
 
 
 @pytest.fixture(scope="module")
 def pool(gpu_sandbox: Sandbox, env: None) -> EksGpuPool:
     """A pool with two nodes of one GPU."""
-    pool = EksGpuPool(
-        name="workloads",
-        cluster_name=gpu_sandbox.cluster_name,
-        region=gpu_sandbox.region,
-        instance_types=["g6.xlarge"],
-        zones=[gpu_sandbox.zones[0]],
-        node_role=gpu_sandbox.node_role_arn,
-        max_nodes=2,
-    )
-    run(EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=2, deferrable=False))
-    run(InstallDevicePluginOperator(task_id="device_plugin", gpu_pool=pool))
-    return pool
-
-
-@pytest.fixture
-def batch(pool: EksGpuPool) -> client.BatchV1Api:
-    return client.BatchV1Api(config.new_client_from_config(os.environ["KUBECONFIG"]))
-
-
-@pytest.fixture
-def api(batch: client.BatchV1Api) -> Iterator[client.CoreV1Api]:
-    """The cluster, as its administrator; what a test left is deleted."""
-    core = client.CoreV1Api(batch.api_client)
-    yield core
-    batch.delete_collection_namespaced_job("default", propagation_policy="Background")
-    core.delete_collection_namespaced_pod("default", grace_period_seconds=1)
-    eventually(lambda: not core.list_namespaced_pod("default").items)
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triggers send their events at once: there is no scheduler here to be patient for."""
-    monkeypatch.setattr("airflow_gpu_provider.triggers.deferral_delay.SETTLE_SECONDS", 0)
+    return with_nodes(eks_pool(gpu_sandbox, "workloads", max_nodes=2), nodes=2)
 
 
 pytestmark = pytest.mark.usefixtures("api", "now")
@@ -88,13 +56,6 @@ def workload(pool: EksGpuPool, manifest: Any, **changes: Any) -> GpuWorkloadOper
     return GpuWorkloadOperator(task_id="train", gpu_pool=pool, manifest=manifest, **changes)
 
 
-def lines_of(do: Callable[[], Any]) -> list[str]:
-    """Return the lines that it has logged."""
-    with capture_logs() as told:
-        do()
-    return [line_of(entry) for entry in told]
-
-
 @BOTH_WAYS
 def test_job_runs_with_all_its_pods_logs_and_is_deleted(
     pool: EksGpuPool, api: client.CoreV1Api, batch: client.BatchV1Api, deferrable: bool
@@ -102,7 +63,7 @@ def test_job_runs_with_all_its_pods_logs_and_is_deleted(
     script = 'for n in 1 2 3; do echo "step $n of $JOB_COMPLETION_INDEX, $AIRFLOW_GPU_ATTEMPT"; done'
     task = workload(pool, a_job(script), deferrable=deferrable)
     context = context_of(task)
-    lines = lines_of(lambda: run(task, context))
+    _, lines = lines_of(lambda: run(task, context))
     for index in (0, 1):
         assert [lines.count(f"[pod {index}] step {n} of {index}, 1") for n in (1, 2, 3)] == [1, 1, 1]
     assert context["ti"].xcoms["workload_name"].startswith("train-")
@@ -132,7 +93,7 @@ def lines_while_ending(do: Callable[[], Any], api: client.CoreV1Api, *begun: tup
     return [line_of(entry) for entry in told]
 
 
-@BOTH_WAYS
+@DEFERRED_BY_DAY
 def test_container_that_is_started_again_until_its_job_gives_up_has_failed(
     pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
 ) -> None:
@@ -152,7 +113,7 @@ def test_container_that_is_started_again_until_its_job_gives_up_has_failed(
     assert not [line for line in lines if "may be missing" in line]
 
 
-@BOTH_WAYS
+@BLOCKING_BY_DAY
 def test_error_is_of_the_pod_that_failed_first(pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool) -> None:
     script = """
         if [ "$JOB_COMPLETION_INDEX" = 1 ]; then sleep 2; echo loss is NaN; exit 3; fi
@@ -200,11 +161,6 @@ def evict_one(api: client.CoreV1Api) -> None:
     api.create_namespaced_pod_eviction(name, "default", body)
 
 
-def running(api: client.CoreV1Api, count: int) -> list[client.V1Pod]:
-    pods = [pod for pod in api.list_namespaced_pod("default").items if pod.status.phase == "Running"]
-    return pods if len(pods) == count else []
-
-
 def test_preempted_workload_resumes_from_its_checkpoint(pool: EksGpuPool, api: client.CoreV1Api) -> None:
     policy = {"rules": [{"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget"}]}]}
     script = """
@@ -214,7 +170,7 @@ def test_preempted_workload_resumes_from_its_checkpoint(pool: EksGpuPool, api: c
     taking = threading.Thread(target=lambda: evict_one(api))
     taking.start()
     try:
-        lines = lines_of(
+        _, lines = lines_of(
             lambda: run(workload(pool, a_job(script, podFailurePolicy=policy), checkpoint="s3://models/night"))
         )
     finally:
@@ -303,7 +259,7 @@ def test_worker_that_died_is_followed_by_one_that_goes_on_with_the_job(
     with pytest.raises(TaskDeferred):
         task.execute(context)
     (first,) = batch.list_namespaced_job("default").items
-    lines = lines_of(lambda: run(workload(pool, a_job("echo hello")), context))
+    _, lines = lines_of(lambda: run(workload(pool, a_job("echo hello")), context))
     assert f"Continuing with Job {first.metadata.name}, which this try has already created." in lines
     assert [lines.count(f"[pod {index}] hello") for index in (0, 1)] == [1, 1]
 
@@ -313,7 +269,7 @@ def test_next_try_ends_the_job_of_the_one_before(pool: EksGpuPool, batch: client
     with pytest.raises(TaskDeferred):
         task.execute(context_of(task))
     (first,) = batch.list_namespaced_job("default").items
-    lines = lines_of(lambda: run(workload(pool, a_job("true")), try_number=2))
+    _, lines = lines_of(lambda: run(workload(pool, a_job("true")), try_number=2))
     assert f"Deleting Job {first.metadata.name} of an earlier try or attempt." in lines
     assert not [job for job in batch.list_namespaced_job("default").items if not job.metadata.deletion_timestamp]
 

@@ -24,6 +24,8 @@ from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
 from gpu_sandbox.sandbox import Sandbox
 from tests.sandbox.running import context_of, eventually, run
 
+pytestmark = pytest.mark.nightly
+
 MAX_RUNTIME = timedelta(hours=3)
 CLOSE = timedelta(minutes=5)
 """How near to each other two times are that are meant to be the same, on a machine under load."""
