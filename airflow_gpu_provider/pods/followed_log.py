@@ -83,8 +83,8 @@ class PodLogs:
         api: The cluster.
         wait: The pod.
         wanted: "containers" (their names), "with_name" (put it before each line), "masked" (see masked_words), and
-            "positions" from which to continue, and whether lines "may_repeat", in a redeferral. None: nothing is
-            streamed.
+            "positions" from which to continue, and whether lines "may_repeat", in a redeferral; or "anew", whatever
+            positions the pod has. None: nothing is streamed.
         log: The task's log; takes a level, a format and its arguments.
         write: Writes a line instead of `log`; takes a container's name, the text and when it was printed.
         alone: It runs in the event loop of the pod's own task: its streams are not limited, and none takes over from
@@ -122,6 +122,7 @@ class PodLogs:
         self._masked: dict[str, str] = (wanted or {}).get("masked") or {}
         self._secrets: set[str] = set()
         self._goes_on = bool(positions)
+        self._is_anew = bool((wanted or {}).get("anew"))
         self._has_seen_pod = False
         self._started_from: dict[str, Any] = {}
         self._may_repeat = bool((wanted or {}).get("may_repeat"))
@@ -151,7 +152,8 @@ class PodLogs:
             return
         if not self._has_seen_pod:
             self._has_seen_pod = True
-            self._take_positions((raw["metadata"].get("annotations") or {}).get(POSITIONS))
+            if not self._is_anew:
+                self._take_positions((raw["metadata"].get("annotations") or {}).get(POSITIONS))
             self._started_from = self._own_saver.first = self._positions()
             self._secrets = secrets_of(raw, self._masked)
         for container in (*pod.others, *([pod.base] if pod.base else [])):

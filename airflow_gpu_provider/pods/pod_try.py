@@ -21,6 +21,7 @@ from airflow_gpu_provider.cluster.pods import COLLECT_WITHIN
 from airflow_gpu_provider.errors import LOST, GpuError, PodDeadline, PodFailed, TaskKilled
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.collect import RESULT_FILE, ResultUnread
+from airflow_gpu_provider.pods.kept_lines import write_again
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.preemptions import Attempt
 from airflow_gpu_provider.pods.task import PodTask
@@ -107,7 +108,7 @@ class PodTry:
             try:
                 return self._collect_or_defer(watched)
             except LOST as error:
-                self._prepare_next_attempt(error)
+                self._prepare_next_attempt(error, watched.lines)
             self.is_resuming = True
             return self._task.execute()
 
@@ -146,6 +147,8 @@ class PodTry:
             if not (isinstance(error, GpuError) and self._take_setback(error)):
                 self.attempt.let_go()
                 raise
+        is_cleared = bool(watched.logs.get("streamed"))
+        self._task.pod_log.prepare_next_wait(is_cleared=is_cleared, has_ended=watched.container_ended)
         self._defer(watched.wait or self.attempt.wait())
 
     def _collect(self, watched: Watched) -> Any:
@@ -167,8 +170,13 @@ class PodTry:
         self._task.log.warning(said, type(error).__name__, error, setbacks.pause)
         return True
 
-    def _prepare_next_attempt(self, error: PodFailed) -> None:
-        """Prepare the pod that follows the lost one; raise `error` if there may be none."""
+    def _prepare_next_attempt(self, error: PodFailed, lines: str = "") -> None:
+        """Prepare the pod that follows the lost one; raise `error` if there may be none.
+
+        Args:
+            error: How it was lost.
+            lines: What a triggerer has logged of it, which Airflow clears when the task waits there again.
+        """
         self._task.stop.check()
         now, record = self._cluster.now(), self.attempt.record
         deadline = record.deadline or self.attempt.deadlines.of_pod(now)
@@ -176,6 +184,8 @@ class PodTry:
         if why_not := why_not or self._task.preemptions.why_not(record, deadline=deadline, now=now):
             self._task.log.info("The pod is not started again: %s.", why_not)
             raise error
+        if lines:
+            write_again(self._task.log.log, lines, what=f"attempt {record.number}")
         following = record.following(deadline=deadline, phases=self.attempt.phases)
         self._task.log.warning("%s Attempt %s starts on new capacity.", error.what, following.number)
         self._task.pod_log.followed = {}
@@ -193,7 +203,7 @@ class PodTry:
     # -- deferral --------------------------------------------------------------------------------------------
 
     def _defer(self, wait: AttemptWait) -> None:
-        attempt, owner = self.attempt, self._known_owner()
+        attempt, owner, now = self.attempt, self._known_owner(), self._cluster.now()
         sidecar = {"container": PodDefaults.SIDECAR_CONTAINER_NAME, "path": RESULT_FILE}
         carried = {"attempt": attempt.record.until(wait.deadline).to_record(), "setbacks": self._setbacks.to_record()}
         record = {
@@ -208,10 +218,11 @@ class PodTry:
             "delete_on_kill": not self._task.is_kept_when_killed,
             "grace_seconds": self._task.grace_seconds,
             "logs": attempt.to_stream(),
+            "has_next": not self._task.preemptions.why_not(attempt.record, deadline=wait.deadline, now=now),
             "result": sidecar if self._task.has_result else None,
             "extra": {**self._task.trigger_kwargs, **carried},
         }
-        left = max(wait.deadline - self._cluster.now(), timedelta(0))
+        left = max(wait.deadline - now, timedelta(0))
         until = f"{wait.deadline:%Y-%m-%d %H:%M:%SZ} at the latest{_own_deadline(attempt.pod, left)}"
         self._task.log.info("Waiting in the triggerer for %s, until %s", attempt.what, until)
         self._task.defer(record, left + _DEFER_MARGIN)

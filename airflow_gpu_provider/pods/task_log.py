@@ -60,6 +60,7 @@ class TaskLog:
         on_line: Also takes each line that has text.
         shown_as: Returns what a container is called in the log. Default: its name.
         followed: How far the present pod's is written: PodLogs.rest.
+        is_left_to_worker: Nothing is streamed by a triggerer.
     """
 
     log: Logger
@@ -72,13 +73,14 @@ class TaskLog:
     on_line: WriteLine | None = None
     shown_as: Callable[[str], str] = str
     followed: Mapping[str, Any] = field(default_factory=dict)
+    is_left_to_worker: bool = False
 
     def to_stream(self, pod: V1Pod | None, api: ApiClient) -> dict[str, Any] | None:
         """Return what PodLogs streams of the pod; in a triggerer nothing that needs `formatter`, a function."""
         if not self.get_logs:
             return None
-        followed = {"positions": self.followed.get("positions") or {}, "may_repeat": self.followed.get("may_repeat")}
-        if pod is None or (self.in_triggerer and self.formatter is not None):
+        followed = self.to_go_on()
+        if pod is None or self.is_left_to_worker or (self.in_triggerer and self.formatter is not None):
             return {"containers": [], **followed}
         raw = api.sanitize_for_serialization(pod)
         return {
@@ -87,6 +89,22 @@ class TaskLog:
             "masked": masked_words(raw, lambda text: str(redact(text))) if self.in_triggerer else {},
             **followed,
         }
+
+    def to_go_on(self) -> dict[str, Any]:
+        """Return from where the triggerer goes on, for `to_stream`."""
+        how = {key: self.followed.get(key) for key in ("may_repeat", "anew")}
+        return {"positions": self.followed.get("positions") or {}, **how}
+
+    def prepare_next_wait(self, *, is_cleared: bool, has_ended: bool) -> None:
+        """Prepare for one more wait for the same pod in the triggerer.
+
+        Args:
+            is_cleared: What the triggerer has streamed of it is cleared by Airflow: it is wanted from its beginning.
+            has_ended: The pod has; no triggerer streams its log again, and the next worker writes what it lacks.
+        """
+        if is_cleared:
+            self.followed = {"anew": True}
+        self.is_left_to_worker = has_ended
 
     def write_line(self, container: str, text: str, at: datetime | None) -> None:
         """Write a line, and hand it to `on_line`."""

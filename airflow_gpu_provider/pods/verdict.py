@@ -51,6 +51,7 @@ class Watched:
         machine: The cloud's name for the pod's machine; empty if its node was never seen.
         timeline: The phases of the pod's life.
         logs: How far its log is written: PodLogs.rest.
+        lines: What the triggerer has logged of it, if another one may follow it: KeptLines.packed.
         result: The text of its result file, if it was already read.
         wait: The wait itself, to be resumed.
         use: The GPU use that was sampled.
@@ -65,6 +66,7 @@ class Watched:
     machine: str = ""
     timeline: Sequence[Mapping[str, Any]] = ()
     logs: Mapping[str, Any] = field(default_factory=dict)
+    lines: str = ""
     result: str | None = None
     wait: AttemptWait | None = None
     use: GpuUse = field(default_factory=GpuUse)
@@ -87,6 +89,7 @@ class Watched:
             machine=event.get("machine") or "",
             timeline=event.get("timeline") or (),
             logs=event.get("logs") or {},
+            lines=event.get("lines") or "",
             result=event.get("result"),
             wait=read_wait(event["wait"]) if event.get("wait") else None,
             use=GpuUse.from_record(event.get("gpu_use") or {}),

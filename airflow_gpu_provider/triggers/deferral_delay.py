@@ -26,4 +26,10 @@ async def settle(deferred_at: float) -> None:
 
 def has_returned(record: Mapping[str, Any]) -> bool:
     """Return True if this record's wait continues an earlier one: a dead triggerer's, or one after a setback."""
-    return bool(record.get("pause")) or time.time() - record["deferred_at"] > _TAKEN_UP_WITHIN
+    return bool(record.get("pause")) or is_taken_over(record)
+
+
+def is_taken_over(record: Mapping[str, Any]) -> bool:
+    """Return True if another triggerer has begun this record's wait."""
+    began_at: float = record["deferred_at"] + (record.get("pause") or 0.0)
+    return time.time() - began_at > _TAKEN_UP_WITHIN

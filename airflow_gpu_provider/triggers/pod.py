@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, ClassVar
@@ -25,6 +26,8 @@ from airflow_gpu_provider.pods.end import end_of
 from airflow_gpu_provider.pods.followed_log import PodLogs
 from airflow_gpu_provider.pods.following import Following, PodFollowing
 from airflow_gpu_provider.pods.gpu_sampler import GpuSampler, sampled_time
+from airflow_gpu_provider.pods.kept_lines import KeptLines
+from airflow_gpu_provider.pods.machine import may_be_spot
 from airflow_gpu_provider.pods.wait import PodWait
 from airflow_gpu_provider.pods.watch import cluster_access
 from airflow_gpu_provider.pools import deserialize_pool
@@ -34,7 +37,7 @@ from airflow_gpu_provider.scaling.release_without_sensor import release_without_
 from airflow_gpu_provider.scaling.setbacks import persistently
 from airflow_gpu_provider.scaling.wait_loop import Narrator
 from airflow_gpu_provider.scaling.waits import Progress
-from airflow_gpu_provider.triggers.deferral_delay import has_returned, settle
+from airflow_gpu_provider.triggers.deferral_delay import has_returned, is_taken_over, settle
 from airflow_gpu_provider.triggers.record import Recorded
 from airflow_gpu_provider.triggers.task_state import goes_on, is_run_over, is_still_deferred
 from airflow_gpu_provider.workloads.logs import GangLogs
@@ -43,6 +46,7 @@ RECORD_VERSION = 2
 """1: without `key` and `holder`; such a row leaves a run's nodes to its ScaleDownSensor in any case."""
 LONGEST_RESULT = 2**14
 """The most bytes of a result in the trigger's event, which Airflow logs and stores in its database."""
+ANEW = "(the pod's log follows from its beginning: Airflow has cleared what the triggerer had logged before)"
 _RESULT_WITHIN = 10.0
 
 
@@ -51,10 +55,11 @@ class GpuPodTrigger(Recorded):
 
     Yields one event for GpuPodOperator.trigger_reentry: `status` ("success", "failed": its container has ended;
     "timeout": the wait is given up; "error": it could not be watched), `name`, `namespace`, `uid`, `wait`, `message`,
-    `error` (a GpuError's record or None), `timeline`, `machine`, `logs` (PodLogs.safe_rest) and `result`, the text of
-    the result file: read at once, because the pod's node may be gone before a worker starts; None if it is longer than
-    LONGEST_RESULT, or could not be read. And `gpu_use`, a GpuUse's record. It never raises: an exception in a trigger
-    would lose its type.
+    `error` (a GpuError's record or None), `timeline`, `machine`, `logs` (PodLogs.safe_rest, and whether this trigger
+    has `streamed` any of it), `lines` (what was logged of a pod that may have been preempted and that another one may
+    follow: KeptLines.packed) and `result`, the text of the result file: read at once, because the pod's node may be
+    gone before a worker starts; None if it is longer than LONGEST_RESULT, or could not be read. And `gpu_use`, a
+    GpuUse's record. It never raises: an exception in a trigger would lose its type.
 
     A cluster that cannot be reached, or opened, is retried until the pod's deadline. A record of a later release is
     handed back to a worker, which continues with the same pod: see `records`.
@@ -66,7 +71,8 @@ class GpuPodTrigger(Recorded):
             groups' spec), "key" (the demand that covers the pod), "owns_demand" (that is a
             Lease of the task's own), "holder" (for the pool's lock), "deferred_at",
             "delete_on_kill", "grace_seconds" (of that deletion; None for the pod's own), "logs" (which containers' logs
-            are streamed; see PodLogs), "result" (the "container" and "path" of the pod's result file), "pause" (seconds
+            are streamed; see PodLogs), "has_next" (another pod follows if it is preempted: its worker gets what was
+            logged; see KeptLines), "result" (the "container" and "path" of the pod's result file), "pause" (seconds
             before it begins, after a setback) and "extra" (more entries for the event).
     """
 
@@ -79,6 +85,7 @@ class GpuPodTrigger(Recorded):
         self._logs: PodLogs | GangLogs | None = None
         self._gpus: GpuSampler | None = None
         self._own: set[str] = set()
+        self._kept = KeptLines(lambda *line: self.log.log(*line))
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Wait for the pod's end and yield it."""
@@ -92,6 +99,8 @@ class GpuPodTrigger(Recorded):
         event = await self._event(wait)
         await settle(self.record["deferred_at"])
         extra = {**(self.record.get("extra") or {}), "logs": await self._logs_so_far()}
+        if self.record.get("has_next") and self._may_be_preempted(event):
+            extra["lines"] = self._kept.packed()
         if self._gpus is not None:
             extra["gpu_use"] = self._gpus.use.to_record()
         about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
@@ -102,10 +111,11 @@ class GpuPodTrigger(Recorded):
         return PodWait.from_record(self.record["wait"])
 
     async def _event(self, wait: PodWait) -> dict[str, Any]:
-        narrator = Narrator(self.log.info, started=wait.started, goes_on=has_returned(self.record))
+        say = partial(self._kept.log, logging.INFO)
+        narrator = Narrator(say, started=wait.started, goes_on=has_returned(self.record))
         try:
             watch = partial(self._watch, wait, narrator)
-            setbacks = Narrator(self.log.info, started=wait.started)
+            setbacks = Narrator(say, started=wait.started)
             progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
             pod = self._pod_of_result(wait, progress) if progress.error is None else None
             result = await self._read_result(wait.namespace, pod) if pod else None
@@ -118,26 +128,43 @@ class GpuPodTrigger(Recorded):
             return {"status": "error", "message": str(error), "stack_trace": traceback.format_exc()}
 
     async def _watch(self, wait: PodWait, narrator: Narrator) -> Progress:
-        pool, following, log = deserialize_pool(self.record["pool"]), self.following, self.log.log
+        pool, following, log = deserialize_pool(self.record["pool"]), self.following, self._kept.log
         if self._api is None:
             # Kept until `cleanup`, which follows `on_kill`: that has little time, and finding a cluster takes some.
             self._api = await self._connection.enter_async_context(self._connected())
-        wanted = self.record.get("logs")
-        if wanted is not None and self._logs is not None:
-            wanted = {**wanted, "positions": self._logs.rest()["positions"]}
-        logs = self._logs = following.logs(self._api, wait, wanted, log)
+        logs = self._logs = following.logs(self._api, wait, self._to_stream(), log)
         if self._gpus is None:
-            self._gpus = GpuSampler(self._api, wait, say=self.log.info, warn=self.log.warning)
+            say, warn = partial(log, logging.INFO), partial(log, logging.WARNING)
+            self._gpus = GpuSampler(self._api, wait, say=say, warn=warn)
         how = {"owner": self.record["owner"], "narrator": narrator}
         async with logs, self._gpus as gpus:
             progress = await following.follow(self._api, pool, wait, logs, gpus, log, **how)
             await settle(self.record["deferred_at"])
         return progress
 
-    async def _logs_so_far(self) -> dict[str, Any]:
+    def _may_be_preempted(self, event: Mapping[str, Any]) -> bool:
+        """Return True unless it has certainly not been: a worker asks the cloud, which may have taken its machine."""
+        has_succeeded = event["status"] == "success"
+        return not has_succeeded or (not event["result"] and may_be_spot(deserialize_pool(self.record["pool"])))
+
+    def _to_stream(self) -> dict[str, Any] | None:
+        """Return what is to be streamed: from where this trigger has got to, or the record says."""
+        wanted: dict[str, Any] | None = self.record.get("logs")
+        if wanted is None:
+            return None
         if self._logs is not None:
-            return await self._logs.safe_rest()
-        return {"positions": (self.record.get("logs") or {}).get("positions") or {}, "may_repeat": True}
+            return {**wanted, "positions": self._logs.rest()["positions"], "anew": False}
+        is_anew = bool(wanted.get("anew")) and not is_taken_over(self.record)
+        if is_anew and wanted["containers"]:
+            self._kept.log(logging.INFO, ANEW)
+        return {**wanted, "anew": is_anew}
+
+    async def _logs_so_far(self) -> dict[str, Any]:
+        handed = (self.record.get("logs") or {}).get("positions") or {}
+        if self._logs is None:
+            return {"positions": handed, "may_repeat": True}
+        rest = await self._logs.safe_rest()
+        return {**rest, "streamed": rest["positions"] != handed}
 
     def _pod_of_result(self, wait: PodWait, progress: Progress) -> str | None:
         return wait.name

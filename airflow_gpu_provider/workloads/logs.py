@@ -77,7 +77,7 @@ class GangLogs:
         self._saver = PositionSaver(api, self._path, wait.uid, self._positions, say)
 
     async def __aenter__(self) -> Self:
-        if not self._alone and self._wanted.get("containers"):
+        if not self._alone and self._wanted.get("containers") and not self._wanted.get("anew"):
             await self._take_positions()
         self._saver.first = dict(self._kept)
         return self

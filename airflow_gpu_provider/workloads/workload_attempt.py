@@ -71,8 +71,8 @@ class WorkloadAttempt(ObjectAttempt):
         log = self._task.pod_log
         if not log.get_logs:
             return None
-        followed = {key: log.followed.get(key) for key in ("positions", "may_repeat")}
-        return {"containers": EACH, "with_name": log.with_name, **followed}
+        containers = [] if log.is_left_to_worker else EACH
+        return {"containers": containers, "with_name": log.with_name, **log.to_go_on()}
 
     def wait(self) -> WorkloadWait:
         assert self._workload is not None

@@ -5,6 +5,7 @@ GPU_TEST_SPOT_LOSSES sets how many times the spot-loss scenario runs in a row; t
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,20 +13,24 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 from kubernetes.client import models as k8s
+from structlog.testing import capture_logs
 
 from airflow_gpu_provider.errors import CheckpointUnusable, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.sandbox import Sandbox
+from sandbox.tests.node_checks.checks import log_of
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
-from tests.sandbox.running import context_of, eventually, run
+from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
 from tests.sandbox.ways import BOTH_WAYS
 
 TIMES = int(os.environ.get("GPU_TEST_SPOT_LOSSES", "1"))
@@ -230,6 +235,59 @@ def test_spot_loss_in_the_middle_loses_no_epoch(
     assert {entry["attempt"] for entry in context["ti"].xcoms["timeline"]} == {1, 2}
     (run_folder,) = folder.iterdir()
     assert (run_folder / "checkpoint.npz").exists()
+
+
+def log_of_task(operator: GpuPodOperator, *meanwhile: Callable[[], None]) -> list[str]:
+    """Run the operator, and something during each wait in the triggerer; return its log as Airflow 3.3 keeps it.
+
+    Each wait there clears what was logged in the one before.
+    """
+    of_workers: list[str] = []
+    of_triggerer: list[str] = []
+    context = context_of(operator)
+    step: Callable[[], Any] = lambda: operator.execute(context)  # type: ignore[arg-type]  # noqa: E731
+    for act in (*meanwhile, None):
+        with capture_logs() as told, suppress(TaskDeferred):
+            try:
+                step()
+            except TaskDeferred as deferral:
+                waits = deferral
+                raise
+        of_workers += map(line_of, told)
+        if act is None:
+            break
+        with capture_logs() as told:
+            acting = threading.Thread(target=act)
+            acting.start()
+            event = asyncio.run(first_event(copy_of(waits.trigger)))
+            acting.join()
+        of_triggerer = [*map(line_of, told)]
+        step = resumption(operator, waits, context, event)
+    return [*of_workers, *of_triggerer]
+
+
+def test_log_of_an_evicted_attempt_is_in_the_tasks_log(core: client.CoreV1Api, pool: EksGpuPool) -> None:
+    script = """
+        trap 'echo saving; echo saved; exit 143' TERM
+        for step in 1 2 3; do echo "attempt $AIRFLOW_GPU_ATTEMPT, step $step"; done
+        [ "$AIRFLOW_GPU_ATTEMPT" = 2 ] || while :; do sleep 0.1; done
+    """
+    here = {"volumes": [], "volume_mounts": [], "arguments": [], "do_xcom_push": False, "checkpoint": None}
+    task = training(pool, image="busybox:1.36", cmds=["sh", "-c", script], on_preemption="resume", **here)
+
+    def evict() -> None:
+        (pod,) = eventually(lambda: [each for each in live_pods(core) if each.status.phase == "Running"])
+        name = pod.metadata.name
+        eventually(lambda: "step 3" in log_of(core, name))
+        metadata = k8s.V1ObjectMeta(name=name, namespace="default")
+        core.create_namespaced_pod_eviction(name, "default", k8s.V1Eviction(metadata=metadata))
+
+    lines = log_of_task(task, evict, lambda: None)
+    said = "\n".join(lines)
+    for attempt in (1, 2):
+        assert [said.count(f"attempt {attempt}, step {step}") for step in (1, 2, 3)] == [1, 1, 1]
+    assert said.index("container base started on node") < said.index("[base] attempt 1, step 1")
+    assert said.index("attempt 1, step 3") < said.index("[base] saved") < said.index("was preempted")
 
 
 @BOTH_WAYS

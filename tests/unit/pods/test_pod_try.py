@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, AirflowTaskTimeout, TaskDeferred
-from kubernetes.client import ApiClient, ApiException, V1Container, V1ObjectMeta, V1Pod, V1PodSpec
+from kubernetes.client import ApiClient, ApiException, V1ObjectMeta, V1Pod, V1PodSpec
 
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.pod_state import PodState
@@ -24,7 +24,7 @@ from airflow_gpu_provider.errors import (
     PodResultLost,
     TaskKilled,
 )
-from airflow_gpu_provider.pods import collect, deadline, pod_try, task_log
+from airflow_gpu_provider.pods import collect, deadline, pod_try
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
@@ -182,24 +182,6 @@ def test_pod_that_may_still_run_is_untouched_and_watched_again_later(nodes: list
     assert life.records[0]["pause"] > 0
     assert life.records[0]["extra"]["setbacks"]["times"] == 1
     assert not nodes
-
-
-def test_log_that_could_not_be_read_may_still_repeat_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    life = Life(pod(ended(0), phase="Succeeded"))
-    life.tries._task.pod_log.get_logs = True
-    life.tries._task.pod_log.containers = "base"
-    life._pod.spec.containers = [V1Container(name="base")]
-
-    def away(*_: Any) -> Any:
-        raise AWAY
-
-    monkeypatch.setattr(task_log, "_lines", away)
-    monkeypatch.setattr(task_log.time, "sleep", lambda _: None)
-    followed = {"positions": {"base": [1, 2, 3]}, "may_repeat": True}
-    with pytest.raises(TaskDeferred):
-        life.tries.go_on(watched("success", logs=followed))
-    assert life.records[0]["logs"]["positions"] == followed["positions"]
-    assert life.records[0]["logs"]["may_repeat"]
 
 
 def test_pod_is_released_where_the_task_fails_after_its_creation(nodes: list[set[str]]) -> None:
