@@ -168,11 +168,6 @@ class AirflowApi:
             body["run_after"] = due.isoformat()
         return RunStatus.from_json(self._call("POST", f"/dags/{quote(dag_id)}/dagRuns", json=body))
 
-    def backfill(self, dag_id: str, first: datetime, last: datetime, *, max_active_runs: int) -> None:
-        """What the UI's "Backfill" does: a run for each date of the DAG's schedule from `first` to `last`."""
-        dates = {"from_date": first.isoformat(), "to_date": last.isoformat()}
-        self._call("POST", "/backfills", json={"dag_id": dag_id, **dates, "max_active_runs": max_active_runs})
-
     def runs(self, dag_id: str) -> list[RunStatus]:
         """All runs of the DAG that Airflow knows, in the order of their ids."""
         found = self._call("GET", f"/dags/{quote(dag_id)}/dagRuns", params={"limit": 100})["dag_runs"]
@@ -180,10 +175,6 @@ class AirflowApi:
 
     def run(self, dag_id: str, run_id: str) -> RunStatus:
         return RunStatus.from_json(self._call("GET", _run_path(dag_id, run_id)))
-
-    def last_scheduled_at(self, dag_id: str, run_id: str) -> datetime | None:
-        """When the scheduler last checked the run."""
-        return _time(self._call("GET", _run_path(dag_id, run_id))["last_scheduling_decision"])
 
     def wait_for_run(self, dag_id: str, run_id: str, *, timeout: float = PATIENCE) -> RunStatus:
         """Wait until the run has ended, in whatever state; `timeout` in seconds."""
@@ -273,11 +264,6 @@ class AirflowApi:
         """What the toggle next to the DAG's name does."""
         self._call("PATCH", f"/dags/{quote(dag_id)}", json={"is_paused": paused})
 
-    def set_slots(self, pool: str, slots: int) -> None:
-        """Set a slot pool's number of slots; creates the pool if it is missing."""
-        body = {"name": pool, "slots": slots, "description": None, "include_deferred": False}
-        self._call("PATCH", "/pools", json={"actions": [_create_or_overwrite(body)]})
-
     def set_variable(self, key: str, value: str) -> None:
         self._call("POST", "/variables", json={"key": key, "value": value})
 
@@ -336,10 +322,6 @@ def _holds(condition: Callable[[], bool]) -> bool:
         return condition()
     except (AirflowApiSilent, ConnectionError):
         return False
-
-
-def _create_or_overwrite(entity: Mapping[str, Any]) -> dict[str, Any]:
-    return {"action": "create", "entities": [entity], "action_on_existence": "overwrite"}
 
 
 def _run_path(dag_id: str, run_id: str) -> str:

@@ -1,4 +1,4 @@
-"""A DAG whose file changes while its run goes on: test_block_rows.py writes it anew with other values.
+"""A DAG whose file changes while its run goes on: test_changing_dags.py writes it anew with other values.
 
 Its training is held by the test, which listens on the port that the run's configuration names.
 """

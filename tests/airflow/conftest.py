@@ -17,28 +17,32 @@ from gpu_sandbox.demo_trainings import example_dags, training_image
 from tests.airflow import credentials
 from tests.airflow.harness import Airflow
 from tests.airflow.metrics import Metrics
+from tests.airflow.pod_history import core, history, never_two
+
+__all__ = ["core", "history", "never_two"]
 
 REPOSITORY = Path(__file__).parents[2]
 
 
 GROUPS = {
-    "test_block_rows": "night",
-    "test_blocks": "night",
-    "test_block": "night",
     "test_example_dags": "night",
+    "test_gang": "night",
+    "test_upgrade": "night",
+    "test_block": "night",
+    "test_changing_dags": "night",
     "test_kills": "pod",
+    "test_ended_tasks": "pod",
     "test_gpu_pod": "pod",
-    "test_pod_without_block": "pod",
-    "test_gang": "pod",
+    "test_gang_ends": "pod",
     "test_harness": "pod",
-    "test_upgrade": "pod",
     "test_credentials": "pod",
-    "test_airflow_dead": "both clouds",
     "test_example_dag_gke": "both clouds",
+    "test_airflow_dead": "both clouds",
 }
 """The files that go to one of pytest's workers, and so share a sandbox and, but for test_credentials, an Airflow.
 
-Files that kill Airflow's components are together. Three workers, the third with the other files, take equally long.
+Files that kill Airflow's components are together. Three workers, the third with the other files, take equally long,
+with what is nightly and without.
 """
 
 

@@ -22,6 +22,8 @@ from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.leftovers import look_for_leftovers
 from tests.airflow.harness import Airflow
 
+pytestmark = pytest.mark.nightly
+
 SPEED = 60
 MAX_RUNTIME = timedelta(minutes=20)
 MARGIN = timedelta(minutes=15)

@@ -1,61 +1,61 @@
-"""The table of a night's ends, under a real scheduler and triggerer: the run's colour is right, and nothing is left.
+"""A block's nights whose end depends on real processes: right colours, and nothing is left.
 
-The DAGs of gpu_blocks.py all run at once, each on a pool of its own, so each test says what its own run has left.
+The DAGs of gpu_blocks.py all run at once, each on a pool of its own, so each test says what its own run has left. What
+only the scheduler decides is in tests/dry_nights.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from gpu_sandbox import airflow_processes
 from gpu_sandbox.airflow_api import RunStatus, wait_until
 from gpu_sandbox.aws.observer import aws_client
 from gpu_sandbox.faults import Stockout
 from tests.airflow.harness import Airflow, FinishedRun
 from tests.airflow.metrics import Metrics
-from tests.airflow.test_blocks import items, zero
+from tests.airflow.pools import demand, pods_of, zero
 
-DAGS = ("block_ensure_fails", "block_ok", "block_run_marked", "block_task_marked", "block_cleared", "block_train_fails")
-TWICE = ("block_two_nodes", "block_one_node")
+pytestmark = pytest.mark.nightly
+
+# The slow one first.
+DAGS = ("block_timeout", "block_killed", "block_ok", "block_run_marked")
+NIGHTS = "block_ten_nights"
 
 
 @pytest.fixture(scope="module")
-def started(airflow: Airflow) -> Mapping[str, list[RunStatus]]:
+def started(airflow: Airflow) -> Mapping[str, RunStatus]:
     """Runs of all DAGs, started together; what has to be dry is so before, until the first test has ended."""
-    airflow.sandbox.faults.add(Stockout(zone="us-west-2b"))
-    return {dag_id: [airflow.trigger(dag_id)] for dag_id in DAGS} | {
-        dag_id: [airflow.trigger(dag_id), airflow.trigger(dag_id)] for dag_id in TWICE
-    }
-
-
-@pytest.fixture
-def runs(
-    airflow: Airflow, started: Mapping[str, list[RunStatus]], begin_and_end_clean: None
-) -> Mapping[str, list[RunStatus]]:
-    """The same runs, for a test that fails to show them."""
-    for each in started.values():
-        airflow.remember(*each)
+    airflow.sandbox.faults.add(Stockout(zone="us-west-2c"))
+    started = {dag_id: airflow.trigger(dag_id) for dag_id in DAGS}
+    airflow.api.wait_for_dag(NIGHTS)
+    for day in range(1, 11):
+        date = datetime(2026, 1, day, tzinfo=UTC)
+        started[f"{NIGHTS} {day}"] = airflow.api.trigger(NIGHTS, logical_date=date)
     return started
 
 
-def finish(airflow: Airflow, run: RunStatus) -> FinishedRun:
-    return airflow.finish(run)
+@pytest.fixture
+def runs(airflow: Airflow, started: Mapping[str, RunStatus], begin_and_end_clean: None) -> Mapping[str, RunStatus]:
+    """The same runs, for a test that fails to show them."""
+    airflow.remember(*started.values())
+    return started
 
 
 def training(airflow: Airflow, run: RunStatus) -> str:
     """Wait until the training's container runs, with its task in the triggerer; return its pod's name."""
     airflow.until_watched(run)
-    (name,) = running(airflow, run)
-    return name
-
-
-def running(airflow: Airflow, run: RunStatus) -> list[str]:
-    """The names of the pods that run on the DAG's own pool."""
-    pool = {"airflow-gpu-provider/pool": run.dag_id.replace("_", "-")}.items()
-    pods = items(airflow, "/api/v1/namespaces/default/pods?fieldSelector=status.phase%3DRunning")
-    return [pod["metadata"]["name"] for pod in pods if pool <= pod["spec"].get("nodeSelector", {}).items()]
+    pods = pods_of(airflow, run.dag_id.replace("_", "-"))
+    (name,) = (pod["metadata"]["name"] for pod in pods if pod["status"]["phase"] == "Running")
+    return str(name)
 
 
 def check(airflow: Airflow, run: FinishedRun, *, state: str, **tasks: str) -> None:
@@ -64,6 +64,14 @@ def check(airflow: Airflow, run: FinishedRun, *, state: str, **tasks: str) -> No
     assert {task_id: states[task_id] for task_id in tasks} == tasks
     assert run.state == state
     zero(airflow, name)
+
+
+def let_an_hour_pass(airflow: Airflow, run: RunStatus) -> None:
+    """Have the run seem to have started an hour earlier: that is what the scheduler looks at."""
+    with closing(sqlite3.connect(airflow.home.home / "airflow.db", timeout=60)) as database, database:
+        (started_at,) = database.execute("SELECT start_date FROM dag_run WHERE run_id = ?", (run.run_id,)).fetchone()
+        earlier = datetime.fromisoformat(started_at) - timedelta(hours=1)
+        database.execute("UPDATE dag_run SET start_date = ? WHERE run_id = ?", (str(earlier), run.run_id))
 
 
 def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, instance_id: str) -> None:
@@ -102,14 +110,18 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
     assert ("of the run's node time on pool block-ok was idle" in log) == is_idle
 
 
-def test_ensure_fails(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
-    run = finish(airflow, *runs["block_ensure_fails"])
-    check(airflow, run, state="failed", ensure="failed", train="upstream_failed", scale_down="success", done="failed")
-    assert "OutOfStock" in airflow.log(run, "block-ensure-fails.ensure")
+def test_worker_of_ensure_is_killed_while_it_waits(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
+    run = runs["block_killed"]
+    wait_until(lambda: bool(demand(airflow, "block-killed")), what="demand to be written")
+    pid = airflow.api.task(run.dag_id, run.run_id, "block-killed.ensure").pid
+    assert pid in airflow_processes.processes_of(airflow.home.home)
+    os.kill(pid, signal.SIGKILL)
+    finished = airflow.finish(run)
+    check(airflow, finished, state="failed", ensure="failed", train="upstream_failed", scale_down="success")
 
 
-def test_a_good_night(airflow: Airflow, runs: Mapping[str, list[RunStatus]], metrics: Metrics) -> None:
-    run = finish(airflow, *runs["block_ok"])
+def test_a_good_night(airflow: Airflow, runs: Mapping[str, RunStatus], metrics: Metrics) -> None:
+    run = airflow.finish(runs["block_ok"])
     check(airflow, run, state="success", ensure="success", train="success", scale_down="success", done="success")
     ensured = airflow.xcom(run, "block-ok.ensure")
     assert [node["instance_type"] for node in ensured["nodes"]] == ["g6.xlarge"]
@@ -119,68 +131,51 @@ def test_a_good_night(airflow: Airflow, runs: Mapping[str, list[RunStatus]], met
     check_the_bill(airflow, run, metrics, instance_id=ensured["nodes"][0]["machine"])
 
 
-def test_a_second_night_plans_no_change(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
-    finish(airflow, *runs["block_ok"])
-    again = finish(airflow, airflow.trigger("block_ok"))
-    check(airflow, again, state="success")
-    changes = [line for line in airflow.xcom(again, "block-ok.ensure")["plan"] if line.lstrip().startswith(("+", "~"))]
-    assert changes == []
-
-
-def test_train_fails(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
-    run = finish(airflow, *runs["block_train_fails"])
-    check(airflow, run, state="failed", train="failed", scale_down="success", done="failed")
-    assert "no such file: data.csv" in airflow.log(run, "train")
-    assert "PodFailed" in airflow.log(run, "train")
-
-
-def test_run_marked_failed(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
-    (run,) = runs["block_run_marked"]
+def test_run_marked_failed(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
+    run = runs["block_run_marked"]
     training(airflow, run)
     airflow.api.mark_run(run.dag_id, run.run_id, "failed")
-    check(airflow, finish(airflow, run), state="failed", train="failed")
+    check(airflow, airflow.finish(run), state="failed", train="failed", scale_down="success", done="failed")
 
 
-def test_task_marked_failed(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
-    (run,) = runs["block_task_marked"]
-    training(airflow, run)
-    airflow.api.mark_task(run.dag_id, run.run_id, "train", "failed")
-    check(airflow, finish(airflow, run), state="failed", train="failed", scale_down="success", done="failed")
+def test_dagrun_timeout_skips_the_scale_down_and_the_trigger_does_its_work(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    run = runs["block_timeout"]
+    airflow.until_watched(run)
+    assert demand(airflow, "block-timeout")
+    let_an_hour_pass(airflow, run)
+    check(airflow, airflow.finish(run), state="failed", train="skipped", scale_down="skipped")
 
 
-def test_task_cleared_while_it_trains(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
-    (run,) = runs["block_cleared"]
-    training(airflow, run)
-    airflow.api.clear_task(run.dag_id, run.run_id, "train")
-    finished = finish(airflow, run)
-    check(airflow, finished, state="success", train="success", scale_down="success")
-    assert "trained again" in airflow.log(finished, "train", try_number=finished.task("train").try_number)
+def test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none(
+    airflow: Airflow, runs: Mapping[str, RunStatus]
+) -> None:
+    nights = [airflow.finish(runs[f"{NIGHTS} {day}"]) for day in range(1, 11)]
+    assert [night.state for night in nights] == ["success"] * 10
+    for night in nights:
+        assert airflow.xcom(night, "block-ten-nights.ensure")["nodes"]
+    zero(airflow, "block-ten-nights")
 
 
-@pytest.mark.parametrize("dag_id", TWICE)
-def test_two_runs_share_a_pool(airflow: Airflow, runs: Mapping[str, list[RunStatus]], dag_id: str) -> None:
-    for finished in [finish(airflow, run) for run in runs[dag_id]]:
-        check(airflow, finished, state="success", train="success", scale_down="success")
-
-
-def test_zero_fails_and_is_cleared(airflow: Airflow, runs: Mapping[str, list[RunStatus]]) -> None:
+def test_zero_fails_and_is_cleared(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
     """The last one: the errors meet all pools."""
-    for run in [run for each in runs.values() for run in each]:
-        finish(airflow, run)
+    for each in runs.values():
+        airflow.finish(each)
     run = airflow.trigger("block_zero_fails")
     pod = training(airflow, run)
     airflow.sandbox.faults.set_error_rate(1.0, service="autoscaling")
     airflow.run_in(pod, "touch", "/dev/shm/end")
-    finished = finish(airflow, run)
+    finished = airflow.finish(run)
     assert finished.task("block-zero-fails.scale_down").state == "failed"
     assert finished.state == "failed"
     airflow.sandbox.faults.clear()
 
     def goes_on_well() -> bool:
         airflow.api.clear_task(run.dag_id, run.run_id, "block-zero-fails.scale_down")
-        return finish(airflow, run).state == "success"
+        return airflow.finish(run).state == "success"
 
     # Its time-out of a second may be too short on a busy machine: the next try goes on where it stopped.
     wait_until(goes_on_well, what="zero")
-    check(airflow, finish(airflow, run), state="success", train="success", scale_down="success")
+    check(airflow, airflow.finish(run), state="success", train="success", scale_down="success")
     wait_until(lambda: airflow.leftovers().nothing, what=f"zero, but there are {airflow.leftovers()}")

@@ -18,6 +18,8 @@ from tests.airflow.conftest import REPOSITORY
 from tests.airflow.harness import Airflow
 from tests.airflow.test_example_dags import has_trained
 
+pytestmark = pytest.mark.nightly
+
 MACHINE = "metal-1"
 
 

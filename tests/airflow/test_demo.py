@@ -11,6 +11,8 @@ import pytest
 
 from gpu_sandbox.airflow_api import PATIENCE
 
+pytestmark = pytest.mark.nightly
+
 DEMO = (sys.executable, "-m", "gpu_sandbox.cli", "demo")
 
 

@@ -6,12 +6,12 @@ import pytest
 
 from gpu_sandbox.airflow_api import RunStatus
 from tests.airflow.harness import Airflow, FinishedRun
-from tests.airflow.test_blocks import zero
+from tests.airflow.pools import zero
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="module")
 def sweep(airflow: Airflow) -> RunStatus:
-    """On a pool of its own, and so started before the other runs, which share one."""
+    """On a pool of its own, and so started beside the failing training."""
     return airflow.trigger("hyper_parameter_sweep_eks", {"rates": [0.0003, 0.03], "seeds": [0, 1, 2]})
 
 
@@ -30,7 +30,8 @@ def test_an_example_trains_and_leaves_nothing(airflow: Airflow) -> None:
     has_trained(airflow, airflow.run_dag("nightly_training_eks"))
 
 
-def test_a_training_that_fails_is_a_red_night_and_leaves_nothing(airflow: Airflow) -> None:
+@pytest.mark.nightly
+def test_a_training_that_fails_is_a_red_night_and_leaves_nothing(airflow: Airflow, sweep: RunStatus) -> None:
     run = airflow.run_dag("nightly_training_eks", {"fail_at_epoch": 3})
     assert run.state == "failed"
     assert run.task("train").state == "failed"
@@ -39,6 +40,7 @@ def test_a_training_that_fails_is_a_red_night_and_leaves_nothing(airflow: Airflo
     zero(airflow, "train-gpu")
 
 
+@pytest.mark.nightly
 def test_a_sweep_of_more_pods_than_gpus(airflow: Airflow, sweep: RunStatus) -> None:
     airflow.remember(sweep)
     run = airflow.finish(sweep)

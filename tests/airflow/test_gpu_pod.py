@@ -1,20 +1,21 @@
-"""GpuPodOperator under a real scheduler and triggerer: preemption, live logs, a sweep, a function."""
+"""GpuPodOperator under a real scheduler and triggerer: live logs, a sweep, a function."""
 
 from __future__ import annotations
 
 import re
 import signal
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 
 from airflow_gpu_provider.pods.followed_log import REPEATED
 from gpu_sandbox.airflow_api import RunStatus, wait_until
 from tests.airflow.harness import Airflow
-from tests.airflow.test_blocks import items, zero
+from tests.airflow.pools import pods_of, zero
 
-DAGS = ("pod_resumed", "pod_sweep", "gpu_function", "pod_logs", "pod_watched_anew")
+pytestmark = pytest.mark.nightly
+
+DAGS = ("pod_sweep", "gpu_function", "pod_logs", "pod_watched_anew")
 
 
 @pytest.fixture(scope="module")
@@ -29,33 +30,6 @@ def runs(airflow: Airflow, started: Mapping[str, RunStatus], begin_and_end_clean
     """The same runs, for a test that fails to show them."""
     airflow.remember(*started.values())
     return started
-
-
-def pods(airflow: Airflow, run: RunStatus) -> list[dict[str, Any]]:
-    """Those on the DAG's own pool, but for those that are being deleted."""
-    pool = {"airflow-gpu-provider/pool": run.dag_id.replace("_", "-")}.items()
-    found = [pod for pod in items(airflow, "/api/v1/namespaces/default/pods") if pool <= selector(pod).items()]
-    return [pod for pod in found if "deletionTimestamp" not in pod["metadata"]]
-
-
-def selector(pod: dict[str, Any]) -> dict[str, str]:
-    return dict(pod["spec"].get("nodeSelector", {}))
-
-
-def test_spot_loss_while_deferred_uses_no_retry(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
-    run = runs["pod_resumed"]
-    airflow.until_watched(run)
-    (pod,) = pods(airflow, run)
-    _, node = airflow.sandbox.control_plane.request("GET", f"/api/v1/nodes/{pod['spec']['nodeName']}")
-    airflow.sandbox.aws.interrupt_spot(node["spec"]["providerID"].rpartition("/")[2])
-    finished = airflow.finish(run)
-    assert finished.state == "success"
-    assert finished.task("train").try_number == 1
-    attempt, checkpoint = airflow.xcom(finished, "train")
-    assert attempt == 2
-    assert checkpoint.startswith("s3://checkpoints/resumed/")
-    assert {phase["attempt"] for phase in airflow.xcom(finished, "train", key="timeline")} == {1, 2}
-    assert not pods(airflow, run)
 
 
 def test_sweep_in_a_block(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:
@@ -86,7 +60,7 @@ def test_log_is_live_while_deferred_and_outlives_a_killed_triggerer(
     run = runs["pod_logs"]
     airflow.until_watched(run)
     wait_until(lambda: len(numbers(airflow.log(run, "train"))) > 80, what="the log of a deferred pod")
-    (pod,) = pods(airflow, run)
+    (pod,) = pods_of(airflow, run.dag_id.replace("_", "-"))
     name = pod["metadata"]["name"]
 
     def saved() -> int:
@@ -140,7 +114,7 @@ def test_training_outlives_five_triggerers_whose_cluster_is_away_at_first(
         said("The wait continues.", since=borne)
         airflow.sandbox.faults.set_error_rate(0)
         said("started on node", since=watched)
-    (pod,) = pods(airflow, run)
+    (pod,) = pods_of(airflow, run.dag_id.replace("_", "-"))
     airflow.run_in(pod["metadata"]["name"], "touch", "/dev/shm/end")
     finished = airflow.finish(run)
     assert finished.state == "success", airflow.account()

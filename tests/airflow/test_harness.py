@@ -13,6 +13,8 @@ from gpu_sandbox.airflow_api import AirflowApiError, wait_until
 from gpu_sandbox.airflow_home import COMMANDS, AirflowHome, AirflowNotHealthy
 from tests.airflow.harness import Airflow
 
+pytestmark = pytest.mark.nightly
+
 
 def test_a_trivial_dag_runs(airflow: Airflow) -> None:
     run = airflow.run_dag("harness_trivial", {"word": "hello"})

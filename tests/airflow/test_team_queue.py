@@ -15,6 +15,8 @@ from gpu_sandbox.nodes import NodeSpec
 from tests.airflow.conftest import REPOSITORY
 from tests.engines.test_engines import A_GANG, QUEUES, create
 
+pytestmark = pytest.mark.nightly
+
 DAG_ID = "team_queue"
 ONE_GPU = A_GANG.replace("completions: 2", "completions: 1").replace("parallelism: 2", "parallelism: 1")
 NO_QUOTA = "insufficient unused quota for nvidia.com/gpu"

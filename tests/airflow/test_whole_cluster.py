@@ -15,6 +15,8 @@ from gpu_sandbox.demo_trainings import example_dags
 from tests.airflow.conftest import REPOSITORY
 from tests.sandbox.running import eventually
 
+pytestmark = pytest.mark.nightly
+
 DAG_ID = "whole_cluster_eks"
 
 

@@ -27,32 +27,32 @@ def test_everything_succeeds(airflow: Airflow) -> None:
     assert night.errors == {"gpus.done": None}
 
 
-@pytest.mark.parametrize(
-    ("fails", "others", "why"),
-    [
-        (
-            "gpus.ensure",
-            # The witness, too: it comes after a setup, and it is no teardown.
-            dict.fromkeys(("gpus.device_plugin", "train", "evaluate", "gpus.witness"), "upstream_failed"),
-            "Tasks failed: gpus.ensure: failed; gpus.device_plugin: upstream_failed; train: upstream_failed",
-        ),
-        (
-            "gpus.device_plugin",
-            dict.fromkeys(("train", "evaluate"), "upstream_failed"),
-            "Tasks failed: gpus.device_plugin: failed; train: upstream_failed; evaluate: upstream_failed",
-        ),
-        ("train", {"evaluate": "upstream_failed"}, "Tasks failed: train: failed; evaluate: upstream_failed"),
-        ("evaluate", {}, "Tasks failed: evaluate: failed"),
-        (
-            "gpus.scale_down",
-            {},
-            "Machines may still run, for scale-down failed; failed tasks: gpus.scale_down: failed. "
-            "The log of gpus.scale_down names them",
-        ),
-    ],
-)
-def test_a_task_fails(airflow: Airflow, fails: str, others: dict[str, str], why: str) -> None:
+UPSTREAM_FAILED = "upstream_failed"
+FAILURES: dict[str, tuple[dict[str, str], str]] = {
+    "gpus.ensure": (
+        # The witness, too: it comes after a setup, and it is no teardown.
+        dict.fromkeys(("gpus.device_plugin", "train", "evaluate", "gpus.witness"), UPSTREAM_FAILED),
+        "Tasks failed: gpus.ensure: failed; gpus.device_plugin: upstream_failed; train: upstream_failed",
+    ),
+    "gpus.device_plugin": (
+        dict.fromkeys(("train", "evaluate"), UPSTREAM_FAILED),
+        "Tasks failed: gpus.device_plugin: failed; train: upstream_failed; evaluate: upstream_failed",
+    ),
+    "train": ({"evaluate": UPSTREAM_FAILED}, "Tasks failed: train: failed; evaluate: upstream_failed"),
+    "evaluate": ({}, "Tasks failed: evaluate: failed"),
+    "gpus.scale_down": (
+        {},
+        "Machines may still run, for scale-down failed; failed tasks: gpus.scale_down: failed. "
+        "The log of gpus.scale_down names them",
+    ),
+}
+"""By the task that fails: what other tasks are but a success, and what `done` says."""
+
+
+@pytest.mark.parametrize("fails", ["gpus.ensure", "gpus.device_plugin", "train", "evaluate", "gpus.scale_down"])
+def test_a_task_fails(airflow: Airflow, fails: str) -> None:
     """The night is red, names the task, and has had its scale-down."""
+    others, why = FAILURES[fails]
     nightly = training()
     nightly.get_task(fails).retries = 0
     night = airflow.begin(nightly, **{fails: "failed"}).go_on()

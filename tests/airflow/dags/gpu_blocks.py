@@ -1,4 +1,4 @@
-"""The block around GPU nodes, once for each way in which a night can go. All run at once, each DAG on its own pool."""
+"""The block around GPU nodes, for each end in which processes have a part. All run at once, each on its own pool."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import os
 from datetime import datetime, timedelta
 from typing import Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from tests.airflow.retries import AGAIN
+
+START = datetime(2026, 1, 1)
 
 
 def pool(name: str, **fields: Any) -> EksGpuPool:
@@ -24,10 +27,11 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
     return EksGpuPool(name=name, **{**defaults, **fields})
 
 
-def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[str, Any], **block_args: Any) -> DAG:
-    start = datetime(2026, 1, 1)
+def block(
+    dag_id: str, *, command: str, fields: dict[str, Any], timeout: timedelta | None = None, **block_args: Any
+) -> DAG:
     with (
-        DAG(dag_id, schedule=None, start_date=start, max_active_runs=max_active_runs, default_args=AGAIN) as dag,
+        DAG(dag_id, schedule=None, start_date=START, dagrun_timeout=timeout, default_args=AGAIN) as dag,
         gpu_nodes(pool(dag_id.replace("_", "-"), **fields), gpus=1, **block_args),
     ):
         GpuPodOperator(
@@ -38,26 +42,22 @@ def block(dag_id: str, *, command: str, max_active_runs: int = 1, fields: dict[s
 
 # At this price a second costs 0.5.
 ok = block("block_ok", command="sleep 2; echo trained", fields={"price_per_hour": 1800.0})
-train_fails = block("block_train_fails", command="echo no such file: data.csv; exit 3", fields={})
 run_marked = block("block_run_marked", command="echo started; exec sleep 3600", fields={})
-task_marked = block("block_task_marked", command="echo started; exec sleep 3600", fields={})
-ensure_fails = block(
-    "block_ensure_fails",
+timeout = block("block_timeout", command="exec sleep 3600", fields={}, timeout=timedelta(hours=1))
+killed = block(
+    "block_killed",
     command="echo never",
-    fields={"zones": ["us-west-2b"]},
-    ensure_args={"timeout": timedelta(seconds=60), "retries": 0},
+    fields={"zones": ["us-west-2c"]},
+    ensure_args={"deferrable": False, "retries": 0},
 )
 zero_fails = block(
     "block_zero_fails",
     command="until [ -e /dev/shm/end ]; do sleep 0.2; done",
-    fields={"zones": ["us-west-2c"]},
+    fields={"zones": ["us-west-2b"]},
     scale_down_args={"timeout": timedelta(seconds=1), "retries": 0},
 )
-# The second try of the training is quick: its first one was cleared while it ran.
-cleared = block(
-    "block_cleared",
-    command="test {{ ti.try_number }} -gt 1 && echo trained again || exec sleep 3600",
-    fields={},
-)
-two_runs_two_nodes = block("block_two_nodes", command="exec sleep 5", max_active_runs=2, fields={"max_nodes": 2})
-two_runs_one_node = block("block_one_node", command="exec sleep 5", max_active_runs=2, fields={})
+
+# Ten nights at once, on two machines; no pod asks for a GPU.
+ten_nights = DAG("block_ten_nights", schedule="@daily", catchup=False, start_date=START, max_active_runs=10)
+with ten_nights, gpu_nodes(pool("block-ten-nights", max_nodes=2), install_device_plugin=False, ensure_args=AGAIN):
+    EmptyOperator(task_id="train")

@@ -25,26 +25,6 @@ def pool(name: str, **fields: Any) -> EksGpuPool:
 
 
 with (
-    DAG("pod_resumed", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN) as resumed,
-    gpu_nodes(pool("pod-resumed", capacity_types=["SPOT"]), gpus=1),
-):
-    GpuPodOperator(
-        task_id="train",
-        image="busybox:1.36",
-        cmds=["sh", "-c"],
-        arguments=[
-            """
-            echo "attempt $AIRFLOW_GPU_ATTEMPT"
-            if [ "$AIRFLOW_GPU_ATTEMPT" = 1 ]; then exec sleep 3600; fi
-            echo "[$AIRFLOW_GPU_ATTEMPT, \\"$AIRFLOW_GPU_CHECKPOINT\\"]" > /airflow/xcom/return.json
-            """
-        ],
-        do_xcom_push=True,
-        checkpoint="s3://checkpoints/resumed",
-        retries=0,
-    )
-
-with (
     DAG("pod_logs", schedule=None, start_date=datetime(2026, 1, 1), default_args=AGAIN),
     gpu_nodes(pool("pod-logs")),
 ):
