@@ -23,7 +23,6 @@ from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement, check_gpus
 from airflow_gpu_provider.pods.store import attempt_of
 from airflow_gpu_provider.pods.task import PodTask
-from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.scaling.release_without_sensor import check_nodes_can_come
 from airflow_gpu_provider.workload_placement import idle_gpus_warning
 
@@ -53,16 +52,16 @@ def check_pods(task: PodTask, pods: Iterable[tuple[V1Pod, str, int | None]], is_
         if task.checkpoint:
             check_outlives_pod(task.checkpoint, pod, base, pool, groups)
         check_claims_reach(pod, pool, cluster.client, groups)
-        if task.has_result:
-            _check_exec(cluster, pod.metadata.namespace)
     if not is_wanted():
         check_nodes_can_come(pool, groups)
 
 
-def _check_exec(cluster: TaskCluster, namespace: str) -> None:
-    """Raise PermissionDenied if the result of a pod could not be read; nothing where the API server does not say."""
+def check_exec(task: PodTask, namespace: str) -> None:
+    """Raise PermissionDenied if the result of the task's pod could not be read; not if the API server does not say."""
+    if not task.has_result:
+        return
     try:
-        missing = verbs_missing_for_exec(cluster.api, namespace)
+        missing = verbs_missing_for_exec(task.cluster.api, namespace)
     except GpuError as error:
         _log.debug("Whether exec is allowed is not known: %s", error)
         return
@@ -110,6 +109,7 @@ def find_or_create(request: V1Pod, owner: Ownership, task: PodTask, on_request: 
     if current is not None:
         task.log.info("Continuing with pod %s, which this try has already created.", current.metadata.name)
         return current
+    check_exec(task, namespace)
     pods.await_end(earlier, task.cluster.clock, task.log.info)
     on_request(request)
     pod = pods.create(request, owner, grace_seconds=task.grace_seconds or 30)

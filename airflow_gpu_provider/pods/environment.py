@@ -54,8 +54,5 @@ def _sizes(variables: Mapping[str, Any], words: Iterable[str]) -> Iterator[tuple
 
 def _check(what: str, size: int) -> None:
     if size > LARGEST:
-        raise PoolSpecError(
-            f"{what[0].upper()}{what[1:]}: {size / 1024:.0f} KiB are more than the {LARGEST // 1024} KiB that Linux"
-            " takes in one argument or environment variable.",
-            _FIX,
-        )
+        most = f"Linux takes in one argument or environment variable, {LARGEST // 1024} KiB"
+        raise PoolSpecError(f"{what[0].upper()}{what[1:]}: {size / 1024:.0f} KiB are more than {most}.", _FIX)

@@ -176,10 +176,21 @@ class CarefulPodManager(PodManager):
     def delete_pod(self, pod: V1Pod) -> None:
         _note_use(self._client, pod)
         try:
-            self._client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod))
+            last = self._client.delete_namespaced_pod(pod.metadata.name, pod.metadata.namespace, body=_only(pod))
         except ApiException as error:
             if error.status not in (404, 409):
                 raise
+            return
+        if held := self._finalizers_of_ended(last):
+            _log.info("Pod %s is deleted, and goes when its finalizer %s is taken off.", pod.metadata.name, held)
+
+    def _finalizers_of_ended(self, deleted: Any) -> str:
+        """Return what keeps a deleted pod, if it has ended: its controller takes it off, or is down."""
+        raw = self._client.api_client.sanitize_for_serialization(deleted) or {}
+        status = raw.get("status")
+        # A delete that completes at once returns a Status, whose status is a word.
+        has_ended = isinstance(status, dict) and status.get("phase") in ("Succeeded", "Failed")
+        return ", ".join(raw["metadata"].get("finalizers") or ()) if has_ended else ""
 
     def mark_collected(self, pod: V1Pod) -> None:
         """Allow a kept pod's node to be released: its log and result have been read."""

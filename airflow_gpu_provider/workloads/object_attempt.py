@@ -20,7 +20,7 @@ from airflow_gpu_provider.cluster.pods import Pod, mark_collected
 from airflow_gpu_provider.cluster.usage import record_pods
 from airflow_gpu_provider.errors import GpuError
 from airflow_gpu_provider.pods.collect import explained
-from airflow_gpu_provider.pods.creation import CREATE_WITHIN
+from airflow_gpu_provider.pods.creation import CREATE_WITHIN, check_exec
 from airflow_gpu_provider.pods.task_attempt import Found, TaskAttempt
 from airflow_gpu_provider.pods.task_cluster import TaskCluster
 from airflow_gpu_provider.pods.task_log import TaskLog
@@ -123,6 +123,7 @@ class ObjectAttempt(TaskAttempt):
 
     def _made(self, request: Workload) -> Workload:
         namespace, log = request["metadata"]["namespace"], self._task.log
+        check_exec(self._task, namespace)
         self._cluster.pods.await_end(self._cluster.pods.of_task(namespace, self.owner), self._cluster.clock, log.info)
         self._workload = request  # from now on it may exist, whether or not the answer arrives
         made = self._objects.create(request, self.owner)

@@ -19,6 +19,7 @@ from structlog.testing import capture_logs
 
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
+    EndUnknown,
     GpuOutOfMemory,
     PodFailed,
     PodPreempted,
@@ -171,7 +172,7 @@ def test_pod_of_another_task_that_took_the_name_is_left_alone(pool: EksGpuPool, 
     event = asyncio.run(first_event(copy_of(deferral.trigger)))
     other = {"metadata": {"name": "train"}, "spec": {"containers": [{"name": "c", "image": "busybox:1.36"}]}}
     core.create_namespaced_pod("default", other)
-    with pytest.raises(PodPreempted):
+    with pytest.raises(EndUnknown):
         resumption(task, deferral, context, event)()
     assert core.read_namespaced_pod("train", "default").metadata.deletion_timestamp is None
 

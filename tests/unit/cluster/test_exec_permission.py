@@ -104,12 +104,8 @@ def check(monkeypatch: pytest.MonkeyPatch, missing: tuple[str, ...] | GpuError, 
         return missing
 
     monkeypatch.setattr(creation, "verbs_missing_for_exec", ask)
-    monkeypatch.setattr(creation, "check_claims_reach", lambda *_: None)
-    hook = SimpleNamespace(platform=SimpleNamespace(observe=lambda: ()))
-    cluster = SimpleNamespace(pool=None, hook=hook, client=None, api=None)
-    task: Any = SimpleNamespace(cluster=cluster, checkpoint=None, has_result=has_result)
-    pod: Any = SimpleNamespace(metadata=SimpleNamespace(namespace="ml"))
-    creation.check_pods(task, [(pod, "base", None)], is_wanted=lambda: True)
+    task: Any = SimpleNamespace(cluster=SimpleNamespace(api=None), has_result=has_result)
+    creation.check_exec(task, "ml")
 
 
 def test_no_pod_is_created_whose_result_could_not_be_read(monkeypatch: pytest.MonkeyPatch) -> None:

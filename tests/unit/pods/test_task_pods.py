@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kubernetes.client import V1ObjectMeta, V1Pod
+from kubernetes.client import ApiClient, V1ObjectMeta, V1Pod, V1PodStatus
 from kubernetes.client.exceptions import ApiException
 
 from airflow_gpu_provider.cluster.pod_state import OWNER_ANNOTATION
@@ -119,3 +119,18 @@ def test_name_that_is_not_free_says_why(there: dict[str, Any], why: str, monkeyp
     owner: Any = SimpleNamespace(try_id="this try", attempt=1)
     with pytest.raises(PodFailed, match=f"named train already exists in ml: .*{why}"):
         TaskPods(hook, manager).create(_pod("this try", uid=None), owner, grace_seconds=1)
+
+
+@pytest.mark.parametrize(("phase", "told"), [("Failed", True), ("Running", False)])
+def test_finalizer_of_an_ended_pod_is_named_when_it_is_deleted(
+    phase: str, told: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO")
+    metadata = V1ObjectMeta(name="train", namespace="ml", uid="u1", finalizers=["kueue.x-k8s.io/managed"])
+    pod = V1Pod(metadata=metadata, status=V1PodStatus(phase=phase))
+    answers = iter((pod, {"kind": "Status", "status": "Success"}))
+    client: Any = SimpleNamespace(api_client=ApiClient(), delete_namespaced_pod=lambda *_, **__: next(answers))
+    monkeypatch.setattr(store, "_note_use", lambda *_: None)
+    for _ in range(2):
+        CarefulPodManager(kube_client=client).delete_pod(pod)
+    assert any("its finalizer kueue.x-k8s.io/managed is taken off" in line for line in caplog.messages) is told
