@@ -52,7 +52,7 @@ class Autoscaler:
     ) -> None:
         self._cloud = groups
         self._clock = clock
-        self._lists = ClusterLists(control_plane, clock) if clock.stands_still else None
+        self._lists = ClusterLists(control_plane, clock, faults) if clock.stands_still else None
         self._view: ClusterView = self._lists or ClusterWatch(control_plane.kubeconfig)
         self._api = ClusterApi(control_plane=control_plane, view=self._view, clock=clock)
         self._faults = faults
@@ -73,8 +73,7 @@ class Autoscaler:
         every, name = timings.scan_interval, "cluster-autoscaler"
         self._loops = [clock.loop(self.step, poll=every, name=name, mark=self._mark, periodic=True)]
         if self._lists:
-            # What was created before time goes on was created then.
-            self._loops.append(clock.loop(self._lists.refresh, poll=every, name="lists of the cluster"))
+            self._loops.append(clock.loop(self._lists.note_what_is_new, poll=every, name="lists of the cluster"))
 
     def start(self) -> None:
         self._view.start()
