@@ -71,6 +71,11 @@ class DemandKey:
         return "/" in self.block
 
     @property
+    def block_id(self) -> str:
+        """The block's name; of a task's own demand that of the block that the task is in, empty for none."""
+        return "/".join(self.block.split("/")[:-2]) if self.is_of_task else self.block
+
+    @property
     def lease_name(self) -> str:
         """The name of the demand Lease."""
         return f"demand-{self.hash}"

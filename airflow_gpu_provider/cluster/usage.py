@@ -96,6 +96,7 @@ class RunUsage:
         open: Whether it still wants them.
         worked: By node, when pods of its that ask for GPUs ran there; sorted, and not overlapping.
         computed: Those of its pods whose GPUs were sampled, by uid.
+        billed_by: The demand whose scale-down bills it, for its own block has none any more: a DemandKey's hash.
     """
 
     key: DemandKey
@@ -103,10 +104,15 @@ class RunUsage:
     open: bool = False
     worked: Mapping[str, tuple[Span, ...]]
     computed: Mapping[str, Computed] = field(default_factory=dict)
+    billed_by: str = ""
 
     @classmethod
     def new(cls, key: DemandKey) -> Self:
         return cls(key=key, worked={})
+
+    def wants(self, now: datetime) -> bool:
+        """Return True if it wants nodes at that time."""
+        return self.open and now < self.wanted[-1][1]
 
     def begun(self, at: datetime, until: datetime) -> RunUsage:
         """Return it with nodes wanted from `at` to `until`, or longer where it wants some already."""
@@ -201,6 +207,12 @@ def _with_work(usage: RunUsage, done: Iterable[tuple[str, Span]]) -> RunUsage:
     return usage
 
 
+def claim_bill(api: ApiClient, key: DemandKey, by: DemandKey) -> bool:
+    """Write down whose scale-down bills what a run used for `key`; False where another's does."""
+    _amend_run(api, key, lambda usage: usage if usage.billed_by else replace(usage, billed_by=by.hash))
+    return any(usage.key == key and usage.billed_by == by.hash for usage in read_runs(api, key.pool))
+
+
 def record_machines(api: ApiClient, pool_name: str, machines: Iterable[MachineUse]) -> None:
     """Write down what is known of machines."""
     seen = {machine.id: machine for machine in machines}
@@ -256,8 +268,8 @@ def delete_old_usage(api: ApiClient, pool_name: str, before: datetime) -> None:
 # -- reading it ----------------------------------------------------------------------------------------------
 
 
-def read_runs(api: ApiClient, pool_name: str) -> tuple[RunUsage, ...]:
-    """Return what is known of the runs that used a pool lately."""
+def read_runs(api: ApiClient, pool_name: str | None) -> tuple[RunUsage, ...]:
+    """Return what is known of the runs that used a pool lately; None for all pools of the cluster."""
     found = list_leases(api, "usage", pool_name)
     return tuple(_run(DemandKey.parse(raw), raw["metadata"]["annotations"]) for raw in found)
 
@@ -276,6 +288,7 @@ def _run(key: DemandKey, notes: Mapping[str, str]) -> RunUsage:
         open=bool(said.get("open")),
         worked={node: _spans(spans) for node, spans in said.get("worked", {}).items()},
         computed={uid: _computed(*each) for uid, each in said.get("computed", {}).items()},
+        billed_by=str(said.get("billed_by", "")),
     )
 
 
@@ -285,6 +298,8 @@ def _run_to_notes(usage: RunUsage) -> dict[str, str]:
         "open": usage.open,
         "worked": {node: [[format_time(at) for at in span] for span in spans] for node, spans in usage.worked.items()},
     }
+    if usage.billed_by:
+        said["billed_by"] = usage.billed_by
     if usage.computed:
         pods = usage.computed.items()
         said["computed"] = {uid: [pod.node, *map(format_time, pod.span), pod.gpus, pod.share] for uid, pod in pods}

@@ -131,8 +131,7 @@ class Bill:
 
     @property
     def total_cost(self) -> float | None:
-        costs = [cost for cost in self.cost.values() if cost is not None]
-        return sum(costs) if len(costs) == len(PHASES) else None
+        return _sum_known([*self.cost.values()])
 
     @property
     def idle_share(self) -> float:
@@ -181,6 +180,35 @@ def bill(
     computed = next((computed_share(run) for run in runs if run.key == key), None)
     whole = amounts.bill(machines=len(lanes), at_least=at_least)
     return replace(whole, lanes=lanes, autoscaler=autoscaler, computed=computed)
+
+
+def together(bills: Sequence[Bill]) -> Bill:
+    """Return one bill of all that these are of, each of other machines, or of another part of a machine's time."""
+    lanes = {lane.machine.id: lane for each in bills for lane in each.lanes}
+    autoscalers = [each.autoscaler for each in bills if each.autoscaler]
+    return Bill(
+        seconds={phase: sum(each.seconds[phase] for each in bills) for phase in PHASES},
+        cost={phase: _sum_known([each.cost[phase] for each in bills]) for phase in PHASES},
+        machines=len(lanes) or sum(each.machines for each in bills),
+        at_least="; ".join(dict.fromkeys(each.at_least for each in bills if each.at_least)),
+        lanes=[*lanes.values()],
+        autoscaler=together(autoscalers) if autoscalers else None,
+        computed=_computed_together(bills),
+    )
+
+
+def _computed_together(bills: Sequence[Bill]) -> ComputedShare | None:
+    known = [(each.computed, each.computed.known * each.seconds["working"]) for each in bills if each.computed]
+    seconds = sum(part for _, part in known)
+    if not seconds:
+        return None
+    worked = sum(each.seconds["working"] for each in bills)
+    return ComputedShare(share=sum(of.share * part for of, part in known) / seconds, known=seconds / worked)
+
+
+def _sum_known(costs: Sequence[float | None]) -> float | None:
+    known = [cost for cost in costs if cost is not None]
+    return sum(known) if len(known) == len(costs) else None
 
 
 class _Amounts:

@@ -50,6 +50,10 @@ class Ledger:
         """Record the pool's machines; before any is released."""
         self._quietly(lambda: usage.record_machines(self._api, self._pool.name, machine_uses(snapshot)))
 
+    def claim(self, key: DemandKey, by: DemandKey) -> bool:
+        """Record that `by`'s scale-down bills what was used for `key`; False if another's does."""
+        return usage.claim_bill(self._api, key, by)
+
     def bill(self, key: DemandKey, platform: Platform, now: datetime) -> Bill:
         """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
 

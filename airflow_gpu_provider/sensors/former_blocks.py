@@ -1,7 +1,8 @@
 """What a DAG run wants for blocks that its DAG does not have any more: the file was changed while the run went on.
 
 Airflow goes on with the newest file. A block that has another pool or another name there has new tasks, and the old
-ones, scale-down among them, are removed from the run. What the old ones brought is for the run's other scale-downs.
+ones, scale-down among them, are removed from the run. What the old ones brought the run's other scale-downs release,
+and bill.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_gpu_provider.cluster.demand import DemandKey
     from airflow_gpu_provider.platforms.base import Say
     from airflow_gpu_provider.pools import GpuPool
+    from airflow_gpu_provider.scaling.bill import Bill
     from airflow_gpu_provider.scaling.reconcile import Reconciler
 
 Blocks = Collection[tuple[str, str]]
@@ -73,26 +75,65 @@ def release(
         say(f"Demand of blocks that the DAG no longer has may be left over: {error}")
 
 
+def bills(
+    reconciler: Reconciler, key: DemandKey, blocks: Blocks, *, connect: Callable[[GpuPool], Reconciler], say: Say
+) -> tuple[dict[DemandKey, Bill], str]:
+    """Return what the run used for other blocks than these, and why that may be too little; empty if it is not.
+
+    Each is billed by the first scale-down of the run that finds it released, whenever that is tried again.
+
+    Args:
+        reconciler, blocks, connect, say: As for `release`.
+        key: The demand of the block whose scale-down asks.
+    """
+    from airflow_gpu_provider.cluster.usage import read_runs
+
+    found: dict[DemandKey, Bill] = {}
+    missing = []
+    try:
+        used = [run for run in read_runs(reconciler.api, None) if _is_former(run.key, key, blocks)]
+        pools = _pools_here(reconciler, say) if used else {}
+        for run in used:
+            if run.billed_by not in ("", key.hash):
+                continue
+            if run.wants(now := reconciler.clock.now()):
+                missing.append(f"nodes of pool {run.key.pool}, of a block that the DAG no longer has, may still run")
+            elif run.key.pool not in pools:
+                missing.append(f"what pool {run.key.pool} cost, of a block that the DAG no longer has, cannot be read")
+            elif reconciler.ledger.claim(run.key, key):
+                pool = pools[run.key.pool]
+                former = reconciler if pool == reconciler.pool else connect(pool)
+                found[run.key] = former.ledger.bill(run.key, former.platform, now)
+    except GpuError as error:
+        missing.append(f"what the DAG's former blocks cost could not be read ({error})")
+    return found, "; ".join(missing)
+
+
 def _former(reconciler: Reconciler, run: DemandKey, blocks: Blocks, say: Say) -> Iterator[tuple[GpuPool, DemandKey]]:
     from airflow_gpu_provider.cluster.demand import list_demand
-    from airflow_gpu_provider.scaling.janitor import OtherPools
 
     keys = [lease.key for lease in list_demand(reconciler.api) if _is_former(lease.key, run, blocks)]
-    if not keys:
-        return
-    here = reconciler.pool
-    others = OtherPools([here])
-    pools = {pool.name: pool for pool in (here, *others.beside(reconciler))}
-    for line in others.left_out():
-        say(line)
+    pools = _pools_here(reconciler, say) if keys else {}
     for key in keys:
         if key.pool in pools:
             yield pools[key.pool], key
 
 
+def _pools_here(reconciler: Reconciler, say: Say) -> dict[str, GpuPool]:
+    """Return the pools of the cluster that its connection reaches, by name."""
+    from airflow_gpu_provider.scaling.janitor import OtherPools
+
+    here = reconciler.pool
+    others = OtherPools([here])
+    pools = {pool.name: pool for pool in (here, *others.beside(reconciler))}
+    for line in others.left_out():
+        say(line)
+    return pools
+
+
 def _is_former(key: DemandKey, run: DemandKey, blocks: Blocks) -> bool:
     is_of_run = (key.installation, key.dag_id, key.run_id) == (run.installation, run.dag_id, run.run_id)
-    return is_of_run and (key.pool, _without_index(key.block)) not in blocks
+    return is_of_run and (key.pool, _without_index(key.block_id)) not in blocks
 
 
 def _without_index(block_id: str) -> str:

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.scaling.bill import MUCH_IDLE, PHASES, Bill, Phase
+from airflow_gpu_provider.scaling.bill import MUCH_IDLE, PHASES, Bill, Phase, together
 from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, in_words
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 
 
-def log_bill(log: Any, key: DemandKey, bill: Bill) -> None:
+def whole(own: Bill, former: Mapping[DemandKey, Bill], missing: str) -> Bill:
+    """Return a run's bill: of its block, and of those that its DAG does not have any more.
+
+    Args:
+        own: The block's.
+        former: Those of the former blocks.
+        missing: What may be missing of these; empty for nothing.
+    """
+    if not former and not missing:
+        return own
+    bill = together([own, *former.values()])
+    return replace(bill, at_least="; ".join(filter(None, (bill.at_least, missing))))
+
+
+def log_bill(log: Any, key: DemandKey, bill: Bill, former: Mapping[DemandKey, Bill] | None = None) -> None:
     """Say it in the task's log; too much idle time is a warning."""
+    for of, part in (former or {}).items():
+        name = f"block {of.block} on pool {of.pool}" if of.block else f"pool {of.pool}"
+        cost = f"{_hours(part.total_seconds)} of node time, {_money(part.total_cost)}"
+        log.info("The run's bill includes %s, which the DAG no longer has: %s.", name, cost)
     what = ", ".join(_phase(bill, phase) for phase in PHASES)
     machines = f"{bill.machines} node{'s' * (bill.machines != 1)}"
     total = f"{_hours(bill.total_seconds)} of node time on {machines}: {what}; cost in all: {_money(bill.total_cost)}."

@@ -244,39 +244,37 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
             f"desired size {result['desired']}."
         )
         try:
-            self._release_former_blocks(context)
             usage = self._usage(context)
         except GpuError as error:
             self.log.warning("The machines are gone, and what they cost is not known: %s", error)
             return result
         return {**result, "usage": usage}
 
-    def _release_former_blocks(self, context: Context) -> None:
-        """Release, too, what the run wanted for blocks that its DAG does not have any more."""
+    def _usage(self, context: Context) -> dict[str, Any]:
+        """Return the run's bill, with what it used for blocks that its DAG does not have any more, and released now."""
+        from airflow_gpu_provider.sensors import run_bill
+
+        key, reconciler = self._key(context), self._opened(context)
+        former, missing = self._former_blocks(context)
+        own = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
+        bill = run_bill.whole(own, former, missing)
+        run_bill.log_bill(self.log, key, bill, former)
+        for of, each in {key: own, **former}.items():
+            run_bill.measure(of, each)
+        context["ti"].xcom_push(key=USAGE, value=bill.to_json())
+        return bill.to_json()
+
+    def _former_blocks(self, context: Context) -> tuple[dict[DemandKey, Bill], str]:
+        """Release what the run wanted for blocks that its DAG does not have any more, and return their bills."""
         from airflow_gpu_provider.run_identity import pool_opener
         from airflow_gpu_provider.sensors import former_blocks
 
         blocks = former_blocks.blocks_of(self.get_dag())
         if not blocks:
-            return
-        former_blocks.release(
-            self._opened(context),
-            self._key(context),
-            blocks,
-            connect=pool_opener(context, self._say),
-            say=self._say,
-        )
-
-    def _usage(self, context: Context) -> dict[str, Any]:
-        from airflow_gpu_provider.sensors import run_bill
-
-        key = self._key(context)
-        reconciler = self._opened(context)
-        bill = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
-        run_bill.log_bill(self.log, key, bill)
-        run_bill.measure(key, bill)
-        context["ti"].xcom_push(key=USAGE, value=bill.to_json())
-        return bill.to_json()
+            return {}, ""
+        here, key, connect = self._opened(context), self._key(context), pool_opener(context, self._say)
+        former_blocks.release(here, key, blocks, connect=connect, say=self._say)
+        return former_blocks.bills(here, key, blocks, connect=connect, say=self._say)
 
     def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
         """Turn the death of the trigger into an error that is tried again; Airflow's own sensor timeout is final."""

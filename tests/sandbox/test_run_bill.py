@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from airflow.providers.common.compat.sdk import Stats
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import TaskDeferred
 from kubernetes import client, config
 
+from airflow_gpu_provider.block import gpu_nodes
 from airflow_gpu_provider.cluster.usage import read_runs
 from airflow_gpu_provider.errors import TaskKilled
 from airflow_gpu_provider.operators.device_plugin import InstallDevicePluginOperator
@@ -132,6 +134,33 @@ def test_a_machine_where_another_run_still_works_is_that_runs_to_pay(pool: EksGp
     assert end["node_seconds"]["working"] > 0
     both = [*usage["node_seconds"].values(), *end["node_seconds"].values()]
     assert sum(both) == pytest.approx(sum(each.seconds for each in instances_of("shared", gpu_sandbox.aws)), rel=0.02)
+
+
+def test_a_pool_that_is_renamed_in_the_file_is_in_the_bill_of_the_new_block(
+    pool: EksGpuPool, gpu_sandbox: Sandbox
+) -> None:
+    """Its own scale-down was removed from the run with the block."""
+    old = replace(pool, name="named", capacity_types=["ON_DEMAND"])
+    night = "manual__renamed"
+    run(
+        EnsureGpuPoolOperator(task_id="ensure", gpu_pool=old, block_id="named", nodes=1, deferrable=False), run_id=night
+    )
+
+    with DAG("nightly", schedule=None) as dag, gpu_nodes(new := replace(old, name="renamed")):
+        GpuPodOperator(task_id="train", image="busybox:1", cmds=["true"])
+    zero: Any = dag.task_dict["renamed.scale_down"]
+    usage = run(zero, run_id=night)["usage"]
+    (ran,) = instances_of("named", gpu_sandbox.aws)
+    assert (usage["machines"], usage["at_least"]) == (1, None)
+    assert sum(usage["node_seconds"].values()) == pytest.approx(ran.seconds, rel=0.1)
+    assert usage["cost"]["total"] == pytest.approx(sum(usage["node_seconds"].values()), rel=0.01), "3600 an hour"
+    assert run(zero, run_id=night)["usage"] == usage, "another try says the same"
+    assert not instances_of(new.name, gpu_sandbox.aws)
+
+    with dag, gpu_nodes(replace(old, name="beside")):
+        GpuPodOperator(task_id="more", image="busybox:1", cmds=["true"])
+    beside: Any = dag.task_dict["beside.scale_down"]
+    assert run(beside, run_id=night)["usage"]["node_seconds"] == dict.fromkeys(PHASES, 0.0), "it is billed once"
 
 
 def test_a_run_that_had_no_machine_used_nothing(pool: EksGpuPool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +13,9 @@ from airflow.sdk import DAG, task_group
 from airflow_gpu_provider import EksGpuPool, GpuPodOperator, gpu_nodes
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.cluster.lock import KeptSpec
+from airflow_gpu_provider.cluster.usage import RunUsage
 from airflow_gpu_provider.errors import ClusterUnreachable
-from airflow_gpu_provider.sensors.former_blocks import blocks_of, release
+from airflow_gpu_provider.sensors.former_blocks import bills, blocks_of, release
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 RUN = DemandKey(installation="here", dag_id="nightly", run_id="tonight", pool="new", block="new")
@@ -67,7 +68,17 @@ class Cluster:
 
     def connect(self, to: Any) -> Any:
         clock = SimpleNamespace(now=lambda: NOW)
-        return SimpleNamespace(pool=to, api=None, clock=clock, delete_demand_and_reconcile=self._give_up)
+        ledger = SimpleNamespace(claim=lambda of, by: by == RUN, bill=lambda of, platform, now: f"bill of {of.pool}")
+        how: dict[str, Any] = {"api": None, "clock": clock, "platform": None, "ledger": ledger}
+        return SimpleNamespace(pool=to, delete_demand_and_reconcile=self._give_up, **how)
+
+    def bills(self, blocks: Any, *used: RunUsage) -> tuple[dict[DemandKey, Any], str]:
+        def read_runs(api: Any, pool_name: None) -> tuple[RunUsage, ...]:
+            return used
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("airflow_gpu_provider.cluster.usage.read_runs", read_runs)
+            return bills(self.connect(pool("new")), RUN, blocks, connect=self.connect, say=self.said.append)
 
     def release(self, blocks: Any) -> list[DemandKey]:
         release(self.connect(pool("new")), RUN, blocks, connect=self.connect, say=self.said.append)
@@ -98,6 +109,14 @@ def test_what_a_renamed_block_wanted_is_given_up_and_nobody_else_s(monkeypatch: 
     assert "pool old: releases node-1" in cluster.said
 
 
+def test_a_task_s_own_demand_is_its_block_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gang that waits for its turn has no pod yet that would speak for it."""
+    alone, in_block = key("new", "").of_task("train", -1), key("new", "new").of_task("train", 3)
+    former = key("old", "old").of_task("train", -1)
+    cluster = Cluster(monkeypatch, [alone, in_block, former])
+    assert cluster.release({("new", "new"), ("new", "")}) == [former]
+
+
 def test_pods_that_are_still_there_keep_their_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = Cluster(monkeypatch, [key("old", "old")])
     cluster.with_pods.add(key("old", "old"))
@@ -109,3 +128,46 @@ def test_an_error_is_told_and_does_not_hide_how_the_block_was_released(monkeypat
     cluster = Cluster(monkeypatch, [key("old", "unreachable")])
     assert cluster.release({("new", "new")}) == []
     assert "may be left over: gone." in cluster.said[-1]
+
+
+def usage(of: DemandKey, *, lasts: bool = False, **more: Any) -> RunUsage:
+    until = NOW + timedelta(hours=1 if lasts else -1)
+    return RunUsage(key=of, wanted=((NOW - timedelta(hours=2), until),), open=lasts, worked={}, **more)
+
+
+def test_what_former_blocks_used_is_billed_by_one_scale_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    old, before = key("old", "old"), key("new", "before")
+    others = [key("new", "new"), key("old", "old", run_id="last night")]
+    used = [usage(old), usage(before, billed_by=RUN.hash), usage(key("old", "older"), billed_by="another's")]
+    found, missing = Cluster(monkeypatch, []).bills({("new", "new")}, *used, *map(usage, others))
+    assert (found, missing) == ({old: "bill of old", before: "bill of new"}, "")
+
+
+@pytest.mark.parametrize(
+    ("used", "missing"),
+    [
+        (
+            usage(key("old", "old"), lasts=True),
+            "nodes of pool old, of a block that the DAG no longer has, may still run",
+        ),
+        (
+            usage(key("another's", "x")),
+            "what pool another's cost, of a block that the DAG no longer has, cannot be read",
+        ),
+    ],
+)
+def test_what_cannot_be_billed_yet_is_told(monkeypatch: pytest.MonkeyPatch, used: RunUsage, missing: str) -> None:
+    said = missing.format("of a block that the DAG no longer has")
+    assert Cluster(monkeypatch, []).bills({("new", "new")}, used) == ({}, said)
+
+
+def test_bill_without_an_answer_says_what_it_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(monkeypatch, [])
+
+    def away(api: Any) -> Any:
+        raise ClusterUnreachable("It does not answer.", "Wait.")
+
+    monkeypatch.setattr("airflow_gpu_provider.scaling.janitor.list_pool_specs", away)
+    found, missing = cluster.bills({("new", "new")}, usage(key("old", "old")))
+    assert not found
+    assert "what the DAG's former blocks cost could not be read (It does not answer." in missing
