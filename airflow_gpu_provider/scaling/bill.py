@@ -78,6 +78,9 @@ MOST_LANES = 64
 MUCH_IDLE = 0.1
 """The share of idle time above which the task's log warns about it."""
 
+LONG_IDLE = timedelta(minutes=5)
+"""The same for a machine's idle time: drivers and images take minutes, and nobody can do much about it."""
+
 Shares = Mapping[DemandKey, Mapping[Phase, float]]
 
 
@@ -115,6 +118,8 @@ class Bill:
         autoscaler: What it would have been with an autoscaler that removes a node when it has been idle for
             `IDLE_AUTOSCALER`; None in such a bill itself.
         computed: How much of the working time the GPUs computed; None if unknown.
+        idle_before_release: The part of the idle seconds that its tasks could have left out: up to when its scale-down
+            began, or to its last work where that is not known.
     """
 
     seconds: Mapping[Phase, float]
@@ -124,6 +129,7 @@ class Bill:
     lanes: Sequence[Lane] = ()
     autoscaler: Bill | None = None
     computed: ComputedShare | None = None
+    idle_before_release: float = 0.0
 
     @property
     def total_seconds(self) -> float:
@@ -134,9 +140,10 @@ class Bill:
         return _sum_known([*self.cost.values()])
 
     @property
-    def idle_share(self) -> float:
-        """Idle time as a share of all, between 0 and 1."""
-        return self.seconds["idle"] / self.total_seconds if self.total_seconds else 0.0
+    def is_idle(self) -> bool:
+        """Whether its tasks left machines idle for long: for minutes each, and more than a tenth of the time."""
+        idle = self.idle_before_release
+        return idle > MUCH_IDLE * self.total_seconds and idle > LONG_IDLE.total_seconds() * self.machines
 
     def to_json(self) -> dict[str, Any]:
         """Return it for XCom: whole tenths of node-seconds, and money to four places or "unknown" (docs/xcom.md)."""
@@ -164,9 +171,16 @@ class Bill:
 
 
 def bill(
-    pool: GpuPool, key: DemandKey, runs: Sequence[RunUsage], machines: Iterable[MachineUse], *, at_least: str = ""
+    pool: GpuPool,
+    key: DemandKey,
+    runs: Sequence[RunUsage],
+    machines: Iterable[MachineUse],
+    *,
+    at_least: str = "",
+    release_began: datetime | None = None,
 ) -> Bill:
-    """Return the bill of one run, from what is known about all runs that used the pool; `at_least` as in `Bill`."""
+    """Return the bill of one run, from what is known about all runs that used the pool; more as in `Bill`."""
+    until, idle = release_began or _last_work(key, runs), 0.0
     amounts, by_autoscaler = _Amounts(pool), _Amounts(pool)
     lanes = []
     for machine in machines:
@@ -175,11 +189,23 @@ def bill(
             continue
         lanes.append(Lane(machine=machine, worked=_worked(machine, runs)))
         amounts.add(machine, mine)
+        idle += _idle_until(until, machine, key, runs)
         by_autoscaler.add(machine, {**mine, "idle": mine.get("idle", 0.0) + _idle_after(machine, key, runs)})
     autoscaler = by_autoscaler.bill(machines=len(lanes), at_least=at_least)
     computed = next((computed_share(run) for run in runs if run.key == key), None)
     whole = amounts.bill(machines=len(lanes), at_least=at_least)
-    return replace(whole, lanes=lanes, autoscaler=autoscaler, computed=computed)
+    return replace(whole, lanes=lanes, autoscaler=autoscaler, computed=computed, idle_before_release=idle)
+
+
+def _last_work(key: DemandKey, runs: Iterable[RunUsage]) -> datetime | None:
+    ends = [end for run in runs if run.key == key for spans in run.worked.values() for _, end in spans]
+    return max(ends, default=None)
+
+
+def _idle_until(at: datetime | None, machine: MachineUse, key: DemandKey, runs: Sequence[RunUsage]) -> float:
+    if at is None or at <= machine.launched_at:
+        return 0.0
+    return shares(replace(machine, seen_until=min(at, machine.seen_until)), runs).get(key, {}).get("idle", 0.0)
 
 
 def together(bills: Sequence[Bill]) -> Bill:
@@ -194,6 +220,7 @@ def together(bills: Sequence[Bill]) -> Bill:
         lanes=[*lanes.values()],
         autoscaler=together(autoscalers) if autoscalers else None,
         computed=_computed_together(bills),
+        idle_before_release=sum(each.idle_before_release for each in bills),
     )
 
 

@@ -54,10 +54,16 @@ class Ledger:
         """Record that `by`'s scale-down bills what was used for `key`; False if another's does."""
         return usage.claim_bill(self._api, key, by)
 
-    def bill(self, key: DemandKey, platform: Platform, now: datetime) -> Bill:
+    def bill(self, key: DemandKey, platform: Platform, now: datetime, *, release_began: datetime | None = None) -> Bill:
         """Return what a run's nodes did and cost, by the cloud's times of their launch and termination.
 
         If the cloud does not say (a permission is missing), the bill has at least what the snapshots saw.
+
+        Args:
+            key: The run's demand.
+            platform: The pool's cloud.
+            now: The time.
+            release_began: When the run's scale-down began; None if unknown.
 
         Raises:
             GpuError: The cluster did not answer.
@@ -83,7 +89,7 @@ class Ledger:
             ]
             if gone:
                 at_least = f"the end of {', '.join(gone)} is not known; it counts until it was last seen"
-        return bill(self._pool, key, runs, machines, at_least=at_least)
+        return bill(self._pool, key, runs, machines, at_least=at_least, release_began=release_began)
 
     def _told(
         self, platform: Platform, seen: Iterable[MachineUse], since: datetime, now: datetime

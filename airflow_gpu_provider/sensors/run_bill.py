@@ -10,7 +10,7 @@ from airflow_gpu_provider.cluster.clock import SystemClock
 from airflow_gpu_provider.cluster.demand import DemandKey
 from airflow_gpu_provider.errors import GpuError, PoolNotReleased
 from airflow_gpu_provider.platforms.base import Group
-from airflow_gpu_provider.scaling.bill import MUCH_IDLE, PHASES, Bill, Phase, together
+from airflow_gpu_provider.scaling.bill import PHASES, Bill, Phase, together
 from airflow_gpu_provider.scaling.cost import UNKNOWN, cost_of, in_words
 from airflow_gpu_provider.scaling.reconcile import Reconciler
 from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
@@ -31,7 +31,7 @@ def whole(own: Bill, former: Mapping[DemandKey, Bill], missing: str) -> Bill:
 
 
 def log_bill(log: Any, key: DemandKey, bill: Bill, former: Mapping[DemandKey, Bill] | None = None) -> None:
-    """Say it in the task's log; too much idle time is a warning."""
+    """Say it in the task's log; idle time that the run's tasks could have left out is a warning, if it is much."""
     for of, part in (former or {}).items():
         name = f"block {of.block} on pool {of.pool}" if of.block else f"pool {of.pool}"
         cost = f"{_hours(part.total_seconds)} of node time, {_money(part.total_cost)}"
@@ -45,14 +45,14 @@ def log_bill(log: Any, key: DemandKey, bill: Bill, former: Mapping[DemandKey, Bi
         )
     else:
         log.info("Run %s used %s", key, total)
-    if bill.idle_share > MUCH_IDLE:
+    if bill.is_idle:
         log.warning(
-            "%.0f %% of the run's node time on pool %s was idle (%s, cost %s): no run had a pod with GPUs there."
-            " Want fewer nodes, or let tasks start sooner after one another.",
-            100 * bill.idle_share,
+            "%.0f %% of the run's node time on pool %s was idle while it still wanted the nodes (%s): no run had a pod"
+            " with GPUs there. Want fewer nodes, let tasks start sooner after one another, or move those without GPUs"
+            " out of the block.",
+            100 * bill.idle_before_release / bill.total_seconds,
             key.pool,
-            _hours(bill.seconds["idle"]),
-            _money(bill.cost["idle"]),
+            _hours(bill.idle_before_release),
         )
 
 

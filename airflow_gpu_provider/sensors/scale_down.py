@@ -237,26 +237,24 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
         return self._finish(context, event["result"])
 
     def _finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
-        from airflow_gpu_provider.scaling.wanted import counted
-
-        self._say(
-            f"Pool {result['pool']} is released after {result['seconds']} s: {counted(result['nodes'], 'node')} left, "
-            f"desired size {result['desired']}."
-        )
+        self._say(_released(result))
         try:
-            usage = self._usage(context)
+            usage = self._usage(context, result)
         except GpuError as error:
             self.log.warning("The machines are gone, and what they cost is not known: %s", error)
             return result
         return {**result, "usage": usage}
 
-    def _usage(self, context: Context) -> dict[str, Any]:
+    def _usage(self, context: Context, result: Mapping[str, Any]) -> dict[str, Any]:
         """Return the run's bill, with what it used for blocks that its DAG does not have any more, and released now."""
         from airflow_gpu_provider.sensors import run_bill
 
         key, reconciler = self._key(context), self._opened(context)
         former, missing = self._former_blocks(context)
-        own = reconciler.ledger.bill(key, reconciler.platform, reconciler.clock.now())
+        now = reconciler.clock.now()
+        # What is idle from here on waits for the cloud and the cluster. Before an earlier try nobody knows how long.
+        began = now - timedelta(seconds=result["seconds"]) if context["ti"].try_number == 1 else None
+        own = reconciler.ledger.bill(key, reconciler.platform, now, release_began=began)
         bill = run_bill.whole(own, former, missing)
         run_bill.log_bill(self.log, key, bill, former)
         for of, each in {key: own, **former}.items():
@@ -291,6 +289,20 @@ class ScaleDownSensor(PoolOperator, BaseSensorOperator):
 
     def _say(self, line: str) -> None:
         self.log.info("%s", line)
+
+
+def _released(result: Mapping[str, Any]) -> str:
+    """Return how the wait ended, in words: what is left, and for whom."""
+    from airflow_gpu_provider.scaling.wanted import counted
+
+    pool, after, nodes = result["pool"], f"after {result['seconds']} s", result["nodes"]
+    if not nodes and not result["desired"]:
+        return f"Pool {pool} is released {after}: no node is left."
+    size = "" if result["desired"] == nodes else f" (desired size {result['desired']})"
+    stay = f"{counted(nodes, 'node')}{size} {'stays' if nodes == 1 else 'stay'}"
+    if result["kept"]:
+        return f"This run's demand for pool {pool} is withdrawn {after}; {stay}: {'; '.join(result['kept'])}."
+    return f"Pool {pool} is released {after}; {stay}, which this package does not remove."
 
 
 def _check(task_id: Any, arguments: Mapping[str, Any]) -> None:

@@ -106,8 +106,7 @@ def check_the_bill(airflow: Airflow, run: FinishedRun, metrics: Metrics, *, inst
     assert said, log
     told = [float(number) for number in said.groups()]
     assert told == pytest.approx([sum(seconds.values()), *seconds.values()], abs=0.6)
-    is_idle = seconds["idle"] > 0.1 * sum(seconds.values())
-    assert ("of the run's node time on pool block-ok was idle" in log) == is_idle
+    assert "of the run's node time on pool block-ok was idle" not in log, "seconds of it are nobody's fault"
 
 
 def test_worker_of_ensure_is_killed_while_it_waits(airflow: Airflow, runs: Mapping[str, RunStatus]) -> None:

@@ -26,7 +26,7 @@ from airflow_gpu_provider.scaling import keeper, wait_loop
 from airflow_gpu_provider.scaling.bill import PHASES, Bill
 from airflow_gpu_provider.sensors import scale_down as module
 from airflow_gpu_provider.sensors.run_bill import not_released
-from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor
+from airflow_gpu_provider.sensors.scale_down import ScaleDownSensor, _released
 from airflow_gpu_provider.triggers import deferral_delay
 from tests.sandbox.running import context_of, copy_of, first_event
 from tests.unit.scaling.pools import NOW, A, B, groups, key, machine, pool, snapshot
@@ -44,7 +44,7 @@ class Played:
         self.calls: list[str] = []
         self.clock = SystemClock()
         self.platform = SimpleNamespace(cluster_access=lambda: None)
-        self.ledger = SimpleNamespace(bill=lambda *_: BILL)
+        self.ledger = SimpleNamespace(bill=lambda *_, **__: BILL)
 
     def open(self, *_: Any, **__: Any) -> Played:
         if self._answers and isinstance(self._answers[0], ConnectionNotFound | CredentialsError):
@@ -250,7 +250,7 @@ def test_where_the_cloud_shows_nothing_the_error_says_so() -> None:
 def test_the_error_says_where_the_cost_may_have_been_more() -> None:
     played = Played()
     why = "when machines were launched and terminated could not be read (AWS refused ec2:DescribeInstances.)"
-    played.ledger = SimpleNamespace(bill=lambda *_: replace(BILL, at_least=why))
+    played.ledger = SimpleNamespace(bill=lambda *_, **__: replace(BILL, at_least=why))
     opened: Any = lambda: played  # noqa: E731
     said = str(not_released(CloudError("AWS did not answer."), key("run"), opened, on_bill=print))
     assert f"Cost of the run's nodes so far: at least 1.23; the true cost may be higher: {why}." in said
@@ -268,3 +268,29 @@ def test_the_log_says_until_when_a_refusal_is_borne(opens: Any) -> None:
         for line in lines
         for at in (until, until - timedelta(minutes=1))
     ), lines
+
+
+@pytest.mark.parametrize(
+    ("nodes", "desired", "kept", "said"),
+    [
+        (0, 0, [], "Pool train is released after 4.2 s: no node is left."),
+        (
+            1,
+            1,
+            ["kept for prio_mid/manual: 1 node until 2026-01-01 02:00Z"],
+            "This run's demand for pool train is withdrawn after 4.2 s; 1 node stays: kept for prio_mid/manual: 1 node"
+            " until 2026-01-01 02:00Z.",
+        ),
+        (
+            0,
+            2,
+            ["kept for b/manual: 2 nodes until 2026-01-01 02:00Z"],
+            "This run's demand for pool train is withdrawn after 4.2 s; 0 nodes (desired size 2) stay: kept for"
+            " b/manual: 2 nodes until 2026-01-01 02:00Z.",
+        ),
+        (3, 3, [], "Pool train is released after 4.2 s; 3 nodes stay, which this package does not remove."),
+    ],
+)
+def test_what_is_left_is_said_with_for_whom(nodes: int, desired: int, kept: list[str], said: str) -> None:
+    result = {"pool": "train", "nodes": nodes, "desired": desired, "kept": kept, "seconds": 4.2}
+    assert _released(result) == said

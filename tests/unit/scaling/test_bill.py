@@ -133,7 +133,6 @@ class TestBill:
         assert found.cost["working"] == pytest.approx(0.25)
         assert found.total_cost == pytest.approx(0.3 + 0.6)
         assert found.to_json()["cost"]["total"] == 0.9
-        assert found.idle_share == pytest.approx(1200 / 5400)
 
     def test_without_a_price_money_is_unknown_and_time_is_not(self) -> None:
         said = bill(pool(), key("a"), [self.USED], [self.LIFE]).to_json()
@@ -196,7 +195,27 @@ class TestBill:
 
     def test_who_used_nothing_owes_nothing(self) -> None:
         found = bill(pool(price_per_hour=1.0), key("b"), [self.USED], [self.LIFE])
-        assert (found.machines, found.total_seconds, found.total_cost, found.idle_share) == (0, 0, 0, 0)
+        assert (found.machines, found.total_seconds, found.total_cost, found.is_idle) == (0, 0, 0, False)
+
+    @pytest.mark.parametrize(
+        ("gap", "began", "gone", "idle", "is_idle"),
+        [
+            (15, 75, 75, 15, True),  # the second training begins a quarter of an hour after the first
+            (4, 64, 64, 4, False),  # some minutes: nobody can do much about them
+            (0, 60, 120, 0, False),  # the cloud refuses to terminate the machine for an hour
+            (0, 75, 120, 15, True),  # a task without GPUs kept the block open
+            (0, None, 120, 0, False),  # scale-down is tried again: since when is not known
+        ],
+    )
+    def test_only_the_time_that_its_tasks_left_unused_is_idle_of_them(
+        self, gap: float, began: float | None, gone: float, idle: float, is_idle: bool
+    ) -> None:
+        work = (span(0, 30), span(30 + gap, 60 + gap))
+        used = run("a", span(0, gone), worked=work)
+        release_began = None if began is None else at(began)
+        found = bill(pool(), key("a"), [used], [machine(0, 0, gone)], release_began=release_began)
+        assert found.idle_before_release == idle * 60
+        assert found.is_idle == is_idle
 
     @given(st.lists(machines(), max_size=4), runs, st.floats(0.01, 100))
     def test_the_bills_of_all_runs_are_the_price_of_all_that_they_had(

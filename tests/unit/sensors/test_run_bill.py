@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
@@ -35,3 +36,12 @@ def test_a_bill_that_may_be_more_says_why(caplog: pytest.LogCaptureFixture) -> N
     assert "used at least 5.9 h of node time" in record.getMessage()
     assert record.getMessage().endswith(f"The true numbers may be higher: {why}.")
     assert bill(why).to_json()["at_least"] == why
+
+
+@pytest.mark.parametrize(("idle", "said"), [(3600.0, True), (600.0, False)])
+def test_idle_time_is_a_warning_where_the_run_s_tasks_could_have_left_it_out(
+    caplog: pytest.LogCaptureFixture, idle: float, said: bool
+) -> None:
+    """On each of two machines five minutes pass for drivers and images."""
+    log_bill(LOG, key("a"), replace(bill(), idle_before_release=idle))
+    assert ("idle while it still wanted the nodes (60 min)" in caplog.text) == said
