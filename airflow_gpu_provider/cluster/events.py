@@ -90,6 +90,11 @@ class PodEvent:
         return words(self.message)
 
     @property
+    def is_of_autoscaler_that_adds_none(self) -> bool:
+        """Whether cluster-autoscaler says that it adds no node for the pod: it does where no group of its own fits."""
+        return self.reason == "NotTriggerScaleUp"
+
+    @property
     def pulled_image(self) -> str:
         """The image whose pull this event says is over; else empty."""
         found = _PULLED.search(self.message) or _PRESENT.search(self.message) if self.reason == "Pulled" else None

@@ -195,7 +195,8 @@ class View(ABC):
             self._take_node(change)
         elif change.kind == "present":
             event = PodEvent.parse(change.raw)
-            self._events[event.uid] = event
+            if not event.is_of_autoscaler_that_adds_none or self._pool.is_grown_by_cluster_autoscaler:
+                self._events[event.uid] = event
 
     def _take_node(self, change: Change) -> None:
         if change.kind == "present":

@@ -155,6 +155,11 @@ class GpuPool(ABC):
         return False
 
     @property
+    def is_grown_by_cluster_autoscaler(self) -> bool:
+        """Whether cluster-autoscaler, or GKE's own, adds the nodes: what it says of other pools' pods means nothing."""
+        return self.is_autoscaled
+
+    @property
     @abstractmethod
     def gpus_per_node(self) -> int | None:
         """How many GPUs each node has at least, or None where the catalogue does not know."""

@@ -79,6 +79,10 @@ class KubernetesGpuPool(GpuPool):
         return self.provisioner is not None
 
     @property
+    def is_grown_by_cluster_autoscaler(self) -> bool:
+        return self.provisioner in ("autopilot", "cluster-autoscaler")
+
+    @property
     def cluster_identity(self) -> str:
         return f"kubernetes/{self.kubernetes_conn_id}/{self.cluster_context or ''}"
 

@@ -22,7 +22,7 @@ from airflow_gpu_provider.errors import (
     PodUnschedulable,
 )
 from airflow_gpu_provider.pods.pod_view import PodView
-from airflow_gpu_provider.pools import KubernetesGpuPool
+from airflow_gpu_provider.pools import GpuPool, KubernetesGpuPool
 from airflow_gpu_provider.pools.base import POOL_LABEL
 from airflow_gpu_provider.scaling.pool_news import PoolNews
 from tests.unit.pods.test_pod_placement import a_pool
@@ -210,6 +210,25 @@ def test_events_of_the_last_pod_of_that_name_are_left_out_and_the_rest_is_in_ord
         NOW,
     )
     assert [event.message for event in view.snapshot(NOW).events] == ["early", "late"]
+
+
+@pytest.mark.parametrize(
+    ("pool", "is_told"),
+    [
+        (a_pool(), False),
+        (replace(a_pool(), scaling="autoscaler"), True),
+        (KubernetesGpuPool(name="lab", nodes=["n1"], gpus_per_node=1), False),
+        (KubernetesGpuPool(name="lab", provisioner="karpenter", node_selector_labels={"a": "b"}), False),
+        (KubernetesGpuPool(name="lab", provisioner="cluster-autoscaler", node_selector_labels={"a": "b"}), True),
+    ],
+    ids=["direct", "autoscaler", "bare metal", "Karpenter", "cluster-autoscaler"],
+)
+def test_cluster_autoscaler_is_heard_only_where_it_adds_the_nodes(pool: GpuPool, is_told: bool) -> None:
+    """It says of each pending pod of the cluster that no group of its own would do."""
+    view = PodView(WAIT, pool, cast("Feed", Woken(None)))
+    said = raw_event("u1") | {"reason": "NotTriggerScaleUp", "message": "pod didn't trigger scale-up: 2 didn't match"}
+    view.take([present(PODS, raw_pod()), present(EVENTS, said)], NOW)
+    assert any("cluster-autoscaler" in line for line in WAIT.step(view.snapshot(NOW), NOW).lines) == is_told
 
 
 def test_pool_is_full_while_all_its_nodes_are_up() -> None:
