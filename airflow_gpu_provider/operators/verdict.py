@@ -29,6 +29,10 @@ States = Mapping[int, str | None]
 _FAILED = ("failed", "upstream_failed")
 _SKIPPED_BY_OPERATOR = "skipmixin_key"  # the XCom of SkipMixin, airflow/providers/standard/utils/skipmixin.py
 _NAMED = 20  # map indexes listed per state
+_MARKED_AS_WHAT = (
+    "Clear them to run them; or if the run was marked a success, mark it so again now: Airflow does not tell a task"
+    " which of the two it was."
+)
 
 
 class BlockVerdictOperator(PoolOperator):
@@ -76,17 +80,18 @@ class BlockVerdictOperator(PoolOperator):
         failed = failed_tasks(tasks, deciding=self.deciding_tasks, was_marked=was_marked)
         if not failed:
             return
-        which = "; ".join(f"{task_id}: {summary(tasks[task_id])}" for task_id in failed)
+        others = [task_id for task_id in failed if task_id != self.scale_down]
+        which = "; ".join(f"{task_id}: {summary(tasks[task_id])}" for task_id in others)
         if self.scale_down in failed:
             raise BlockFailed(
-                f"Machines may still run, for scale-down failed; failed tasks: {which}.",
+                f"Machines may still run, for scale-down failed{f'; also failed: {which}' if which else ''}.",
                 f"The log of {self.scale_down} names them, and when the cloud ends them; clear it, or run "
                 "`airflow gpu reap`.",
             )
         if was_marked:
             raise BlockFailed(
                 f"The run was marked before its tasks had ended: {which}.",
-                "Clear them to run them. If you marked the run success on purpose, mark it success again.",
+                "Clear them to run them." if _has_failed(tasks[task_id] for task_id in failed) else _MARKED_AS_WHAT,
             )
         raise BlockFailed(f"Tasks failed: {which}.", "See their logs; a task that is cleared gets its nodes again.")
 
@@ -142,6 +147,11 @@ def failed_tasks(tasks: Mapping[str, States], *, deciding: Sequence[str], was_ma
     ends = {state for task_id in deciding for state in tasks.get(task_id, {}).values()}
     decisive = {*_FAILED} if was_marked is False else {*_FAILED, "skipped"}
     return failed if ends & decisive else []
+
+
+def _has_failed(tasks: Iterable[States]) -> bool:
+    """Return True if a task failed: only a run that is marked failed ends those so that are running."""
+    return any({*states.values()} & {*_FAILED} for states in tasks)
 
 
 def _with_state(tasks: Mapping[str, States], *states: str) -> list[str]:

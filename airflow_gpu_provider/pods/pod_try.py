@@ -275,13 +275,19 @@ class PodTry:
             raise
 
     def _release(self, own: set[str]) -> None:
-        owner, pool, say = self._owner, self._cluster.pool, self._task.log.info
+        owner, pool = self._owner, self._cluster.pool
         if owner is None:
             return
+        why = [f"No block's demand covers this task: it releases the nodes of pool {pool.name} that nobody wants."]
+
+        def say(line: str) -> None:
+            for each in (*why, line):
+                self._task.log.info("%s", each)
+            why.clear()
+
         try:
             if any(lease.key == owner.key for lease in list_demand(self._cluster.api, pool.name)):
                 return
-            say("No demand covers the pod: the pool's unwanted nodes are released.")
             reconciler = open_pool(pool, owner=owner.writer, holder=self._task.holder, say=say)
             within = WHEN_KILLED if self._task.stop.error is not None else None
             release_without_sensor(reconciler, self.attempt.demand_key, own=own, say=say, within=within)

@@ -139,10 +139,20 @@ def test_a_short_circuit_says_whom_it_has_skipped() -> None:
         judge(states, {})
 
 
-def test_a_scale_down_that_failed_is_told_first() -> None:
-    states = {"decide": "success", "train": "success", "scale_down": "failed", "witness": "success"}
-    with pytest.raises(BlockFailed, match=r"Machines may still run.* The log of scale_down names them"):
+@pytest.mark.parametrize(("train", "is_in_doubt"), [("failed", False), ("skipped", True)])
+def test_only_a_run_that_may_have_been_marked_a_success_is_to_be_marked_so_again(train: str, is_in_doubt: bool) -> None:
+    with pytest.raises(BlockFailed) as failed:
+        judge({"decide": "skipped", "train": train, "witness": "skipped"}, {})
+    assert ("mark it so again" in str(failed.value)) == is_in_doubt
+
+
+@pytest.mark.parametrize(("train", "more"), [("success", ""), ("failed", "; also failed: train: failed")])
+def test_a_scale_down_that_failed_is_told_first_and_once(train: str, more: str) -> None:
+    states = {"decide": "success", "train": train, "scale_down": "failed", "witness": "success"}
+    with pytest.raises(BlockFailed) as failed:
         judge(states, {})
+    assert failed.value.what == f"Machines may still run, for scale-down failed{more}."
+    assert failed.value.fix.startswith("The log of scale_down names them")
 
 
 def test_a_task_that_skips_itself_leaves_the_witness_alone() -> None:

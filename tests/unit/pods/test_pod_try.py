@@ -249,6 +249,21 @@ def test_pod_of_a_task_that_was_told_to_stop_is_not_taken_for_preempted(nodes: l
     assert nodes
 
 
+@pytest.mark.parametrize("lines", [[], ["releasing node n1"]])
+def test_why_a_task_releases_nodes_is_said_where_it_releases_any(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, lines: list[str]
+) -> None:
+    def release(*_: Any, say: Callable[[str], None], **__: Any) -> None:
+        for line in lines:
+            say(line)
+
+    monkeypatch.setattr(pod_try, "release_without_sensor", release)
+    life = Life()
+    with caplog.at_level(logging.INFO), pytest.raises(PodFailed):
+        life.tries.go_on(event("failed", PodFailed("It failed.", exit_code=3)))
+    assert ("No block's demand covers this task" in caplog.text) == bool(lines)
+
+
 def test_what_may_have_finished_is_not_run_again_by_itself(
     nodes: list[set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
