@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from airflow_gpu_provider.api_calls import report_kubernetes_call
+from airflow_gpu_provider.cluster.connection_errors import unlogged
 from airflow_gpu_provider.cluster.credentials import Credentials, Shown
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 
@@ -228,7 +229,8 @@ class _Requests:
 
         status, reason = None, ""
         try:
-            answer = self._sent(path, method, *args, **kwargs)
+            with unlogged("urllib3.connectionpool"):  # of its own retries, with the whole address
+                answer = self._sent(path, method, *args, **kwargs)
             status = 200
         except ApiException as error:
             status, reason = error.status or None, str(error.reason or "")

@@ -6,10 +6,8 @@ Where AWS refuses the credentials, the connection is read again, once for each r
 from __future__ import annotations
 
 import base64
-import logging
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
@@ -24,6 +22,7 @@ from botocore.signers import RequestSigner
 
 from airflow_gpu_provider.api_calls import report_calls_to_aws
 from airflow_gpu_provider.cluster.clock import ahead
+from airflow_gpu_provider.cluster.connection_errors import unlogged
 from airflow_gpu_provider.cluster.threads import AT_ONCE
 from airflow_gpu_provider.cluster.threads import in_parallel as in_parallel
 from airflow_gpu_provider.errors import ConnectionNotFound, CredentialsError
@@ -209,7 +208,7 @@ class AwsClients:
                 "headers": {"x-k8s-aws-id": cluster_name},
                 "context": {},
             }
-            with _unlogged("botocore.auth"):
+            with unlogged("botocore.auth"):  # at DEBUG it logs what it signs, and the signature; both are the token
                 url: str = signer.generate_presigned_url(
                     request, region_name=self._region, expires_in=_TOKEN_URL_SECONDS, operation_name=""
                 )
@@ -233,18 +232,3 @@ class AwsClients:
 
     def _mapped(self, service: str) -> Any:
         return mapped_errors(service=service, connection=self.connection)
-
-
-@contextmanager
-def _unlogged(name: str) -> Iterator[None]:
-    """Drop what this thread logs there: at DEBUG botocore logs what it signs, and the signature; both are the token."""
-    this, logger = threading.get_ident(), logging.getLogger(name)
-
-    def of_other_threads(record: logging.LogRecord) -> bool:
-        return record.thread != this
-
-    logger.addFilter(of_other_threads)
-    try:
-        yield
-    finally:
-        logger.removeFilter(of_other_threads)

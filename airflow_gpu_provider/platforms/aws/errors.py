@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from botocore import exceptions as boto
 
+from airflow_gpu_provider.cluster.connection_errors import in_words
 from airflow_gpu_provider.errors import (
     CloudError,
     ClusterNotFound,
@@ -110,7 +111,7 @@ def mapped_errors(*, service: str, connection: str) -> Iterator[None]:
         ) from error
     except (boto.HTTPClientError, boto.ConnectionError) as error:
         raise CloudError(
-            f"AWS ({service}) did not answer: {error}.",
+            f"AWS ({service}) did not answer: {in_words(error)}.",
             "Check that the worker reaches the endpoint, and that the region is right.",
         ) from error
     except boto.ParamValidationError as error:

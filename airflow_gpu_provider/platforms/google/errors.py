@@ -13,6 +13,7 @@ import requests
 from google.api_core import exceptions as api
 from google.auth import exceptions as auth
 
+from airflow_gpu_provider.cluster.connection_errors import in_words, unlogged
 from airflow_gpu_provider.errors import (
     CloudError,
     CredentialsError,
@@ -114,11 +115,14 @@ def mapped_errors(*, call: str, connection: str) -> Iterator[None]:
     come from, for the messages. An answer of Google's keeps its status in `details["status"]`; see `answers.has_code`.
     """
     try:
-        yield
+        with unlogged("urllib3.connectionpool"):  # of its own retries, with the whole address
+            yield
     except api.RetryError as error:
         cause = error.cause
         raise (
-            _from_answer(cause, call, connection) if isinstance(cause, api.GoogleAPICallError) else _silent(error, call)
+            _from_answer(cause, call, connection)
+            if isinstance(cause, api.GoogleAPICallError)
+            else _silent(cause or error, call)
         ) from error
     except api.GoogleAPICallError as error:
         raise _from_answer(error, call, connection) from error
@@ -265,7 +269,7 @@ def _body(error: api.GoogleAPICallError) -> Mapping[str, Any]:
 
 def _silent(error: Exception, call: str) -> CloudError:
     return CloudError(
-        f"Google Cloud did not answer {call}: {_first_line(error)}.",
+        f"Google Cloud did not answer {call}: {_first_line(in_words(error))}.",
         "Check that the worker reaches the endpoint.",
     )
 

@@ -130,7 +130,7 @@ async def test_nothing_is_asked_where_nobody_wants_it() -> None:
     assert api.asked == 0
 
 
-@pytest.mark.parametrize(("status", "is_asked_again"), [(403, False), (404, True), (429, True)])
+@pytest.mark.parametrize(("status", "is_asked_again"), [(403, False), (401, True), (404, True), (429, True)])
 async def test_answers_that_end_the_asking(status: int, is_asked_again: bool) -> None:
     answer = PermissionDenied("It was not answered.", "Look.")
     answer.__cause__ = aiohttp.ClientResponseError(cast(Any, None), (), status=status)
