@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, ClassVar
 
 from kubernetes.client import V1Pod
@@ -143,12 +143,13 @@ class TaskAttempt(ABC):
     def request(self, build: Callable[[], V1Pod]) -> V1Pod:
         """Return the pod to create: what `build` returns, checked and placed.
 
-        Errors that may be transient are tolerated for some minutes.
+        Errors that may be transient are tolerated for some minutes. It is built once: KubernetesPodOperator logs that.
         """
+        built = cache(build)
 
         def once() -> V1Pod:
             check_gpus(self._cluster.pool, self._task.placement.gpus)
-            pod = build()
+            pod = built()
             own = (pod, self._cluster.base_container, self._task.placement.gpus)
             check_pods(self._task, [own], is_wanted=lambda: self.deadlines.is_wanted)
             return place(pod, placement_of(self._task, self.owner, self.deadlines))

@@ -19,12 +19,13 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     EndUnknown,
+    GpuError,
     PodFailed,
     PodPreempted,
     PodResultLost,
     TaskKilled,
 )
-from airflow_gpu_provider.pods import collect, deadline, pod_try
+from airflow_gpu_provider.pods import collect, deadline, pod_try, task_attempt
 from airflow_gpu_provider.pods.attempt import PodAttempt
 from airflow_gpu_provider.pods.ownership import Ownership
 from airflow_gpu_provider.pods.placement import Placement
@@ -247,6 +248,28 @@ def test_pod_of_a_task_that_was_told_to_stop_is_not_taken_for_preempted(nodes: l
         life.tries.go_on(event("timeout", PodPreempted("It was deleted.", machine="m")))
     assert "create" not in life.steps
     assert nodes
+
+
+def test_a_pod_is_built_once_however_often_the_cloud_is_asked_whether_it_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """KubernetesPodOperator gives each that it builds another name, and logs it."""
+    answers: list[Any] = [AWAY, AWAY, None]
+    built: list[V1Pod] = []
+    life = Life()
+
+    def check(*_: Any, **__: Any) -> None:
+        if answer := answers.pop(0):
+            raise answer
+
+    def build() -> V1Pod:
+        built.append(life._pod)
+        return life._pod
+
+    monkeypatch.setattr(task_attempt, "check_pods", check)
+    monkeypatch.setattr(task_attempt, "placement_of", lambda *_: None)
+    monkeypatch.setattr(task_attempt, "place", lambda pod, _: pod)
+    monkeypatch.setattr("airflow_gpu_provider.scaling.setbacks._EVERY", 0.0)
+    assert life.tries.attempt.request(build) is life._pod
+    assert (built, answers) == ([life._pod], [])
 
 
 @pytest.mark.parametrize("lines", [[], ["releasing node n1"]])
