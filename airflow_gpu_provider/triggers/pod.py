@@ -105,6 +105,7 @@ class GpuPodTrigger(Recorded):
             extra["gpu_use"] = self._gpus.use.to_record()
         about = {"name": wait.name, "namespace": wait.namespace, "uid": wait.uid, "wait": self.record["wait"]}
         await self.undo_if_nobody_waits()
+        await self.cleanup()  # nobody else does in a dag.test(), whose loop then ends with the connection open
         yield TriggerEvent({**about, **event, **extra})  # type: ignore[no-untyped-call]
 
     def _wait(self) -> PodWait:
@@ -268,6 +269,7 @@ class GpuPodTrigger(Recorded):
 
     async def cleanup(self) -> None:
         """Close the connection to the cluster."""
+        self._api = None
         await self._connection.aclose()
 
 
