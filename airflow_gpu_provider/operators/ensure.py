@@ -12,6 +12,7 @@ from airflow.sdk.exceptions import TaskDeferred
 
 from airflow_gpu_provider.errors import GpuError, NodesNotReady, PoolSpecError
 from airflow_gpu_provider.links import NodeGroupsLink
+from airflow_gpu_provider.operators.giving_up import check_give_up_after
 from airflow_gpu_provider.operators.node_counts import (
     NodeCounts,
     check_scale_down_is_to_come,
@@ -137,11 +138,8 @@ class EnsureGpuPoolOperator(PoolOperator):
                 f"at_least={self.at_least} and all_or_nothing=True exclude each other.",
                 "at_least goes on with fewer nodes; all_or_nothing lets go of them and tries again.",
             )
-        if self.give_up_after is not None and self.give_up_after < self.wait_timeout:
-            raise PoolSpecError(
-                f"give_up_after={self.give_up_after} is shorter than timeout={self.wait_timeout}, one attempt's time.",
-                "Raise give_up_after, or lower the timeout.",
-            )
+        if self.give_up_after is not None:
+            check_give_up_after(self.task_id, self.give_up_after, self.wait_timeout, self.gpu_pool)
         if self.warm and getattr(self.gpu_pool, "scaling", None) == "direct":
             raise PoolSpecError(
                 f'warm=True needs an autoscaler, and pool {self.gpu_pool.name} has scaling="direct".',

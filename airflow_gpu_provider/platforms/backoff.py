@@ -46,7 +46,7 @@ def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]
     for group in groups:
         if group.name not in found and _kind(group) in limited:
             found[group.name] = limited[_kind(group)]
-    with_room = (each for each in groups if each.status not in OFF_LIMITS and len(each.live) < each.max_size)
+    with_room = (each for each in groups if each.status not in OFF_LIMITS and each.has_room)
     if all(group.name in found for group in with_room):
         return {name: over for name, over in found.items() if over.failure.kind != "other"}
     return found

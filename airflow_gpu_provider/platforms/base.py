@@ -192,6 +192,11 @@ class Group:
         return tuple(machine for machine in self.machines if machine.state != "terminating")
 
     @property
+    def has_room(self) -> bool:
+        """Whether it may have more machines."""
+        return len(self.live) < self.max_size
+
+    @property
     def unfilled(self) -> int:
         """Machines that are asked for and do not exist."""
         return max(0, self.desired - len(self.live))

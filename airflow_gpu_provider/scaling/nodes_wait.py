@@ -9,6 +9,7 @@ from typing import Any, Literal
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
 from airflow_gpu_provider.cluster.nodes import Node
 from airflow_gpu_provider.errors import GpuError, GpusNotAllocatable, GroupFailed, NodesNotReady
+from airflow_gpu_provider.platforms.backoff import OFF_LIMITS, passed_over
 from airflow_gpu_provider.records import Record
 from airflow_gpu_provider.scaling import hard_to_get
 from airflow_gpu_provider.scaling.decisions import usable_needed
@@ -68,7 +69,7 @@ class NodesWait(Record):
         gang = GangNodes.of(snapshot, lease, usable)
         if len(usable) >= needed and gang.missing == 0:
             return Progress(done=True, lines=lines, result=self._result(snapshot, usable))
-        lines = (*lines, *gang.lines)
+        lines = (*lines, *gang.lines, *self._ends_before_next_try(snapshot))
         missing = max(needed - len(usable), gang.missing)
         ask, error = self._ask(snapshot, lease, missing), _failed_groups(snapshot) or gang.error
         fewer_will_do = ask is not None and ask.after.nodes > 0
@@ -78,6 +79,17 @@ class NodesWait(Record):
         if error is None and (is_last or (ask is None and snapshot.now >= self.deadline)):
             error = self._late(snapshot, needed, len(usable), gang)
         return Progress(lines=lines, error=error, ask=None if error else ask)
+
+    def _ends_before_next_try(self, snapshot: PoolSnapshot) -> list[str]:
+        """Return that no group is tried again within this wait, if all are passed over for longer."""
+        over = {} if snapshot.pool.is_autoscaled else passed_over(snapshot.groups, snapshot.now)
+        with_room = [each.name for each in snapshot.groups if each.status not in OFF_LIMITS and each.has_room]
+        if not with_room or any(name not in over for name in with_room):
+            return []
+        next_try = min(over[name].until for name in with_room)
+        if next_try < self.deadline:
+            return []
+        return [f"this wait ends at {self.deadline:%H:%M:%S}Z, before the next try at {next_try:%H:%M:%S}Z"]
 
     def _ask(self, snapshot: PoolSnapshot, lease: DemandLease, missing: int) -> Ask | None:
         """Return what to want from now on if not all nodes come."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -51,6 +52,18 @@ class Ti:
 
     def get_task_states(self, *, task_ids: list[str], **_: Any) -> dict[str, dict[str, str | None]]:
         return {self.run_id: {name: state for name, state in self.states.items() if name in task_ids}}
+
+
+@pytest.mark.parametrize(("minutes", "is_told"), [(4, True), (5, True), (6, False)])
+def test_a_time_that_allows_one_try_is_told_when_the_dag_is_parsed(
+    recwarn: pytest.WarningsRecorder, minutes: int, is_told: bool
+) -> None:
+    """A zone without capacity is not tried again for five minutes."""
+    how = {"timeout": timedelta(minutes=4), "give_up_after": timedelta(minutes=minutes)}
+    for pool in (POOL, replace(POOL, scaling="autoscaler")):
+        EnsureGpuPoolOperator(task_id="ensure", gpu_pool=pool, nodes=1, **how)
+    told = [str(each.message) for each in recwarn if "give_up_after" in str(each.message)]
+    assert len(told) == is_told
 
 
 @pytest.mark.parametrize("state", ["success", "failed", "skipped", "upstream_failed"])

@@ -198,6 +198,16 @@ class TestNodesWait:
         assert says in str(progress.error)
         assert nodes_wait().step(replace(seen, now=START + timedelta(seconds=1799))).error is None
 
+    @pytest.mark.parametrize(("minutes", "is_told"), [(4, True), (6, False)])
+    def test_a_wait_that_ends_before_the_next_try_says_so(self, minutes: int, is_told: bool) -> None:
+        failure = LaunchFailure(at=START, message="InsufficientInstanceCapacity", kind="out_of_stock")
+        seen = snapshot(at=120, leases=(lease(MINE),), groups=(group(launch_failure=failure),))
+        wait = replace(nodes_wait(), deadline=START + timedelta(minutes=minutes))
+        line = "this wait ends at 02:04:00Z, before the next try at 02:05:00Z"
+        assert (line in wait.step(seen).lines) == is_told
+        other_zone = group(name=B.group, candidate=B)
+        assert line not in wait.step(replace(seen, groups=(*seen.groups, other_zone))).lines
+
     def test_gpus_that_never_come_name_the_node(self) -> None:
         seen = snapshot(at=1800, leases=(lease(MINE),), nodes=(node(1, gpus=0),), groups=(group(machine(1)),))
         progress = nodes_wait("gpus").step(seen)
