@@ -19,7 +19,6 @@ from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.errors import (
     ClusterUnreachable,
     EndUnknown,
-    GpuError,
     PodFailed,
     PodPreempted,
     PodResultLost,
