@@ -11,7 +11,10 @@ from collections.abc import Mapping, Sequence
 
 DRY = "tests/dry_nights"
 POD = "tests/sandbox/test_gpu_pod.py"
+POD_KILLS = "tests/sandbox/test_gpu_pod_kills.py"
+POD_MACHINES = "tests/sandbox/test_gpu_pod_machines.py"
 GANG = "tests/sandbox/test_gang.py"
+GANG_LOSSES = "tests/sandbox/test_gang_losses.py"
 REAL = "tests/airflow"
 
 OF_BLOCK: Mapping[str, Sequence[str]] = {
@@ -56,7 +59,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "a node stops being Ready": (
         "tests/unit/scaling/test_decisions.py::test_a_machine_that_is_slow_to_join_is_told_with_the_time_of_its_replacement",
         "tests/unit/pods/test_pod_wait.py::test_container_that_was_killed_as_its_node_went_down_is_preempted",
-        f"{POD}::test_lost_machine_is_a_preemption_and_the_next_pod_gets_another",
+        f"{POD_MACHINES}::test_lost_machine_is_a_preemption_and_the_next_pod_gets_another",
         "sandbox/tests/unit/test_machines.py::test_a_node_that_is_not_ready_is_not_drained_before_the_cloud_gives_it_up",
     ),
     "one of the pods is preempted": (
@@ -69,7 +72,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "a rank of a task on [several nodes](multi-node.md) is lost or fails": (
         f"{GANG}::test_rank_that_is_taken_away_is_a_preemption_of_all",
         f"{GANG}::test_error_is_of_the_rank_that_failed_first_and_all_logs_are_whole",
-        f"{GANG}::test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one",
+        f"{GANG_LOSSES}::test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one",
         f"{REAL}/test_gang.py::test_night_on_two_nodes_of_one_zone_outlives_the_loss_of_a_rank",
         f"{REAL}/test_gang_ends.py::test_night_fails_with_the_error_of_the_rank_that_failed_first",
     ),
@@ -89,8 +92,8 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "a task is cleared while it runs, with its downstream tasks": (
         f"{DRY}/test_clears.py::test_a_task_is_cleared_while_it_runs_with_its_downstream_tasks",
         f"{DRY}/test_clears.py::test_the_run_is_cleared_while_its_training_runs",
-        f"{POD}::test_trigger_deletes_the_pod_of_a_task_that_was_killed",
-        f"{POD}::test_next_try_deletes_what_the_last_one_left",
+        f"{POD_KILLS}::test_trigger_deletes_the_pod_of_a_task_that_was_killed",
+        f"{POD_KILLS}::test_next_try_deletes_what_the_last_one_left",
         "tests/sandbox/test_same_dag.py::test_a_night_on_eks",
         f"{REAL}/test_ended_tasks.py::test_deferred_pod_of_a_task_that_is_cleared_makes_room_for_another",
     ),
@@ -104,7 +107,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_clears.py::test_only_failed_tasks_are_cleared",
         f"{DRY}/test_clears.py::test_only_failed_tasks_of_the_run_are_cleared",
         f"{DRY}/test_mapped.py::test_a_sweep_s_failed_index_is_cleared_alone",
-        f"{POD}::test_pod_that_no_demand_covers_brings_its_node_and_takes_it_along",
+        f"{POD_MACHINES}::test_pod_that_no_demand_covers_brings_its_node_and_takes_it_along",
         "tests/sandbox/test_pod_without_block.py::test_deferred_task_that_is_marked_failed",
     ),
     "the same with a task without a pod of its own": (f"{DRY}/test_clears.py::test_only_failed_tasks_are_cleared",),
@@ -124,8 +127,8 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_marks.py::test_task_marked_failed",
         f"{DRY}/test_marks.py::test_ensure_marked_failed",
         f"{DRY}/test_marks.py::test_scale_down_marked_failed",
-        f"{POD}::test_trigger_deletes_the_pod_of_a_task_that_was_killed",
-        f"{POD}::test_sigterm_deletes_the_pod_and_is_never_green",
+        f"{POD_KILLS}::test_trigger_deletes_the_pod_of_a_task_that_was_killed",
+        f"{POD_KILLS}::test_sigterm_deletes_the_pod_and_is_never_green",
         f"{REAL}/test_kills.py::test_deferred_pod_whose_task_is_marked_failed_goes",
         f"{REAL}/test_ended_tasks.py::test_blocking_task_that_is_marked_failed_takes_the_pod_along",
     ),
@@ -169,7 +172,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "the run is marked failed before `begin`": (f"{DRY}/test_marks.py::test_run_marked_before_the_block_begins",),
     "`dagrun_timeout`": (
         f"{DRY}/test_outside.py::test_dagrun_timeout_skips_all_that_has_not_ended_teardowns_too",
-        f"{POD}::test_trigger_takes_the_nodes_along_where_the_run_is_over",
+        f"{POD_MACHINES}::test_trigger_takes_the_nodes_along_where_the_run_is_over",
         f"{REAL}/test_block.py::test_dagrun_timeout_skips_the_scale_down_and_the_trigger_does_its_work",
         "dagrun-timeout at ensure-deferred",
     ),
@@ -178,12 +181,12 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
         f"{DRY}/test_outside.py::test_dagrun_timeout_while_the_training_waits_for_its_retry",
         "tests/unit/operators/test_ensure.py::test_run_ends_a_moment_after_its_timeout",
         "tests/sandbox/test_janitor.py::test_dead_runs_lose_their_demand_their_pods_and_their_machines",
-        "tests/sandbox/test_reconcile.py::test_after_its_time_a_run_s_machine_goes_without_anybody_giving_it_up",
+        "tests/unit/scaling/test_reconcile.py::test_after_its_time_a_run_s_machine_goes_without_anybody_giving_it_up",
         "dagrun-timeout at train-in-worker",
     ),
     "the run or the DAG is deleted": (
         f"{DRY}/test_outside.py::test_a_dag_is_deleted_while_its_training_is_deferred",
-        f"{POD}::test_trigger_takes_the_nodes_along_where_the_run_is_over",
+        f"{POD_MACHINES}::test_trigger_takes_the_nodes_along_where_the_run_is_over",
         f"{REAL}/test_ended_tasks.py::test_dag_that_is_deleted_takes_the_pod_its_nodes_and_its_demand_along",
         "run-deleted at ensure-deferred",
     ),
@@ -221,7 +224,7 @@ OF_BLOCK: Mapping[str, Sequence[str]] = {
     "a backfill, catching up on ten nights, `max_active_runs > 1`": (
         f"{DRY}/test_several_runs.py::test_a_backfill",
         f"{DRY}/test_several_runs.py::test_runs_side_by_side_end_each_by_itself",
-        "tests/sandbox/test_reconcile.py::test_what_two_runs_want_adds_up_and_each_goes_by_itself",
+        "tests/unit/scaling/test_reconcile.py::test_what_two_runs_want_adds_up_and_each_goes_by_itself",
         "tests/sandbox/test_reconcile.py::test_runs_that_come_and_go_at_once",
         "tests/sandbox/test_scale_down.py::test_what_another_run_wants_stays_and_is_named",
         f"{REAL}/test_block.py::test_ten_nights_that_are_caught_up_on_get_their_nodes_and_leave_none",
@@ -295,25 +298,25 @@ OF_GANG: Mapping[str, Sequence[str]] = {
         "worker-killed at gang-in-worker",
     ),
     "the triggerer is killed": (
-        f"{GANG}::test_next_triggerer_goes_on_with_all_ranks_logs",
-        f"{GANG}::test_rank_that_is_deleted_while_no_triggerer_runs_is_lost",
+        f"{GANG_LOSSES}::test_next_triggerer_goes_on_with_all_ranks_logs",
+        f"{GANG_LOSSES}::test_rank_that_is_deleted_while_no_triggerer_runs_is_lost",
         f"{GANG}::test_trigger_that_died_leaves_no_gang",
         "triggerer-killed at gang-suspended",
         "triggerer-killed at gang-running",
         "triggerer-killed at rank-lost",
     ),
     "the Kubernetes API server is away": (
-        f"{GANG}::test_api_server_may_restart_meanwhile",
+        f"{GANG_LOSSES}::test_api_server_may_restart_meanwhile",
         "api-server-down at gang-suspended",
         "api-server-down at gang-running",
     ),
     "Kubernetes' Job controller is away": (
-        f"{GANG}::test_job_controller_may_be_away_for_a_while",
+        f"{GANG_LOSSES}::test_job_controller_may_be_away_for_a_while",
         "job-controller-away at gang-suspended",
         "job-controller-away at gang-half-up",
     ),
     "a node goes": (
-        f"{GANG}::test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one",
+        f"{GANG_LOSSES}::test_lost_node_ends_the_others_soon_and_the_next_gang_has_a_new_one",
         "tests/sandbox/test_gang_queue.py::test_a_gang_whose_node_another_pod_took_gives_the_others_back_and_comes_again",
         "one-node-lost at gang-suspended",
         "one-node-lost at gang-running",
@@ -327,7 +330,7 @@ OF_GANG: Mapping[str, Sequence[str]] = {
     ),
     "the run is marked failed or deleted, or meets `dagrun_timeout`": (
         f"{GANG}::test_trigger_deletes_the_gang_of_a_task_that_was_ended",
-        f"{GANG}::test_gang_that_no_block_covers_brings_its_nodes_and_takes_them_along",
+        f"{GANG_LOSSES}::test_gang_that_no_block_covers_brings_its_nodes_and_takes_them_along",
         f"{REAL}/test_gang_ends.py::test_task_that_is_marked_failed_takes_its_gang_along",
         "run-failed at gang-suspended",
         "run-deleted at gang-running",

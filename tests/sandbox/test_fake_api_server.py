@@ -15,7 +15,7 @@ from airflow_gpu_provider.cluster.api_errors import ObjectChanged, ObjectNotFoun
 from airflow_gpu_provider.cluster.async_api import AsyncApi, Expired
 from airflow_gpu_provider.cluster.clock import ServerClock
 from airflow_gpu_provider.cluster.rest import MERGE_PATCH, call, count_items, delete, list_items
-from airflow_gpu_provider.errors import CloudError, ObjectRejected
+from airflow_gpu_provider.errors import CloudError, ObjectRejected, ReferenceNotFound
 from gpu_sandbox.control_plane import ControlPlane
 from tests.fakes.api_server import ApiServer
 from tests.fakes.clients import FakeApiClient, FakeAsyncApi
@@ -123,7 +123,7 @@ def test_an_object_is_created_once_and_read_as_it_was_answered(cluster: Cluster)
 def test_a_namespace_has_to_be_there(cluster: Cluster) -> None:
     path = LEASES.replace("default", cluster.mark)
     lease = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "one"}}
-    with pytest.raises(ObjectNotFound, match=f'namespaces "{cluster.mark}" not found'):
+    with pytest.raises(ReferenceNotFound, match=f'namespaces "{cluster.mark}" not found'):
         cluster.create(path, lease)
     cluster.create("/api/v1/namespaces", {"metadata": {"name": cluster.mark}})
     assert cluster.create(path, lease)["metadata"]["namespace"] == cluster.mark
