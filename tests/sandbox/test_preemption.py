@@ -12,7 +12,7 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,6 @@ from airflow_gpu_provider.operators.gpu_pod import GpuPodOperator
 from airflow_gpu_provider.pools import EksGpuPool
 from gpu_sandbox.demo_trainings import example_dags
 from gpu_sandbox.sandbox import Sandbox
-from sandbox.tests.node_checks.checks import log_of
 from tests.sandbox.gpu_pools import eks_pool, with_nodes
 from tests.sandbox.running import context_of, copy_of, eventually, first_event, line_of, resumption, run
 from tests.sandbox.ways import BOTH_WAYS
@@ -237,10 +236,11 @@ def test_spot_loss_in_the_middle_loses_no_epoch(
     assert (run_folder / "checkpoint.npz").exists()
 
 
-def log_of_task(operator: GpuPodOperator, *meanwhile: Callable[[], None]) -> list[str]:
+def log_of_task(operator: GpuPodOperator, *meanwhile: Callable[[Sequence[Any]], None]) -> list[str]:
     """Run the operator, and something during each wait in the triggerer; return its log as Airflow 3.3 keeps it.
 
-    Each wait there clears what was logged in the one before.
+    Each wait there clears what was logged in the one before. What is done meanwhile gets the entries of its wait, which
+    grow.
     """
     of_workers: list[str] = []
     of_triggerer: list[str] = []
@@ -257,7 +257,7 @@ def log_of_task(operator: GpuPodOperator, *meanwhile: Callable[[], None]) -> lis
         if act is None:
             break
         with capture_logs() as told:
-            acting = threading.Thread(target=act)
+            acting = threading.Thread(target=act, args=(told,))
             acting.start()
             event = asyncio.run(first_event(copy_of(waits.trigger)))
             acting.join()
@@ -275,14 +275,14 @@ def test_log_of_an_evicted_attempt_is_in_the_tasks_log(core: client.CoreV1Api, p
     here = {"volumes": [], "volume_mounts": [], "arguments": [], "do_xcom_push": False, "checkpoint": None}
     task = training(pool, image="busybox:1.36", cmds=["sh", "-c", script], on_preemption="resume", **here)
 
-    def evict() -> None:
+    def evict(told: Sequence[Any]) -> None:
         (pod,) = eventually(lambda: [each for each in live_pods(core) if each.status.phase == "Running"])
         name = pod.metadata.name
-        eventually(lambda: "step 3" in log_of(core, name))
+        eventually(lambda: any("step 3" in line_of(entry) for entry in [*told]))  # else nobody follows its log yet
         metadata = k8s.V1ObjectMeta(name=name, namespace="default")
         core.create_namespaced_pod_eviction(name, "default", k8s.V1Eviction(metadata=metadata))
 
-    lines = log_of_task(task, evict, lambda: None)
+    lines = log_of_task(task, evict, lambda _: None)
     said = "\n".join(lines)
     for attempt in (1, 2):
         assert [said.count(f"attempt {attempt}, step {step}") for step in (1, 2, 3)] == [1, 1, 1]
