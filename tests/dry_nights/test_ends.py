@@ -42,8 +42,7 @@ FAILURES: dict[str, tuple[dict[str, str], str]] = {
     "evaluate": ({}, "Tasks failed: evaluate: failed"),
     "gpus.scale_down": (
         {},
-        "Machines may still run, for scale-down failed; failed tasks: gpus.scale_down: failed. "
-        "The log of gpus.scale_down names them",
+        "Machines may still run, for scale-down failed. The log of gpus.scale_down names them",
     ),
 }
 """By the task that fails: what other tasks are but a success, and what `done` says."""
