@@ -19,6 +19,7 @@ from sqlalchemy.exc import DatabaseError
 from airflow_gpu_provider.cli.metadata import NamedPool, pools_of_dags, pools_of_file, run_is_over
 from airflow_gpu_provider.cli.tables import (
     Row,
+    few,
     finding_row,
     lease_rows,
     leftover_row,
@@ -87,7 +88,7 @@ def pools(args: Namespace) -> None:
 def plan(args: Namespace) -> None:
     """Show what the next run would change, for --nodes or as many as the pool may have."""
 
-    def rows_of(reconciler: Reconciler) -> list[Row]:
+    def rows_of(reconciler: Reconciler, account: str) -> list[Row]:
         pool = reconciler.pool
         found = reconciler.platform.plan(args.nodes or pool.max_nodes)
         return [
@@ -109,7 +110,10 @@ def status(args: Namespace) -> None:
     if args.output in ("json", "yaml"):
         print_rows([each.to_json() for each in found], args.output)
     else:
-        print_rows([pool_row(each) for each in found], args.output, nothing="")
+        shown = found if args.pools or len(found) == 1 else [each for each in found if not each.is_empty]
+        print_rows([pool_row(each) for each in shown], args.output, nothing="")
+        if empty := [each.pool for each in found if each not in shown]:
+            tell(f"No nodes, and no run that wants any: {few(empty)}.")
         gangs = [{"pool": row.pool, "gang": row.gang, "state": row.state} for each in found for row in each.gangs]
         for title, rows in (("Machines", machine_rows(found)), ("Demand", lease_rows(found)), ("Gangs", gangs)):
             if rows:
@@ -270,29 +274,37 @@ def _unread(args: Namespace, unread: Sequence[NamedPool]) -> PoolSpecError:
     return PoolSpecError(" ".join(problems), " ".join(dict.fromkeys(fixes)))
 
 
-def _of_each_pool(args: Namespace, look: Callable[[Reconciler], Found]) -> tuple[list[Found], int]:
+def _of_each_pool(args: Namespace, look: Callable[[Reconciler, str], Found]) -> tuple[list[Found], int]:
     """Return what each pool that the arguments choose is found to be, and how many of them could not be asked.
 
-    They are asked at the same time, and told in their order: whose each pool is first. A pool that cannot be asked does
-    not keep the others from being shown.
+    They are asked at the same time, and told in their order, whose they are first: each account once. A pool that
+    cannot be asked does not keep the others from being shown.
+
+    Args:
+        args: They choose the pools.
+        look: Looks at one, whose account it is given.
     """
 
     def ask(pool: GpuPool) -> tuple[str, Found]:
         reconciler = _open(pool)
-        return reconciler.platform.account(), look(reconciler)
+        account = reconciler.platform.account()
+        return account, look(reconciler, account)
 
-    found, failed = [], 0
+    found, accounts, errors = [], dict[str, list[str]](), []
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         for pool, asked in [(pool, threads.submit(ask, pool)) for pool in _pools(args)]:
             try:
                 account, what = asked.result()
             except GpuError as error:
-                failed += 1
-                tell(f"{pool.name}: {type(error).__name__}: {error}")
+                errors.append(f"{pool.name}: {type(error).__name__}: {error}")
             else:
-                tell(f"{pool.name}: {account}")
+                accounts.setdefault(account, []).append(pool.name)
                 found.append(what)
-    return found, failed
+    for account, names in accounts.items():
+        tell(f"{few(names)}: {account}")
+    for line in errors:
+        tell(line)
+    return found, len(errors)
 
 
 def _end(failed: int) -> None:

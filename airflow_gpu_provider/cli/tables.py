@@ -15,6 +15,7 @@ from airflow_gpu_provider.scaling.janitor import Leftover
 from airflow_gpu_provider.scaling.waits import format_seconds
 
 _WIDE = 400  # columns; more than any row takes
+_NAMED = 5  # pools in one line
 
 Row = Mapping[str, Any]
 
@@ -59,6 +60,7 @@ def lease_rows(found: list[PoolStatus]) -> list[Row]:
             "nodes": row.nodes,
             "until": f"{datetime.fromisoformat(row.until):%Y-%m-%d %H:%M}Z{'' if row.live else ', which is over'}",
             "extended": row.extended,
+            "unreadable": "; ".join(row.unreadable),
         }
         for each in found
         for row in each.leases
@@ -80,6 +82,13 @@ def leftover_row(each: Leftover) -> Row:
         "age": _age(each.age_seconds),
         "cost_so_far": in_words(each.cost) if each.kind == "machine" else "",
     }
+
+
+def few(names: list[str]) -> str:
+    """Return names, or of many the first and how many there are."""
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[:_NAMED])} and {len(names) - _NAMED} more pools"
 
 
 def _age(seconds: float | None) -> str:

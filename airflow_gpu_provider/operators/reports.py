@@ -46,18 +46,22 @@ class GpuPoolStatusOperator(_ReportOperator):
         from airflow_gpu_provider.reports.status import read_status
         from airflow_gpu_provider.scaling.cost import in_words
 
-        found = []
+        found: list[dict[str, Any]] = []
         for pool in self.gpu_pools:
             reconciler = self._open(context, pool)
             status = read_status(reconciler)
             cost = in_words(status.cost_per_hour)
-            self.log.info("Pool %s: %s", status.pool, status.where)
+            if status.where not in [each["where"] for each in found]:
+                self.log.info("In %s", status.where)
+            self.log.info("Pool %s", status.pool)
             counts = (status.nodes, status.booting, status.out_of_use, status.launching)
             self.log.info("  %d nodes, %d booting, %d out of use, %d launching", *counts)
             self.log.info("  %d of %d GPUs in use; cost an hour: %s", status.gpus_used, status.gpus, cost)
             self.log.info("  %d nodes are wanted by %s", status.wanted, status.wanted_by)
             for gang in status.gangs:
                 self.log.info("  gang %s: %s", gang.gang, gang.state)
+            for line in (line for lease in status.leases for line in lease.unreadable):
+                self.log.warning("  %s", line)
             found.append(status.to_json())
         return found
 

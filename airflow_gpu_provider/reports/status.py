@@ -54,7 +54,8 @@ class MachineRow:
 class LeaseRow:
     """Demand of one DAG run; it counts while it is live, that is, until `until`.
 
-    `extended` is why that is later than its Ensure set it; empty if it is not.
+    `extended` is why that is later than its Ensure set it; empty if it is not. `unreadable` says what of its Lease
+    cannot be read, and what it is taken for.
     """
 
     pool: str
@@ -64,6 +65,7 @@ class LeaseRow:
     until: str
     live: bool
     extended: str = ""
+    unreadable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +99,11 @@ class PoolStatus:
     leases: tuple[LeaseRow, ...]
     gangs: tuple[GangRow, ...] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has nothing, and nobody wants anything of it."""
+        return not (self.wanted or self.launching or self.machines or self.leases or self.gangs)
+
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON values; an unknown cost is "unknown"."""
         values: dict[str, Any] = _with_unknown(asdict(self))
@@ -127,14 +134,14 @@ def pool_status(snapshot: PoolSnapshot, where: str, gangs: tuple[GangRow, ...] =
     )
 
 
-def read_status(reconciler: Reconciler) -> PoolStatus:
-    """Read a pool, and return its state.
+def read_status(reconciler: Reconciler, where: str = "") -> PoolStatus:
+    """Read a pool, and return its state; `where` is `Platform.account`, which is asked for otherwise.
 
     Raises:
         GpuError: The cluster or the cloud cannot be read.
     """
     snapshot = reconciler.snapshot()
-    return pool_status(snapshot, reconciler.platform.account(), gang_rows(reconciler.api, snapshot))
+    return pool_status(snapshot, where or reconciler.platform.account(), gang_rows(reconciler.api, snapshot))
 
 
 def _machine_row(snapshot: PoolSnapshot, each: Supply) -> MachineRow:
@@ -165,6 +172,7 @@ def _lease_rows(snapshot: PoolSnapshot) -> tuple[LeaseRow, ...]:
             until=format_time(lease.until),
             live=lease.live(snapshot.now),
             extended=lease.extended,
+            unreadable=tuple(map(str, lease.unreadable)),
         )
         for lease in snapshot.leases
     )

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, Literal
 
 from airflow_gpu_provider.cluster.demand import DemandKey, DemandLease
@@ -63,11 +64,13 @@ class Findings:
         leftovers: Everything that no run wants, for the report.
         leases: Demand of ended runs, as it was when Airflow was asked.
         pods: Pods of such runs.
+        unreadable: What of Leases cannot be read, and what it is taken for.
     """
 
     leftovers: tuple[Leftover, ...] = ()
     leases: tuple[DemandLease, ...] = ()
     pods: tuple[Pod, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> Findings:
@@ -90,7 +93,8 @@ def look(snapshot: PoolSnapshot, installation: str, run_is_over: RunIsOver) -> F
         *(_pod(snapshot, pod) for pod in pods),
         *_of_decision(snapshot, without),
     )
-    return Findings(leftovers=leftovers, leases=leases, pods=pods)
+    unreadable = tuple(str(each) for lease in snapshot.leases for each in lease.unreadable)
+    return Findings(leftovers=leftovers, leases=leases, pods=pods, unreadable=unreadable)
 
 
 def reap(
@@ -107,13 +111,14 @@ def reap(
         snapshot = reconciler.snapshot()
         found = look(snapshot, installation, run_is_over)
         first = first or found
-        if not found.leftovers and not any(_is_ending(pod, snapshot.now) for pod in snapshot.pods):
-            return first, ()
-        lines = list(_remove(reconciler, found))
-        for line in lines:
+        is_done = not found.leftovers and not any(_is_ending(pod, snapshot.now) for pod in snapshot.pods)
+        lines = [*found.unreadable, *(() if is_done else _remove(reconciler, found))]
+        for line in dict.fromkeys(lines):
             if line not in said:
                 say(line)
         said |= set(lines)
+        if is_done:
+            return first, ()
         if time.monotonic() > until:
             return first, found.leftovers
         time.sleep(_POLL_SECONDS)
@@ -180,20 +185,24 @@ def reap_pools(
     """
     todo = [(pool, True) for pool in dict.fromkeys(pools)]
     found_too = OtherPools(pools)
-    done = []
+    done: list[Reaped] = []
     for pool, named in todo:  # grows while it is iterated
         result = Reaped(pool=pool.name, named=named)
         try:
             reconciler = connect(pool)
             result = replace(result, where=reconciler.platform.account())
-            say(f"pool {pool.name}: {result.where}")
+            if result.where not in [each.where for each in done]:
+                say(f"in {result.where}:")
             if others:
                 todo += [(other, False) for other in found_too.beside(reconciler)]
             if dry_run:
                 found = look(reconciler.snapshot(), installation, run_is_over)
                 left = found.leftovers
+                for line in found.unreadable:
+                    say(f"pool {pool.name}: {line}")
             else:
-                found, left = reap(reconciler, installation, run_is_over, timeout=timeout, say=say)
+                say_of = partial(_say_of, pool.name, say)
+                found, left = reap(reconciler, installation, run_is_over, timeout=timeout, say=say_of)
             result = replace(result, leftovers=found.leftovers, left=left)
         except GpuError as error:
             say(f"pool {pool.name}: {type(error).__name__}: {error}")
@@ -202,6 +211,10 @@ def reap_pools(
     for line in found_too.left_out():
         say(line)
     return tuple(done)
+
+
+def _say_of(pool: str, say: Say, line: str) -> None:
+    say(f"pool {pool}: {line}")
 
 
 class OtherPools:

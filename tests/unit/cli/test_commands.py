@@ -14,7 +14,9 @@ import pytest
 from airflow_gpu_provider.cli import commands
 from airflow_gpu_provider.errors import ClusterUnreachable, PermissionDenied
 from airflow_gpu_provider.pools import EksGpuPool
+from airflow_gpu_provider.scaling.snapshot import PoolSnapshot
 from tests.unit.pods.test_pod_placement import a_pool
+from tests.unit.scaling.pools import lease, pool, snapshot
 
 NAMES = ("first", "away", "last")
 
@@ -32,13 +34,38 @@ def test_pools_are_asked_at_the_same_time_and_told_in_their_order(
 
     monkeypatch.setattr(commands, "_pools", lambda args: [a_pool(name=name) for name in NAMES])
     monkeypatch.setattr(commands, "_open", opened)
-    found, failed = commands._of_each_pool(Namespace(), lambda on: on.pool.name)
-    assert (found, failed) == (["first", "last"], 1)
+    found, failed = commands._of_each_pool(Namespace(), lambda on, account: f"{on.pool.name} in {account}")
+    assert (found, failed) == (["first in account of first", "last in account of last"], 1)
     assert capsys.readouterr().err.splitlines() == [
         "first: account of first",
-        "away: ClusterUnreachable: It does not answer.",
         "last: account of last",
+        "away: ClusterUnreachable: It does not answer.",
     ]
+
+
+def test_each_account_is_told_once_and_pools_without_anything_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def opened(pool: EksGpuPool) -> Any:
+        platform = SimpleNamespace(account=lambda: "AWS account 1" if pool.name < "pool-30" else "AWS account 2")
+        return SimpleNamespace(platform=platform, pool=pool, api=None, snapshot=lambda: seen(pool))
+
+    def seen(pool: EksGpuPool) -> PoolSnapshot:
+        return snapshot(leases=(lease("nightly"),), spec=pool) if pool.name == "pool-07" else snapshot(spec=pool)
+
+    pools = [pool(name=f"pool-{number:02}") for number in range(32)]
+    monkeypatch.setattr(commands, "_pools", lambda args: pools)
+    monkeypatch.setattr(commands, "_open", opened)
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "server")
+    commands.status(Namespace(output="plain", pools=[], verbose=True))
+    said = capsys.readouterr()
+    assert said.err.splitlines() == [
+        "pool-00, pool-01, pool-02, pool-03, pool-04 and 25 more pools: AWS account 1",
+        "pool-30, pool-31: AWS account 2",
+        "No nodes, and no run that wants any: pool-00, pool-01, pool-02, pool-03, pool-04 and 26 more pools.",
+    ]
+    assert "pool-07" in said.out
+    assert "pool-08" not in said.out
 
 
 @pytest.mark.parametrize("command", [commands.status, commands.plan])
@@ -49,7 +76,7 @@ def test_where_no_pool_can_be_read_nothing_is_said_of_what_there_is(
     refuse_all(monkeypatch)
     for output in ("table", "json"):
         with pytest.raises(SystemExit) as ended:
-            command(Namespace(output=output, nodes=None, verbose=True))
+            command(Namespace(output=output, nodes=None, pools=[], verbose=True))
         assert ended.value.code == 1
         said = capsys.readouterr()
         assert said.out == ("" if output == "table" else "[]\n")

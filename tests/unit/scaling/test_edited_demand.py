@@ -10,7 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_gpu_provider.cluster.demand import DemandLease
+from airflow_gpu_provider.reports.status import pool_status
 from airflow_gpu_provider.scaling.decisions import decide
+from airflow_gpu_provider.scaling.janitor import look
 from tests.unit.scaling.pools import LATER, NOW, lease, machine, snapshot
 
 PREFIX = "airflow-gpu-provider/"
@@ -68,3 +70,14 @@ def test_where_nothing_says_how_long_it_lasts_it_is_a_day() -> None:
 def test_a_number_that_nobody_can_read_is_one_node() -> None:
     assert DemandLease.parse(edited(nodes="many")).nodes == 1
     assert DemandLease.parse(edited(nodes="-5")).live(NOW)
+
+
+def test_what_cannot_be_read_is_in_the_status_and_what_reap_says() -> None:
+    found = DemandLease.parse(edited(nodes="zwei", gang="{]"))
+    seen = snapshot(machine(1), leases=(found,))
+    (row,) = pool_status(seen, "here").leases
+    assert [line.partition(": ")[2].partition(",")[0] for line in row.unreadable] == [
+        "airflow-gpu-provider/nodes is 'zwei'",
+        "airflow-gpu-provider/gang is '{]'",
+    ]
+    assert look(seen, "airflow", lambda run: False).unreadable == row.unreadable
