@@ -90,7 +90,7 @@ class EnsureGpuPoolOperator(PoolOperator):
 
     template_fields: Sequence[str] = ("gpu_pool", "gpus", "nodes", "gang", "at_least", "block_id")
     _doing = "ensured pool {pool}"
-    _after_kill = "Its demand was given up; run the task again."
+    _after_kill = "Its demand for nodes was withdrawn; run the task again."
     operator_extra_links = (NodeGroupsLink(),)
     ui_color = "#d9f2d9"
 
@@ -369,7 +369,7 @@ def _release_quietly(operator: EnsureGpuPoolOperator, opened: Callable[[], Recon
     """Withdraw the demand; an error is only logged, so that it does not replace the task's first one."""
     from airflow_gpu_provider.scaling.release_without_sensor import WHEN_KILLED, release_without_sensor
 
-    operator.log.info("The run's demand is given up.")
+    operator.log.info("Withdrawing this run's demand for nodes.")
     within = WHEN_KILLED if operator._stop.error is not None else None
     try:
         release_without_sensor(opened(), key, say=operator.log.info, within=within)

@@ -30,7 +30,7 @@ class PassedOver:
 
     def __str__(self) -> str:
         often = "" if self.times == 1 else f"{ordinal(self.times)} time, "
-        return f"{self.failure.reason}, {often}passed over until {self.until:%H:%M}Z"
+        return f"{self.failure.reason}, {often}not tried again until {self.until:%H:%M}Z"
 
 
 def passed_over(groups: Sequence[Group], now: datetime) -> dict[str, PassedOver]:

@@ -139,7 +139,7 @@ def pass_over(
     """
     enough = missing if max(room.values()) >= missing else 1
     short = [candidate for candidate in candidates if room[candidate.group] < enough]
-    lines = dict.fromkeys(f"{candidate.machine} is passed over: {words(candidate)}" for candidate in short)
+    lines = dict.fromkeys(f"{candidate.machine} is not tried: {words(candidate)}" for candidate in short)
     return Verdict(over_quota=frozenset(candidate.group for candidate in short), notes=tuple(lines))
 
 

@@ -214,7 +214,7 @@ class _Doctor:
             ]
             if lately:
                 quiet = False
-                still = f"; passed over until {over[group.name].until:%H:%M}Z" if group.name in over else ""
+                still = f"; not tried again until {over[group.name].until:%H:%M}Z" if group.name in over else ""
                 last = lately[-1]
                 failed = f"{counted(len(lately), 'launch', 'launches')} failed, last at {last.at:%H:%M}Z: {last.reason}"
                 said = f"{group.candidate}: {failed}"

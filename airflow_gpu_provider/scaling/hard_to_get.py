@@ -135,7 +135,7 @@ class Tried:
     quota: str | None
 
     def __str__(self) -> str:
-        often = tried_in_words(self.times) if self.times else "passed over"
+        often = tried_in_words(self.times) if self.times else "not tried"
         return f"{self.group.candidate} ({often}, last failed at {self.at:%H:%M}Z)"
 
     @property

@@ -56,7 +56,7 @@ def autoscaler_lines(snapshot: PoolSnapshot, since: datetime) -> Iterator[str]:
         yield f"cluster-autoscaler has not reported since {status.updated_at or 'ever'}: it no longer runs"
     for group in snapshot.groups:
         if group.autoscaler_name in status.backoff:
-            yield f"cluster-autoscaler passes over {group.candidate} for now: {status.backoff[group.autoscaler_name]}"
+            yield f"cluster-autoscaler does not try {group.candidate} for now: {status.backoff[group.autoscaler_name]}"
 
 
 NoCapacity = OutOfStock | QuotaExceeded

@@ -68,7 +68,7 @@ def release(
             if any(pod.holds_node(now) for pod in list_run_pods(former.api, pool.node_selector, key.hash)):
                 say(f"pool {pool.name}: pods of {key} are still there, and its nodes stay for them")
                 continue
-            say(f"pool {pool.name}: gives up the demand of {key}, a block that the DAG no longer has")
+            say(f"pool {pool.name}: withdrawing the demand of {key}, a block that the DAG no longer has")
             for line in former.delete_demand_and_reconcile(key).said:
                 say(f"pool {pool.name}: {line}")
     except GpuError as error:

@@ -180,7 +180,7 @@ def test_a_stock_out_that_the_autoscaler_meets_is_said_and_leaves_nothing(
             night.ensure(warm=True, deferrable=False, timeout=timedelta(seconds=30))
     finally:
         gpu_sandbox.faults.clear()
-    assert "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now" in capsys.readouterr().out
+    assert "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2a for now" in capsys.readouterr().out
     eventually(lambda: night.placeholders() == [])
     assert night.reconciler.snapshot().leases == ()
 
@@ -202,7 +202,7 @@ def test_a_stock_out_that_the_autoscaler_meets_for_a_pod_is_said_in_the_pods_log
     finally:
         gpu_sandbox.faults.clear()
     log = capsys.readouterr().out
-    assert "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now" in log
+    assert "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2a for now" in log
     assert "no g6.xlarge on-demand in us-west-2a: " in log
     night.scale_down()
 

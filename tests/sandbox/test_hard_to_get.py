@@ -123,7 +123,7 @@ def test_spot_dry_in_all_zones_and_on_demand_in_two_ends_in_the_third(
     log = capsys.readouterr().out
     steps = [f"g6.xlarge {market.lower().replace('_', '-')} in {zone}" for market, zone in tried]
     for candidate in steps:
-        assert re.search(rf"no {candidate} \(\w+Capacity, passed over until \d\d:\d\dZ\)", log)
+        assert re.search(rf"no {candidate} \(\w+Capacity, not tried again until \d\d:\d\dZ\)", log)
     places = [log.index(f"] trying {candidate}") for candidate in [*steps[1:], f"g6.xlarge on-demand in {c}"]]
     assert places == sorted(places), "in the pool's order"
 

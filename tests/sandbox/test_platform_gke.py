@@ -631,7 +631,7 @@ class TestQuota:
         platform = GkePlatform(spec(capacity_types=["SPOT", "ON_DEMAND"]), OWNER)
         said: list[str] = []
         over_quota = platform.groups_over_quota(2, said.append)
-        assert said[0].startswith("g2-standard-4 spot is passed over: quota PREEMPTIBLE_NVIDIA_L4_GPUS")
+        assert said[0].startswith("g2-standard-4 spot is not tried: quota PREEMPTIBLE_NVIDIA_L4_GPUS")
         applied(platform, over_quota)
         assert [group.name for group in platform.observe()] == [GROUP_A]
 

@@ -105,7 +105,7 @@ def test_a_market_without_quota_is_passed_over(account: Account, platform: Calla
     plan = pool.plan(1)
     pool.apply(plan, print, pool.groups_over_quota(1, said.append))
     assert said == [
-        "g6.xlarge spot is passed over: quota 'All G and VT Spot Instance Requests' (L-3819A6DF) is 0 vCPUs,"
+        "g6.xlarge spot is not tried: quota 'All G and VT Spot Instance Requests' (L-3819A6DF) is 0 vCPUs,"
         " 0 are used, 4 more are needed"
     ]
     assert account.node_groups() == [GROUP]

@@ -23,7 +23,7 @@ def test_what_had_no_machine_a_short_time_ago_is_passed_over_and_said() -> None:
     a = {"launch_failure": dry(1)}
     assert growth_notes(SPEC, 1, CANDIDATES, groups(SPEC, train_a_g6_xlarge=a), NOW) == (
         f"{B} 0->1 (g6.xlarge on-demand in us-west-2b first)",
-        "not g6.xlarge on-demand in us-west-2a: InsufficientInstanceCapacity, passed over until 02:04Z",
+        "not g6.xlarge on-demand in us-west-2a: InsufficientInstanceCapacity, not tried again until 02:04Z",
     )
 
 

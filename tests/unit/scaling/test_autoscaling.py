@@ -179,7 +179,7 @@ class TestWaits:
         lines = self.wait().step(replace(said, autoscaler=status, placeholder_events=events)).lines
         assert lines == (
             "cluster-autoscaler adds no node: 1 node(s) didn't match",
-            "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2b for now: AWS cannot provision",
+            "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2b for now: AWS cannot provision",
         )
         dead = AutoscalerStatus(updated_at=NOW - FRESH)
         (line,) = self.wait().step(replace(said, autoscaler=dead)).lines

@@ -245,7 +245,7 @@ def test_the_next_zone_is_tried_and_the_dry_one_is_not_asked_any_more() -> None:
     decision = decide(snapshot(leases=(lease(),), train_a_g6_xlarge=waiting))
     assert (decision.grow, decision.shrink) == ({B: 1}, (A,))
     assert decision.notes[:2] == (
-        "no g6.xlarge on-demand in us-west-2a (InsufficientInstanceCapacity, passed over until 02:04Z)",
+        "no g6.xlarge on-demand in us-west-2a (InsufficientInstanceCapacity, not tried again until 02:04Z)",
         "trying g6.xlarge on-demand in us-west-2b",
     )
 
@@ -285,7 +285,7 @@ def test_a_zone_that_is_dry_again_and_again_is_passed_over_for_longer() -> None:
     twice = replace(dry(minutes_ago=6), earlier=(NOW - timedelta(minutes=20),))
     decision = decide(snapshot(leases=(lease(),), train_a_g6_xlarge={"launch_failure": twice}))
     assert decision.grow == {B: 1}
-    assert "(InsufficientInstanceCapacity, 2nd time, passed over until 02:04Z)" in decision.notes[0]
+    assert "(InsufficientInstanceCapacity, 2nd time, not tried again until 02:04Z)" in decision.notes[0]
 
 
 def test_a_quota_is_met_in_every_zone_at_once() -> None:

@@ -93,7 +93,7 @@ def test_failures_of_the_autoscalers_launches_are_said_with_its_own_words() -> N
     seen = replace(seen, autoscaler=AutoscalerStatus(updated_at=NOW, backoff={"eks-a": "AWS cannot provision"}))
     assert said_of_autoscaler(seen, EARLIER) == (
         "no g6.xlarge on-demand in us-west-2a: InsufficientInstanceCapacity",
-        "cluster-autoscaler passes over g6.xlarge on-demand in us-west-2a for now: AWS cannot provision",
+        "cluster-autoscaler does not try g6.xlarge on-demand in us-west-2a for now: AWS cannot provision",
     )
     silent = replace(seen, autoscaler=AutoscalerStatus(updated_at=NOW))
     assert said_of_autoscaler(silent, NOW) == (), "that was before they waited"

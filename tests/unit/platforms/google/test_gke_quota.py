@@ -69,7 +69,7 @@ def test_what_has_no_room_is_passed_over() -> None:
     verdict = judged(spec, 2, quota("PREEMPTIBLE_NVIDIA_L4_GPUS", 1), quota("NVIDIA_L4_GPUS", 4))
     assert verdict.over_quota == {f"train-gpu-{zone}-g2-standard-4-spot" for zone in "ab"}
     (note,) = verdict.notes
-    assert note.startswith("g2-standard-4 spot is passed over: quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is 1")
+    assert note.startswith("g2-standard-4 spot is not tried: quota PREEMPTIBLE_NVIDIA_L4_GPUS in us-central1 is 1")
 
 
 def test_quotas_that_have_room_for_some_are_used_together() -> None:
