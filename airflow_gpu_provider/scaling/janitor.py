@@ -186,13 +186,14 @@ def reap_pools(
     todo = [(pool, True) for pool in dict.fromkeys(pools)]
     found_too = OtherPools(pools)
     done: list[Reaped] = []
+    where = ""
     for pool, named in todo:  # grows while it is iterated
         result = Reaped(pool=pool.name, named=named)
         try:
             reconciler = connect(pool)
             result = replace(result, where=reconciler.platform.account())
-            if result.where not in [each.where for each in done]:
-                say(f"in {result.where}:")
+            if result.where != where:
+                say(f"in {(where := result.where)}:")
             if others:
                 todo += [(other, False) for other in found_too.beside(reconciler)]
             if dry_run:
