@@ -61,6 +61,7 @@ class Node:
         allocatable: What pods can have of it, as the kubelet says it: resource names with quantities.
         cordoned: spec.unschedulable, set by this package or externally.
         cordon_mark: It carries our annotation, cordoned or not.
+        cordoned_by: What that says: who cordoned it, and when.
         autoscaler_deleting: cluster-autoscaler is about to remove it.
         leaving: Why it is about to be removed, in words; empty where nothing says so.
         not_ready_reason: The Ready condition's own words; empty when it is ready.
@@ -81,6 +82,7 @@ class Node:
     allocatable: Mapping[str, str] = field(default_factory=dict, hash=False)
     cordoned: bool = False
     cordon_mark: bool = False
+    cordoned_by: str = ""
     autoscaler_deleting: bool = False
     leaving: str = ""
     zone: str = ""
@@ -109,6 +111,11 @@ class Node:
         is_open = not self.cordoned and not self.autoscaler_deleting
         return self.ready and self.labelled and is_open and not self.bad_gpu
 
+    @property
+    def offers_gpus(self) -> bool:
+        """Whether new pods can have its GPUs."""
+        return self.usable and self.gpus > 0
+
     @classmethod
     def parse(cls, raw: dict[str, Any]) -> Self:
         """Read a node as the API server sends it."""
@@ -131,6 +138,7 @@ class Node:
             allocatable=status.get("allocatable") or {},
             cordoned=bool(spec.get("unschedulable")),
             cordon_mark=CORDONED_BY in (meta.get("annotations") or {}),
+            cordoned_by=(meta.get("annotations") or {}).get(CORDONED_BY, ""),
             autoscaler_deleting=any(t["key"] == AUTOSCALER_TAINT for t in spec.get("taints") or ()),
             leaving=next((_LEAVING[t["key"]] for t in spec.get("taints") or () if t["key"] in _LEAVING), ""),
             zone=labels.get(ZONE_LABEL, ""),

@@ -56,3 +56,8 @@ class Unshown:
         """Drop what was found: there is news of this object, and the next `ask` is done."""
         self._due.pop(path, None)
         self.failures.pop(path, None)
+
+    def forget_all(self) -> None:
+        """Drop all that was found: the watches show anew what there is."""
+        self._due.clear()
+        self.failures.clear()

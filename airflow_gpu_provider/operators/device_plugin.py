@@ -170,8 +170,8 @@ class InstallDevicePluginOperator(PoolOperator):
         from airflow_gpu_provider.scaling.wait_loop import Narrator
 
         watch = partial(watch_plugin, self.gpu_pool, wait, namespace=self.namespace, say=self.log.info, until=until)
-        narrator = Narrator(self.log.info, started=wait.started)
-        return self._stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
+        setbacks = Narrator(self.log.warning, started=wait.started)
+        return self._stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
     def _defer(self, wait: GpusWait, result: dict[str, Any]) -> None:
         from airflow_gpu_provider.triggers.device_plugin import RECORD_VERSION, GpusTrigger

@@ -121,6 +121,13 @@ def lost_with_node(pod: PodState, why: str) -> PodEnd:
     return PodEnd(error=PodPreempted(what, _RETRY, pod=pod.name, node=pod.node))
 
 
+def released_with_node(pod: PodState, by: str) -> PodEnd:
+    """Return the end of a pod whose node this package released: it does so once the time of the pod's run is over."""
+    what = f"Pod {pod.name} ended with its node {pod.node}: the time of its run was over, and {by} released the node."
+    fix = "Extend a run's time before it is over (airflow gpu extend), or raise the pool's max_runtime."
+    return PodEnd(error=PodPreempted(what, fix, pod=pod.name, node=pod.node, released_by=by))
+
+
 def _container_error(pod: PodState, base: ContainerState) -> GpuError | None:
     if use := own_use(pod):
         return _evicted(pod, use)

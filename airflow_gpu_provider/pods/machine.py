@@ -76,7 +76,8 @@ class PodMachine:
 
     def explained(self, error: PodPreempted) -> PodPreempted:
         """Return the preemption with the cloud's reason, if it has one."""
-        end = None if "machine" in error.details else self._end_of(error.details.get("node") or "")
+        is_explained = not {"machine", "released_by"}.isdisjoint(error.details)
+        end = None if is_explained else self._end_of(error.details.get("node") or "")
         if end is None:
             return error
         what = f"{error.what.rstrip('.')} (machine {self._name}: {end.why})."

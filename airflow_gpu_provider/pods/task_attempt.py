@@ -114,7 +114,8 @@ class TaskAttempt(ABC):
         watch = partial(
             follow_here, self.following, wait, self.to_stream, self._cluster, log, owner=owner, narrator=narrator
         )
-        return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=narrator))
+        setbacks = Narrator(self._task.log.warning, started=wait.started)
+        return self._task.stop.run(persistently(watch, until=wait.deadline, narrator=setbacks))
 
     @abstractmethod
     def collect(self, watched: Watched, setbacks: Setbacks) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.nodes import GPU_RESOURCE, Node
 from airflow_gpu_provider.cluster.pod_state import PodState
-from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodUnschedulable
+from airflow_gpu_provider.errors import EndUnknown, GpuError, PodDeadline, PodFailed, PodPreempted, PodUnschedulable
 from airflow_gpu_provider.pods.end import (
     KILLED,
     RAISE_DEADLINE,
@@ -23,6 +23,7 @@ from airflow_gpu_provider.pods.end import (
     end_of,
     end_of_gone,
     lost_with_node,
+    released_with_node,
     why_disrupted,
 )
 from airflow_gpu_provider.pods.eviction import own_use
@@ -47,6 +48,7 @@ class PodSnapshot:
         gone: The pod no longer exists.
         is_unseen: It went while nobody watched it.
         node_gone: The pod's node existed and no longer does; Kubernetes deletes its pods a minute later.
+        released_by: Who of this package has cordoned the pod's node to release it, and when; empty for nobody.
         machine: The cloud's name for the pod's machine; empty if its node was never seen.
         events: What happened to it, oldest first.
         nodes: The pool's nodes.
@@ -66,6 +68,7 @@ class PodSnapshot:
     gone: bool = False
     is_unseen: bool = False
     node_gone: bool = False
+    released_by: str = ""
     machine: str = ""
     events: tuple[PodEvent, ...] = ()
     nodes: tuple[Node, ...] = ()
@@ -234,6 +237,8 @@ class PodWait(Record):
 
     def _over(self, end: PodEnd, snapshot: PodSnapshot, lines: tuple[str, ...]) -> Progress:
         pod = snapshot.pod
+        if pod is not None and snapshot.released_by and isinstance(end.error, PodPreempted):
+            end = released_with_node(pod, snapshot.released_by)
         has_ended = not snapshot.gone and pod is not None and pod.base is not None and pod.base.status == "terminated"
         result = {
             "timeline": timeline(pod, snapshot.events, snapshot.admitted_at) if pod else [],
@@ -260,7 +265,7 @@ def _with_node(end: PodEnd, snapshot: PodSnapshot) -> PodEnd:
     was_killed = type(error) is PodFailed and error.details.get("exit_code") in KILLED
     if pod is None or not (was_killed or isinstance(error, EndUnknown)):
         return end
-    if snapshot.node_gone:
+    if snapshot.node_gone or snapshot.released_by:
         return lost_with_node(pod, "left the cluster")
     node = next((node for node in snapshot.nodes if node.name == pod.node), None)
     if node is not None and node.leaving:

@@ -34,8 +34,8 @@ class GpusTrigger(RecordTrigger):
             namespace=self.record["namespace"],
             say=self.log.info,
         )
-        narrator = Narrator(self.log.info, started=wait.started)
-        progress = await persistently(watch, until=wait.deadline, narrator=narrator)
+        setbacks = Narrator(self.log.warning, started=wait.started)
+        progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
         if progress.error:
             raise progress.error
         return {**self.record["result"], **(progress.result or {})}

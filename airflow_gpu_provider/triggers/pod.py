@@ -112,11 +112,11 @@ class GpuPodTrigger(Recorded):
         return PodWait.from_record(self.record["wait"])
 
     async def _event(self, wait: PodWait) -> dict[str, Any]:
-        say = partial(self._kept.log, logging.INFO)
+        say, warn = partial(self._kept.log, logging.INFO), partial(self._kept.log, logging.WARNING)
         narrator = Narrator(say, started=wait.started, goes_on=has_returned(self.record))
         try:
             watch = partial(self._watch, wait, narrator)
-            setbacks = Narrator(say, started=wait.started)
+            setbacks = Narrator(warn, started=wait.started)
             progress = await persistently(watch, until=wait.deadline, narrator=setbacks)
             pod = self._pod_of_result(wait, progress) if progress.error is None else None
             result = await self._read_result(wait.namespace, pod) if pod else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from airflow_gpu_provider.cluster.events import PodEvent, short_scheduling_message, size_in_words
+from airflow_gpu_provider.cluster.events import short_scheduling_message, size_in_words
 from airflow_gpu_provider.cluster.pod_state import PodState
 from airflow_gpu_provider.pods.end import end_of, why_disrupted
 from airflow_gpu_provider.pods.wait import PodSnapshot
@@ -72,11 +72,14 @@ def pod_in_words(seen: PodSnapshot | None) -> str:
         return "was deleted"
     if pod.gone_by:
         return "is being deleted"
-    return "runs" if pod.started else _pending(pod, seen.events)
+    return "runs" if pod.started else _pending(pod, seen)
 
 
-def _pending(pod: PodState, events: tuple[PodEvent, ...]) -> str:
+def _pending(pod: PodState, seen: PodSnapshot) -> str:
+    events = seen.events
     if pod.scheduled_at is None:
+        if seen.is_full:
+            return "waits for its turn: the pool is full (all its nodes are up and in use)"
         why = short_scheduling_message(pod.unschedulable)
         return f"waits for its node{f': {why}' if why else ''}"
     waiting = [one for one in pod.waiting if one.reason not in _NOT_TOLD]

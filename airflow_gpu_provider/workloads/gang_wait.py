@@ -242,11 +242,15 @@ class _Look:
         seen = {
             rank: RankEnd(error=progress.error, pod=ranks[rank].pod)
             for rank, progress in self.progress.items()
-            if progress.error is not None and rank not in self.completed
+            if progress.error is not None and rank not in self.completed and not self._is_due(progress.error)
         }
         what = f"Its pod of Job {self.wait.name} was deleted before it had finished."
         deleted = RankEnd(error=PodPreempted(what, _RETRY, job=self.wait.name))
         return {**dict.fromkeys(self._lost_unseen, deleted), **seen}
+
+    def _is_due(self, error: GpuError) -> bool:
+        """Whether a rank has only reached the gang's deadline, which is no rank's own."""
+        return isinstance(error, PodDeadline) and self.now >= self.wait.deadline
 
     @property
     def _lost_unseen(self) -> frozenset[int]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
 from typing import Any
 
-from airflow_gpu_provider.cluster.informer import Change, Feed, troubles_in_words
+from airflow_gpu_provider.cluster.informer import Change, Feed
 from airflow_gpu_provider.cluster.pod_state import ATTEMPT_ANNOTATION, OWNER_ANNOTATION, Json, PodState
 from airflow_gpu_provider.cluster.watched import (
     Resource,
@@ -19,10 +19,8 @@ from airflow_gpu_provider.cluster.watched import (
     workload_pods,
     workloads,
 )
-from airflow_gpu_provider.errors import LOST, ClusterUnreachable, GpuError
-from airflow_gpu_provider.pods.fit import is_left_out
-from airflow_gpu_provider.pods.wait import PodSnapshot
-from airflow_gpu_provider.pods.watch import LONGEST, View
+from airflow_gpu_provider.errors import LOST, GpuError
+from airflow_gpu_provider.pods.view import LONGEST, View
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.pool_news import PoolNews
 from airflow_gpu_provider.workloads.gang_wait import GangSnapshot, Silence
@@ -43,6 +41,7 @@ class GangView(View):
     """
 
     shortest = 0.1
+    queues_pods = False  # it is admitted when its nodes are free
 
     def __init__(
         self,
@@ -61,13 +60,8 @@ class GangView(View):
         self._was_admitted = False
         self._jobs, self._pods, *_ = self.wants(wait)
         self._job: Any = None
-        self._is_gone = False
-        self._is_unseen = False
         self._is_synced = False
-        self._states: dict[str, tuple[Any, PodState]] = {}  # by the pods' uids
-        self._gone: set[str] = set()
-        self._unseen: set[str] = set()  # those of them that went while nobody watched
-        self._selectors: dict[str, Mapping[str, str]] = {}
+        self._ranks: dict[str, Any] = {}  # by the pods' uids
         self._queued_at: datetime | None = None
 
     @classmethod
@@ -105,7 +99,7 @@ class GangView(View):
             return False
         if self._job.is_suspended and not self.is_admitted_here:
             return False  # it is not demand yet
-        placed = [uid for uid, (_, pod) in self._states.items() if pod.scheduled_at and uid not in self._gone]
+        placed = [pod for pod in self._there() if pod.scheduled_at]
         return bool(self._job.is_suspended or len(placed) < self._wait.nodes)
 
     def tells(self, lines: tuple[str, ...], now: datetime) -> bool:
@@ -113,28 +107,26 @@ class GangView(View):
 
     @property
     def longest(self) -> float:
-        return self._pace.longest
+        return min(self._pace.longest, super().longest)
 
     @property
     def _is_blind(self) -> bool:
-        return any(isinstance(self._trouble.get(each), ClusterUnreachable) for each in (self._jobs, self._pods))
+        return super()._is_blind or (not self._is_gone and self._has_no_answer(self._jobs, [self._wait.name]))
 
     async def confirm(self, now: datetime) -> None:
-        """Read the Job if the watch does not show it: the watch lags, or the Job was deleted before it was seen."""
-        if self._job is None and self._is_synced and not self._is_gone:
-            answer = await self._unshown.ask(self._job_path, self._wait.uid, now)
-            if answer is not None:
-                self._is_gone = self._is_unseen = answer.raw is None
-                self._job = self._parsed(answer.raw) if answer.raw is not None else None
+        is_hidden = self._is_refused(self._jobs) or (self._is_synced and self._wait.uid not in self._shown)
+        if is_hidden and not self._is_gone:
+            await self._confirm_job(now)
+        await super().confirm(now)
 
-    @property
-    def _job_path(self) -> str:
-        return f"{self._jobs.path}/{self._wait.name}"
+    async def _confirm_job(self, now: datetime) -> None:
+        if raw := await self._read(self._jobs, self._wait.name, self._wait.uid, now):
+            self._take_object(raw)
 
     def refusal(self, now: datetime) -> GpuError | None:
         """Return why the gang cannot be observed, or can never be admitted, once that has lasted."""
         error = self._trouble.get(self._jobs) or self._trouble.get(self._pods)
-        if self._job is not None and self._states:
+        if self._job is not None and self._known:
             error = None
         if self.is_suspended:
             error = error or self.pool_news.gang_error(self._gang)
@@ -151,13 +143,13 @@ class GangView(View):
         if not isinstance(error, LOST) or self._is_gone or self._evicted:
             return True
         try:
-            raw = await self._feed.api.get(self._job_path)
+            raw = await self._feed.api.get(f"{self._jobs.path}/{self._wait.name}")
         except GpuError:
             return True
         if raw is None or raw["metadata"]["uid"] != self._wait.uid:
-            self._is_gone = True
+            self._gone.add(self._wait.uid)
             return True
-        self._job = self._parsed(raw)
+        self._take_object(raw)
         return not self.is_suspended
 
     def take(self, changes: Iterable[Change], now: datetime) -> None:
@@ -165,6 +157,7 @@ class GangView(View):
 
     def _take(self, change: Change) -> None:
         if change.resource == self._jobs:
+            self._note_recovery(change)
             self._take_job(change)
         else:
             super()._take(change)
@@ -179,14 +172,14 @@ class GangView(View):
     def snapshot(self, now: datetime) -> Any:
         if len(self._newest()) >= self._wait.nodes:
             self._refused.forget()
-        is_queued = self._is_queued()
+        is_queued = self._waits_its_turn()
         if is_queued:
             self._queued_at = now
         return GangSnapshot(
             job=self._job,
             gone=self._is_gone,
             is_unseen=self._is_unseen,
-            ranks={rank: self._seen(uid) for rank, uid in self._newest().items()},
+            ranks={rank: self._seen(uid, now) for rank, uid in self._newest().items()},
             queued=self._queue.in_words or self.pool_news.gangs.get(self._gang, ""),
             evicted=self._evicted,
             is_queued=is_queued,
@@ -194,16 +187,13 @@ class GangView(View):
             no_capacity=self.pool_news.no_capacity,
             silence=self._silence(),
             refused=self._refused.now(),
-            notes=self._notes(),
+            notes=self._remarks,
         )
 
-    def _notes(self) -> tuple[str, ...]:
-        return (*self.pool_news.said, *troubles_in_words(self._trouble.values()))
-
     def _there(self) -> Iterator[PodState]:
-        return (pod for uid, (_, pod) in self._states.items() if uid not in self._gone)
+        return (pod for uid, pod in self._known.items() if uid not in self._gone)
 
-    def _is_queued(self) -> bool:
+    def _waits_its_turn(self) -> bool:
         """Return True if it is not admitted although the pool has enough nodes, or Kueue decides its turn."""
         if self._job is None or not self._job.is_suspended:
             return False
@@ -228,50 +218,33 @@ class GangView(View):
 
     def _newest(self) -> dict[Any, str]:
         """Return the uid of each rank's newest pod; one that exists counts before one that is gone."""
-        order = lambda uid: (uid not in self._gone, self._states[uid][1].created_at)  # noqa: E731
-        return {self._states[uid][0]: uid for uid in sorted(self._states, key=order)}
-
-    def _seen(self, uid: str) -> PodSnapshot:
-        _, pod = self._states[uid]
-        return PodSnapshot(
-            pod=pod,
-            gone=uid in self._gone,
-            is_unseen=uid in self._unseen,
-            node_gone=pod.node in self._gone_nodes,
-            machine=self._machines.get(pod.node or "", ""),
-            events=self._events_of(uid),
-            nodes=tuple(node for node in self._nodes.values() if node.name == pod.node),
-            passed_over=self._is_passed_over(uid),
-            no_capacity=self.pool_news.no_capacity,
-        )
-
-    def _is_passed_over(self, uid: str) -> bool:
-        """Return True if the scheduler excludes nodes that the pod selects, for a reason other than running pods."""
-        _, pod = self._states[uid]
-        wanted = self._selectors[uid].items()
-        ready = {node.name for node in self._ready_nodes() if wanted <= node.labels.items()}
-        return pod.node is None and is_left_out(pod.unschedulable, ready=ready, empty=self.pool_news.empty_nodes)
+        order = lambda uid: (uid not in self._gone, self._known[uid].created_at)  # noqa: E731
+        return {self._ranks[uid]: uid for uid in sorted(self._known, key=order)}
 
     def _take_job(self, change: Change) -> None:
         if change.kind == "synced":
             self._is_synced = True
         elif change.raw and change.raw["metadata"]["uid"] == self._wait.uid:
-            self._is_gone = change.kind == "gone"
-            self._is_unseen = self._is_gone and not change.is_seen
-            self._job = self._parsed(change.raw)
-            self._was_admitted = self._was_admitted or not self._job.is_suspended
+            self._show(change)
+            self._take_object(change.raw)
+
+    def _take_object(self, raw: Json) -> None:
+        self._job = self._parsed(raw)
+        self._was_admitted = self._was_admitted or not self._job.is_suspended
 
     def _take_pod(self, change: Change) -> None:
-        member = self._member(change.raw) if change.raw else None
+        if change.raw and self._member(change.raw) is not None:
+            self._show(change)
+            self._take_state(change.raw)
+
+    def _take_state(self, raw: Json) -> None:
+        member = self._member(raw)
         if member is None:
             return
         rank, pod = member
-        self._states[pod.uid] = (rank, pod)
-        self._selectors[pod.uid] = (change.raw.get("spec") or {}).get("nodeSelector") or {}
-        (self._gone.add if change.kind == "gone" else self._gone.discard)(pod.uid)
-        (self._unseen.discard if change.is_seen else self._unseen.add)(pod.uid)
+        self._ranks[pod.uid], self._known[pod.uid], self._raw[pod.uid] = rank, pod, raw
         if self._on_pod is not None:
-            self._on_pod(rank, pod, change.raw)
+            self._on_pod(rank, pod, raw)
 
 
 _PACE = timedelta(seconds=2)
@@ -306,6 +279,7 @@ class WorkloadView(GangView):
     _wait: WorkloadWait
     _job: WorkloadState | None
     _ended_at: datetime | None = None
+    queues_pods = True
 
     believes = View.believes  # its own status decides when it ends
 
@@ -346,13 +320,13 @@ class WorkloadView(GangView):
             workload=workload,
             gone=self._is_gone,
             is_unseen=self._is_unseen,
-            pods={title: self._seen(uid) for title, uid in self._newest().items()},
+            pods={title: self._seen(uid, now) for title, uid in self._newest().items()},
             ended_at=self._ended_at,
             queued=self._queue.in_words,
             evicted=self._queue.evicted or self._evicted,
             refused=self._refused.now() if not self._newest() else None,
             queued_at=self._queued_at,
-            notes=self._notes(),
+            notes=self._remarks,
         )
 
     def _parsed(self, raw: Json) -> WorkloadState:

@@ -84,6 +84,10 @@ class WorkloadWait(ObjectWait):
         return f"{self.kind} {self.name}"
 
     @property
+    def named(self) -> dict[str, str]:
+        return {"workload": self.name}
+
+    @property
     def path(self) -> str:
         """The object's, below the API server's address."""
         return f"{KINDS[self.kind].path.format(namespace=self.namespace)}/{self.name}"

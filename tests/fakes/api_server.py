@@ -102,12 +102,14 @@ class ApiServer:
         now: The same.
         requests: All that were sent to it, those that were refused too.
         is_away: It answers nothing.
+        token: What requests of AsyncApi have to show; empty: nothing.
     """
 
     def __init__(self, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
         self.now = now
         self.requests: list[Request] = []
         self.is_away = False
+        self.token = ""
         self._objects = Objects()
         self._refusals: list[tuple[str, str, int]] = []
         self._pages: dict[str, tuple[int, list[Raw]]] = {}

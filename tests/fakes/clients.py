@@ -16,6 +16,7 @@ from urllib3.exceptions import ProtocolError
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.cluster.clock import Clock, ServerTime, SystemClock
+from airflow_gpu_provider.cluster.credentials import Credentials, Shown
 from tests.fakes.api_server import ApiServer, Refused
 from tests.fakes.objects import Raw
 from tests.fakes.watches import Watch
@@ -67,9 +68,13 @@ def _as_exception(refused: Refused) -> Exception:
 class FakeAsyncApi(AsyncApi):
     """AsyncApi with nothing replaced but what is sent and comes back. Watches are silent as long as nothing happens."""
 
-    def __init__(self, server: ApiServer) -> None:
+    def __init__(self, server: ApiServer, access: ClusterAccess | None = None) -> None:
         self.server = server
-        self._access = ClusterAccess(server="https://fake")
+        self._access = access or ClusterAccess(server="https://fake")
+        self._way: dict[str, Any] = {}
+        self._credentials = Credentials(self._access)
+        self._credentials.get()  # in this thread: the first request need not make them in another
+        self._credentials_lock = asyncio.Lock()
         self._clock = SystemClock()
         self._time = ServerTime(self._clock)
         self._time_lock = asyncio.Lock()
@@ -77,10 +82,14 @@ class FakeAsyncApi(AsyncApi):
     async def close(self) -> None:
         """Nothing is open."""
 
-    async def _send(self, method: str, path: str, headers: dict[str, str], options: dict[str, Any]) -> Any:
+    async def _send_as(
+        self, shown: Shown, method: str, path: str, headers: dict[str, str], options: dict[str, Any]
+    ) -> Any:
         await asyncio.sleep(0)
         query, sent = options["params"], self._clock.monotonic()
         try:
+            if self.server.token not in ("", shown.token):
+                raise Refused(401, "Unauthorized", "Unauthorized")
             if query.get("watch"):
                 return _Response(200, watch=self.server.watch(path, query))
             body = self.server.answer(method, path, query, options["json"], headers.get("Content-Type", ""))
@@ -114,6 +123,9 @@ class _Response:
 
     async def json(self, **_: Any) -> Any:
         return self._body
+
+    async def read(self) -> None:
+        """Nothing is left to be read."""
 
     async def iter_any(self) -> AsyncIterator[bytes]:
         assert self._watch is not None

@@ -132,3 +132,10 @@ def test_cloud_is_asked_once() -> None:
     machine.judged(KILLED, pod="p", node="n1")
     machine.explained(LOST)
     assert cloud.asked == ["i-0a"]
+
+
+def test_a_node_that_this_package_released_needs_no_reason_of_the_cloud() -> None:
+    cloud = Cloud(ENDED)
+    released = PodPreempted("Pod p ended with its node n1.", "Raise max_runtime.", node="n1", released_by="etl/train")
+    assert a_machine(cloud, n1="i-0a").explained(released) is released
+    assert cloud.asked == []

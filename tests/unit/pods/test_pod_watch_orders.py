@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from airflow_gpu_provider.cluster import informer, unshown, watched
 from airflow_gpu_provider.cluster.async_api import AsyncApi
 from airflow_gpu_provider.errors import LOST, EndUnknown, PodPreempted
+from airflow_gpu_provider.pods import view
 from airflow_gpu_provider.pods import watch as pod_watch
 from airflow_gpu_provider.pods.pod_view import PodView
 from airflow_gpu_provider.pools.base import POOL_LABEL
@@ -63,7 +64,7 @@ DONE_WITHIN = 60.0  # seconds, on a machine under any load
 def pauses_of_milliseconds() -> Any:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(informer, "_pause", lambda failures, trouble, **_: 0.001)
-        patched.setattr(pod_watch, "LONGEST", 0.01)
+        patched.setattr(view, "LONGEST", 0.01)
         patched.setattr(unshown, "AGAIN", timedelta(milliseconds=5))
         yield
 
@@ -260,7 +261,7 @@ def test_a_label_that_is_taken_off_the_pod_ends_no_training() -> None:
         night.watch()
         await night.is_under_way()
         label(night.server, POD, None)
-        await night.says("the pod has lost its pool's label")
+        await night.says(f"pod train-x has lost its label {POOL_LABEL}")
         await night.goes_on()
         night.end_pod()
         assert (await night.end()).done

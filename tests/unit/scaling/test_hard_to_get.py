@@ -144,7 +144,10 @@ def test_the_candidates_are_tried_in_order_and_the_log_says_why() -> None:
         ("us-west-2b", 1, "InsufficientInstanceCapacity"),
     ]
     assert (progress.result["wanted"], progress.result["got"]) == (1, 1)
-    assert "no g6.xlarge on-demand in us-west-2a (InsufficientInstanceCapacity, not tried again until 02:05Z)" in night.said
+    assert (
+        "no g6.xlarge on-demand in us-west-2a (InsufficientInstanceCapacity, not tried again until 02:05Z)"
+        in night.said
+    )
     assert "trying g6.xlarge on-demand in us-west-2b" in night.said
 
 

@@ -6,13 +6,19 @@ import asyncio
 import logging
 import time
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar, cast
 
 import pytest
 
 from airflow_gpu_provider.cluster import informer
 from airflow_gpu_provider.cluster.access import ClusterAccess
 from airflow_gpu_provider.cluster.async_api import AsyncApi
+from airflow_gpu_provider.errors import CredentialsError
+from airflow_gpu_provider.pods.kept_lines import KeptLines
+from airflow_gpu_provider.scaling.setbacks import Setbacks
+from airflow_gpu_provider.scaling.waits import Progress
 from airflow_gpu_provider.triggers.pod import GpuPodTrigger
 from tests.unit.pods.test_pod_placement import a_pool
 from tests.unit.pods.test_pod_wait import WAIT
@@ -27,6 +33,30 @@ class Quick(GpuPodTrigger):
 
     def _connected(self) -> AbstractAsyncContextManager[AsyncApi]:
         return informer.connected("a cluster", lambda: ClusterAccess(server="http://127.0.0.1:1"))
+
+
+class Refused(GpuPodTrigger):
+    """Its connection is refused once, and then its pod has ended."""
+
+    answers: ClassVar[list[Any]] = [CredentialsError("Unauthorized.", "Check the connection."), Progress(done=True)]
+
+    async def _watch(self, *_: Any) -> Progress:
+        answer = self.answers.pop(0)
+        if isinstance(answer, CredentialsError):
+            raise answer
+        return cast("Progress", answer)
+
+
+def test_refused_credentials_that_the_wait_survives_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setbacks, "pause", 0.0)
+    trigger = Refused({"version": 2, "pool": a_pool().serialize(), "wait": WAIT.to_record(), "deferred_at": 0.0})
+    until = datetime.now(UTC) + timedelta(hours=1)
+    logged: list[tuple[Any, ...]] = []
+    trigger._kept = KeptLines(lambda *line: logged.append(line))
+    asyncio.run(trigger._event(replace(WAIT, deadline=until)))
+    ((level, *said),) = [line for line in logged if "The wait continues" in str(line)]
+    assert level == logging.WARNING
+    assert "CredentialsError: Unauthorized. Check the connection." in str(said)
 
 
 def test_connection_is_closed_before_the_event_is_sent(caplog: pytest.LogCaptureFixture) -> None:
