@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from airflow_gpu_provider.accelerators import NodeSize
 from airflow_gpu_provider.cluster.informer import Change, Feed
@@ -17,6 +17,9 @@ from airflow_gpu_provider.pods.wait import PodSnapshot, PodWait
 from airflow_gpu_provider.pools import GpuPool
 from airflow_gpu_provider.scaling.pool_news import PoolNews
 
+_SETTLED_AFTER = timedelta(seconds=2)
+"""How long the end of the wait waits for the events, which have a watch of their own."""
+
 
 class PodView(View):
     """What the feed has reported about one pod, its events and its pool's nodes."""
@@ -27,6 +30,9 @@ class PodView(View):
         super().__init__(wait, pool, feed, on_pod)
         self._pods = pods(wait.namespace)
         self._synced = False
+        self._pod_events = pod_events(wait.namespace)
+        self._shows_events = False
+        self._over_since: datetime | None = None
         self._requests: NodeSize | None = None
         self._looked_at = False
 
@@ -82,6 +88,17 @@ class PodView(View):
             return {} if self._is_gone else {self._wait.uid: self._wait.name}
         return super()._to_ask()
 
+    def has_settled(self, now: datetime) -> bool:
+        """Return True once the watch of events has shown the past ones, or fails, or has had its time."""
+        self._over_since = self._over_since or now
+        has_answer = self._shows_events or self._pod_events in self._trouble
+        return has_answer or now >= self._over_since + _SETTLED_AFTER
+
+    @property
+    def longest(self) -> float:
+        is_settling = self._over_since is not None and not self._shows_events
+        return min(_SETTLED_AFTER.total_seconds(), super().longest) if is_settling else super().longest
+
     def snapshot(self, now: datetime) -> PodSnapshot:
         uid = self._wait.uid
         return replace(
@@ -101,6 +118,11 @@ class PodView(View):
             full_at=now if self._may_be_queued else None,
             no_capacity=self.pool_news.no_capacity,
         )
+
+    def _take(self, change: Change) -> None:
+        super()._take(change)
+        if change.kind == "synced" and change.resource == self._pod_events:
+            self._shows_events = True
 
     def _take_pod(self, change: Change) -> None:
         if change.kind == "synced":

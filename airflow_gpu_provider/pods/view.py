@@ -102,6 +102,10 @@ class View(ABC):
         """Return whether what was seen is enough to end the wait with this error: outdated state may have changed."""
         return not self._is_blind or now >= self._wait.deadline
 
+    def has_settled(self, now: datetime) -> bool:
+        """Return True once all is known that the end of the wait reports."""
+        return True
+
     def tells(self, lines: tuple[str, ...], now: datetime) -> bool:
         """Return True if the present state should be logged."""
         return bool(lines)

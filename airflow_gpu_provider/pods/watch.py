@@ -66,9 +66,9 @@ async def watch(
                 await view.confirm(now)
                 snapshot = view.snapshot(now)
                 progress: Progress = wait.step(snapshot, now)
-                if progress.error and not await view.believes(progress.error, now):
-                    progress = Progress(lines=progress.lines)
                 is_over = progress.done or progress.error is not None
+                if is_over and not (view.has_settled(now) and await _is_believed(progress, view, now)):
+                    progress, is_over = Progress(lines=progress.lines), False
                 if is_over or view.tells(progress.lines, now):
                     narrator.log(now, *progress.lines)
                 if isinstance(progress.error, LOST) and view.raw is not None:
@@ -83,6 +83,10 @@ async def watch(
                 view.take(changes, await feed.api.now())
         finally:
             await pool_news.leave(pool, owner, view.take_news)
+
+
+async def _is_believed(progress: Progress, view: Any, now: datetime) -> bool:
+    return progress.error is None or bool(await view.believes(progress.error, now))
 
 
 def _note_lost(pod: Json, now: datetime, open_access: Callable[[], ClusterAccess], narrator: Narrator) -> None:

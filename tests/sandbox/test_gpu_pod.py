@@ -6,6 +6,7 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -214,20 +215,32 @@ def test_image_that_does_not_exist_fails_once_that_lasts(
     eventually(lambda: not pods(api))
 
 
+def run_and_act(task: Any, act: Callable[[], None]) -> None:
+    """Run it, and act once its log has "begun": of what happens before somebody watches, nobody knows the end."""
+    with capture_logs() as told:
+
+        def once_it_is_followed() -> None:
+            eventually(lambda: any(line_of(entry) == "[base] begun" for entry in [*told]))
+            act()
+
+        acting = meanwhile(once_it_is_followed)
+        try:
+            run(task)
+        finally:
+            acting.join()
+
+
 @DEFERRED_BY_DAY
 def test_evicted_pod_is_preempted_even_if_it_ends_well(
     pool: EksGpuPool, api: client.CoreV1Api, deferrable: bool
 ) -> None:
     def evict() -> None:
-        name = running_pod(api).metadata.name
-        eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name=name, namespace="default"))
-        api.create_namespaced_pod_eviction(name, "default", eviction)
+        eviction = client.V1Eviction(metadata=client.V1ObjectMeta(name=running_pod(api).metadata.name))
+        api.create_namespaced_pod_eviction(eviction.metadata.name, "default", eviction)
 
-    polite = "trap 'echo checkpoint saved; exit 0' TERM; while :; do sleep 0.1; done"
-    thread = meanwhile(evict)
+    polite = "trap 'echo checkpoint saved; exit 0' TERM; echo begun; while :; do sleep 0.1; done"
     with pytest.raises(PodPreempted, match=r"Evict|deleted"):
-        run(pod(pool, "sh", "-c", polite, deferrable=deferrable))
-    thread.join()
+        run_and_act(pod(pool, "sh", "-c", polite, deferrable=deferrable), evict)
 
 
 @BLOCKING_BY_DAY
@@ -235,11 +248,10 @@ def test_deleted_pod_is_preempted(pool: EksGpuPool, api: client.CoreV1Api, defer
     def delete() -> None:
         api.delete_namespaced_pod(running_pod(api).metadata.name, "default", grace_period_seconds=0)
 
-    thread = meanwhile(delete)
+    forever = "echo begun; while :; do sleep 0.1; done"
     # Without deferral there are two waits, for its start and for its end, and nobody watches between them.
     with pytest.raises(PodPreempted if deferrable else LOST, match="deleted"):
-        run(pod(pool, *FOREVER, deferrable=deferrable))
-    thread.join()
+        run_and_act(pod(pool, "sh", "-c", forever, deferrable=deferrable), delete)
 
 
 @BLOCKING_BY_DAY

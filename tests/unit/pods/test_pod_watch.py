@@ -375,3 +375,16 @@ def test_deadline_that_passes_while_the_pod_cannot_be_looked_at_is_not_believed(
     assert asyncio.run(view.believes(late.error, WAIT.deadline))
     view.take([synced(PODS), present(PODS, raw_pod())], NOW)
     assert asyncio.run(view.believes(late.error, NOW))
+
+
+@pytest.mark.parametrize("told", [synced(EVENTS), trouble(EVENTS, PermissionDenied("No."))], ids=["shown", "refused"])
+def test_end_waits_for_the_events_which_have_a_watch_of_their_own(told: Change) -> None:
+    """The time line has the pull of an image from them. They may be late, and may not be read at all."""
+    view = a_view()
+    view.take([present(PODS, raw_pod(scheduled=True)), synced(PODS)], NOW)
+    assert view.longest > 2
+    assert not view.has_settled(NOW)
+    assert view.longest == 2
+    assert view.has_settled(NOW + timedelta(seconds=2))
+    view.take([told], NOW)
+    assert view.has_settled(NOW)
