@@ -1,4 +1,9 @@
-"""What Airflow is told about this package; loaded at every `airflow` call, so it imports nothing."""
+"""What Airflow is told about this package; loaded at every `airflow` call, so it imports nothing.
+
+The web UI's plugin is not told here but by the entry point `airflow.plugins`, in pyproject.toml. Airflow reads a
+provider's `plugins` only where [core] lazy_discover_providers is off, which is not its default, and a plugin that is
+registered both ways is an import error.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,19 @@ def get_provider_info() -> dict[str, Any]:
     """Return the provider's metadata, in the form of Airflow's provider_info.schema.json."""
     package = "airflow_gpu_provider"
     integration = "GPU pools"
-    operators = "ensure", "cluster_autoscaler", "delete", "device_plugin", "gpu_pod", "reap", "reports", "workload"
+    guides = (
+        "s0-one-pool",
+        "s1-whole-cluster",
+        "s2-quota-and-driver",
+        "s3-existing-nodes",
+        "s4-three-zones",
+        "s5-two-nodes",
+    )
+    operators = (
+        *("cluster_autoscaler", "delete", "device_plugin", "ensure", "extend"),
+        *("gpu_pod", "reap", "reports", "workload"),
+    )
+    triggers = "device_plugin", "gang", "pod", "pool", "record", "workload"
     return {
         "package-name": "airflow-gpu-provider",
         "name": "GPU Provider",
@@ -18,6 +35,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": integration,
                 "external-doc-url": "https://kubernetes.io/docs/tasks/manage-gpus/scheduling-gpus/",
+                "how-to-guide": [f"/docs/howto/{name}.md" for name in guides],
                 "tags": ["service"],
             }
         ],
@@ -31,9 +49,7 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": integration,
-                "python-modules": [
-                    f"{package}.triggers.{name}" for name in ("device_plugin", "gang", "pod", "pool", "workload")
-                ],
+                "python-modules": [f"{package}.triggers.{name}" for name in triggers],
             }
         ],
         "task-decorators": [{"class-name": f"{package}.decorators.gpu.gpu_task", "name": "gpu"}],
