@@ -3,12 +3,12 @@
     with gpu_nodes(pool, gpus=1):
         GpuPodOperator(task_id="train", ...)
 
-begin -> ensure -> device plugin -> [the block's tasks] -> scale down -> witness -> done, with the shape that makes a
-run's colour right: Ensure is the setup and scale-down its teardown, which runs whatever fails. A teardown runs if one
-of its setups has succeeded: that is what `begin` is for, so that Ensure's worker may die without a word. A DAG run's
-state comes from its leaves, and a teardown that succeeds would turn a failed training green: so the leaf is `done`,
-which looks at what became of the tasks, and at `witness`, which only a mark on the run skips (see
-operators/verdict.py).
+It has six tasks around yours: begin -> ensure -> device plugin -> [yours] -> scale down -> witness -> done, with the
+shape that makes a run's colour right: Ensure is the setup and scale-down its teardown, which runs whatever
+fails. A teardown runs if one of its setups has succeeded: that is what `begin` is for, so that Ensure's worker may die
+without a word. A DAG run's state comes from its leaves, and a teardown that succeeds would turn a failed training
+green: so the leaf is `done`, which looks at what became of the tasks, and at `witness`, which only a mark on the run
+skips (see operators/verdict.py).
 """
 
 from __future__ import annotations

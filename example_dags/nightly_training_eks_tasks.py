@@ -1,6 +1,7 @@
 """The same night as nightly_training_eks.py, put together from the four operators by hand.
 
-Prefer the block: `gpu_nodes` makes just these tasks and just these arrows. Written out, for DAGs that need another
+Prefer the block: `gpu_nodes` makes these tasks and arrows, with two more tasks, `begin` and `witness`, for nights on
+which Ensure's worker is killed or somebody marks the run (docs/blocks.md). Written out, for DAGs that need another
 shape, this is what must be right:
 
 - Ensure is a *setup* and ScaleDown its *teardown*, so that the machines go whatever fails in between, and so that

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import re
 from datetime import datetime, timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -43,6 +45,17 @@ def pod(task_id: str, **kwargs: Any) -> GpuPodOperator:
 
 def upstream(dag: DAG, task_id: str) -> set[str]:
     return set(dag.get_task(task_id).upstream_task_ids)
+
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/architecture.md", "docs/blocks.md", "docs/index.md"])
+def test_each_document_tells_how_many_tasks_a_block_adds(dag: DAG, page: str) -> None:
+    with dag, gpu_nodes(POOL, gpus=1):
+        pod("train")
+    told = re.findall(r"(\w+) tasks\*{0,2} around\s+yours", (REPOSITORY / page).read_text())
+    assert (told, len(dag.tasks) - 1) == (["six"], 6)
 
 
 def test_the_block_is_setup_tasks_teardown_and_a_leaf(dag: DAG) -> None:
