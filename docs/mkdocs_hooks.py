@@ -2,6 +2,9 @@
 
 Links in the repository are written for whoever reads it there, `../example_dags/janitor.py` say. Here they lead to the
 page of that file; one that leads to no page is left as it is, and a strict build refuses it.
+
+A page loads nothing from elsewhere, so that it is whole offline and tells nobody who reads it: a strict build refuses
+one that does.
 """
 
 from __future__ import annotations
@@ -9,11 +12,16 @@ from __future__ import annotations
 import ast
 import posixpath
 import re
+from html.parser import HTMLParser
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import get_plugin_logger
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+log = get_plugin_logger("pages that load from elsewhere")
 
 REPOSITORY = Path(__file__).parents[1]
 EXAMPLES = sorted(path.relative_to(REPOSITORY).as_posix() for path in (REPOSITORY / "example_dags").rglob("*.py"))
@@ -25,6 +33,7 @@ PAGES = {
 }
 SOURCES = {page: path for path, page in PAGES.items() if path != "README.md"}
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)(?=[)#])")
+IN_CSS = re.compile(r"""(?:@import\s+(?:url\()?|url\()\s*["']?([^"')\s]+)""")
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
@@ -45,6 +54,39 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         return posixpath.relpath(to, posixpath.dirname(here) or ".") if is_there else link[1]
 
     return LINK.sub(of_the_site, markdown)
+
+
+def on_post_page(output: str, *, page: Page, config: MkDocsConfig) -> str:
+    for address in loaded_from_elsewhere(output):
+        log.warning("%s loads %s from elsewhere", page.file.src_uri, address)
+    return output
+
+
+def loaded_from_elsewhere(html: str) -> list[str]:
+    """Return the addresses on other hosts that a browser fetches by itself when it shows the page."""
+    loaded = _Loaded()
+    loaded.feed(html)
+    return [address for address in loaded.addresses if urlsplit(address).netloc]
+
+
+class _Loaded(HTMLParser):
+    """Collects what a page loads: scripts, style sheets, icons, images, frames, and what its own CSS names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.addresses: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attrs}
+        self.addresses += [given[name] for name in ("src", "data", "poster") if name in given]
+        self.addresses += [each.split()[0] for each in given.get("srcset", "").split(",") if each.strip()]
+        self.addresses += IN_CSS.findall(given.get("style", ""))
+        if tag == "link":
+            self.addresses.append(given.get("href", ""))
+
+    def handle_data(self, data: str) -> None:
+        if self.lasttag == "style":
+            self.addresses += IN_CSS.findall(data)
 
 
 def _example(path: str, text: str) -> str:
