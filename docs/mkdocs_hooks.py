@@ -29,6 +29,7 @@ PAGES = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
     **{path: "examples/" + path.removeprefix("example_dags/").removesuffix(".py") + ".md" for path in EXAMPLES},
 }
 SOURCES = {page: path for path, page in PAGES.items() if path != "README.md"}

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
+import tarfile
 from configparser import ConfigParser
+from email import message_from_string
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -13,16 +17,41 @@ import pytest
 REPOSITORY = Path(__file__).parents[2]
 
 
-def built(project: Path, into: Path) -> ZipFile:
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(into)]
-    subprocess.run(command, cwd=project, check=True, capture_output=True)
+# Where a release is built, as GitHub Actions says it.
+RELEASE = {"GITHUB_SERVER_URL": "https://git.example", "GITHUB_REPOSITORY": "ml-platform/airflow-gpu-provider"}
+
+
+def built(project: Path, into: Path, *targets: str, **variables: str) -> ZipFile:
+    command = [sys.executable, "-m", "hatchling", "build", "-d", str(into)]
+    for target in ("wheel", *targets):
+        command += ["-t", target]
+    environment = {name: value for name, value in os.environ.items() if name not in RELEASE}
+    subprocess.run(command, cwd=project, check=True, capture_output=True, env={**environment, **variables})
     (wheel,) = into.glob("*.whl")
     return ZipFile(wheel)
 
 
 @pytest.fixture(scope="module")
-def provider(tmp_path_factory: pytest.TempPathFactory) -> ZipFile:
-    return built(REPOSITORY, tmp_path_factory.mktemp("provider"))
+def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("release")
+    built(REPOSITORY, folder, "sdist", **RELEASE).close()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def provider(release: Path) -> ZipFile:
+    (wheel,) = release.glob("*.whl")
+    return ZipFile(wheel)
+
+
+@pytest.fixture(scope="module")
+def sdist(release: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    (archive,) = release.glob("*.tar.gz")
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    (unpacked,) = folder.iterdir()
+    return unpacked
 
 
 @pytest.fixture(scope="module")
@@ -70,3 +99,42 @@ def test_each_tells_of_its_types_and_license(name: str, request: pytest.FixtureR
     (folder,) = folders(wheel)
     assert f"{folder}/py.typed" in wheel.namelist()
     assert "Apache License" in text_of(wheel, "licenses/LICENSE")
+
+
+def test_the_provider_tells_where_it_comes_from(provider: ZipFile) -> None:
+    metadata = message_from_string(text_of(provider, "METADATA"))
+    source = "https://git.example/ml-platform/airflow-gpu-provider"
+    assert dict(each.split(", ") for each in metadata.get_all("Project-URL", [])) == {
+        "Documentation": f"{source}/blob/v{metadata['Version']}/docs/index.md",
+        "Changelog": f"{source}/blob/v{metadata['Version']}/CHANGELOG.md",
+        "Source": source,
+        "Issues": f"{source}/issues",
+    }
+    assert metadata["Maintainer"]
+    assert "Framework :: Apache Airflow :: Provider" in metadata.get_all("Classifier", [])
+
+
+def test_a_wheel_that_is_built_of_a_releases_sdist_has_its_addresses(
+    provider: ZipFile, sdist: Path, tmp_path: Path
+) -> None:
+    assert text_of(built(sdist, tmp_path), "METADATA") == text_of(provider, "METADATA")
+
+
+def test_what_is_built_outside_of_a_release_names_no_address(tmp_path: Path) -> None:
+    metadata = text_of(built(REPOSITORY, tmp_path), "METADATA")
+    assert "Project-URL" not in metadata
+
+
+def test_the_notices_go_with_what_is_published(provider: ZipFile, sdist: Path) -> None:
+    notice = (REPOSITORY / "NOTICE").read_text()
+    assert text_of(provider, "licenses/NOTICE") == notice == (sdist / "NOTICE").read_text()
+    assert (sdist / "SECURITY.md").is_file()
+    assert [each for each in re.findall(r"[\w./-]+\.(?:js|txt)", notice) if not (sdist / each).is_file()] == []
+    assert not (sdist / "sandbox").exists()
+
+
+def test_no_file_of_the_wheel_is_the_code_of_others(provider: ZipFile) -> None:
+    """NOTICE says so: the page's libraries are those of Airflow's own page, and Mermaid is the documentation's."""
+    bundle = provider.read("airflow_gpu_provider/plugins/static/gpu-pools.js").decode()
+    assert re.findall(r"@license|Copyright|Licensed under", bundle, re.IGNORECASE) == []
+    assert not [name for name in provider.namelist() if "mermaid" in name]
