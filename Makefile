@@ -21,7 +21,7 @@ RINGS := $(BIN)/python -m tests.rings
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check bench iam-calls requirements clean
+.PHONY: help .venv control-plane engines demo test landing nightly lint docs test-unit protocol test-sandbox test-of-sandbox test-engines test-autoscaler test-airflow test-browser test-kubelet test-chaos chaos chaos-cover compat ui ui-check dist bench iam-calls requirements clean
 
 help:
 	@sed -n '1,6s/^# \{0,1\}//p' Makefile
@@ -148,6 +148,15 @@ ui:
 ui-check: ui
 	@git diff --exit-code --stat -- airflow_gpu_provider/plugins/static || { echo "commit the bundle that 'make ui' has built"; exit 1; }
 
+# What a release publishes: sdist and wheel in build/dist, and in build/sbom what they are made of (CycloneDX): what the
+# wheel needs to run, at the versions that are tested, and what its page's bundle is built with. .github/workflows/release.yml
+dist: .venv
+	@rm -rf build/dist build/sbom && mkdir -p build/sbom
+	@$(BIN)/python -m hatchling build -d build/dist
+	@$(BIN)/uv pip compile --quiet --no-header --no-annotate --all-extras --constraint requirements-dev.txt pyproject.toml --output-file build/sbom/requirements.txt
+	@$(BIN)/uvx --quiet --with-requirements requirements-release.txt --from cyclonedx-bom cyclonedx-py requirements build/sbom/requirements.txt --pyproject pyproject.toml --output-file build/sbom/airflow-gpu-provider.cdx.json
+	@cd ui && npm sbom --package-lock-only --sbom-format cyclonedx > ../build/sbom/ui.cdx.json
+
 bench: .venv
 	@AIRFLOW__LOGGING__LOGGING_LEVEL=WARNING $(BIN)/python -m benchmarks
 
@@ -162,7 +171,8 @@ COMPILE = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --no-a
 requirements: .venv
 	@$(COMPILE) requirements-dev.in --output-file requirements-dev.txt
 	@$(COMPILE) requirements-demo.in --constraint requirements-dev.txt --output-file requirements-demo.txt
-	@sed -i '1i # Made from the .in file of this name by `make requirements`; do not edit.' requirements-demo.txt requirements-dev.txt
+	@$(COMPILE) requirements-release.in --constraint requirements-dev.txt --output-file requirements-release.txt
+	@sed -i '1i # Made from the .in file of this name by `make requirements`; do not edit.' requirements-demo.txt requirements-dev.txt requirements-release.txt
 
 clean:
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
